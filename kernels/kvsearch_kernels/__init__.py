@@ -1,0 +1,1 @@
+"""Operations of a compressed KV cache, each with a torch reference that defines its meaning."""

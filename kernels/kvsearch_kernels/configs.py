@@ -1,0 +1,73 @@
+"""Tile sizes of the kernels, per shape; a table instead of an autotuner, so that runs repeat.
+
+Every entry compiles for sm_90 without spills (`tests/kernels/compiled`). None was timed on a GPU:
+they are guesses from register counts.
+"""
+
+from dataclasses import asdict, dataclass, replace
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of a tile of scores, warps of a program, stages of its pipeline."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    def as_dict(self) -> dict[str, int]:
+        """For records of what ran."""
+        return asdict(self)
+
+
+# (head_dim, bytes per element) -> tile
+# fp32 goes without tensor cores: it is there to check, not to be fast.
+ATTEND = {
+    (64, 2): Tile(128, 128, 8, 3),
+    (128, 2): Tile(128, 64, 8, 3),
+    (256, 2): Tile(128, 32, 8, 2),
+    (64, 4): Tile(32, 32, 4, 2),
+    (128, 4): Tile(32, 32, 16, 1),
+    (256, 4): Tile(32, 32, 16, 1),
+}
+ATTEND_CAPPED = {(256, 2): Tile(128, 16, 8, 2)}  # tanh needs registers
+SCORE = {
+    (64, 2): Tile(64, 64, 4, 2),
+    (128, 2): Tile(64, 64, 4, 2),
+    (256, 2): Tile(64, 64, 8, 2),
+    (64, 4): Tile(32, 32, 4, 2),
+    (128, 4): Tile(32, 32, 8, 1),
+    (256, 4): Tile(32, 32, 16, 1),
+}
+
+
+def attend_tile(head_dim: int, itemsize: int, capped: bool) -> Tile:
+    """Tile of `lifetime_attention`."""
+    key = head_dim, itemsize
+    return ATTEND_CAPPED.get(key, ATTEND[key]) if capped else ATTEND[key]
+
+QUANTIZE_ROWS = 16  # tokens of a program
+QUANTIZE_WARPS = 4
+GATHER_ROWS = 32
+GATHER_WARPS = 4
+
+# (head_dim, bytes per element of the queries) -> keys of a tile as columns; half as many for a part
+# whose format is expanded to 16 or 32 bits a channel. Rows are the least query heads of a group.
+DECODE = {
+    (64, 2): Tile(8, 128, 4, 2),
+    (128, 2): Tile(8, 128, 4, 2),
+    (256, 2): Tile(8, 128, 8, 2),
+    (64, 4): Tile(8, 64, 4, 1),
+    (128, 4): Tile(8, 64, 4, 1),
+    (256, 4): Tile(8, 64, 8, 1),
+}
+DECODE_PROGRAMS = 264  # aimed at: two waves of an H200's 132 multiprocessors
+# Share of splits per stored token, from the time per token that kernels.md estimates.
+DECODE_COST = {16: 7.4, 8: 3.8, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
+
+
+def decode_tile(head_dim: int, itemsize: int, lookups: bool) -> Tile:
+    """Tile of `decode_attention`; `lookups` if some levels come from a table."""
+    tile = DECODE[head_dim, itemsize]
+    return replace(tile, warps=8) if lookups else tile

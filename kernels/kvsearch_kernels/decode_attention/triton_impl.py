@@ -1,0 +1,216 @@
+"""Triton implementation of `decode_attention`; importing it imports no Triton."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, decode_tile
+from kvsearch_kernels.decode_attention.reference import Part
+from kvsearch_kernels.launch import (
+    DTYPES,
+    HEAD_DIMS,
+    ceil_div,
+    checking,
+    emulated,
+    why_not_here,
+)
+from kvsearch_kernels.quantize_kv.reference import Format, Packed, hadamard, lloyd_levels
+from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed
+
+__all__ = ["emulated", "forward", "why_not"]
+
+MOST_PARTS = 4
+_levels: dict[torch.device, Tensor] = {}
+_flags: dict[tuple[tuple[bool, ...], torch.device], Tensor] = {}
+
+
+def _why_not_held(
+    what: str, held: Tensor | Packed, fmt: Format | None, q: Tensor, shape: tuple[int, int, int]
+) -> str | None:
+    """Reason why the keys or values of a part cannot be read, or None."""
+    if isinstance(held, Packed) != (fmt is not None):
+        return f"{what} must be packed exactly when they have a format, got format {fmt}"
+    D = q.shape[-1]
+    if isinstance(held, Packed):
+        assert fmt is not None
+        if reason := why_not_here(q, held.codes, held.scales) or why_not_packed(held, fmt):
+            return f"{what}: {reason}"
+        got = (*held.codes.shape[:-1], held.codes.shape[-1] * 8 // fmt.bits)
+    else:
+        if reason := why_not_here(q, held):
+            return reason
+        if held.dtype is not q.dtype:
+            return f"{what} must have the dtype of the queries, {q.dtype}, got {held.dtype}"
+        got = tuple(held.shape)
+    wanted = (*shape, D)
+    return None if got == wanted else f"{what} must have shape {wanted}, got {got}"
+
+
+def why_not(
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
+) -> str | None:
+    """Reason why these arguments cannot be taken, or None."""
+    if reason := why_not_here(q):
+        return reason
+    if q.dtype not in DTYPES:
+        return f"dtype must be float16, bfloat16 or float32, got {q.dtype}"
+    if q.dim() != 3 or q.shape[-1] not in HEAD_DIMS:
+        return f"q must be [B, Hq, 64, 128 or 256], got shape {tuple(q.shape)}"
+    if not 1 <= len(parts) <= MOST_PARTS:
+        return f"there must be 1 to {MOST_PARTS} parts, got {len(parts)}"
+    B, Hq = q.shape[:2]
+    for i, part in enumerate(parts):
+        held = part.keys.codes if isinstance(part.keys, Packed) else part.keys
+        if held.dim() != 4 or held.shape[1] == 0 or Hq % held.shape[1]:
+            return f"KV heads must divide {Hq} query heads, got keys {tuple(held.shape)}"
+        if Hq // held.shape[1] > 64:
+            return f"query heads per KV head must be at most 64, got {Hq // held.shape[1]}"
+        if B * held.shape[1] > 65535:
+            return f"batch x KV heads must be at most 65535, got {B * held.shape[1]}"
+        shape = (B, held.shape[1], held.shape[2])
+        first = parts[0].keys.codes if isinstance(parts[0].keys, Packed) else parts[0].keys
+        if held.shape[1] != first.shape[1]:
+            return f"parts differ in KV heads, {first.shape[1]} and {held.shape[1]}"
+        for what, x, fmt in (
+            (f"keys of part {i}", part.keys, part.key_format),
+            (f"values of part {i}", part.values, part.value_format),
+        ):
+            if reason := _why_not_held(what, x, fmt, q, shape):
+                return reason
+        if part.lengths is not None and part.lengths.shape != shape[:2]:
+            return f"lengths must have shape {shape[:2]}, got {tuple(part.lengths.shape)}"
+    if not scale > 0:
+        return f"scale must be above 0, got {scale}"
+    if softcap is not None and not softcap > 0:
+        return f"softcap must be above 0, got {softcap}"
+    return None
+
+
+def _levels_on(device: torch.device) -> Tensor:
+    """Lloyd-Max levels of 1, 2, 3, 4 and 8 bits, one table after the other."""
+    if device not in _levels:
+        _levels[device] = torch.cat([lloyd_levels(b) for b in (1, 2, 3, 4, 8)]).to(device)
+    return _levels[device]
+
+
+def _flags_on(flags: Sequence[bool], device: torch.device) -> Tensor:
+    """Flags as int32, kept on the device: a copy from the host would break a CUDA graph."""
+    key = tuple(flags), device
+    if key not in _flags:
+        _flags[key] = torch.tensor(key[0], dtype=torch.int32, device=device)
+    return _flags[key]
+
+
+def constants(
+    key: Format | None, value: Format | None, D: int, dtype: torch.dtype
+) -> dict[str, int | bool]:
+    """Compile-time arguments of one part, without its number."""
+    found: dict[str, int | bool] = {}
+    for side, fmt in (("K", key), ("V", value)):
+        bits, group = (16, D) if fmt is None else (fmt.bits, fmt.group)
+        lloyd = fmt is not None and fmt.levels == "lloyd"
+        found |= {f"{side}B": bits, f"{side}G": group, f"{side}L": lloyd}
+        # one scale a token, evenly spaced levels
+        found[f"{side}F"] = (
+            bits in ((1, 8) if lloyd else (1, 2, 4, 8))
+            and group == D
+            and dtype is not torch.float32
+        )
+    return found
+
+
+def _pools(part: Part) -> tuple[list[Tensor], int]:
+    """Keys, their scales, values, theirs, and the slots of the pools that they are the front of."""
+    sides: list[Tensor] = []
+    for held in (part.keys, part.values):
+        if isinstance(held, Packed):
+            sides += [held.codes, held.scales.flatten(-2)]
+        else:
+            sides += [held, held]  # no scales: the second is never read
+    H = sides[0].shape[1]
+    rows = [x.shape[-1] for x in sides]
+    capacity = sides[0].stride(1) // rows[0]
+    fits = all(
+        x.stride() == (H * capacity * w, capacity * w, w, 1)
+        for x, w in zip(sides, rows, strict=True)
+    )
+    if not fits:
+        return [x.contiguous() for x in sides], sides[0].shape[2]
+    return sides, capacity
+
+
+def _splits(parts: Sequence[Part], sizes: Sequence[int], programs: int, columns: int) -> list[int]:
+    """Splits of each part, so that the programs of one KV head take about equally long."""
+    costs = []
+    for part, n in zip(parts, sizes, strict=True):
+        formats = (part.key_format, part.value_format)
+        costs.append(n * sum(DECODE_COST[16 if f is None else f.bits] for f in formats))
+    total = sum(costs)
+    return [
+        max(1, min(ceil_div(n, columns), round(programs * cost / total)))
+        for cost, n in zip(costs, sizes, strict=True)
+    ]
+
+
+def forward(
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `reference`."""
+    from kvsearch_kernels.decode_attention.triton_kernels import combine, decode
+
+    B, Hq, D = q.shape
+    out = torch.empty(B, Hq, D, dtype=q.dtype, device=q.device)
+    lse = torch.empty(B, Hq, dtype=torch.float32, device=q.device)
+    found = [(p, *_pools(p)) for p in parts]
+    found = [(p, pools, capacity) for p, pools, capacity in found if pools[0].shape[2]]
+    if not found or out.numel() == 0:
+        return out.zero_(), lse.fill_(float("-inf"))
+    H = found[0][1][0].shape[1]
+    G = Hq // H
+    formats = [f for p, _, _ in found for f in (p.key_format, p.value_format) if f is not None]
+    lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4) for f in formats)
+    tile = decode_tile(D, q.element_size(), lookups)
+    sizes = [pools[0].shape[2] for _, pools, _ in found]
+    counts = _splits(
+        [p for p, _, _ in found], sizes, max(1, DECODE_PROGRAMS // (B * H)), tile.columns
+    )
+    splits = sum(counts)
+    q = q.contiguous()
+    rotated: Tensor | None = None
+    fixed: dict[str, int | bool] = {}
+    args: list[Tensor | int] = []
+    turned: list[bool] = []
+    for i in range(MOST_PARTS):
+        part, pools, capacity = found[min(i, len(found) - 1)]
+        n = pools[0].shape[2]
+        lengths = part.lengths
+        if lengths is None:
+            lengths = torch.full((B, H), n, dtype=torch.int32, device=q.device)
+        elif checking() and bool(((lengths < 0) | (lengths > n)).any()):
+            raise IndexError(f"lengths of part {i} must be in 0 to {n}, got {lengths.tolist()}")
+        own = q
+        if part.key_format is not None and part.key_format.rotate:
+            if rotated is None:
+                rotated = hadamard(q.float()).to(q.dtype)
+            own = rotated
+        count = counts[i] if i < len(found) else 0
+        args += [own, *pools, lengths.int().contiguous(), capacity, count]
+        own_constants = constants(part.key_format, part.value_format, D, q.dtype)
+        fixed |= {f"{name}{i}": value for name, value in own_constants.items()}
+        turned += [part.value_format is not None and part.value_format.rotate] * count
+    partial = torch.empty(B * H, splits, G, D, dtype=torch.float32, device=q.device)
+    bits = torch.empty(B * H, splits, G, dtype=torch.float32, device=q.device)
+    decode[(splits, B * H)](
+        *args, partial, bits, _levels_on(q.device), G, splits, scale, softcap or 1.0,
+        D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
+        HAS_CAP=softcap is not None, PARTS=len(found), ASM=not emulated(), **fixed,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    combine[(B * H, G)](
+        partial, bits, out, lse,
+        _flags_on(turned, q.device),
+        G, splits, D=D, SP=1 << (splits - 1).bit_length(), ROTATED=any(turned),
+        STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=4,
+    )  # fmt: skip
+    return out, lse

@@ -1,0 +1,8 @@
+"""Copy the kept slots together, moving keys to new positions on the way."""
+
+from kvsearch_kernels.gather_kv.reference import reference
+from kvsearch_kernels.op import Op
+
+gather_kv = Op("gather_kv", reference, {"triton": "kvsearch_kernels.gather_kv.triton_impl"})
+
+__all__ = ["gather_kv"]

@@ -1,0 +1,105 @@
+"""What every Triton implementation asks before it launches; imports no Triton itself."""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+HEAD_DIMS = (64, 128, 256)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LOG2E = 1.4426950408889634
+INT32_MAX = 2**31 - 1
+
+
+def emulated() -> bool:
+    """Whether Triton runs kernels in its interpreter, which `auto` must never choose."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "on", "yes", "y"}
+
+
+def checking() -> bool:
+    """Whether indices are checked on the host before a launch (`KVSEARCH_CHECK=1`)."""
+    return os.environ.get("KVSEARCH_CHECK") == "1"
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def why_not_here(*tensors: Tensor) -> str | None:
+    """Reason why Triton cannot run on these tensors, by device, dtype or need of gradients."""
+    for x in tensors:
+        if not x.is_cuda and not emulated():
+            return f"tensors must be on a CUDA device, one is on {x.device}"
+        if x.device != tensors[0].device:
+            return f"tensors are on different devices, {tensors[0].device} and {x.device}"
+        if x.requires_grad and torch.is_grad_enabled():
+            return "there is no backward pass and a tensor requires a gradient"
+        if x.is_floating_point() and x.dtype is torch.bfloat16 and emulated():
+            return "the Triton interpreter computes torch.bfloat16 wrongly"
+    if not _has_triton():
+        return "triton is not installed"
+    return None
+
+
+def why_not_heads(q: Tensor, *others: Tensor) -> str | None:
+    """Reason why queries `[B, Hq, M, D]` and keys or values `[B, H, E, D]` do not fit a kernel."""
+    if q.dtype not in DTYPES:
+        return f"dtype must be float16, bfloat16 or float32, got {q.dtype}"
+    for x in (q, *others):
+        if x.dim() != 4:
+            return f"tensors must have 4 axes, one has shape {tuple(x.shape)}"
+        if x.dtype is not q.dtype:
+            return f"tensors must share one dtype, got {q.dtype} and {x.dtype}"
+        if x.shape[-1] not in HEAD_DIMS:
+            return f"head_dim must be 64, 128 or 256, got {x.shape[-1]}"
+        if x.shape[1] == 0 or q.shape[1] % x.shape[1]:
+            return f"KV heads must divide query heads, got {x.shape[1]} and {q.shape[1]}"
+        if x.shape[0] != q.shape[0]:
+            return f"batch sizes differ, {q.shape[0]} and {x.shape[0]}"
+    if others and q.shape[-1] != others[0].shape[-1]:
+        return f"queries and keys differ in head_dim, {q.shape[-1]} and {others[0].shape[-1]}"
+    if q.shape[0] * q.shape[1] > 65535:
+        return f"batch x query heads must be at most 65535, got {q.shape[0] * q.shape[1]}"
+    return None
+
+
+def rows_last(x: Tensor) -> Tensor:
+    """`x`, copied only if its last axis is not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def int32(x: Tensor) -> Tensor:
+    """Token indices as int32; "never" saturates at a value that no row reaches."""
+    return x.clamp(-INT32_MAX, INT32_MAX).to(torch.int32).contiguous()
+
+
+def check_slots(slots: Tensor, n: int, what: str = "slot") -> None:
+    """Under `KVSEARCH_CHECK=1`, raise IndexError when an index is not in `[0, n)`."""
+    if checking() and slots.numel():
+        low, high = int(slots.min()), int(slots.max())
+        if low < 0 or high >= n:
+            bad = low if low < 0 else high
+            raise IndexError(f"{what} {bad} is out of range, there are {n}")
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`a / b`, rounded up."""
+    return -(-a // b)
+
+
+def why_not_slots(x: Tensor, slots: Tensor | None) -> str | None:
+    """Reason why `slots` cannot pick tokens of `x` `[B, H, N, D]`, or None."""
+    if slots is None:
+        return None
+    if slots.dtype not in (torch.int32, torch.int64):
+        return f"slots must be int32 or int64, got {slots.dtype}"
+    heads = tuple(x.shape[:2])
+    if slots.dim() == 1 or (
+        slots.dim() == 3
+        and all(a in (1, b) for a, b in zip(slots.shape[:2], heads, strict=True))
+    ):
+        return None
+    return f"slots must have shape [n] or [{heads[0]}, {heads[1]}, n], got {tuple(slots.shape)}"

@@ -1,0 +1,46 @@
+"""Meaning of `lifetime_attention`."""
+
+import torch
+from torch import Tensor
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    birth: Tensor,
+    death: Tensor,
+    *,
+    first_query: int,
+    scale: float,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend with one lifetime per key instead of a mask per pair.
+
+    Args:
+        q: queries `[B, Hq, M, D]`; row i is the query of token `first_query + i`.
+        k: keys `[B, H, E, D]`, `H` divides `Hq`.
+        v: values `[B, H, E, Dv]`.
+        birth: first query that sees each key, `[E]`, integer.
+        death: first query that no longer sees it, `[E]`, integer.
+        first_query: token index of the first row of `q`.
+        scale: factor on the dot products.
+        softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
+
+    Returns:
+        Output `[B, Hq, M, Dv]` and log-sum-exp `[B, Hq, M]`; a row that sees no key is zero with
+        a log-sum-exp of minus infinity.
+    """
+    B, Hq, M, D = q.shape
+    H = k.shape[1]
+    rows = torch.arange(first_query, first_query + M, device=q.device).unsqueeze(-1)
+    visible = (birth <= rows) & (rows < death)
+    s = (q * scale).reshape(B, H, Hq // H * M, D) @ k.transpose(-1, -2)
+    s = s.view(B, Hq, M, -1)
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    s = s.masked_fill(~visible, float("-inf"))
+    lse = s.logsumexp(-1)
+    p = (s - lse.clamp_min(torch.finfo(s.dtype).min).unsqueeze(-1)).exp()
+    out = p.view(B, H, Hq // H * M, -1) @ v
+    return out.view(B, Hq, M, -1), lse

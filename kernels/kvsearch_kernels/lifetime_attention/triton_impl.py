@@ -1,0 +1,129 @@
+"""Triton implementation of `lifetime_attention`; importing it imports no Triton."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvsearch_kernels.configs import attend_tile
+from kvsearch_kernels.launch import (
+    INT32_MAX,
+    ceil_div,
+    emulated,
+    int32,
+    rows_last,
+    why_not_heads,
+    why_not_here,
+)
+
+__all__ = ["emulated", "forward", "why_not"]
+
+
+def why_not(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    birth: Tensor,
+    death: Tensor,
+    *,
+    first_query: int,
+    scale: float,
+    softcap: float | None = None,
+) -> str | None:
+    """Reason why these arguments cannot be taken, or None."""
+    if reason := why_not_here(q, k, v, birth, death) or why_not_heads(q, k, v):
+        return reason
+    return why_not_lives(birth, death, k.shape[2], first_query, q.shape[2], scale, softcap)
+
+
+def why_not_lives(
+    birth: Tensor,
+    death: Tensor,
+    entries: int,
+    first_query: int,
+    rows: int,
+    scale: float,
+    softcap: float | None,
+) -> str | None:
+    """Reason why lives `[E]` or the numbers of an attention cannot be taken, or None."""
+    for name, x in (("birth", birth), ("death", death)):
+        if x.shape != (entries,):
+            return f"{name} must have shape ({entries},), got {tuple(x.shape)}"
+        if x.is_floating_point():
+            return f"{name} must be an integer tensor, got {x.dtype}"
+    if not 0 <= first_query < INT32_MAX - rows - 1024 or entries > INT32_MAX - 1024:
+        return f"token indices must fit in 31 bits, got first_query={first_query}, {entries} keys"
+    if not scale > 0:
+        return f"scale must be above 0, got {scale}"
+    if softcap is not None and not softcap > 0:
+        return f"softcap must be above 0, got {softcap}"
+    return None
+
+
+def plan(
+    birth: Tensor, death: Tensor, *, first_query: int, rows: int, tile: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Key blocks that each query block has to visit.
+
+    Args:
+        birth: first query that sees each key, `[E]` int32.
+        death: first query that no longer sees it, `[E]` int32.
+        first_query: token index of the first query.
+        rows: number of queries.
+        tile: queries of a query block and keys of a key block.
+
+    Returns:
+        Block lists `[queries / tile, keys / tile]` int32, of which the first `counts[:, 0]` are
+        seen whole by every row of the query block, those up to `counts[:, 1]` in part, and the
+        rest not at all; and `counts` `[queries / tile, 2]` int32.
+    """
+    bm, bn = tile
+    blocks = ceil_div(birth.numel(), bn)
+    short = (0, blocks * bn - birth.numel())
+    born = pad(birth, short, value=INT32_MAX).view(blocks, bn)  # so a cut block is never whole
+    dies = pad(death, short, value=-INT32_MAX).view(blocks, bn)
+    low = torch.arange(0, rows, bm, device=birth.device).unsqueeze(-1) + first_query
+    high = (low + bm - 1).clamp_max(first_query + rows - 1)
+    alive = (born.amin(-1) <= high) & (dies.amax(-1) > low)
+    whole = (born.amax(-1) <= low) & (dies.amin(-1) > high)
+    kind = torch.where(alive, torch.where(whole, 0, 1), 2).to(torch.uint8)
+    table = kind.argsort(dim=-1, stable=True).to(torch.int32)
+    counts = torch.stack([(kind == 0).sum(-1), (kind < 2).sum(-1)], -1).to(torch.int32)
+    return table, counts
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    birth: Tensor,
+    death: Tensor,
+    *,
+    first_query: int,
+    scale: float,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `reference`, except that the log-sum-exp is fp32 whatever the type of `q`."""
+    from kvsearch_kernels.lifetime_attention.triton_kernels import attend
+
+    B, Hq, M, D = q.shape
+    H, E, DV = k.shape[1], k.shape[2], v.shape[-1]
+    out = torch.empty(B, Hq, M, DV, dtype=q.dtype, device=q.device)
+    lse = torch.empty(B, Hq, M, dtype=torch.float32, device=q.device)
+    if out.numel() == 0:
+        return out, lse
+    if E == 0:
+        return out.zero_(), lse.fill_(float("-inf"))
+    q, k, v = rows_last(q), rows_last(k), rows_last(v)
+    birth, death = int32(birth), int32(death)
+    tile = attend_tile(max(D, DV), q.element_size(), softcap is not None)
+    table, counts = plan(
+        birth, death, first_query=first_query, rows=M, tile=(tile.rows, tile.columns)
+    )
+    attend[(table.shape[0], B * Hq)](
+        q, k, v, birth, death, table, counts, out, lse,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        M, E, first_query, Hq, Hq // H, table.shape[1], scale, softcap or 1.0,
+        D=D, DV=DV, BM=tile.rows, BN=tile.columns, HAS_CAP=softcap is not None,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out, lse

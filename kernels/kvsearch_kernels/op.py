@@ -1,0 +1,68 @@
+"""`Op`: one operation, its reference, and named faster implementations.
+
+A named implementation never falls back: it runs, or it says in one sentence why it cannot.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class UnsupportedError(NotImplementedError):
+    """A named implementation cannot take these arguments."""
+
+
+@dataclass(frozen=True)
+class Op(Generic[P, R]):
+    """An operation.
+
+    Attributes:
+        name: for records and errors.
+        reference: torch only; defines the meaning.
+        impls: name -> module with `forward`, same signature, and `why_not`, which returns None
+            or the reason why these arguments cannot be taken. The first that can is `auto`, but
+            never one whose module says that it is `emulated()`.
+    """
+
+    name: str
+    reference: Callable[P, R]
+    impls: Mapping[str, str] = field(default_factory=dict)
+
+    def pick(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Name of the implementation that `auto` runs on these arguments."""
+        for name, module in self.impls.items():
+            if self._why_not(name, *args, **kwargs) is None:
+                emulated: Callable[[], bool] | None
+                emulated = getattr(import_module(module), "emulated", None)
+                if emulated is None or not emulated():
+                    return name
+        return "reference"
+
+    def _why_not(self, impl: str, *args: Any, **kwargs: Any) -> str | None:
+        reason: str | None = import_module(self.impls[impl]).why_not(*args, **kwargs)
+        return reason
+
+    def run(self, impl: str, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the implementation named `impl`; `auto` picks, `reference` is always there.
+
+        Raises:
+            UnsupportedError: the named implementation cannot take these arguments.
+        """
+        if impl == "auto":
+            impl = self.pick(*args, **kwargs)
+        if impl == "reference":
+            return self.reference(*args, **kwargs)
+        if impl not in self.impls:
+            raise UnsupportedError(f"{self.name} has no implementation called {impl!r}")
+        if reason := self._why_not(impl, *args, **kwargs):
+            raise UnsupportedError(f"{self.name}[{impl}]: {reason}")
+        result: R = import_module(self.impls[impl]).forward(*args, **kwargs)
+        return result
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the implementation that `auto` picks."""
+        return self.run("auto", *args, **kwargs)

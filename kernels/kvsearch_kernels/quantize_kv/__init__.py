@@ -1,0 +1,29 @@
+"""Quantise and pack the heads of tokens, and read them back."""
+
+from kvsearch_kernels.op import Op
+from kvsearch_kernels.quantize_kv.reference import (
+    Format,
+    Packed,
+    dequantize,
+    dequantize_slots,
+    fake_quantize,
+    quantize,
+    quantize_slots,
+)
+
+quantize_kv = Op(
+    "quantize_kv", quantize_slots, {"triton": "kvsearch_kernels.quantize_kv.triton_impl"}
+)
+dequantize_kv = Op(
+    "dequantize_kv", dequantize_slots, {"triton": "kvsearch_kernels.quantize_kv.triton_inverse"}
+)
+
+__all__ = [
+    "Format",
+    "Packed",
+    "dequantize",
+    "dequantize_kv",
+    "fake_quantize",
+    "quantize",
+    "quantize_kv",
+]

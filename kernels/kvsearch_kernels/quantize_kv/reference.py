@@ -1,0 +1,184 @@
+"""What every storage format means: `[..., D]` vectors to packed codes and scales, and back.
+
+One vector is one token's key or value in one head. Groups lie inside the vector, so a token can
+change its precision alone. `fake_quantize(x) == dequantize(quantize(x))` bit for bit.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Format:
+    """A storage format below 16 bits.
+
+    Attributes:
+        bits: 8, 4, 3, 2 or 1 per channel.
+        group: channels per scale; divides `D`.
+        levels: `uniform` (min/max with scale and zero; at 1 bit mean +- mean deviation) or `lloyd`
+            (Lloyd-Max levels of a unit Gaussian times one scale).
+        rotate: Hadamard rotation of the vector before quantising.
+    """
+
+    bits: int
+    group: int
+    levels: Literal["uniform", "lloyd"] = "uniform"
+    rotate: bool = False
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Codes `[..., D * bits / 8]` uint8 and scales `[..., D / group, 1 or 2]` fp16."""
+
+    codes: Tensor
+    scales: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both tensors."""
+        return self.codes.nbytes + self.scales.nbytes
+
+
+# Positive halves of the Lloyd-Max levels of a unit Gaussian (Max 1960), by number of bits.
+_LLOYD = {
+    1: (0.7979,),
+    2: (0.4528, 1.5104),
+    3: (0.2451, 0.7560, 1.3439, 2.1520),
+    4: (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326),
+}
+
+
+def lloyd_levels(bits: int) -> Tensor:
+    """Levels of a unit Gaussian in rising order, `[2**bits]` fp32; 8 bits are Gaussian-uniform."""
+    if bits == 8:  # at 8 bits an optimal codebook gains nothing over even steps to 4.2 sigma
+        return torch.linspace(-4.2, 4.2, 256)
+    half = torch.tensor(_LLOYD[bits])
+    return torch.cat([-half.flip(0), half])
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """Orthonormal Hadamard transform of the last axis; its own inverse.
+
+    Written as sums and differences, so that the result does not depend on how many vectors are
+    transformed at once. A size that is no power of two is rotated in blocks of its largest one.
+    """
+    D = x.shape[-1]
+    block = D & -D
+    y = x.unflatten(-1, (D // block, block))
+    step = 1
+    while step < block:
+        y = y.unflatten(-1, (block // (2 * step), 2, step))
+        a, b = y.unbind(-2)
+        y = torch.stack((a + b, a - b), dim=-2).flatten(-3)
+        step *= 2
+    return y.flatten(-2) * block**-0.5
+
+
+def _encode(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """Codes `[..., D]` (whole numbers, any dtype) and scales `[..., D / group, 1 or 2]` of fp32 `x`."""
+    if fmt.rotate:
+        x = hadamard(x)
+    g = x.unflatten(-1, (x.shape[-1] // fmt.group, fmt.group))
+    codes: Tensor
+    if fmt.levels == "lloyd":
+        levels = lloyd_levels(fmt.bits).to(x.device)
+        scale = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-8)
+        edges = (levels[1:] + levels[:-1]) / 2
+        codes = torch.bucketize(g / scale, edges)
+        fitted = levels[codes]  # the scale that fits these codes best, in least squares
+        scale = (g * fitted).sum(-1, keepdim=True) / fitted.square().sum(-1, keepdim=True)
+        return codes.flatten(-2), scale.to(torch.float16)
+    if fmt.bits == 1:
+        mean = g.mean(-1, keepdim=True)
+        spread = (g - mean).abs().mean(-1, keepdim=True)
+        codes = g > mean
+        return codes.flatten(-2), torch.cat([2 * spread, mean - spread], -1).to(torch.float16)
+    low, high = g.aminmax(dim=-1, keepdim=True)
+    top = 2**fmt.bits - 1
+    scales = torch.cat([(high - low) / top, low], -1).to(torch.float16)
+    step, zero = scales[..., :1].float(), scales[..., 1:].float()
+    codes = ((g - zero) / step.clamp_min(1e-8)).round_().clamp_(0, top)
+    return codes.flatten(-2), scales
+
+
+def _decode(codes: Tensor, scales: Tensor, fmt: Format) -> Tensor:
+    """Values `[..., D]` fp32 of codes and scales."""
+    c = codes.unflatten(-1, (codes.shape[-1] // fmt.group, fmt.group))
+    s = scales.float()
+    if fmt.levels == "lloyd":
+        x = lloyd_levels(fmt.bits).to(codes.device)[c.long()] * s
+    else:
+        x = c.float() * s[..., :1] + s[..., 1:]
+    x = x.flatten(-2)
+    return hadamard(x) if fmt.rotate else x
+
+
+def _pack(codes: Tensor, bits: int) -> Tensor:
+    """Pack `[..., D]` codes into `[..., D * bits / 8]` bytes, channel-planar.
+
+    Byte i of a plane holds channels i, i + D/n, i + 2D/n, ... (n = 8 / bits codes a byte), so that
+    unpacking needs no shuffle. Three bits are a 2-bit plane followed by a 1-bit plane.
+    """
+    if bits == 8:
+        return codes.to(torch.uint8)
+    if bits == 3:
+        return torch.cat([_pack(codes & 3, 2), _pack(codes >> 2, 1)], -1)
+    n = 8 // bits
+    parts = codes.unflatten(-1, (n, codes.shape[-1] // n))
+    shifts = torch.arange(n, device=codes.device).mul(bits).unsqueeze(-1)
+    return (parts << shifts).sum(-2).to(torch.uint8)
+
+
+def _unpack(packed: Tensor, bits: int) -> Tensor:
+    """Inverse of `_pack`; codes as uint8."""
+    if bits == 8:
+        return packed
+    if bits == 3:
+        two, one = packed.split([packed.shape[-1] * 2 // 3, packed.shape[-1] // 3], -1)
+        return _unpack(two, 2) | (_unpack(one, 1) << 2)
+    mask = 2**bits - 1
+    return torch.cat([(packed >> (bits * i)) & mask for i in range(8 // bits)], -1)
+
+
+def quantize(x: Tensor, fmt: Format) -> Packed:
+    """Quantise and pack `x` `[..., D]`."""
+    codes, scales = _encode(x.float(), fmt)
+    return Packed(_pack(codes.long(), fmt.bits), scales)
+
+
+def dequantize(packed: Packed, fmt: Format) -> Tensor:
+    """Values `[..., D]` in fp32."""
+    return _decode(_unpack(packed.codes, fmt.bits), packed.scales, fmt)
+
+
+def fake_quantize(x: Tensor, fmt: Format) -> Tensor:
+    """`dequantize(quantize(x, fmt), fmt)` in fp32, without packing."""
+    codes, scales = _encode(x.float(), fmt)
+    return _decode(codes, scales, fmt)
+
+
+def quantize_slots(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
+    """Quantise and pack some tokens, which need not be neighbours.
+
+    Args:
+        x: keys or values `[B, H, N, D]`.
+        fmt: the storage format.
+        slots: which of the N tokens, `[n]` or per head `[B or 1, H or 1, n]`; None takes all.
+
+    Returns:
+        Codes `[B, H, n, D * bits / 8]` and scales `[B, H, n, D / group, 1 or 2]`.
+    """
+    if slots is not None:
+        index = slots.long().expand(*x.shape[:2], slots.shape[-1]).unsqueeze(-1)
+        x = x.gather(2, index.expand(*index.shape[:3], x.shape[-1]))
+    return quantize(x, fmt)
+
+
+def dequantize_slots(
+    packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Values `[..., D]` of packed tokens, computed in fp32 and rounded to `dtype`."""
+    return dequantize(packed, fmt).to(dtype)

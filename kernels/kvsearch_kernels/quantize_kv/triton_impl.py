@@ -1,0 +1,86 @@
+"""Triton implementation of `quantize_kv`; importing it imports no Triton."""
+
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
+from kvsearch_kernels.launch import (
+    DTYPES,
+    HEAD_DIMS,
+    ceil_div,
+    check_slots,
+    emulated,
+    rows_last,
+    why_not_here,
+    why_not_slots,
+)
+from kvsearch_kernels.quantize_kv.reference import Format, Packed, lloyd_levels
+
+__all__ = ["emulated", "forward", "why_not"]
+
+_tables: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+
+
+def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Lloyd-Max levels `[2**bits]` and the edges between them, kept on the device."""
+    key = bits, device
+    if key not in _tables:
+        levels = lloyd_levels(bits)
+        _tables[key] = levels.to(device), ((levels[1:] + levels[:-1]) / 2).to(device)
+    return _tables[key]
+
+
+def constants(fmt: Format, D: int) -> dict[str, object]:
+    """Compile-time arguments that the kernels of both directions share."""
+    return {
+        "D": D, "GROUP": fmt.group, "BITS": fmt.bits, "LLOYD": fmt.levels == "lloyd",
+        "ROTATE": fmt.rotate, "STEPS": D.bit_length() - 1, "NORM": D**-0.5,
+    }  # fmt: skip
+
+
+def why_not_format(fmt: Format, D: int) -> str | None:
+    """Reason why vectors of `D` channels in this format cannot be taken, or None."""
+    if D not in HEAD_DIMS:
+        return f"head_dim must be 64, 128 or 256, got {D}"
+    if fmt.bits not in (1, 2, 3, 4, 8):
+        return f"bits must be 1, 2, 3, 4 or 8, got {fmt.bits}"
+    if fmt.levels not in ("uniform", "lloyd"):
+        return f"levels must be uniform or lloyd, got {fmt.levels!r}"
+    if fmt.group < 1 or fmt.group & (fmt.group - 1) or fmt.group > D:
+        return f"group must be a power of two that divides {D}, got {fmt.group}"
+    return None
+
+
+def why_not(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> str | None:
+    """Reason why these arguments cannot be taken, or None."""
+    if reason := why_not_here(x, *([] if slots is None else [slots])):
+        return reason
+    if x.dim() != 4:
+        return f"x must have 4 axes, got shape {tuple(x.shape)}"
+    if x.dtype not in DTYPES:
+        return f"dtype must be float16, bfloat16 or float32, got {x.dtype}"
+    return why_not_format(fmt, x.shape[-1]) or why_not_slots(x, slots)
+
+
+def forward(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
+    """As `reference.quantize_slots`."""
+    from kvsearch_kernels.quantize_kv.triton_kernels import quantize
+
+    B, H, N, D = x.shape
+    n = N if slots is None else slots.shape[-1]
+    numbers = 1 if fmt.levels == "lloyd" else 2
+    codes = torch.empty(B, H, n, D * fmt.bits // 8, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(B, H, n, D // fmt.group, numbers, dtype=torch.float16, device=x.device)
+    if codes.numel() == 0:
+        return Packed(codes, scales)
+    if slots is not None:
+        check_slots(slots, N)
+    x = rows_last(x)
+    levels, edges = tables(fmt.bits, x.device)
+    picks = x if slots is None else slots.expand(B, H, n)  # never read without GATHER
+    quantize[(ceil_div(n, QUANTIZE_ROWS), B * H)](
+        x, picks, levels, edges, codes, scales, *x.stride()[:3], *picks.stride()[:3], n, H,
+        **constants(fmt, D), GATHER=slots is not None, BT=QUANTIZE_ROWS,
+        num_warps=QUANTIZE_WARPS,
+    )  # fmt: skip
+    return Packed(codes, scales)

@@ -1,0 +1,56 @@
+"""Triton implementation of `dequantize_kv`; importing it imports no Triton."""
+
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
+from kvsearch_kernels.launch import DTYPES, ceil_div, emulated, why_not_here
+from kvsearch_kernels.quantize_kv.reference import Format, Packed
+from kvsearch_kernels.quantize_kv.triton_impl import constants, tables, why_not_format
+
+__all__ = ["emulated", "forward", "why_not", "why_not_packed"]
+
+
+def why_not_packed(packed: Packed, fmt: Format) -> str | None:
+    """Reason why codes and scales do not fit their format, or None."""
+    if packed.codes.dtype is not torch.uint8 or packed.scales.dtype is not torch.float16:
+        return (
+            "codes and scales must be uint8 and float16, "
+            f"got {packed.codes.dtype} and {packed.scales.dtype}"
+        )
+    D = packed.codes.shape[-1] * 8 // fmt.bits
+    if reason := why_not_format(fmt, D):
+        return reason
+    wanted = (*packed.codes.shape[:-1], D // fmt.group, 1 if fmt.levels == "lloyd" else 2)
+    if packed.scales.shape != wanted:
+        return f"scales must have shape {wanted}, got {tuple(packed.scales.shape)}"
+    return None
+
+
+def why_not(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) -> str | None:
+    """Reason why these arguments cannot be taken, or None."""
+    if reason := why_not_here(packed.codes, packed.scales):
+        return reason
+    if dtype not in DTYPES:
+        return f"dtype must be float16, bfloat16 or float32, got {dtype}"
+    if dtype is torch.bfloat16 and emulated():
+        return "the Triton interpreter computes torch.bfloat16 wrongly"
+    return why_not_packed(packed, fmt)
+
+
+def forward(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """As `reference.dequantize_slots`."""
+    from kvsearch_kernels.quantize_kv.triton_kernels import dequantize
+
+    codes, scales = packed.codes.contiguous(), packed.scales.contiguous()
+    D = codes.shape[-1] * 8 // fmt.bits
+    out = torch.empty(*codes.shape[:-1], D, dtype=dtype, device=codes.device)
+    if out.numel() == 0:
+        return out
+    n = out.numel() // D
+    levels, _ = tables(fmt.bits, codes.device)
+    dequantize[(ceil_div(n, QUANTIZE_ROWS),)](
+        codes, scales, levels, out, n, **constants(fmt, D), BT=QUANTIZE_ROWS,
+        num_warps=QUANTIZE_WARPS,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,156 @@
+# mypy: ignore-errors
+"""Kernels of `quantize_kv` and its inverse; `read_codes` is also how decoding reads a cache."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def hadamard(x, BT: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr):
+    """Orthonormal Hadamard transform of the rows of `[BT, D]`, D = 2**STEPS.
+
+    The same sums and differences in the same order as the reference, so the bits agree.
+    """
+    d = tl.arange(0, D)
+    for s in tl.static_range(STEPS):
+        other = tl.broadcast_to((d ^ (1 << s))[None, :], [BT, D])
+        partner = tl.gather(x, other, axis=1)
+        x = tl.where((d & (1 << s))[None, :] != 0, partner - x, x + partner)
+    return x * NORM
+
+
+@triton.jit
+def _to_codes(g, levels, edges, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUP: tl.constexpr):
+    """Codes of `[BT, groups, GROUP]`, and scale and zero `[BT, groups]` in fp16."""
+    top: tl.constexpr = 2**BITS - 1
+    if LLOYD:
+        scale = tl.maximum(tl.sqrt_rn(tl.sum(g * g, 2) / GROUP), 1e-8)
+        v = tl.div_rn(g, tl.broadcast_to(scale[:, :, None], g.shape))
+        codes = tl.zeros(g.shape, tl.int32)
+        for i in tl.static_range(BITS):  # binary search: how many edges lie below
+            edge = tl.load(edges + codes + ((1 << (BITS - 1 - i)) - 1))
+            codes += tl.where(edge < v, 1 << (BITS - 1 - i), 0)
+        fitted = tl.load(levels + codes)
+        step = tl.div_rn(tl.sum(g * fitted, 2), tl.sum(fitted * fitted, 2)).to(tl.float16)
+        return codes, step, step
+    elif BITS == 1:
+        mean = tl.sum(g, 2) / GROUP
+        off = g - mean[:, :, None]
+        spread = tl.sum(tl.abs(off), 2) / GROUP
+        codes = (g > mean[:, :, None]).to(tl.int32)
+        return codes, (2.0 * spread).to(tl.float16), (mean - spread).to(tl.float16)
+    else:
+        low = tl.min(g, 2)
+        width = tl.max(g, 2) - low
+        step = tl.div_rn(width, tl.full(width.shape, top, tl.float32)).to(tl.float16)
+        zero = low.to(tl.float16)
+        over = tl.maximum(step.to(tl.float32), 1e-8)
+        v = g - zero.to(tl.float32)[:, :, None]
+        v = tl.div_rn(v, tl.broadcast_to(over[:, :, None], g.shape))
+        v = tl.minimum(tl.maximum(v, 0.0), top + 0.0)
+        # adding 2**23 rounds halves to even, as torch does; rounding after the clamp is the same
+        return ((v + 8388608.0) - 8388608.0).to(tl.int32), step, zero
+
+
+@triton.jit
+def _plane(codes, BT: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr):
+    """Bytes `[BT, D * BITS / 8]`: channels i, i + D/n, i + 2D/n, ... share byte i."""
+    n: tl.constexpr = 8 // BITS
+    parts = tl.reshape(codes, [BT, n, D // n])
+    shifts = tl.arange(0, n) * BITS
+    return tl.sum(parts << shifts[None, :, None], 1).to(tl.uint8)
+
+
+@triton.jit(do_not_specialize=["n"])
+def quantize(
+    x, slots, levels, edges, codes, scales, sxb, sxh, sxn, ssb, ssh, ssn, n, H,
+    D: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
+    ROTATE: tl.constexpr, GATHER: tl.constexpr, BT: tl.constexpr, STEPS: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """One program: BT tokens of one head. `codes` and `scales` are contiguous."""
+    bh = tl.program_id(1)
+    b = (bh // H).to(tl.int64)
+    h = (bh % H).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * BT
+    t = tl.arange(0, BT)
+    d = tl.arange(0, D)
+    inside = first + t < n
+    if GATHER:
+        at = slots + b * ssb + h * ssh + (first + t) * ssn
+        source = tl.load(at, mask=inside, other=0).to(tl.int64)
+    else:
+        source = first + t
+    x_at = x + b * sxb + h * sxh + source[:, None] * sxn + d[None, :]
+    values = tl.load(x_at, mask=inside[:, None], other=0.0).to(tl.float32)
+    if ROTATE:
+        values = hadamard(values, BT, D, STEPS, NORM)
+    groups: tl.constexpr = D // GROUP
+    grouped = tl.reshape(values, [BT, groups, GROUP])
+    found, step, zero = _to_codes(grouped, levels, edges, BITS, LLOYD, GROUP)
+    found = tl.reshape(found, [BT, D])
+    bytes_a_token: tl.constexpr = D * BITS // 8
+    row = codes + (bh.to(tl.int64) * n + first + t)[:, None] * bytes_a_token
+    if BITS == 8:
+        tl.store(row + d[None, :], found.to(tl.uint8), mask=inside[:, None])
+    elif BITS == 3:
+        two = tl.arange(0, D // 4)
+        one = tl.arange(0, D // 8)
+        tl.store(row + two[None, :], _plane(found & 3, BT, D, 2), mask=inside[:, None])
+        tl.store(row + D // 4 + one[None, :], _plane(found >> 2, BT, D, 1), mask=inside[:, None])
+    else:
+        i = tl.arange(0, bytes_a_token)
+        tl.store(row + i[None, :], _plane(found, BT, D, BITS), mask=inside[:, None])
+    g = tl.arange(0, groups)
+    numbers: tl.constexpr = 1 if LLOYD else 2
+    scale_at = scales + (bh.to(tl.int64) * n + first + t)[:, None] * (groups * numbers)
+    scale_at += g[None, :] * numbers
+    tl.store(scale_at, step, mask=inside[:, None])
+    if not LLOYD:
+        tl.store(scale_at + 1, zero, mask=inside[:, None])
+
+
+@triton.jit
+def read_codes(row, d, inside, D: tl.constexpr, BITS: tl.constexpr):
+    """Codes int32 of channels `d` of packed rows; `row` and `inside` broadcast with `d`.
+
+    A byte is read once per channel that it holds: neighbouring channels are neighbouring bytes, so
+    these are wide loads that hit the cache, and no shuffle is needed.
+    """
+    if BITS == 8:
+        return tl.load(row + d, mask=inside, other=0).to(tl.int32)
+    elif BITS == 3:
+        two = tl.load(row + d % (D // 4), mask=inside, other=0).to(tl.int32)
+        one = tl.load(row + D // 4 + d % (D // 8), mask=inside, other=0).to(tl.int32)
+        low = (two >> (d // (D // 4) * 2)) & 3
+        return low | (((one >> (d // (D // 8))) & 1) << 2)
+    else:
+        share: tl.constexpr = D * BITS // 8
+        packed = tl.load(row + d % share, mask=inside, other=0).to(tl.int32)
+        return (packed >> (d // share * BITS)) & (2**BITS - 1)
+
+
+@triton.jit(do_not_specialize=["n"])
+def dequantize(
+    codes, scales, levels, out, n,
+    D: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
+    ROTATE: tl.constexpr, BT: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program: BT of `n` packed rows; all tensors are contiguous."""
+    first = tl.program_id(0).to(tl.int64) * BT
+    t = first + tl.arange(0, BT)
+    d = tl.arange(0, D)
+    inside = (t < n)[:, None]
+    found = read_codes(codes + t[:, None] * (D * BITS // 8), d[None, :], inside, D, BITS)
+    numbers: tl.constexpr = 1 if LLOYD else 2
+    scale_at = scales + t[:, None] * (D // GROUP * numbers) + (d // GROUP)[None, :] * numbers
+    step = tl.load(scale_at, mask=inside, other=0.0).to(tl.float32)
+    if LLOYD:
+        values = tl.load(levels + found) * step
+    else:
+        # code x step has at most 19 bits: exact, so a fused multiply-add rounds as torch does
+        zero = tl.load(scale_at + 1, mask=inside, other=0.0).to(tl.float32)
+        values = found.to(tl.float32) * step + zero
+    if ROTATE:
+        values = hadamard(values, BT, D, STEPS, NORM)
+    tl.store(out + t[:, None] * D + d[None, :], values.to(out.dtype.element_ty), mask=inside)

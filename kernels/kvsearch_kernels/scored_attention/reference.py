@@ -1,0 +1,42 @@
+"""Meaning of `scored_attention`."""
+
+import torch
+from torch import Tensor
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row_weights: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend from the last `M` of `N` tokens, and sum up what each key received.
+
+    Args:
+        q: queries of the newest tokens `[B, Hq, M, D]`.
+        k: keys `[B, H, N, D]`, the last `M` are the queries' own.
+        v: values `[B, H, N, Dv]`.
+        row_weights: `[M]` factor of each query row in the sums.
+        scale: factor on the dot products.
+        softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
+
+    Returns:
+        Output `[B, Hq, M, Dv]` and received attention `[B, H, N]`: the weighted sum over rows of
+        the probabilities, averaged over the query heads of each KV head.
+    """
+    B, Hq, M, D = q.shape
+    H, N = k.shape[1], k.shape[2]
+    G = Hq // H
+    s = (q * scale).reshape(B, H, G * M, D) @ k.transpose(-1, -2)
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    if M > 1:
+        future = torch.ones(M, M, dtype=torch.bool, device=q.device).triu(1)
+        s.view(B, H, G, M, N)[..., N - M :].masked_fill_(future, float("-inf"))
+    p = torch.softmax(s, -1)
+    out = (p @ v).view(B, Hq, M, -1)
+    votes = (row_weights / G).to(p.dtype).repeat(G).expand(B, H, 1, G * M)
+    return out, (votes @ p).squeeze(2)

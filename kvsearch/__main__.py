@@ -1,0 +1,5 @@
+"""`python -m kvsearch`."""
+
+from kvsearch.cli import main
+
+main()

@@ -1,0 +1,121 @@
+"""From names to things: the model, the text and its windows, the byte budget."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.errors import KvsearchError, TextError
+from kvsearch.knobs import Setting
+from kvsearch.models.load import LoadedModel, load_model, max_context
+from kvsearch.text import Source, builtin, read_dataset, read_files, split, tokenize, windows
+from kvsearch.text.parts import Parts, Tokens, cut
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Which text, and how much of it.
+
+    Attributes:
+        files: text files or byte ranges `FILE:START-END`; empty with no dataset is the built-in.
+        dataset: a named dataset instead.
+        report_files: report on these instead of on a part of `files`.
+        context: tokens of a window.
+        windows: search windows; finalists are chosen on as many others.
+        report_windows: windows of the report text.
+    """
+
+    files: tuple[str, ...] = ()
+    dataset: str | None = None
+    report_files: tuple[str, ...] = ()
+    context: int = 2048
+    windows: int = 1
+    report_windows: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Windows `[W, T]` of the three parts, and what is recorded about them."""
+
+    parts: Parts
+    search: NDArray[np.int64]
+    select: NDArray[np.int64]
+    report: NDArray[np.int64]
+
+
+def source(files: tuple[str, ...], dataset: str | None, say: Say) -> Source:
+    """The text asked for; without any, the built-in one, and says so."""
+    if files and dataset:
+        raise TextError("give --text or --dataset, not both")
+    if dataset:
+        found = read_dataset(dataset, announce=say)
+    else:
+        found = read_files(files) if files else builtin()
+    say(found.announcement)
+    return found
+
+
+def model(name: str, *, dtype: str, device: str, context: int, say: Say) -> LoadedModel:
+    """Load a model that can be run over `context` tokens."""
+    loaded = load_model(name, dtype=dtype, device=device, announce=say)
+    shape = loaded.shape
+    say(
+        f"model {loaded.name}: {loaded.origin}; {shape.layers} cached layers, {shape.kv_heads} KV "
+        f"heads of {shape.head_dim}, {loaded.dtype} on {loaded.device}"
+    )
+    most = max_context(loaded.model.config)
+    if most is not None and context > most:
+        raise TextError(f"the model's positions reach {most} tokens; lower --context {context}")
+    return loaded
+
+
+def text(loaded: LoadedModel, options: TextOptions, say: Say) -> Text:
+    """Tokenise, split and window the text.
+
+    Raises:
+        TextError: it is too short; the sentence says what would fit.
+    """
+    tokens = tokenize(loaded.tokenizer, source(options.files, options.dataset, say))
+    if options.report_files:
+        report = tokenize(loaded.tokenizer, read_files(options.report_files))
+        search, select = cut(tokens, {"search": 0.7, "select": 0.3})
+        parts = Parts(search, select, report)
+    else:
+        parts = split(tokens)
+    T, W = options.context, options.windows
+    return Text(
+        parts,
+        windows(parts.search, count=W, length=T),
+        windows(parts.select, count=W, length=T),
+        windows(parts.report, count=options.report_windows, length=T),
+    )
+
+
+def describe(parts: Parts) -> dict[str, dict[str, object]]:
+    """Names, sizes and hashes of the parts, for records."""
+
+    def one(t: Tokens) -> dict[str, object]:
+        return {
+            "name": t.name,
+            "tokens": int(t.ids.size),
+            "text_sha256": t.text_sha256,
+            "token_sha256": t.token_sha256,
+        }
+
+    return {"search": one(parts.search), "select": one(parts.select), "report": one(parts.report)}
+
+
+def setting(loaded: LoadedModel, budget: float | None, context: int, prompt: int = 0) -> Setting:
+    """What policies are sized for; `budget` is in fp16 slots per layer."""
+    if budget is not None and budget <= 0:
+        raise KvsearchError(f"--budget must be above 0 fp16 slots per layer, got {budget:g}")
+    if budget is not None and budget >= context:
+        raise TextError(
+            f"a window of {context} tokens never exceeds a budget of {budget:g} slots, so there is "
+            "nothing to compress; raise --context or lower --budget"
+        )
+    limit = None if budget is None else loaded.shape.budget_bytes(budget)
+    return Setting(loaded.shape, limit, context, prompt=prompt)

@@ -1,0 +1,198 @@
+"""From the files of a run to the summary that reports draw. Nothing is measured here."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from kvsearch.errors import RunError
+from kvsearch.files import write_atomic
+from kvsearch.pareto import front
+from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, plain
+from kvsearch.search.folder import RunFolder
+from kvsearch.stats import paired, standard_error
+
+Nll = NDArray[np.float32]
+
+
+def shape_from(model: dict[str, Any]) -> ModelShape:
+    """The shape that a run recorded."""
+    return ModelShape(**model["shape"])
+
+
+def read(folder: RunFolder) -> Summary:
+    """Rebuild the summary of a finished run.
+
+    Raises:
+        RunError: the folder holds no finished run, or is damaged.
+    """
+    asked = _json(folder.path / "study.json")
+    measured = _json(folder.path / "measured.json")
+    shape = shape_from(asked["model"])
+    start = int(asked["settings"]["score_from"]) - 1
+    trials = folder.trials()
+    searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
+    nll = {
+        m["name"]: folder.load_nll("report", m["fingerprint"])[0][:, start:]
+        for m in measured["rows"]
+    }
+    points = {
+        m["name"]: (
+            _peak(m, shape, asked),
+            float(nll[m["name"]].mean()),
+        )
+        for m in measured["rows"]
+    }
+    names = list(points)
+    on_front = {names[i] for i in front([points[n] for n in names])}
+    methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
+    rows = [
+        _row(m, asked, shape, nll, points, methods, m["name"] in on_front, searched)
+        for m in measured["rows"]
+    ]
+    counts: dict[str, int] = {}
+    for t in trials:
+        counts[t.state] = counts.get(t.state, 0) + 1
+    return Summary(
+        model=asked["model"],
+        text=asked["text"],
+        settings={**asked["settings"], "versions": asked["versions"]},
+        budget_bytes=asked["settings"]["budget_bytes"],
+        rows=sorted(rows, key=lambda r: r.nll),
+        trials=trials,
+        recommended=measured["recommended"],
+        counts=counts,
+        rechecks=_rechecks(folder, measured, nll, start),
+        seconds=float(measured["seconds"]),
+    )
+
+
+def write_tables(summary: Summary, folder: Path) -> None:
+    """Write `trials.parquet` and, if one is recommended, `best.json`."""
+    columns = {
+        name: pa.array([getattr(t, name) for t in summary.trials])
+        for name in (
+            "number",
+            "name",
+            "kind",
+            "state",
+            "fingerprint",
+            "nll",
+            "dnll",
+            "bytes_peak",
+            "seconds",
+            "error",
+        )
+    }
+    columns["policy"] = pa.array([json.dumps(plain(t.policy)) for t in summary.trials])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, compression="zstd")
+    write_atomic(folder / "trials.parquet", sink.getvalue().to_pybytes())
+    if summary.recommended is not None:
+        row = summary.row(summary.recommended)
+        about = {
+            "model": summary.model["name"],
+            "nll": row.nll,
+            "dnll_full": row.dnll_full.mean,
+            "bytes_peak": row.bytes_peak,
+            "tokens": row.tokens,
+        }
+        best = row.policy.model_copy(update={"name": row.name, "about": about})
+        write_atomic(folder / "best.json", best.to_json())
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as e:
+        raise RunError(
+            f"{file.parent} holds no finished run ({file.name} is missing); run the same "
+            "`kvsearch run` again to finish it"
+        ) from e
+    except (OSError, ValueError) as e:
+        raise RunError(f"cannot read {file}: {e}") from e
+    return data
+
+
+def _peak(m: dict[str, Any], shape: ModelShape, asked: dict[str, Any]) -> int:
+    policy = Policy.build(m["policy"])
+    return layout(policy, shape).bytes_peak(asked["settings"]["context"])
+
+
+def _row(
+    m: dict[str, Any],
+    asked: dict[str, Any],
+    shape: ModelShape,
+    nll: dict[str, Nll],
+    points: dict[str, tuple[int, float]],
+    methods: list[str],
+    on_front: bool,
+    searched: Mapping[str, float],
+) -> Row:
+    name, mine = m["name"], nll[m["name"]]
+    policy = Policy.build(m["policy"])
+    peak = points[name][0]
+    limit = max(peak, asked["settings"]["budget_bytes"])
+    rivals = [n for n in methods if n != name and points[n][0] <= limit]
+    best = min(rivals, key=lambda n: points[n][1], default=None)
+    decode = m.get("decode")
+    return Row(
+        name=name,
+        kind=m["kind"],
+        policy=policy,
+        fingerprint=m["fingerprint"],
+        tokens=int(mine.size),
+        nll=float(mine.mean()),
+        nll_se=standard_error(mine),
+        ppl=float(np.exp(mine.mean())),
+        dnll_full=paired(mine, nll["full"]) if name != "full" else Interval(0.0, 0.0, 0.0),
+        dnll_best=paired(mine, nll[best]) if best else None,
+        best=best,
+        search_dnll=searched.get(m["fingerprint"]),
+        bytes_peak=peak,
+        bytes_mean=layout(policy, shape).bytes_mean(asked["settings"]["context"]),
+        bytes_resident=m["bytes_resident"],
+        slots16=peak / shape.budget_bytes(1),
+        on_front=on_front,
+        within_budget=peak <= asked["settings"]["budget_bytes"],
+        seconds=m["seconds"],
+        decode=Throughput(**decode) if decode else None,
+        impls=m["impls"],
+    )
+
+
+def _rechecks(
+    folder: RunFolder, measured: dict[str, Any], report: dict[str, Nll], start: int
+) -> list[Recheck]:
+    """The recommended policy against the best of each kind, on the report text and on others."""
+    best = measured["recommended"]
+    if best is None:
+        return []
+    out = []
+    kinds = {m["name"]: m["kind"] for m in measured["rows"]}
+    keys = {m["name"]: m["fingerprint"] for m in measured["rows"]}
+    for text in ("report", *measured.get("also", {})):
+        if text == "report":
+            nll, label = report, "report text"
+        else:
+            label = measured["also"][text]["label"]
+            names = [n for n in measured["also"][text]["names"] if folder.has_nll(text, keys[n])]
+            nll = {n: folder.load_nll(text, keys[n])[0][:, start:] for n in names}
+        for kind in ("method", "composite"):
+            rivals = [n for n in nll if kinds[n] == kind and n != best and n in measured["fits"]]
+            if best in nll and rivals:
+                rival = min(rivals, key=lambda n: float(nll[n].mean()))
+                out.append(
+                    Recheck(label, best, rival, paired(nll[best], nll[rival]), int(nll[best].size))
+                )
+        if best in nll and "full" in nll and best != "full":
+            out.append(
+                Recheck(label, best, "full", paired(nll[best], nll["full"]), int(nll[best].size))
+            )
+    return out

@@ -1,0 +1,127 @@
+"""What one tick drops, and the pool of every slot that stays."""
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.book import ScoreBook
+from kvsearch.cache.store import Store, gather_flat
+from kvsearch.policy import LayerLayout
+
+
+def survivors(
+    layer: LayerLayout, n: int, cursor: int, scores: Tensor | None, device: torch.device
+) -> tuple[Tensor | None, int]:
+    """Slots that survive a tick.
+
+    Args:
+        layer: integers of the layer.
+        n: tokens held.
+        cursor: first slot that the ladder's present pass has not thinned.
+        scores: `[B, V, N]`, higher is better, or None to go by age.
+        device: where the index is needed.
+
+    Returns:
+        Rising slot indices, `[N']` or `[B, V, N']`, or None when all stay; and the new cursor.
+    """
+    target = layer.target
+    if target is None or n <= target:
+        return None, cursor
+    if layer.rungs is not None:
+        return _ladders(layer, n, cursor, scores, device)
+    p = layer.policy
+    drop = n - target
+    if scores is None:
+        slots = torch.arange(n - drop, device=device)
+        return torch.where(slots < p.sinks, slots, slots + drop), cursor
+    last = n - p.recents
+    # a stable sort drops the oldest of equals, so equal inputs always give equal choices
+    order = scores[..., p.sinks : last].sort(dim=-1, stable=True).indices[..., drop:]
+    kept = order.sort(-1).values + p.sinks
+    ends = [torch.arange(p.sinks, device=device), torch.arange(last, n, device=device)]
+    head, tail = (e.expand(*kept.shape[:-1], -1) for e in ends)
+    return torch.cat([head, kept, tail], -1), cursor
+
+
+def _ladders(
+    layer: LayerLayout, n: int, cursor: int, scores: Tensor | None, device: torch.device
+) -> tuple[Tensor, int]:
+    """Lay ladders from the cursor on until the target is met (LaCache's iterative compaction)."""
+    p, rung, target = layer.policy, layer.rungs, layer.target
+    assert rung is not None and target is not None
+    index = torch.arange(n, device=device)
+    if scores is not None:
+        index = index.expand(*scores.shape[:-1], -1)
+    cursor = max(cursor, p.sinks)
+    while n > target:
+        if n - 1 - cursor - p.recents < rung.A:
+            cursor = p.sinks
+        block = index[..., cursor : cursor + rung.B]
+        if scores is None:
+            kept = block[layer.offset : layer.offset + rung.A]
+        else:
+            best = scores.gather(-1, block).sort(dim=-1, stable=True).indices[..., rung.R :]
+            kept = block.gather(-1, best.sort(-1).values)
+        index = torch.cat([index[..., :cursor], kept, index[..., cursor + rung.B :]], -1)
+        cursor += rung.A
+        n -= rung.R
+    return index, cursor
+
+
+def assign_pools(
+    layer: LayerLayout, n: int, old: Tensor, scores: Tensor | None, device: torch.device
+) -> Tensor:
+    """Pool of each of the `n` slots left by a tick, `[N]` or `[B, V, N]` uint8.
+
+    Without scores the newest tokens are in the best tier. With scores, sinks and recents come
+    first, then the best scores; a tier prefers tokens that were never stored in a worse one, since
+    what was rounded away does not come back.
+
+    Args:
+        layer: integers of the layer.
+        n: tokens left.
+        old: pools before the tick, same slots; raw tokens count as the best tier.
+        scores: `[B, V, N]` of the same slots, or None.
+        device: where the result is needed.
+    """
+    p = layer.policy
+    counts = layer.tier_counts(n)
+    raw_pool = len(p.tiers)
+    fixed = min(n, p.fp16_sinks)
+    if scores is None or len(counts) == 1:
+        newest_first = [raw_pool] * fixed
+        for tier in range(len(counts) - 1, -1, -1):
+            newest_first += [tier] * counts[tier]
+        return torch.tensor(newest_first, dtype=torch.uint8, device=device)
+    rank = scores.clone()
+    rank[..., n - p.recents :] = float("inf")
+    rank[..., : p.sinks] = float("inf")
+    best = torch.where(old == raw_pool, torch.zeros_like(old), old).expand(rank.shape)
+    pools = torch.full(rank.shape, len(counts) - 1, dtype=torch.uint8, device=device)
+    by_rank = rank.sort(dim=-1, descending=True, stable=True).indices
+    taken = torch.zeros(rank.shape, dtype=torch.uint8, device=device)
+    taken[..., :fixed] = 1
+    for tier, count in enumerate(counts[:-1]):
+        spoilt = (best > tier).to(torch.uint8)
+        key = (2 * taken + spoilt).gather(-1, by_rank)
+        chosen = by_rank.gather(-1, key.sort(dim=-1, stable=True).indices[..., :count])
+        pools.scatter_(-1, chosen, tier)
+        taken.scatter_(-1, chosen, 1)
+    pools[..., :fixed] = raw_pool
+    return pools
+
+
+def tick(layer: LayerLayout, store: Store, book: ScoreBook | None, seen: int, cursor: int) -> int:
+    """Compact one layer after its `seen`-th token; returns the new cursor."""
+    device, old, scores = store.device, store.slot_pools(), None
+    if book is not None:
+        scores = book.ranks(seen, store.n - layer.policy.recents)
+    keep, cursor = survivors(layer, store.n, cursor, scores, device)
+    if keep is not None:
+        old = gather_flat(old, keep)
+        scores = None if scores is None else gather_flat(scores, keep)
+    n = store.n if keep is None else keep.shape[-1]
+    ranked = scores if layer.policy.tagged else None
+    store.compact(keep, assign_pools(layer, n, old, ranked, device))
+    if book is not None:
+        book.keep(keep)
+    return cursor

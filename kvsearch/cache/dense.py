@@ -1,0 +1,151 @@
+"""The store of evaluation: dense values that are exactly what the packed store reads back.
+
+Slots are in order of time. A slot's pool is its tier, or `raw` (the last pool) while it is in 16
+bits, which new tokens and fp16 sinks are.
+"""
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.formats import codecs
+from kvsearch.cache.store import gather, gather_flat
+from kvsearch.policy import LayerLayout
+
+
+class DenseStore:
+    """Slots of one layer as dense tensors in the model's type.
+
+    Attributes:
+        n: tokens held.
+        raw: newest tokens that no tick has seen.
+        pools: pool of every slot, `[N]` or per head `[B, H, N]`, uint8.
+    """
+
+    def __init__(self, layer: LayerLayout, native: torch.dtype) -> None:
+        self.codecs = codecs(layer, native)
+        self.raw_pool = len(self.codecs) - 1
+        self.single = len(layer.policy.tiers) == 1
+        self.n = self.raw = 0
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+        self.settled: tuple[Tensor, Tensor] | None = None
+        self.pools = torch.empty(0, dtype=torch.uint8)
+
+    def append(self, k: Tensor, v: Tensor, settled: tuple[Tensor, Tensor] | None = None) -> None:
+        """Add tokens `[B, H, M, D]`, see `Store.append`."""
+        m = k.shape[2]
+        self._reserve(k, v, self.n + m)
+        assert self.k is not None and self.v is not None
+        self.k[:, :, self.n : self.n + m] = k
+        self.v[:, :, self.n : self.n + m] = v
+        if settled is not None:
+            if self.settled is None or self.raw == 0:
+                self.settled = settled
+            else:
+                old_k, old_v = self.settled
+                self.settled = (
+                    torch.cat([old_k, settled[0]], 2),
+                    torch.cat([old_v, settled[1]], 2),
+                )
+        fresh = self.pools.new_full((*self.pools.shape[:-1], m), self.raw_pool)
+        self.pools = torch.cat([self.pools, fresh], -1)
+        self.n += m
+        self.raw += m
+
+    def _reserve(self, k: Tensor, v: Tensor, n: int) -> None:
+        if self.k is not None and self.v is not None and self.k.shape[2] >= n:
+            return
+        size = max(n, 64) if self.k is None else max(n, 2 * self.k.shape[2])
+        new_k = k.new_empty(*k.shape[:2], size, k.shape[3])
+        new_v = v.new_empty(*v.shape[:2], size, v.shape[3])
+        if self.k is not None and self.v is not None:
+            new_k[:, :, : self.n] = self.k[:, :, : self.n]
+            new_v[:, :, : self.n] = self.v[:, :, : self.n]
+        self.k, self.v = new_k, new_v
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, H, N, D]` in order of time."""
+        assert self.k is not None and self.v is not None
+        return self.k[:, :, : self.n], self.v[:, :, : self.n]
+
+    def compact(self, keep: Tensor | None, pools: Tensor) -> None:
+        """Drop all slots but `keep`, then move every slot into its pool.
+
+        Args:
+            keep: rising slot indices `[N]` or `[B, H, N]`; None keeps all.
+            pools: pool of every kept slot, `[N]` or `[B, H, N]`.
+        """
+        k, v = self.read()
+        old = self.pools
+        tail = self.raw
+        settled = self._settled_in_place() if self.single else None
+        if keep is not None:
+            k, v, old = gather(k, keep), gather(v, keep), gather_flat(old, keep)
+            if settled is not None:  # slot -> its place in `settled`; older slots point anywhere
+                back = (keep - (self.n - self.raw)).clamp_min(0)[..., -tail:]
+                settled = (gather(settled[0], back), gather(settled[1], back))
+        n = k.shape[2]
+        changed = old != pools
+        if self.single:  # only the newest `raw` survivors can change, see `append`
+            lo = max(0, n - tail)
+            part = changed[..., lo:]
+            self._settle_tail(k[:, :, lo:], v[:, :, lo:], part, settled, n - lo)
+        else:
+            k, v = k.clone() if keep is None else k, v.clone() if keep is None else v
+            for i, (kc, vc) in enumerate(self.codecs[:-1]):
+                moved = (changed & (pools == i)).expand(k.shape[:3])
+                k[moved], v[moved] = kc.fake(k[moved]), vc.fake(v[moved])
+        assert self.k is not None and self.v is not None
+        if keep is not None or not self.single:
+            self.k[:, :, :n], self.v[:, :, :n] = k, v
+        self.n, self.raw, self.pools, self.settled = n, 0, pools, None
+
+    def _settled_in_place(self) -> tuple[Tensor, Tensor] | None:
+        kc, vc = self.codecs[0]
+        if self.raw == 0 or (kc.fmt is None and vc.fmt is None):
+            return None
+        if self.settled is not None:
+            return self.settled
+        k, v = self.read()
+        lo = self.n - self.raw
+        return kc.fake(k[:, :, lo:]), vc.fake(v[:, :, lo:])
+
+    def _settle_tail(
+        self, k: Tensor, v: Tensor, changed: Tensor, settled: tuple[Tensor, Tensor] | None, m: int
+    ) -> None:
+        if settled is None or m == 0:
+            return
+        mask = changed.unsqueeze(-1)
+        k.copy_(torch.where(mask, settled[0][:, :, -m:], k))
+        v.copy_(torch.where(mask, settled[1][:, :, -m:], v))
+
+    def load(self, k: Tensor, v: Tensor, pools: Tensor, raw: int) -> None:
+        """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
+        for i, (kc, vc) in enumerate(self.codecs[:-1]):
+            mask = (pools == i).unsqueeze(-1)
+            k, v = torch.where(mask, kc.fake(k), k), torch.where(mask, vc.fake(v), v)
+        self.k, self.v = k.contiguous(), v.contiguous()
+        self.n, self.raw, self.pools, self.settled = k.shape[2], raw, pools, None
+
+    def slot_pools(self) -> Tensor:
+        """Pool of every slot."""
+        return self.pools
+
+    @property
+    def device(self) -> torch.device:
+        """Where the slots are."""
+        return torch.device("cpu") if self.k is None else self.k.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per sequence of the dense values; not what the policy costs."""
+        return 0 if self.k is None or self.v is None else 2 * self.k[0, :, : self.n].nbytes
+
+    def reorder(self, rows: Tensor) -> None:
+        """Select batch rows (beam search)."""
+        if self.k is not None and self.v is not None:
+            self.k, self.v = self.k[rows], self.v[rows]
+            if self.settled is not None:
+                self.settled = (self.settled[0][rows], self.settled[1][rows])
+            if self.pools.dim() == 3 and self.pools.shape[0] > 1:
+                self.pools = self.pools[rows]

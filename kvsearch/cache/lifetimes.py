@@ -1,0 +1,282 @@
+"""One pass over a text for policies that decide by age alone: every key has a life, not a mask.
+
+Without scores the schedule is known in advance. A key is an entry that queries `birth <= i < death`
+see; a key that is quantised at a tick is two entries, one before and one after. Re-indexed
+positions need two frames: keys behind the ladder's cursor keep their slot (`fixed`), keys ahead of
+it all move together with the query (`moving`), so inside each frame one rotation serves many steps.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvsearch.policy import LayerLayout, Policy
+
+if TYPE_CHECKING:
+    from kvsearch.cache.state import LayerState
+
+NEVER = 1 << 40
+BLOCK = 128  # queries that share one gather of the keys alive around them
+Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+def applies(policy: Policy) -> bool:
+    """Whether a text can be replayed in one pass."""
+    return not policy.scored and len(policy.tiers) == 1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Lives of all keys of one layer over a text of `T` tokens.
+
+    Attributes:
+        token, settled, fixed, angle, birth, death: entries `[E]`: which token, whether its
+            quantised value, which frame, the rotary index in that frame, and its life.
+        moving_at, fixed_at: rotary index of each query in either frame `[T]`.
+        held: tokens held at the end, in order of slots.
+        cursor: where the ladder's next block starts.
+    """
+
+    token: Ints
+    settled: Ints
+    fixed: Ints
+    angle: Ints
+    birth: Ints
+    death: Ints
+    moving_at: Ints
+    fixed_at: Ints
+    held: Ints
+    cursor: int
+
+    def around(self, start: int, stop: int) -> Ints:
+        """Entries that some query of `[start, stop)` sees, those of the fixed frame first."""
+        alive = np.flatnonzero((self.birth < stop) & (self.death > start))
+        return alive[np.argsort(1 - self.fixed[alive], kind="stable")]
+
+
+def first_tick(layer: LayerLayout, seen: Ints, prompt: int) -> Ints:
+    """Smallest tick at or after each number of tokens seen."""
+    p, c = layer.policy, layer.policy.interval
+    if not p.ticks:
+        return np.full_like(seen, NEVER)
+    if p.trigger == "stream":
+        return -(-seen // c) * c
+    later = (
+        np.full_like(seen, NEVER) if p.trigger == "prompt" else prompt + -((prompt - seen) // c) * c
+    )
+    return np.where(seen <= prompt, prompt, later)
+
+
+def plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
+    """Lives over a text of `T` tokens whose first `prompt` belong to the prompt."""
+    key = (layer.policy.fingerprint(), layer.slots, layer.offset, layer.rungs, T, prompt)
+    if key not in _plans:
+        if len(_plans) > 256:
+            _plans.clear()
+        _plans[key] = _make_plan(layer, T, prompt)
+    return _plans[key]
+
+
+_plans: dict[tuple[object, ...], Plan] = {}
+
+
+def _make_plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
+    lives = _ladder_lives if layer.rungs is not None else _window_lives
+    entries, moving_at, visible, held, cursor = lives(layer, T, prompt)
+    token, fixed, angle, birth, death = entries
+    settled = np.zeros_like(token)
+    if layer.policy.quantizes:
+        turn = first_tick(layer, token + 1, prompt)
+        turn[token < layer.policy.fp16_sinks] = NEVER
+        early, late = birth < turn, death > turn
+        stack = [
+            np.concatenate([x[early], y[late]])
+            for x, y in [
+                (token, token),
+                (fixed, fixed),
+                (angle, angle),
+                (birth, np.maximum(birth, turn)),
+                (np.minimum(death, turn), death),
+            ]
+        ]
+        settled = np.concatenate([settled[early], settled[late] + 1])
+        token, fixed, angle, birth, death = stack
+    return Plan(token, settled, fixed, angle, birth, death, moving_at, visible - 1, held, cursor)
+
+
+Entries = tuple[Ints, Ints, Ints, Ints, Ints]
+Lives = tuple[Entries, Ints, Ints, Ints, int]
+
+
+def _window_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
+    """Oldest first, sinks never: death in closed form."""
+    p = layer.policy
+    token = np.arange(T, dtype=np.int64)
+    death = np.full(T, NEVER, dtype=np.int64)
+    if layer.target is not None:
+        death = first_tick(layer, token + 1 + layer.target - p.sinks, prompt)
+        death[: p.sinks] = NEVER
+    fixed = (token < p.sinks).astype(np.int64)
+    gone = np.searchsorted(np.sort(death), token, side="right")
+    return (token, fixed, token, token, death), token, token + 1 - gone, token[death > T], p.sinks
+
+
+def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
+    """Ladders laid tick by tick; a pass renumbers what the cursor has left behind."""
+    p, rung, target = layer.policy, layer.rungs, layer.target
+    assert rung is not None and target is not None
+    open_since = np.arange(T, dtype=np.int64)
+    frame = (open_since < p.sinks).astype(np.int64)
+    angle = np.arange(T, dtype=np.int64)
+    moving_at = np.arange(T, dtype=np.int64)
+    visible = np.arange(1, T + 1, dtype=np.int64)
+    rows: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
+
+    def close(tokens: Ints, when: int) -> None:
+        rows.append(
+            (
+                tokens,
+                frame[tokens],
+                angle[tokens],
+                open_since[tokens],
+                np.full(len(tokens), when, dtype=np.int64),
+            )
+        )
+        open_since[tokens] = when
+
+    live, cursor, seen = np.empty(0, dtype=np.int64), p.sinks, 0
+    while True:
+        tick = int(first_tick(layer, np.array([seen + target - len(live) + 1]), prompt)[0])
+        end = min(tick, T)
+        live = np.concatenate([live, np.arange(seen, end, dtype=np.int64)])
+        visible[seen:end] = np.arange(len(live) - (end - seen) + 1, len(live) + 1)
+        seen = end
+        if tick > T:
+            break
+        while len(live) > target:
+            if len(live) - 1 - cursor - p.recents < rung.A:
+                cursor = p.sinks
+                moved = live[cursor:]
+                close(moved, seen)
+                frame[moved], angle[moved] = 0, np.arange(cursor, len(live))
+                angle[seen:] = moving_at[seen:] = np.arange(len(live), len(live) + T - seen)
+            block = live[cursor : cursor + rung.B]
+            kept = block[layer.offset : layer.offset + rung.A]
+            close(block, seen)
+            frame[kept], angle[kept] = 1, np.arange(cursor, cursor + rung.A)
+            live = np.concatenate([live[:cursor], kept, live[cursor + rung.B :]])
+            cursor += rung.A
+        if seen >= T:
+            break
+    close(live, NEVER)
+    token, fixed, pos, birth, death = (np.concatenate(part) for part in zip(*rows, strict=True))
+    if p.positions == "original":  # frames do not matter: one life a token
+        token, birth = np.arange(T, dtype=np.int64), np.arange(T, dtype=np.int64)
+        last = np.zeros(T, dtype=np.int64)
+        for tokens, _, _, _, ends in rows:
+            last[tokens] = np.maximum(last[tokens], ends)
+        return (token, birth * 0, token, birth, last), moving_at, visible, live, cursor
+    some = birth < death
+    return (
+        (token[some], fixed[some], pos[some], birth[some], death[some]),
+        moving_at,
+        visible,
+        live,
+        cursor,
+    )
+
+
+def prefill(
+    state: "LayerState", q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+) -> Tensor:
+    """Attend over a whole text from an empty cache, and leave the cache as the stream would.
+
+    Keys, values and queries are as in `LayerState.advance`, after rounding and un-rotation.
+    """
+    T = q.shape[2]
+    lives = plan(state.layer, T, state.prompt)
+    out = torch.empty_like(q)
+    versions_k, versions_v = k, v
+    if state.layer.policy.quantizes:
+        kc, vc = state.codecs[0]
+        versions_k, versions_v = torch.cat([k, kc.fake(k)], 2), torch.cat([v, vc.fake(v)], 2)
+    block = BLOCK if state.layer.policy.evicts else 2 * BLOCK
+    for start in range(0, T, block):
+        stop = min(start + block, T)
+        out[:, :, start:stop] = _attend(
+            state, lives, q[:, :, start:stop], versions_k, versions_v, T, start, scale, softcap
+        )
+    _leave(state, lives, k, v, T)
+    return out
+
+
+def _attend(
+    state: "LayerState",
+    lives: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    T: int,
+    start: int,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attention of one block of queries over the entries alive around it."""
+    stop = start + q.shape[2]
+    entries = lives.around(start, stop)
+    which = torch.from_numpy(lives.token[entries] + T * lives.settled[entries])
+    k, v = k.index_select(2, which.to(k.device)), v.index_select(2, which.to(v.device))
+    birth = torch.from_numpy(lives.birth[entries]).to(q.device)
+    death = torch.from_numpy(lives.death[entries]).to(q.device)
+    if not state.reindex:
+        return state.lifetime(
+            q, k, v, birth, death, first_query=start, scale=scale, softcap=softcap
+        )[0]
+    assert state.rotary is not None
+    k = state.rotary.turn(k, torch.from_numpy(lives.angle[entries]))
+    split = int(lives.fixed[entries].sum())
+    parts = []
+    for part, at in ((slice(None, split), lives.fixed_at), (slice(split, None), lives.moving_at)):
+        if birth[part].numel():
+            turned = state.rotary.turn(q, torch.from_numpy(at[start:stop]))
+            parts.append(
+                state.lifetime(
+                    turned,
+                    k[:, :, part],
+                    v[:, :, part],
+                    birth[part],
+                    death[part],
+                    first_query=start,
+                    scale=scale,
+                    softcap=softcap,
+                )
+            )
+    return merge(parts)
+
+
+def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Join attention over disjoint sets of keys by their log-sum-exps."""
+    if len(parts) == 1:
+        return parts[0][0]
+    total = torch.stack([lse for _, lse in parts]).logsumexp(0)
+    shares = [(lse - total).exp().unsqueeze(-1) for _, lse in parts]
+    return torch.stack([o * s for (o, _), s in zip(parts, shares, strict=True)]).sum(0)
+
+
+def _leave(state: "LayerState", lives: Plan, k: Tensor, v: Tensor, T: int) -> None:
+    """Fill the store with what is held after the last token."""
+    layer = state.layer
+    ticked = first_tick(layer, lives.held + 1, state.prompt) <= T
+    pools = np.where(ticked, 0, len(layer.policy.tiers)).astype(np.uint8)
+    pools[lives.held < layer.policy.fp16_sinks] = len(layer.policy.tiers)
+    held = torch.from_numpy(lives.held).to(k.device)
+    state.store.load(
+        k.index_select(2, held),
+        v.index_select(2, held),
+        torch.from_numpy(pools).to(k.device),
+        int((~ticked).sum()),
+    )
+    state.seen, state.cursor = T, lives.cursor

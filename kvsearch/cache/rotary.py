@@ -1,0 +1,38 @@
+"""Moving keys and queries to another rotary angle (RoPE in the half-split layout)."""
+
+import torch
+from torch import Tensor
+
+
+class Rotary:
+    """Rotates vectors by a number of positions.
+
+    Args:
+        inv_freq: angle per position of each channel pair, `[R / 2]`; channels beyond `R` of a head
+            carry no angle (partial rotary embeddings).
+    """
+
+    def __init__(self, inv_freq: Tensor) -> None:
+        self.inv_freq = inv_freq.detach().float()
+        self.width = 2 * inv_freq.shape[0]
+
+    def turn(self, x: Tensor, by: Tensor) -> Tensor:
+        """Rotate `x` `[..., N, D]` by `by` positions, `[N]` or broadcastable `[..., N]`.
+
+        Angles are exact (float64), so that the same distance reached from two positions gives the
+        same product.
+        """
+        angle = by.to(x.device, torch.float64).unsqueeze(-1) * self.inv_freq.double().to(x.device)
+        return self._rotate(x, angle)
+
+    def undo(self, x: Tensor, at: Tensor) -> Tensor:
+        """Take back the rotation that the model gave `x` at positions `at`, in its own float32."""
+        angle = at.to(x.device, torch.float32).unsqueeze(-1) * self.inv_freq.to(x.device)
+        return self._rotate(x, -angle)
+
+    def _rotate(self, x: Tensor, angle: Tensor) -> Tensor:
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        rot, rest = x[..., : self.width], x[..., self.width :]
+        a, b = rot.chunk(2, -1)
+        out = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([out, rest], -1) if rest.shape[-1] else out

@@ -1,0 +1,65 @@
+"""What a store of one layer's slots can do, and how slots are picked."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Store(Protocol):
+    """Slots of one layer in order of time; `DenseStore` evaluates, `PackedStore` deploys.
+
+    Attributes:
+        n: tokens held.
+        raw: newest tokens that no tick has seen, in 16 bits.
+    """
+
+    n: int
+    raw: int
+
+    def append(self, k: Tensor, v: Tensor, settled: tuple[Tensor, Tensor] | None = None) -> None:
+        """Add tokens `[B, H, M, D]`, already rounded to 16 bits.
+
+        `settled` is what a single quantised tier will read back for them, if already known.
+        """
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, H, N, D]`, as attention sees them."""
+
+    def compact(self, keep: Tensor | None, pools: Tensor) -> None:
+        """Drop all slots but `keep` (`[N]` or `[B, V, N]`), then move slots to `pools`."""
+
+    def load(self, k: Tensor, v: Tensor, pools: Tensor, raw: int) -> None:
+        """Start from 16-bit values `[B, H, N, D]`; the last `raw` are raw."""
+
+    def slot_pools(self) -> Tensor:
+        """Pool of every slot, `[N]` or `[B, V, N]` uint8; the last pool is 16 bits."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the slots are."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per sequence of the tensors held."""
+
+    def reorder(self, rows: Tensor) -> None:
+        """Select batch rows (beam search)."""
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """Take slots `index` (`[N]`, or per head `[B, V, N]`) of `x` `[B, H, T, D]`."""
+    if index.dim() == 1:
+        return x.index_select(2, index)
+    index = index.expand(x.shape[0], x.shape[1], -1)
+    return x.gather(2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+
+
+def gather_flat(x: Tensor, index: Tensor) -> Tensor:
+    """Take slots of per-slot data `[..., T]`, whose leading axes may broadcast with `index`."""
+    if x.dim() == 1:
+        return x[index]
+    if index.dim() == 1:
+        return x.index_select(-1, index)
+    shape = torch.broadcast_shapes(x.shape[:-1], index.shape[:-1])
+    return x.expand(*shape, -1).gather(-1, index.expand(*shape, -1))

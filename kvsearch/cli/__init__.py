@@ -1,0 +1,81 @@
+"""The command line: parses, calls, prints. Results on stdout, everything else on stderr."""
+
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from kvsearch.errors import KvsearchError, nearest
+
+COMMANDS = {
+    "run": "search, choose and report: the main job",
+    "eval": "measure methods and policy files on a text",
+    "report": "rebuild the report of a run",
+    "export": "write a policy for a runtime",
+    "bench": "decode speed of a policy against the full cache",
+    "methods": "the published methods as points of the space",
+    "validate": "check policy and space files",
+    "schema": "the JSON schema of a policy file",
+}
+
+
+class Lazy(click.Group):
+    """Imports a command's module when it is called, so that `--help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order in which people need them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command called `cmd_name`."""
+        if cmd_name not in COMMANDS:
+            raise click.UsageError(f"unknown command {cmd_name!r}{nearest(cmd_name, COMMANDS)}")
+        from importlib import import_module
+
+        command: click.Command = import_module(f"kvsearch.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvsearch")
+def cli() -> None:
+    """Find the KV-cache policy for your model, your text and your memory.
+
+    Start with: kvsearch run --budget 256
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; exit codes: 0 done, 2 mendable by the user, 130 interrupted, 1 our fault."""
+    args = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in args
+    args = [a for a in args if a != "--debug"]
+    try:
+        code: Any = cli.main(args=args, prog_name="kvsearch", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        click.echo("interrupted; the same command goes on from here", err=True)
+        sys.exit(130)
+    except (click.ClickException, KvsearchError) as e:
+        if debug:
+            traceback.print_exc()
+        text = e.format_message() if isinstance(e, click.ClickException) else str(e)
+        click.echo(f"kvsearch: {text}", err=True)
+        sys.exit(2)
+    except Exception as e:
+        if debug:
+            traceback.print_exc()
+        click.echo(
+            f"kvsearch: this should not have happened ({type(e).__name__}: {e}); "
+            "run again with --debug and report it",
+            err=True,
+        )
+        sys.exit(1)

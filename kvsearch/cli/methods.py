@@ -1,0 +1,35 @@
+"""`kvsearch methods`."""
+
+import json
+
+import click
+
+from kvsearch.cli.options import output_options
+
+
+@click.command("methods")
+@output_options
+def command(as_json: bool, quiet: bool) -> None:
+    """List the published methods and hand-made composites as points of the space."""
+    from kvsearch.methods import METHODS
+
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    name: {
+                        "kind": m.kind,
+                        "about": m.about,
+                        "knobs": m.knobs,
+                        "baseline": m.baseline,
+                    }
+                    for name, m in METHODS.items()
+                }
+            )
+        )
+        return
+    for name, m in METHODS.items():
+        knobs = " ".join(
+            f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in m.knobs.items()
+        )
+        click.echo(f"{name:<20} {m.kind:<10} {m.about}\n{'':<20} {'':<10} {knobs or '(defaults)'}")

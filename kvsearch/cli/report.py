@@ -1,0 +1,35 @@
+"""`kvsearch report`."""
+
+import json
+from pathlib import Path
+
+import click
+
+from kvsearch.cli.options import output_options
+
+
+@click.command("report")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@output_options
+def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
+    """Rebuild the report, the plots and the tables of a run from its records."""
+    from kvsearch.app.summary import read, shape_from, write_tables
+    from kvsearch.errors import RunError
+    from kvsearch.records import plain
+    from kvsearch.report import write_report
+    from kvsearch.report.terminal import closing
+    from kvsearch.search.folder import RunFolder
+
+    if not run_dir.is_dir():
+        raise RunError(f"there is no run folder {run_dir}")
+    folder = RunFolder(run_dir)
+    try:
+        summary = read(folder)
+        write_report(summary, run_dir, shape=shape_from(summary.model))
+        write_tables(summary, run_dir)
+    finally:
+        folder.close()
+    if as_json:
+        click.echo(json.dumps({"out": str(run_dir), **plain(summary)}))
+    else:
+        click.echo(closing(summary, run_dir))

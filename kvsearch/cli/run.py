@@ -1,0 +1,72 @@
+"""`kvsearch run`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvsearch.cli.options import model_options, output_options, text_options
+
+
+@click.command("run")
+@click.option(
+    "--budget",
+    default=256.0,
+    show_default=True,
+    help="memory, in fp16 slots per layer; everything is counted",
+)
+@model_options
+@text_options
+@click.option(
+    "--report-text",
+    "report_files",
+    multiple=True,
+    metavar="FILE",
+    help="report on this text instead of on a part of --text",
+)
+@click.option("--also", multiple=True, metavar="FILE", help="check the answer on this text as well")
+@click.option("--context", default=2048, show_default=True, help="tokens of a window")
+@click.option("--windows", default=1, show_default=True, help="windows that the search sees")
+@click.option("--report-windows", default=2, show_default=True, help="windows of the report")
+@click.option("--score-from", type=int, help="first scored position [default: the budget]")
+@click.option("--trials", default=24, show_default=True, help="policies beyond the methods")
+@click.option(
+    "--space", default="default", show_default=True, help="search space: name or YAML file"
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--no-bench", is_flag=True, help="skip the decode speed")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="folder of the run [default: runs/...]"
+)
+@output_options
+def command(
+    files: tuple[str, ...],
+    dataset: str | None,
+    report_files: tuple[str, ...],
+    context: int,
+    windows: int,
+    report_windows: int,
+    no_bench: bool,
+    as_json: bool,
+    quiet: bool,
+    **rest: Any,
+) -> None:
+    """Search the policy space of a model and report the front.
+
+    Running the same command again goes on where it stopped.
+    """
+    from kvsearch.app.inputs import TextOptions
+    from kvsearch.app.progress import Shown
+    from kvsearch.app.run import Run, RunOptions
+    from kvsearch.records import plain
+    from kvsearch.report.terminal import closing
+
+    text = TextOptions(files, dataset, report_files, context, windows, report_windows)
+    options = RunOptions(text=text, bench=not no_bench, **rest)
+    run = Run(options, Shown(quiet))
+    summary = run.go()
+    if as_json:
+        click.echo(json.dumps({"out": str(run.folder.path), **plain(summary)}))
+    else:
+        click.echo(closing(summary, run.folder.path))

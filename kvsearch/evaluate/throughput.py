@@ -1,0 +1,93 @@
+"""Decode speed of a deployed policy against the full cache, in interleaved pairs.
+
+Both caches are filled with the same context. Then each pair decodes the same tokens first with one,
+then with the other, so that a drifting machine slows both alike.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvsearch.cache.huggingface import PolicyCache, full_cache
+from kvsearch.errors import TextError
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy, layout
+from kvsearch.records import Throughput
+
+
+def measure(
+    loaded: LoadedModel,
+    policy: Policy,
+    ids: NDArray[np.int64],
+    *,
+    context: int,
+    pairs: int = 5,
+    steps: int = 16,
+    progress: Callable[[int], None] | None = None,
+) -> Throughput:
+    """Time decoding after `context` tokens.
+
+    Args:
+        loaded: the model.
+        policy: what the deployed cache holds.
+        ids: tokens `[N]`; `context + (pairs + 1) * steps` are needed.
+        context: tokens in the cache when the clock starts.
+        pairs: timed pairs, after one that is not counted.
+        steps: tokens decoded per half of a pair.
+        progress: called after each pair.
+
+    Returns:
+        Medians and quartiles over pairs, in tokens per second of one sequence.
+    """
+    need = context + (pairs + 1) * steps
+    if len(ids) < need:
+        raise TextError(f"{len(ids)} tokens are too few to time {need}; lower --context")
+    x = torch.from_numpy(np.asarray(ids[:need])).to(loaded.device)[None]
+    mine = PolicyCache(policy, loaded.model, packed=True)
+    full = full_cache(loaded.model)
+    times: dict[str, list[float]] = {"mine": [], "full": []}
+    with torch.inference_mode():
+        for cache in (mine, full):
+            loaded.model.base_model(x[:, :context], past_key_values=cache, use_cache=True)
+        for pair in range(pairs + 1):
+            part = x[:, context + pair * steps : context + (pair + 1) * steps]
+            order = ("mine", "full") if pair % 2 else ("full", "mine")
+            for name in order:
+                spent = _decode(loaded, mine if name == "mine" else full, part)
+                if pair:
+                    times[name].append(spent)
+            if progress is not None:
+                progress(pair)
+    a, b = np.array(times["mine"]), np.array(times["full"])
+    lo, mid, hi = np.quantile(b / a, [0.25, 0.5, 0.75])
+    return Throughput(
+        tokens_per_s=float(steps / np.median(a)),
+        full_tokens_per_s=float(steps / np.median(b)),
+        ratio=float(mid),
+        ratio_lo=float(lo),
+        ratio_hi=float(hi),
+        pairs=pairs,
+        context=context,
+        device=loaded.device,
+        bytes_resident=mine.bytes_resident,
+        full_bytes=layout(Policy(), mine.shape).bytes_at(need),
+    )
+
+
+def _decode(loaded: LoadedModel, cache: Any, part: torch.Tensor) -> float:
+    """Seconds to decode the tokens of `part` `[1, steps]` one by one."""
+    _wait(loaded.device)
+    start = time.perf_counter()
+    for i in range(part.shape[1]):
+        loaded.model(part[:, i : i + 1], past_key_values=cache, use_cache=True)
+    _wait(loaded.device)
+    return time.perf_counter() - start
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

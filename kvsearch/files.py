@@ -1,0 +1,65 @@
+"""Files that are either whole or absent, whatever happens while they are written."""
+
+import contextlib
+import errno
+import os
+import secrets
+from pathlib import Path
+
+from kvsearch.errors import RunError
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EROFS: "the disk is read-only; choose another folder with --out",
+    errno.EACCES: "permission denied; choose another folder with --out",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder with --out",
+}
+
+
+def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
+    """Write a file so that a reader sees the old content or all of the new, never a part.
+
+    Missing parent folders are made. The data are on the disk when the call returns, so a journal
+    line that names the file may be written next.
+
+    Args:
+        path: the file.
+        data: its whole content; text is stored as UTF-8, line ends as given.
+
+    Returns:
+        The path.
+
+    Raises:
+        RunError: the file cannot be written; an older file of that name is untouched.
+    """
+    path = Path(path)
+    raw = data.encode("utf-8") if isinstance(data, str) else data
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with draft.open("xb") as f:
+                f.write(raw)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+    except OSError as e:
+        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
+        raise RunError(f"cannot write {path}: {why}") from e
+    return path
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable, where the system lets a folder be synced."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,240 @@
+"""The vocabulary of the search: named knobs that turn into a policy of a given size.
+
+A search space and a published method are both dictionaries over these knobs, so every method is a
+point of the space. Slots are not a knob: a policy gets as many as its share of the byte budget pays
+for, once bits, scales, scores and headroom are counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvsearch.errors import PolicyError, nearest
+from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, Spread, Tier, layout
+
+Value = str | int | float | bool
+
+SCORES: dict[str, Score | None] = {
+    "none": None,
+    "h2o": Score(),
+    "mean": Score(beta=1),
+    "xmu": Score(alpha=1, beta=1),
+    "xmu-forget": Score(alpha=1, beta=1, horizon=512, kind="decay"),
+    "forget": Score(horizon=512, kind="decay"),
+    "tova": Score(horizon=1, share="layer"),
+    "snapkv": Score(horizon=32, pool=5),
+}
+
+LADDERS: dict[str, Ladder | None] = {
+    "none": None,
+    "quarter": Ladder(span=0.25, overlap=0.5),
+    "quarter-contiguous": Ladder(span=0.25, overlap=0.5, order="contiguous"),
+    "half": Ladder(span=0.5, overlap=0.0),
+    "half-overlap": Ladder(span=0.5, overlap=0.5),
+}
+
+
+def _tiers(*parts: tuple[float, int, int]) -> tuple[Tier, ...]:
+    return tuple(Tier.model_validate(dict(share=s, key_bits=k, value_bits=v)) for s, k, v in parts)
+
+
+TIERS: dict[str, tuple[Tier, ...]] = {
+    "16": _tiers((1, 16, 16)),
+    "k8v8": _tiers((1, 8, 8)),
+    "k8v4": _tiers((1, 8, 4)),
+    "k4v4": _tiers((1, 4, 4)),
+    "k4v3": _tiers((1, 4, 3)),
+    "k4v2": _tiers((1, 4, 2)),
+    "k3v3": _tiers((1, 3, 3)),
+    "k2v2": _tiers((1, 2, 2)),
+    "k1v1": _tiers((1, 1, 1)),
+    "8-4": _tiers((0.3, 8, 8), (0.7, 4, 4)),
+    "4-v2": _tiers((0.5, 4, 4), (0.5, 4, 2)),
+    "16-4": _tiers((0.1, 16, 16), (0.9, 4, 4)),
+    # XMU's Table 1, by the ratio it prints; its 0.6 adds up to 0.45, 0.6-fixed is what it means
+    "xmu-0.1": _tiers((0.2, 4, 4), (0.8, 1, 1)),
+    "xmu-0.2": _tiers((0.6, 4, 4), (0.4, 2, 2)),
+    "xmu-0.4": _tiers((0.6, 8, 8), (0.4, 4, 4)),
+    "xmu-0.6-printed": _tiers((0.8, 8, 8), (0.2, 4, 4)),
+    "xmu-0.6-fixed": _tiers((0.2, 16, 16), (0.8, 8, 8)),
+    "xmu-0.8": _tiers((0.6, 16, 16), (0.4, 8, 8)),
+}
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One knob: its default and the values it admits.
+
+    Attributes:
+        default: value when a space or method does not name the knob.
+        names: admitted words; numbers are admitted when `number` is set.
+        number: `int` or `float` if numbers are admitted.
+        about: one line for people.
+    """
+
+    default: Value
+    names: tuple[str, ...] = ()
+    number: type | None = None
+    about: str = ""
+
+
+KNOBS: dict[str, Knob] = {
+    "fill": Knob(1.0, (), float, "share of the byte budget to use"),
+    "evict": Knob(True, (), bool, "false keeps every token"),
+    "interval": Knob(1, (), int, "tokens between compactions"),
+    "trigger": Knob("stream", ("stream", "prompt", "prompt+stream"), None, "when to compact"),
+    "sinks": Knob(0, (), int, "first tokens, never evicted"),
+    "recents": Knob(0, ("half", "layers"), int, "newest tokens, never evicted"),
+    "score": Knob("none", tuple(SCORES), None, "rank by attention received"),
+    "ladder": Knob("none", tuple(LADDERS), None, "depth-staggered eviction"),
+    "tiers": Knob("16", tuple(TIERS), None, "bits of keys and values"),
+    "group": Knob(64, ("head",), int, "channels per scale"),
+    "rotate": Knob(False, (), bool, "Hadamard rotation before quantising"),
+    "levels": Knob("uniform", ("uniform", "lloyd"), None, "codebook"),
+    "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
+    "spread": Knob("uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"),
+    "exponent": Knob(0.5, (), float, "of the measured sensitivity"),
+    "beta": Knob(20.0, (), float, "steepness of the pyramid"),
+    "positions": Knob("original", ("original", "cache"), None, "rotary index of keys"),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a policy is sized for.
+
+    Attributes:
+        shape: the model's.
+        budget: bytes per sequence that the peak may reach, or None for no limit.
+        tokens: length of the stream; policies that keep every token grow with it.
+        sensitivity: measured harm per layer, or empty if it was not measured.
+        prompt: tokens of the stream that one forward call brings in at its start.
+    """
+
+    shape: ModelShape
+    budget: int | None
+    tokens: int
+    sensitivity: tuple[float, ...] = ()
+    prompt: int = 0
+
+
+def check_value(knob: str, value: Any) -> str | None:
+    """Why `value` is not admitted for `knob`, or None."""
+    if knob not in KNOBS:
+        return f"unknown knob {knob!r}{nearest(knob, KNOBS)}"
+    known = KNOBS[knob]
+    if known.number is bool:
+        return None if isinstance(value, bool) else f"{value!r} is not true or false"
+    if isinstance(value, str):
+        return (
+            None
+            if value in known.names
+            else f"unknown value {value!r}{nearest(value, known.names)}"
+        )
+    fits = isinstance(value, int | float) and not isinstance(value, bool)
+    if known.number is None or not fits:
+        return f"{value!r} is not one of {', '.join(known.names)}"
+    if known.number is int and value != int(value):
+        return f"{value!r} is not a whole number"
+    return None
+
+
+def build(knobs: Mapping[str, Value], setting: Setting, name: str | None = None) -> Policy:
+    """The policy that `knobs` describe, with as many slots as the budget pays for.
+
+    Raises:
+        PolicyError: an unknown knob or value, or a budget too small for what is never evicted.
+    """
+    for knob, value in knobs.items():
+        if reason := check_value(knob, value):
+            raise PolicyError(f"knob {knob}: {reason}")
+    get = {k: knobs.get(k, v.default) for k, v in KNOBS.items()}
+    if not get["evict"]:
+        return _policy(get, setting, None, name)
+    if setting.budget is None:
+        raise PolicyError("a budget is needed to size this policy")
+    return _largest(get, setting, int(setting.budget * float(get["fill"])), name)
+
+
+def _largest(get: dict[str, Value], setting: Setting, limit: int, name: str | None) -> Policy:
+    """The policy with the most slots whose peak is at most `limit` bytes."""
+    best: Policy | None = None
+    reason = f"{limit} bytes pay for no slot"
+    low, high = 1, 2
+    while high < 4 * setting.tokens and (p := _fits(get, setting, high, limit, name)) is not False:
+        best, low, high = p or best, high, 2 * high
+    while low + 1 < high:
+        mid = (low + high) // 2
+        p = _fits(get, setting, mid, limit, name)
+        if p is False:
+            high = mid
+        else:
+            best, low = p or best, mid
+    if best is None:
+        try:
+            layout(_policy(get, setting, low, name), setting.shape)
+        except PolicyError as e:
+            reason = str(e)
+        raise PolicyError(f"budget too small: {reason}")
+    return best
+
+
+def _fits(
+    get: dict[str, Value], setting: Setting, slots: int, limit: int, name: str | None
+) -> Policy | Literal[False] | None:
+    """The policy with `slots`, False if over the limit, None if too few slots to exist."""
+    try:
+        policy = _policy(get, setting, slots, name)
+        peak = layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
+    except PolicyError:
+        return None
+    return policy if peak <= limit else False
+
+
+def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: str | None) -> Policy:
+    shape = setting.shape
+    group = shape.head_dim if get["group"] == "head" else int(get["group"])
+    while shape.head_dim % group:
+        group -= 1
+    recents = get["recents"]
+    if recents == "half":
+        recents = (slots or 0) // 2
+    elif recents == "layers":
+        recents = shape.layers
+    kind = get["spread"]
+    if kind == "sensitivity" and not setting.sensitivity:
+        raise PolicyError("spread 'sensitivity' needs the model's sensitivity to be measured")
+    weights = setting.sensitivity if kind == "sensitivity" else ()
+    fields: dict[str, Any] = dict(
+        name=name,
+        slots=slots,
+        interval=int(get["interval"]),
+        trigger=get["trigger"],
+        sinks=int(get["sinks"]),
+        recents=int(recents),
+        spread=Spread.model_validate(
+            dict(kind=kind, beta=get["beta"], exponent=get["exponent"], weights=weights)
+        ),
+        ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
+        score=_score(SCORES[str(get["score"])], int(get["interval"])),
+        tiers=TIERS[str(get["tiers"])],
+        quantizer=Quantizer.model_validate(
+            dict(
+                group=group,
+                rotate=get["rotate"],
+                levels=get["levels"],
+                fp16_sinks=get["fp16_sinks"],
+            )
+        ),
+        positions=get["positions"],
+    )
+    return Policy.build(fields, where=name or "policy")
+
+
+def _score(score: Score | None, interval: int) -> Score | None:
+    """A window that fits the interval: at most it, or a multiple of it."""
+    if score is None or score.kind != "window" or score.horizon is None:
+        return score
+    if score.horizon <= interval or score.horizon % interval == 0:
+        return score
+    return score.model_copy(update={"horizon": interval * max(1, score.horizon // interval)})

@@ -1,0 +1,181 @@
+"""The published methods, and the composites people build by hand, as named points of the space.
+
+A new method is one line. `single` marks published methods that use one axis (eviction or bits);
+`composite` marks hand-made combinations, which a search must beat to be worth its time.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvsearch.errors import PolicyError, nearest
+from kvsearch.knobs import Setting, Value, build
+from kvsearch.policy import Policy
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named point.
+
+    Attributes:
+        knobs: what differs from the defaults.
+        kind: `full`, `single` or `composite`.
+        about: one line, with the paper.
+        baseline: whether runs compare with it by default.
+    """
+
+    knobs: dict[str, Value]
+    kind: Literal["full", "single", "composite"]
+    about: str
+    baseline: bool = True
+
+
+_LA: dict[str, Value] = dict(sinks=4, recents="layers", positions="cache")
+_SNAP: dict[str, Value] = dict(score="snapkv", recents=32, interval=32)
+_KEEP: dict[str, Value] = dict(evict=False, interval=64)
+_XMU: dict[str, Value] = dict(_KEEP, score="xmu-forget", recents=1)
+_BY_HAND: dict[str, Value] = dict(interval=64, tiers="k4v4")
+
+METHODS: dict[str, Method] = {
+    "full": Method(dict(evict=False), "full", "every token in 16 bits"),
+    "window": Method({}, "single", "newest tokens only", baseline=False),
+    "streamingllm": Method(
+        dict(sinks=4, positions="cache"), "single", "sinks + window (arXiv:2309.17453)"
+    ),
+    "lacache": Method(
+        dict(_LA, ladder="quarter"), "single", "ladder (arXiv:2507.14204), its code's order"
+    ),
+    "lacache-contiguous": Method(
+        dict(_LA, ladder="quarter-contiguous"),
+        "single",
+        "ladder, the order of its text",
+        baseline=False,
+    ),
+    "lacache-half": Method(
+        dict(_LA, ladder="half"), "single", "ladder, its command line's default", baseline=False
+    ),
+    "h2o": Method(
+        dict(score="h2o", recents="half"), "single", "heavy hitters + recents (arXiv:2306.14048)"
+    ),
+    "h2o-cache": Method(
+        dict(score="h2o", recents="half", positions="cache"),
+        "single",
+        "h2o with re-indexed positions",
+        baseline=False,
+    ),
+    "tova": Method(dict(score="tova"), "single", "last row's attention (arXiv:2401.06104)"),
+    "snapkv": Method(_SNAP, "single", "observation window, every 32 tokens (arXiv:2404.14469)"),
+    "snapkv-prompt": Method(
+        dict(_SNAP, trigger="prompt"),
+        "single",
+        "snapkv as published: once, after the prompt",
+        baseline=False,
+    ),
+    "pyramidkv": Method(
+        dict(_SNAP, spread="pyramid"), "single", "snapkv with pyramid budgets (arXiv:2406.02069)"
+    ),
+    "pyramidkv-prompt": Method(
+        dict(_SNAP, spread="pyramid", trigger="prompt"),
+        "single",
+        "pyramidkv as published: once, after the prompt",
+        baseline=False,
+    ),
+    "xmu-evict": Method(
+        dict(score="xmu-forget", recents=1), "single", "XMU without tiers: corrected, forgetting"
+    ),
+    "xmu-evict-nowindow": Method(
+        dict(score="xmu", recents=1),
+        "single",
+        "XMU without tiers, nothing forgotten",
+        baseline=False,
+    ),
+    "xmu": Method(
+        dict(score="xmu-forget", recents=1, interval=64, tiers="xmu-0.4"),
+        "composite",
+        "XMU within a budget: corrected, forgetting, 60 % in 8 bits, 40 % in 4",
+    ),
+    "xmu-uncorrected": Method(
+        dict(score="h2o", recents=1, interval=64, tiers="xmu-0.4"),
+        "composite",
+        "xmu without correction and window",
+        baseline=False,
+    ),
+    "xmu-nowindow": Method(
+        dict(score="xmu", recents=1, interval=64, tiers="xmu-0.4"),
+        "composite",
+        "xmu, correction only",
+        baseline=False,
+    ),
+    "xmu-nocorrection": Method(
+        dict(score="forget", recents=1, interval=64, tiers="xmu-0.4"),
+        "composite",
+        "xmu, window only",
+        baseline=False,
+    ),
+    **{
+        f"xmu-{row}": Method(
+            dict(_XMU, tiers=f"xmu-{row}"),
+            "single",
+            f"XMU's Table 1, ratio {row}, nothing evicted",
+            baseline=False,
+        )
+        for row in ("0.1", "0.2", "0.4", "0.6-printed", "0.6-fixed", "0.8")
+    },
+    **{
+        f"int{bits}": Method(
+            dict(_KEEP, tiers=tiers),
+            "single",
+            f"everything in {bits} bits, nothing evicted",
+            baseline=False,
+        )
+        for bits, tiers in ((8, "k8v8"), (4, "k4v4"), (3, "k3v3"), (2, "k2v2"), (1, "k1v1"))
+    },
+    "window+int4": Method(dict(_BY_HAND, sinks=4), "composite", "sinks + window in 4 bits"),
+    "h2o+int4": Method(
+        dict(_BY_HAND, score="h2o", recents=64), "composite", "H2O in 4 bits, textbook settings"
+    ),
+    "xmu+int4": Method(
+        dict(_BY_HAND, score="xmu", recents=64), "composite", "XMU's score in 4 bits"
+    ),
+    "h2o+k4v2": Method(
+        dict(_BY_HAND, score="h2o", recents=64, tiers="k4v2"),
+        "composite",
+        "H2O with 4-bit keys and 2-bit values",
+    ),
+    "h2o+int4-fine": Method(
+        dict(score="h2o", recents=128, interval=16, tiers="k4v4", group=32, sinks=4),
+        "composite",
+        "H2O in 4 bits, tuned by hand: short interval, small groups",
+    ),
+    "rotated+sensitivity": Method(
+        dict(
+            score="xmu",
+            recents=128,
+            interval=16,
+            tiers="k4v4",
+            sinks=4,
+            rotate=True,
+            levels="lloyd",
+            fp16_sinks=True,
+            spread="sensitivity",
+        ),
+        "composite",
+        "a designed combination: rotated 4 bits, fp16 sinks, measured budgets per layer",
+        baseline=False,
+    ),
+}
+
+
+def find(name: str) -> Method:
+    """The method called `name`; a misspelt name raises a `PolicyError` with the nearest ones."""
+    if name not in METHODS:
+        raise PolicyError(f"unknown method {name!r}{nearest(name, METHODS)}")
+    return METHODS[name]
+
+
+def at(name: str, setting: Setting) -> Policy:
+    """The method called `name`, sized to a setting.
+
+    Raises:
+        PolicyError: unknown name, or a budget too small for it.
+    """
+    return build(find(name).knobs, setting, name=name)

@@ -1,0 +1,151 @@
+"""Loading a causal language model by name, on the dtype and device asked for."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvsearch.errors import ModelError, nearest
+from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.gguf import converted
+from kvsearch.models.locate import locate
+from kvsearch.models.memory import require_memory
+from kvsearch.models.read import brief, read
+from kvsearch.models.shape import shape_of, text_config
+from kvsearch.models.weights import digest, parameters, weight_files
+from kvsearch.policy import ModelShape
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+}
+_PEAK_OF_GGUF = 1.5  # memory while de-quantising, in units of the fp32 weights; measured 1.43
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be evaluated: eval mode, no gradients, on its device.
+
+    Attributes:
+        model: the transformers model.
+        tokenizer: its tokenizer.
+        shape: sizes of the layers that a policy governs.
+        name: as the user gave it; the same name loads the same model again.
+        origin: a sentence for people: where the weights came from.
+        digest: identity of the weight files as found, before any conversion: `sha256:...`, or
+            `sampled:...` for more than 4 GiB (see `weights.digest`).
+        revision: commit on the hub; None for local files.
+        dtype: of the weights in memory, such as `float32`.
+        device: such as `cpu` or `cuda:0`.
+    """
+
+    model: Any
+    tokenizer: Any
+    shape: ModelShape
+    name: str
+    origin: str
+    digest: str
+    revision: str | None
+    dtype: str
+    device: str
+
+
+def to_stderr(sentence: str) -> None:
+    """Print a sentence where it does not mix with results."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def load_model(
+    name: str = DEFAULT,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    announce: Callable[[str], None] = to_stderr,
+) -> LoadedModel:
+    """Load a causal language model.
+
+    Args:
+        name: an alias, a hub id, a local folder or a `.gguf` file.
+        dtype: `auto` (float32 on a CPU, bfloat16 elsewhere), `float32`, `bfloat16` or `float16`.
+        device: `auto` (`cuda` where there is one, else `cpu`) or any torch device.
+        announce: told before anything slow or large happens, one sentence each.
+
+    Raises:
+        ModelError: the model cannot be found, downloaded, read, held in memory or served; or
+            `dtype` or `device` is not one that this machine has.
+    """
+    place = _device(device)
+    kind = _dtype(dtype, place)
+    cpu = torch.device("cpu")
+
+    def refuse(count: int) -> None:
+        require_memory(count, kind, cpu, name)
+        if place != cpu:
+            require_memory(count, kind, place, name)
+
+    found = locate(name, announce, refuse)
+    folder, gguf = found.folder, found.gguf
+    if gguf is None:
+        identity = digest(weight_files(folder))
+    else:
+        file = folder / gguf
+        identity = digest([file])
+        require_memory(int(_PEAK_OF_GGUF * parameters([file])), torch.float32, cpu, name)
+        copy = converted(file, identity.partition(":")[2], announce)
+        if copy is not None:
+            folder, gguf = copy, None
+    if gguf is None:
+        refuse(parameters(weight_files(folder)))
+    model, tokenizer = read(folder, kind, gguf=gguf)
+    shape = shape_of(model.config)
+    try:
+        model = model.to(place).eval().requires_grad_(False)
+    # Out of memory, or a device that this build of torch does not have.
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"{name} cannot be put on {place}: {brief(error)}") from error
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        shape=shape,
+        name=name,
+        origin=found.origin,
+        digest=identity,
+        revision=found.revision,
+        dtype=str(kind).removeprefix("torch."),
+        device=str(place),
+    )
+
+
+def max_context(model_config: Any) -> int | None:
+    """Tokens that the model's positions reach, or None where its config sets no bound."""
+    found = getattr(text_config(model_config), "max_position_embeddings", None)
+    return int(found) if found else None
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"unknown device {name!r}; give auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ModelError(f"device {name} is not there: torch sees {count} CUDA devices")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise ModelError(f"unknown dtype {name!r}{nearest(name, ['auto', *DTYPES])}")
+    return DTYPES[name]

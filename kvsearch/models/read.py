@@ -1,0 +1,60 @@
+"""Model and tokenizer out of a local folder, quietly, or one sentence that says why not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from kvsearch.errors import ModelError
+
+
+def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[Any, Any]:
+    """Model and tokenizer of a folder, or of one GGUF file in it, on the CPU.
+
+    Raises:
+        ModelError: transformers cannot load it, or some weights are absent from the files.
+    """
+    extra = {"gguf_file": gguf} if gguf else {}
+    place = folder / gguf if gguf else folder
+    # The GGUF reader's progress bar heeds no setting; it writes to whatever stderr is then.
+    muted = redirect_stderr(StringIO()) if gguf else nullcontext()
+    try:
+        with quiet(), muted:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **extra)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, output_loading_info=True, **extra
+            )
+    # Whatever transformers raises here is about the files: bad JSON, unknown architecture,
+    # missing tokenizer, mismatched shapes, a package that a quantised format needs.
+    except Exception as error:
+        raise ModelError(f"transformers cannot load {place}: {brief(error)}") from error
+    if lost := sorted(info["missing_keys"]):
+        # transformers would fill them with random numbers and only warn.
+        raise ModelError(f"{place} lacks {len(lost)} weights of its model, such as {lost[0]!r}")
+    return model, tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers; what the user had set comes back afterwards, also after an error."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def brief(error: Any) -> str:
+    """First line of a library's error, short enough for a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= 240 else text[:237] + "..."

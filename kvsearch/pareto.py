@@ -1,0 +1,50 @@
+"""Non-dominated points and the area they dominate, in two dimensions, both to be minimised."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points that no other point dominates.
+
+    A point dominates another when it is no larger in both coordinates and smaller in one. Of
+    equal points the first is kept; points with a NaN are never kept.
+
+    Args:
+        points: pairs of any unit, smaller is preferred in both.
+
+    Returns:
+        Indices by rising first coordinate, so the second coordinate falls along the list.
+    """
+    if not points:
+        return []
+    xy = np.asarray(points, dtype=np.float64)
+    order = np.lexsort((np.arange(len(xy)), xy[:, 1], xy[:, 0]))
+    kept: list[int] = []
+    lowest = None
+    for i in order[~np.isnan(xy[order]).any(axis=1)]:
+        y = xy[i, 1]
+        if lowest is None or y < lowest:
+            kept.append(int(i))
+            lowest = y
+    return kept
+
+
+def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
+    """Area that the points dominate inside the box below a reference point, exactly.
+
+    Args:
+        points: pairs to be minimised, in the units of `reference`.
+        reference: worst corner of the box; points beyond it in either coordinate add nothing.
+
+    Returns:
+        Area in the product of the two units, 0 when no point lies inside the box.
+    """
+    inside = [p for p in points if p[0] < reference[0] and p[1] < reference[1]]
+    corners = [inside[i] for i in front(inside)]
+    area, ceiling = 0.0, float(reference[1])
+    for x, y in corners:
+        area += (reference[0] - x) * (ceiling - y)
+        ceiling = y
+    return area

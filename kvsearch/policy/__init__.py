@@ -1,0 +1,33 @@
+"""What a KV cache keeps, as one frozen value: the policy, its bytes and its schedule. No torch."""
+
+from kvsearch.policy.ladder import Rungs, offset, rungs
+from kvsearch.policy.layout import LayerLayout, Layout, layout
+from kvsearch.policy.shape import ModelShape
+from kvsearch.policy.types import (
+    Anchors,
+    Channels,
+    Ladder,
+    Policy,
+    Quantizer,
+    Score,
+    Spread,
+    Tier,
+)
+
+__all__ = [
+    "Anchors",
+    "Channels",
+    "Ladder",
+    "LayerLayout",
+    "Layout",
+    "ModelShape",
+    "Policy",
+    "Quantizer",
+    "Rungs",
+    "Score",
+    "Spread",
+    "Tier",
+    "layout",
+    "offset",
+    "rungs",
+]

@@ -1,0 +1,302 @@
+"""From a policy and a model shape to integers: slots per layer, tier counts, bytes, ticks.
+
+Everything here is exact and independent of data: the runtime, the evaluator and the budget all
+read the same numbers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from kvsearch.errors import PolicyError
+from kvsearch.policy.ladder import Rungs, offset, rungs
+from kvsearch.policy.shape import ModelShape
+
+if TYPE_CHECKING:
+    from kvsearch.policy.types import Policy
+
+SCORE_BYTES = 4  # fp32 sum per slot: an fp16 sum would stop growing
+AGE_BYTES = 4  # int32 arrival index
+TAG_BYTES = 1  # uint8 tier index
+
+
+@dataclass(frozen=True, eq=False)
+class LayerLayout:
+    """The integers of one layer.
+
+    Attributes:
+        slots: most tokens this layer ever holds, or None.
+        rungs: integers of its ladder, or None.
+        offset: first kept rung of its ladder.
+    """
+
+    policy: "Policy"
+    shape: ModelShape
+    slots: int | None
+    rungs: Rungs | None
+    offset: int
+
+    @property
+    def target(self) -> int | None:
+        """Tokens left after a tick, at most."""
+        return None if self.slots is None else self.slots - self.policy.interval
+
+    def ticks_at(self, seen: int, prompt: int = 0) -> bool:
+        """Whether the layer compacts after its `seen`-th token (prompt tokens included)."""
+        p = self.policy
+        if not p.ticks:
+            return False
+        if p.trigger == "stream":
+            return seen % p.interval == 0
+        if p.trigger == "prompt":
+            return seen == prompt
+        return seen >= prompt and (seen - prompt) % p.interval == 0
+
+    def next_tick(self, seen: int, prompt: int = 0) -> int | None:
+        """Smallest number of tokens seen, above `seen`, at which the layer compacts."""
+        p = self.policy
+        if not p.ticks:
+            return None
+        if p.trigger == "stream":
+            return (seen // p.interval + 1) * p.interval
+        if seen < prompt:
+            return prompt
+        if p.trigger == "prompt":
+            return None
+        return prompt + ((seen - prompt) // p.interval + 1) * p.interval
+
+    def after_tick(self, n: int) -> int:
+        """Tokens left when a tick finds `n`."""
+        if self.target is None or n <= self.target:
+            return n
+        if self.rungs is None:
+            return self.target
+        return n - -(-(n - self.target) // self.rungs.R) * self.rungs.R
+
+    def tier_counts(self, n: int) -> tuple[int, ...]:
+        """Tokens of each tier after a tick left `n`; sinks in 16 bits come off first.
+
+        With a slot limit the shares are of the layer's capacity and better tiers fill first;
+        without one they are of the tokens held.
+        """
+        p = self.policy
+        m = max(0, n - p.fp16_sinks)
+        full = m if self.target is None else max(m, self.target - p.fp16_sinks)
+        edges, total = [0], 0.0
+        for tier in p.tiers[:-1]:
+            total += tier.share
+            edges.append(min(m, int(total * full + 0.5)))
+        edges.append(m)
+        return tuple(b - a for a, b in pairwise(edges))
+
+    def bytes(self, ticked: int, raw: int) -> int:
+        """Bytes of one sequence's cache in this layer.
+
+        Args:
+            ticked: tokens held that have been through a tick.
+            raw: newer tokens, still in 16 bits.
+        """
+        p, H, D = self.policy, self.shape.kv_heads, self.shape.head_dim
+        n = ticked + raw
+        sinks = min(ticked, p.fp16_sinks)
+        per_head = (raw + sinks) * 4 * D
+        for tier, count in zip(p.tiers, self.tier_counts(ticked), strict=True):
+            per_head += count * sum(self._vector_bytes(b) for b in (tier.key_bits, tier.value_bits))
+        if p.scored and p.score is not None:
+            voters = 1 if p.score.share == "layer" else H
+            meta = SCORE_BYTES * p.score_blocks + (AGE_BYTES if p.needs_age else 0)
+            meta_total = voters * n * meta + (voters * ticked * TAG_BYTES if p.tagged else 0)
+        else:
+            meta_total = 0
+        return H * per_head + meta_total
+
+    def _vector_bytes(self, bits: int) -> int:
+        """Bytes of one key or one value of one head: codes, scales and zeros."""
+        D, q = self.shape.head_dim, self.policy.quantizer
+        if bits == 16:
+            return 2 * D
+        per_group = 2 if q.levels == "lloyd" else 4
+        return D * bits // 8 + D // (q.group or D) * per_group
+
+    def intervals(self, tokens: int, prompt: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield (tokens held that were ticked, new tokens until the next tick) over a stream."""
+        seen = ticked = 0
+        while seen < tokens:
+            tick = self.next_tick(seen, prompt)
+            end = tokens if tick is None else min(tick, tokens)
+            yield ticked, end - seen
+            if end == tick:
+                ticked = self.after_tick(ticked + end - seen)
+            else:
+                ticked += end - seen
+            seen = end
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The layouts of all layers, and the bytes they add up to."""
+
+    policy: "Policy"
+    shape: ModelShape
+    layers: tuple[LayerLayout, ...]
+
+    @cached_property
+    def _distinct(self) -> list[tuple[LayerLayout, int]]:
+        """Layers with the same byte history, and how many there are of each."""
+        groups: dict[int | None, tuple[LayerLayout, int]] = {}
+        for layer in self.layers:
+            first, count = groups.get(layer.slots, (layer, 0))
+            groups[layer.slots] = (first, count + 1)
+        return list(groups.values())
+
+    def horizon(self) -> int | None:
+        """Tokens after which the peak has certainly been reached, or None if it never is."""
+        p = self.policy
+        if p.slots is None or p.trigger == "prompt":
+            return None
+        most = max(layer.slots or 0 for layer in self.layers)
+        rung = self.layers[0].rungs
+        # ladders free R slots at a time: full layers repeat within R ticks, all with one period
+        return most + (4 + (rung.R if rung else 0)) * p.interval
+
+    def bytes_peak(self, tokens: int | None = None, prompt: int = 0) -> int:
+        """Most bytes per sequence at any step of a stream of `tokens`, the step's token included.
+
+        With `tokens` None the stream is endless; a policy without a limit then raises.
+        Keys and values of a prompt that one forward call brings in are activations until the
+        call ends and are not counted.
+        """
+        if tokens is None:
+            tokens = self.horizon()
+            if tokens is None:
+                raise PolicyError("the cache grows with the text: say how many tokens")
+            tokens += prompt
+        start = prompt if self.policy.trigger != "stream" else 0
+        if (tokens, start) not in self._peaks:
+            self._peaks[tokens, start] = self._peak(tokens, start)
+        return self._peaks[tokens, start]
+
+    @cached_property
+    def _peaks(self) -> dict[tuple[int, int], int]:
+        return {}
+
+    def _peak(self, tokens: int, start: int) -> int:
+        limit = self.horizon()
+        regular = all(layer.rungs is None for layer in self.layers)
+        if limit is not None and regular and tokens >= limit + start:
+            c = self.policy.interval  # every layer is full, and a tick leaves exactly its target
+            return sum(n * layer.bytes(layer.target or 0, c) for layer, n in self._distinct)
+        if limit is not None:
+            tokens = min(tokens, limit + start)
+        totals: dict[int, int] = {}  # bytes just before each tick; ticks are common to all layers
+        for layer, count in self._distinct:
+            for i, (ticked, raw) in enumerate(layer.intervals(tokens, start)):
+                prompt_call = start > 0 and i == 0
+                held = (layer.after_tick(raw), 0) if prompt_call else (ticked, raw)
+                totals[i] = totals.get(i, 0) + count * layer.bytes(*held)
+        return max(totals.values())
+
+    def bytes_mean(self, tokens: int, prompt: int = 0) -> float:
+        """Bytes per sequence averaged over the steps of a stream of `tokens`."""
+        start = prompt if self.policy.trigger != "stream" else 0
+        total = 0
+        for layer, count in self._distinct:
+            slope = layer.bytes(0, 1)
+            for i, (ticked, m) in enumerate(layer.intervals(tokens, start)):
+                if start and i == 0:
+                    continue
+                total += count * (m * layer.bytes(ticked, 0) + slope * m * (m + 1) // 2)
+        return total / max(1, tokens - start)
+
+    def bytes_at(self, seen: int, prompt: int = 0) -> int:
+        """Bytes per sequence right after the `seen`-th token was processed."""
+        start = prompt if self.policy.trigger != "stream" else 0
+        total = 0
+        for layer, count in self._distinct:
+            ticked, raw = 0, 0
+            for ticked, raw in layer.intervals(seen, start):  # noqa: B007 - the last one counts
+                pass
+            if layer.ticks_at(seen, start):
+                ticked, raw = layer.after_tick(ticked + raw), 0
+            total += count * layer.bytes(ticked, raw)
+        return total
+
+
+def _floor(policy: "Policy", rung: Rungs | None) -> int:
+    """Fewest slots with which one layer can run the policy."""
+    kept = policy.sinks + policy.recents
+    if rung is not None:
+        return kept + rung.A + policy.interval
+    return max(kept, policy.sinks + 1) + policy.interval
+
+
+def _share_out(weights: list[float], total: int, floor: int) -> list[int]:
+    """Integers at least `floor`, summing to `total`, in proportion to `weights` above the floor."""
+    n = len(weights)
+    fixed: set[int] = set()
+    while True:
+        free = [i for i in range(n) if i not in fixed]
+        room = total - floor * len(fixed)
+        scale = room / sum(weights[i] for i in free)
+        low = [i for i in free if weights[i] * scale < floor]
+        if not low:
+            break
+        fixed.update(low)
+    exact = [floor if i in fixed else weights[i] * scale for i in range(n)]
+    out = [int(x) for x in exact]
+    by_rest = sorted(range(n), key=lambda i: (out[i] - exact[i], i))
+    for i in by_rest[: total - sum(out)]:
+        out[i] += 1
+    return out
+
+
+@lru_cache(maxsize=2048)
+def _layout(policy_key: str, shape: ModelShape) -> Layout:
+    from kvsearch.policy.types import Policy
+
+    policy = Policy.parse(policy_key)
+    L = shape.layers
+    rung = None
+    if policy.ladder is not None:
+        rung = rungs(L, policy.ladder.span, policy.ladder.overlap)
+    if policy.slots is None:
+        per_layer: list[int | None] = [None] * L
+    else:
+        floor = _floor(policy, rung)
+        if policy.slots < floor:
+            parts = f"{policy.sinks} sinks + {policy.recents} recents + interval {policy.interval}"
+            if rung is not None:
+                parts += f" + {rung.A} of a ladder"
+            raise PolicyError(
+                f"field slots: {policy.slots} slots are fewer than the {floor} that {parts} need"
+            )
+        s = policy.spread
+        if s.kind == "pyramid":
+            top, bottom = 2 - 1 / s.beta, 1 / s.beta
+            weights = [top + (bottom - top) * i / max(1, L - 1) for i in range(L)]
+        elif s.kind == "sensitivity":
+            weights = [w**s.exponent for w in s.weights]
+        else:
+            weights = [1.0] * L
+        per_layer = list(_share_out(weights, policy.slots * L, floor))
+    order = policy.ladder.order if policy.ladder is not None else "modular"
+    return Layout(
+        policy,
+        shape,
+        tuple(
+            LayerLayout(policy, shape, n, rung, offset(i, rung, order) if rung else 0)
+            for i, n in enumerate(per_layer)
+        ),
+    )
+
+
+def layout(policy: "Policy", shape: ModelShape) -> Layout:
+    """The integers of `policy` on a model of `shape`.
+
+    Raises:
+        PolicyError: the slots cannot hold what the policy promises never to evict.
+    """
+    bare = policy.model_copy(update={"name": None, "about": {}})
+    return _layout(bare.to_json(), shape)

@@ -1,0 +1,184 @@
+"""What a run leaves behind, as values: trials, measured rows and the summary that reports draw."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvsearch.policy import Policy
+
+State = Literal["complete", "rejected", "duplicate", "failed", "pruned"]
+Kind = Literal["full", "method", "composite", "found"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    lo: float
+    hi: float
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Decode speed from interleaved pairs with the full cache: medians and quartiles.
+
+    Attributes:
+        tokens_per_s: of the policy's deployed cache.
+        full_tokens_per_s: of the full cache in the same pairs.
+        ratio: median over pairs of policy / full; above 1 is faster.
+        ratio_lo, ratio_hi: quartiles of the ratio over pairs.
+        pairs: how many pairs.
+        context: tokens in the cache when decoding started.
+        device: where it was measured.
+        bytes_resident: bytes the policy's cache held at the end.
+        full_bytes: bytes the full cache held at the end.
+    """
+
+    tokens_per_s: float
+    full_tokens_per_s: float
+    ratio: float
+    ratio_lo: float
+    ratio_hi: float
+    pairs: int
+    context: int
+    device: str
+    bytes_resident: int
+    full_bytes: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One proposal of the search.
+
+    Attributes:
+        number: Optuna's trial number.
+        name: the method's name for enqueued ones, `trial N` otherwise.
+        kind: where the policy came from.
+        state: how it ended; only `complete` trials have measures.
+        nll: mean NLL on the search text, nats per token.
+        dnll: mean difference to the full cache on the same tokens.
+        bytes_peak: bytes per sequence, exact.
+        seconds: wall time of the evaluation.
+        error: why it failed or was rejected.
+    """
+
+    number: int
+    name: str
+    kind: Kind
+    state: State
+    policy: Policy
+    fingerprint: str
+    nll: float | None = None
+    dnll: float | None = None
+    bytes_peak: int | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy on the report text. Differences are paired per token, in nats per token.
+
+    Attributes:
+        name: unique label.
+        tokens: scored tokens, `n` of every number in the row.
+        nll, nll_se: mean NLL and its block standard error.
+        ppl: exp(nll).
+        dnll_full: minus the full cache; above 0 is worse.
+        dnll_best: minus `best` (None: there is none).
+        best: the best published method within the budget, or within this row's bytes if more.
+        search_dnll: the same difference to the full cache on the search text, if it was searched.
+        bytes_peak, bytes_mean: exact, from the policy.
+        bytes_resident: sum over the real tensors after the last token of a window.
+        slots16: `bytes_peak` in fp16 slots per layer, the unit of `--budget`.
+        on_front: no other row has both lower NLL and no more bytes.
+        within_budget: whether bytes_peak is at most the budget.
+        impls: which implementation of each op ran.
+    """
+
+    name: str
+    kind: Kind
+    policy: Policy
+    fingerprint: str
+    tokens: int
+    nll: float
+    nll_se: float
+    ppl: float
+    dnll_full: Interval
+    dnll_best: Interval | None
+    best: str | None
+    search_dnll: float | None
+    bytes_peak: int
+    bytes_mean: float
+    bytes_resident: int
+    slots16: float
+    on_front: bool
+    within_budget: bool
+    seconds: float
+    decode: Throughput | None = None
+    impls: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """The recommended policy against its opponents on a second text, or between two rows.
+
+    Attributes:
+        text: which text.
+        policy: name of the policy.
+        against: name of the opponent.
+        dnll: policy minus opponent, paired.
+        tokens: scored tokens.
+    """
+
+    text: str
+    policy: str
+    against: str
+    dnll: Interval
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything a report shows.
+
+    Attributes:
+        model: name, revision, digest, shape numbers.
+        text: names, hashes and sizes of the search, select and report parts.
+        settings: budget, context, windows, seed, sampler, space and versions.
+        budget_bytes: bytes per sequence that bind `bytes_peak`.
+        rows: report rows, best NLL first; `full` is among them.
+        trials: all trials, in order.
+        recommended: name of the row to deploy at the budget, or None.
+        counts: trials by state.
+        rechecks: comparisons printed beside the table, whatever they say.
+        seconds: wall time of the whole run.
+    """
+
+    model: dict[str, Any]
+    text: dict[str, Any]
+    settings: dict[str, Any]
+    budget_bytes: int
+    rows: list[Row]
+    trials: list[Trial]
+    recommended: str | None
+    counts: dict[str, int]
+    rechecks: list[Recheck] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def row(self, name: str) -> Row:
+        """The row called `name`."""
+        return next(r for r in self.rows if r.name == name)
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON-ready data; policies become their active fields."""
+    if isinstance(value, Policy):
+        return value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if hasattr(value, "__dataclass_fields__"):
+        return {k: plain(getattr(value, k)) for k in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value

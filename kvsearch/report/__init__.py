@@ -1,0 +1,68 @@
+"""What a person opens after a run: the table, the pictures, the policies and one page of words."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from kvsearch.files import write_atomic
+from kvsearch.policy import ModelShape
+from kvsearch.records import Row, Summary
+from kvsearch.report import facts
+from kvsearch.report.tables import front_csv, policy_files
+
+__all__ = ["write_report"]
+
+
+def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[Path]:
+    """Write `policies/*.json`, `front.csv`, `pareto.png`, `pareto.html` and `report.html`.
+
+    Everything is made before anything is written, and each file is replaced whole, so a folder
+    never holds half a report. The same summary gives the same files.
+
+    Args:
+        summary: what a run leaves behind.
+        folder: where to write; made if absent.
+        shape: sizes of the model that the summary is about.
+
+    Returns:
+        Paths written, the page to open last.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    from kvsearch.report.html import draw_images, render
+    from kvsearch.report.pareto_html import draw_html
+    from kvsearch.report.pareto_plot import picture
+
+    info = picture(summary, shape)
+    images = draw_images(summary, shape, info)
+    names = policy_files(summary.rows)
+    files: dict[str, str | bytes] = {
+        f"policies/{names[row.name]}": _policy_json(summary, row) for row in summary.rows
+    }
+    files["front.csv"] = front_csv(summary.rows)
+    files["pareto.png"] = images.pareto
+    files["pareto.html"] = draw_html(info)
+    files["report.html"] = render(summary, shape, images, info)
+    return [write_atomic(folder / name, content) for name, content in files.items()]
+
+
+def _policy_json(summary: Summary, row: Row) -> str:
+    """The policy with its name and its measures, which are not part of its identity."""
+    d = row.dnll_full
+    measured: dict[str, Any] = {
+        "model": facts.model_name(summary),
+        "text": facts.text_part(summary, "report").name,
+        "tokens": row.tokens,
+        "nll": _finite(row.nll),
+        "ppl": _finite(row.ppl),
+        "dnll_full": [_finite(v) for v in (d.mean, d.lo, d.hi)],
+        "bytes_peak": row.bytes_peak,
+    }
+    about = {**row.policy.about, "fingerprint": row.fingerprint, "measured": measured}
+    return row.policy.model_copy(update={"name": row.name, "about": about}).to_json()
+
+
+def _finite(x: float) -> float | None:
+    """JSON has no infinities."""
+    return x if math.isfinite(x) else None

@@ -1,0 +1,150 @@
+"""The answer of a run: the recommended policy, what it costs, and how to use it."""
+
+from dataclasses import dataclass
+
+from kvsearch.policy import ModelShape
+from kvsearch.records import Interval, Row, Summary
+from kvsearch.report import facts
+from kvsearch.report.describe import describe
+from kvsearch.report.tables import (
+    bytes_text,
+    interval_text,
+    percent_text,
+    policy_files,
+    ppl_interval,
+    ppl_text,
+    verdict,
+)
+
+PYTHON = """\
+from kvsearch import PolicyCache
+cache = PolicyCache.from_json("{file}", model)
+model.generate(**inputs, past_key_values=cache)"""
+SHELL = "kvsearch export {file} --to transformers"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of the answer: what it is, its value, its uncertainty or unit, its meaning."""
+
+    label: str
+    value: str
+    spread: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The recommended policy in words; `name` is None when there is none."""
+
+    name: str | None
+    sentence: str
+    figures: tuple[Figure, ...] = ()
+    python: str = ""
+    shell: str = ""
+
+
+def answer(summary: Summary, shape: ModelShape) -> Answer:
+    """Words and numbers of the answer.
+
+    Args:
+        summary: what a run leaves behind.
+        shape: the model's sizes, for the budget in slots.
+    """
+    if summary.recommended is None:
+        return Answer(None, _nothing(summary, shape))
+    row, full = summary.row(summary.recommended), facts.full_row(summary)
+    file = f"policies/{policy_files(summary.rows)[row.name]}"
+    figures = (
+        _ppl(row),
+        _against_full(row),
+        _against_best(row, summary),
+        _bytes(row, full),
+        _speed(row),
+    )
+    return Answer(
+        row.name, describe(row.policy), figures, PYTHON.format(file=file), SHELL.format(file=file)
+    )
+
+
+def _nothing(summary: Summary, shape: ModelShape) -> str:
+    slots = facts.budget_slots(summary, shape.slot_bytes * shape.layers)
+    limit = f"{bytes_text(summary.budget_bytes)} ({slots:,.4g} slots)"
+    fit, all_rows = sum(r.within_budget for r in summary.rows), len(summary.rows)
+    if fit:
+        return f"{fit} of the {all_rows} policies measured fit in {limit}, but none was chosen."
+    return (
+        f"None of the {all_rows} policies measured on the report text fits in {limit}. Raise "
+        "the budget, or widen the search space."
+    )
+
+
+def _ppl(row: Row) -> Figure:
+    lo, hi = ppl_interval(row)
+    return Figure(
+        "Perplexity",
+        ppl_text(row.ppl),
+        f"95 % [{ppl_text(lo)}, {ppl_text(hi)}]",
+        f"n = {row.tokens:,} tokens of the report text",
+    )
+
+
+def _against_full(row: Row) -> Figure:
+    d = row.dnll_full
+    if row.kind == "full":
+        return Figure("Loss over the full cache", "itself", "", "nothing is dropped or rounded")
+    return _difference(row, d, "the full cache", "the full cache")
+
+
+def _against_best(row: Row, summary: Summary) -> Figure:
+    label = "Loss over published methods"
+    if row.best == row.name or (row.dnll_best is None and row.kind == "method"):
+        return Figure(label, "itself", "", "the only published method in reach")
+    if row.dnll_best is None or row.best is None:
+        return Figure(label, "none fits", "", "no published method measured here is as small")
+    size = "".join(f" ({bytes_text(r.bytes_peak)})" for r in summary.rows if r.name == row.best)
+    return _difference(
+        row,
+        row.dnll_best,
+        row.best,
+        f"{row.best}, the best published method {facts.reach(summary)}{size}",
+    )
+
+
+def _difference(row: Row, d: Interval, short: str, opponent: str) -> Figure:
+    """One paired difference; only an interval without zero gets a direction."""
+    word = verdict(d)
+    sentence = f"{word.capitalize()} {'to' if word == 'no clear difference' else 'than'} {opponent}"
+    mean, _, limits = interval_text(d).partition(" ")
+    return Figure(
+        f"Loss over {short}",
+        mean,
+        f"95 % {limits}",
+        f"nats per token, n = {row.tokens:,}; PPL {percent_text(d)}. {sentence}.",
+    )
+
+
+def _bytes(row: Row, full: Row | None) -> Figure:
+    share = ""
+    if full is not None and full.bytes_peak:
+        share = f"{100 * row.bytes_peak / full.bytes_peak:.3g} % of the full cache's "
+        share += f"{bytes_text(full.bytes_peak)}; "
+    return Figure(
+        "Memory per sequence",
+        bytes_text(row.bytes_peak),
+        "peak, exact",
+        f"{share}as much as {row.slots16:,.4g} fp16 slots a layer",
+    )
+
+
+def _speed(row: Row) -> Figure:
+    d = row.decode
+    if d is None:
+        return Figure("Decode speed", "not measured", "", "kvsearch bench measures it")
+    return Figure(
+        "Decode speed",
+        f"{d.ratio:.2f} \N{MULTIPLICATION SIGN}",
+        f"quartiles [{d.ratio_lo:.2f}, {d.ratio_hi:.2f}]",
+        f"{d.tokens_per_s:,.4g} against {d.full_tokens_per_s:,.4g} tokens/s of the full cache, "
+        f"{d.pairs} interleaved pairs at {d.context:,} tokens, {d.device}",
+    )

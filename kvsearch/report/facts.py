@@ -1,0 +1,95 @@
+"""Reads the loose dictionaries of a `Summary` (model, text, settings), tolerant of what is absent.
+
+Keys looked for: `model.name|revision|digest`; `text.search|select|report` with `name`, `tokens`
+and `token_sha256`; `settings.context|report_windows|windows|score_from`. Everything, known or
+not, is printed as it is in the report's list of settings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvsearch.records import Row, Summary
+
+PARTS = ("search", "select", "report")
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """One of the disjoint texts: what it is called, its tokens (None: not said) and its hash."""
+
+    role: str
+    name: str
+    tokens: int | None
+    digest: str | None
+
+
+def text_part(summary: Summary, role: str) -> TextPart:
+    """The part of the text that plays `role`."""
+    raw = summary.text.get(role)
+    if not isinstance(raw, Mapping):
+        return TextPart(role, str(raw) if raw else f"{role} text", None, None)
+    name = str(raw.get("name") or summary.text.get("name") or f"{role} text")
+    tokens = raw.get("tokens")
+    digest = raw.get("token_sha256") or raw.get("sha256")
+    return TextPart(role, name, int(tokens) if tokens else None, str(digest) if digest else None)
+
+
+def model_name(summary: Summary) -> str:
+    """The model as people call it."""
+    return str(summary.model.get("name") or "the model")
+
+
+def budget_slots(summary: Summary, unit: float) -> float:
+    """The budget in fp16 slots per layer; `unit` is the bytes of one such slot in all layers."""
+    return summary.budget_bytes / unit
+
+
+def context(summary: Summary) -> int:
+    """Tokens per window at which policies were measured; 4096 when the summary does not say."""
+    value = summary.settings.get("context")
+    return int(value) if isinstance(value, int | float) and value > 0 else 4096
+
+
+def full_row(summary: Summary) -> Row | None:
+    """The uncompressed cache, against which every difference is taken."""
+    return next((r for r in summary.rows if r.kind == "full"), None)
+
+
+def reach(summary: Summary) -> str:
+    """Which published methods a row was compared with, read off the rows themselves."""
+    peaks = {row.name: row.bytes_peak for row in summary.rows}
+    larger = any(r.best in peaks and peaks[r.best] > r.bytes_peak for r in summary.rows)
+    return "within the budget" if larger else "at no more bytes"
+
+
+def scored_tokens(summary: Summary) -> str:
+    """The `n` of the report rows: one number, or its range when rows differ."""
+    counts = sorted({row.tokens for row in summary.rows})
+    if not counts:
+        return "0"
+    return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as `key.subkey, value` pairs for printing."""
+    pairs: list[tuple[str, str]] = []
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            pairs += flat(value, f"{name}.")
+        elif value is not None:
+            pairs.append(
+                (
+                    name,
+                    ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value),
+                )
+            )
+    return pairs
+
+
+def duration(seconds: float) -> str:
+    """Wall time in the unit a person would use."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

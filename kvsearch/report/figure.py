@@ -1,0 +1,58 @@
+"""What all pictures share: colours that survive colour blindness, marks, and PNG bytes."""
+
+import io
+from typing import Any
+
+from kvsearch.records import Kind
+
+DPI = 200  # twice the pixels of a plain screen at a hundred to the inch
+INK, GREY, FAINT = "#1c2530", "#5c6773", "#d9dee3"
+
+# Paul Tol's high-contrast triple: apart for every colour vision, and in grey print too.
+COLOUR: dict[Kind, str] = {
+    "full": "#000000",
+    "method": "#004488",
+    "composite": "#c48a00",
+    "found": "#bb3355",
+}
+LABEL: dict[Kind, str] = {
+    "full": "full cache",
+    "method": "published method",
+    "composite": "hand-made composite",
+    "found": "found by the search",
+}
+# one shape a kind for each back end, so that colour is never the only sign
+MARK: dict[Kind, str] = {"full": "*", "method": "o", "composite": "s", "found": "D"}
+SYMBOL: dict[Kind, str] = {
+    "full": "star",
+    "method": "circle",
+    "composite": "square",
+    "found": "diamond",
+}
+KINDS: tuple[Kind, ...] = ("found", "composite", "method", "full")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib figure of so many inches that no global state knows of."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png(figure: Any) -> bytes:
+    """The figure as PNG bytes; equal figures give equal bytes."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
+    return out.getvalue()
+
+
+def bare(axes: Any) -> None:
+    """Take the box away and keep two quiet axes."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(GREY)
+    axes.tick_params(colors=GREY, labelcolor=INK, length=3, width=0.7)

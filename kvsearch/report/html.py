@@ -1,0 +1,192 @@
+"""The report as one page: words and cells are computed here, the template only lays them out."""
+
+import base64
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from kvsearch.policy import ModelShape
+from kvsearch.records import Recheck, Row, Summary
+from kvsearch.report import facts
+from kvsearch.report.answer import answer
+from kvsearch.report.describe import describe
+from kvsearch.report.figure import LABEL
+from kvsearch.report.pareto_plot import Picture
+from kvsearch.report.slotmap import caption, slot_map
+from kvsearch.report.tables import (
+    bytes_text,
+    interval_text,
+    policy_files,
+    ppl_interval,
+    ppl_text,
+    signed,
+    verdict,
+)
+
+# the marks of the picture, filled on the front and hollow off it
+_GLYPH = {"full": "★☆", "method": "●○", "composite": "■□", "found": "◆◇"}
+_STATES = {
+    "complete": "measured to the end",
+    "pruned": "stopped early",
+    "duplicate": "seen before",
+    "rejected": "rejected before running",
+    "failed": "failed while running",
+}
+
+
+@dataclass(frozen=True)
+class Images:
+    """PNG bytes for the page, each wide and for phones; None where there is nothing to show."""
+
+    pareto: bytes
+    pareto_narrow: bytes
+    slots: bytes | None = None
+    slots_narrow: bytes | None = None
+
+
+def draw_images(summary: Summary, shape: ModelShape, info: Picture) -> Images:
+    """Draw the Pareto picture and the slot map of the recommended policy."""
+    from kvsearch.report.pareto_png import draw_png
+    from kvsearch.report.slotmap_png import draw_slots
+
+    wide, narrow = draw_png(info), draw_png(info, narrow=True)
+    if summary.recommended is None:
+        return Images(wide, narrow)
+    found = slot_map(summary.row(summary.recommended).policy, shape, facts.context(summary))
+    return Images(wide, narrow, draw_slots(found), draw_slots(found, narrow=True))
+
+
+def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -> str:
+    """The whole `report.html`; it loads nothing from anywhere.
+
+    Args:
+        summary: what a run leaves behind.
+        shape: the model's sizes.
+        images: from `draw_images`.
+        info: the picture's numbers, of which the page repeats some.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    source = resources.files("kvsearch.report").joinpath("template.html.j2").read_text("utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, lstrip_blocks=True).from_string(
+        source
+    )
+    return page.render(
+        model=facts.model_name(summary),
+        asked=_asked(summary, shape),
+        answer=answer(summary, shape),
+        images={k: _data(v) for k, v in vars(images).items()},
+        beyond=", ".join(p.name for p in info.beyond),
+        rows=_rows(summary),
+        tokens=facts.scored_tokens(summary),
+        report_text=info.report_text,
+        search_text=info.search_text,
+        slots_caption=_slots_caption(summary, shape),
+        reach=facts.reach(summary),
+        rechecks=[_recheck(r) for r in summary.rechecks],
+        how=_how(summary),
+        settings=facts.flat({"model": summary.model, "text": summary.text, **summary.settings}),
+    )
+
+
+def _data(image: bytes | None) -> str | None:
+    if image is None:
+        return None
+    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")
+
+
+def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
+    """The question in words, without what the summary does not say."""
+    s, full = summary.settings, facts.full_row(summary)
+    count = s.get("report_windows") or s.get("windows")
+    windows = "one window of " if count == 1 else f"{count or ''} windows of ".lstrip()
+    start = f", scored from position {s['score_from']:,}" if s.get("score_from") else ""
+    return {
+        "text": facts.text_part(summary, "report").name,
+        "bytes": bytes_text(summary.budget_bytes),
+        "slots": f"{facts.budget_slots(summary, shape.slot_bytes * shape.layers):,.4g}",
+        "layers": shape.layers,
+        "full": None if full is None else bytes_text(full.bytes_peak),
+        "context": f"{facts.context(summary):,}",
+        "windows": f"{windows}{facts.context(summary):,} tokens{start}",
+    }
+
+
+def _rows(summary: Summary) -> list[dict[str, Any]]:
+    """Cells of the table, in the summary's order."""
+    files = policy_files(summary.rows)
+    several = len({r.tokens for r in summary.rows}) > 1
+    return [_row(r, summary.recommended, files[r.name], several) for r in summary.rows]
+
+
+def _row(row: Row, recommended: str | None, file: str, several: bool) -> dict[str, Any]:
+    lo, hi = ppl_interval(row)
+    d = row.decode
+    best = None if row.kind == "full" or row.best == row.name else row.dnll_best
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "label": LABEL[row.kind],
+        "glyph": _GLYPH[row.kind][0 if row.on_front else 1],
+        "on_front": row.on_front,
+        "over": not row.within_budget,
+        "recommended": row.name == recommended,
+        "description": describe(row.policy),
+        "file": f"policies/{file}",
+        "ppl": ppl_text(row.ppl),
+        "ppl_interval": f"[{ppl_text(lo)}, {ppl_text(hi)}]" if lo < hi else "no interval",
+        "n": f"n = {row.tokens:,}" if several else "",
+        "full": None if row.kind == "full" else interval_text(row.dnll_full).split(" ", 1),
+        "best": interval_text(best).split(" ", 1) if best else None,
+        "verdict": f"{verdict(best)} ({row.best})" if best else _why_no_best(row),
+        "bytes": bytes_text(row.bytes_peak),
+        "slots": f"{row.slots16:,.4g}",
+        "search": "" if row.search_dnll is None else signed(row.search_dnll),
+        "decode": "" if d is None else f"{d.ratio:.2f} [{d.ratio_lo:.2f}, {d.ratio_hi:.2f}]",
+        "pairs": "" if d is None else f"{d.pairs} pairs",
+    }
+
+
+def _why_no_best(row: Row) -> str:
+    if row.kind == "full":
+        return ""
+    return "no other fits" if row.kind == "method" else "none fits"
+
+
+def _slots_caption(summary: Summary, shape: ModelShape) -> str | None:
+    if summary.recommended is None:
+        return None
+    policy = summary.row(summary.recommended).policy
+    return caption(slot_map(policy, shape, facts.context(summary)), policy)
+
+
+def _recheck(r: Recheck) -> dict[str, str]:
+    return {
+        "text": r.text,
+        "policy": r.policy,
+        "against": r.against,
+        "dnll": interval_text(r.dnll),
+        "verdict": verdict(r.dnll),
+        "tokens": f"{r.tokens:,}",
+    }
+
+
+def _how(summary: Summary) -> dict[str, Any]:
+    """Counts, texts and the shrinkage from search text to report text."""
+    counts = [(_STATES.get(state, state), n) for state, n in summary.counts.items() if n]
+    drift = [
+        r.dnll_full.mean - r.search_dnll
+        for r in summary.rows
+        if r.kind == "found" and r.search_dnll is not None
+    ]
+    shrink = None
+    if drift:
+        shrink = {"n": len(drift), "mean": signed(sum(drift) / len(drift))}
+    return {
+        "trials": len(summary.trials),
+        "counts": counts,
+        "shrink": shrink,
+        "parts": [facts.text_part(summary, p) for p in facts.PARTS if summary.text.get(p)],
+        "seconds": facts.duration(summary.seconds),
+        "impls": sorted({f"{op}: {impl}" for r in summary.rows for op, impl in r.impls.items()}),
+    }

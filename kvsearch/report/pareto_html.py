@@ -1,0 +1,298 @@
+"""The Pareto picture drawn by plotly: one self-contained page that answers to the pointer."""
+
+import json
+import math
+import textwrap
+from html import escape
+from typing import Any
+
+from kvsearch.records import Kind
+from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, KINDS, LABEL, SYMBOL
+from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>kvsearch: loss against memory, {model}</title>
+<style>
+body {{ margin: 0; background: #fff; color: {ink}; font: 15px/1.45 system-ui, sans-serif; }}
+header {{ max-width: 72rem; margin: 0 auto; padding: 1rem 1rem 0; }}
+h1 {{ font-size: 1.2rem; margin: 0 0 .3rem; }}
+p {{ margin: 0 0 .4rem; max-width: 46rem; }}
+main {{ max-width: 76rem; margin: 0 auto; height: 84vh; min-height: 38rem; }}
+</style></head><body>
+<header><h1>KV-cache policies for {model}: loss against memory</h1>
+<p>Each mark is one policy, measured on the report text {report} (n = {tokens} scored tokens).
+The line is the front: no other policy has both fewer bytes and a lower mean loss. Bars are 95 %
+intervals of the paired difference to the full cache. Filled marks are on the front, and the
+recommended policy has a dark rim. Point at a mark, or tap it, to read its
+policy; drag to zoom, double-click to go back.{beyond}</p></header>
+<main>{plot}</main></body></html>
+"""
+
+
+def draw_html(info: Picture) -> str:
+    """A whole HTML page with plotly's script inside; nothing is fetched when it opens.
+
+    Args:
+        info: what to draw.
+    """
+    figure = _figure(info)
+    plot = figure.to_html(
+        full_html=False,
+        include_plotlyjs=True,
+        default_height="100%",
+        div_id="pareto",
+        config={"displayModeBar": False, "responsive": True},
+        post_script=_narrow(info),
+    )
+    beyond = ""
+    if info.beyond:
+        beyond = " Drawn as triangles at the upper edge, because their loss is above it: "
+        beyond += ", ".join(escape(p.name) for p in info.beyond) + "."
+    return _PAGE.format(
+        model=escape(info.model),
+        report=escape(info.report_text),
+        plot=plot,
+        tokens=info.tokens,
+        beyond=beyond,
+        ink=INK,
+    )
+
+
+def _narrow(info: Picture) -> str:
+    """Script for narrow screens: fewer ticks, shorter words, and names only on a tap."""
+    ticks = info.x_ticks[::-1][:: 2 if len(info.x_ticks) > 3 else 1][::-1]
+    change: dict[str, Any] = {
+        "yaxis.title.text": "dNLL (nats per token)",
+        "annotations[0].text": "budget",
+        "margin.l": 52,
+        "margin.r": 44,
+        "annotations[1].text": "trials on the search text, no intervals",
+    }
+    for axis in ("xaxis", "xaxis2"):
+        change[f"{axis}.tickvals"] = [x for x, _ in ticks]
+        change[f"{axis}.ticktext"] = [label.replace("\n", "<br>") for _, label in ticks]
+    return f"""if (window.innerWidth < 640) {{
+  const plot = document.getElementById("pareto");
+  Plotly.relayout(plot, {json.dumps(change)});
+  Plotly.restyle(plot, {{mode: "markers"}}, plot.data.flatMap((t, i) => t.text ? [i] : []));
+}}"""
+
+
+def _figure(info: Picture) -> Any:
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(
+        rows=2,
+        cols=1,
+        shared_xaxes=True,
+        row_heights=[0.75, 0.25],
+        vertical_spacing=0.07,
+        specs=[[{"secondary_y": True}], [{}]],
+    )
+    _stairs(info, figure)
+    for kind in KINDS:
+        _rows(info, figure, kind)
+    _trials(info, figure)
+    _frame(info, figure)
+    return figure
+
+
+def _stairs(info: Picture, figure: Any) -> None:
+    if not info.stairs:
+        return
+    line = [
+        (info.stairs[0][0], max(info.y_range[1], info.stairs[0][1])),
+        *info.stairs,
+        (info.x_range[1], info.stairs[-1][1]),
+    ]
+    figure.add_scatter(
+        x=[x for x, _ in line],
+        y=[y for _, y in line],
+        mode="lines",
+        name="front",
+        line={"color": INK, "width": 1.5},
+        opacity=0.55,
+        hoverinfo="skip",
+        row=1,
+        col=1,
+    )
+
+
+def _rows(info: Picture, figure: Any, kind: Kind) -> None:
+    """Rows of one kind; filled on the front, hollow off it, a triangle beyond the panel."""
+    mine = [p for p in info.points if p.kind == kind]
+    if not mine:
+        return
+    edge = info.y_range[1]
+    rim = edge - 0.015 * (edge - info.y_range[0])  # whole triangles, not halves
+    shown = [rim if p.y > edge else p.y for p in mine]
+    figure.add_scatter(
+        x=[p.x for p in mine],
+        y=shown,
+        name=LABEL[kind],
+        mode="markers+text",
+        row=1,
+        col=1,
+        text=[_name(p) for p in mine],
+        textposition=[_side(info, p) for p in mine],
+        textfont={"size": 11, "color": COLOUR[kind]},
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "thickness": 1.2,
+            "width": 3,
+            "array": [0 if p.y > edge else p.hi - p.y for p in mine],
+            "arrayminus": [0 if p.y > edge else p.y - p.lo for p in mine],
+        },
+        marker={
+            "symbol": [_symbol(p, edge) for p in mine],
+            "opacity": 1,
+            "color": COLOUR[kind],
+            "size": [15 if p.recommended or kind == "full" else 11 for p in mine],
+            "line": {"width": 2, "color": [INK if p.recommended else COLOUR[kind] for p in mine]},
+        },
+        hovertext=[_hover(p) for p in mine],
+        hoverinfo="text",
+    )
+
+
+def _name(p: Point) -> str:
+    """Names on the front only; the others would collide and are one hover away."""
+    if p.recommended:
+        return f"<b>{escape(p.name)}</b>"
+    return escape(p.name) if p.on_front else ""
+
+
+def _side(info: Picture, p: Point) -> str:
+    """Below the front there is room, except at the left edge where the name would be cut."""
+    lo, hi = (math.log(v) for v in info.x_range)
+    return "top right" if math.log(p.x) < lo + 0.35 * (hi - lo) else "bottom left"
+
+
+def _symbol(p: Point, edge: float) -> str:
+    shape = "triangle-up" if p.y > edge else SYMBOL[p.kind]
+    return shape if p.on_front else f"{shape}-open"
+
+
+def _hover(p: Point) -> str:
+    lines: list[str] = []
+    for line in p.hover[1:]:
+        lines += textwrap.wrap(line, 46)
+    body = "<br>".join(escape(line, quote=False) for line in lines)
+    return f"<b>{escape(p.hover[0], quote=False)}</b><br>{body}"
+
+
+def _trials(info: Picture, figure: Any) -> None:
+    edge = info.trial_range[1]
+    for kind in KINDS:
+        mine = [t for t in info.trials if t.kind == kind]
+        if mine:
+            figure.add_scatter(
+                x=[t.x for t in mine],
+                y=[min(t.y, edge) for t in mine],
+                mode="markers",
+                marker={"symbol": SYMBOL[kind], "color": COLOUR[kind], "size": 8},
+                opacity=0.4,
+                name=f"trials: {LABEL[kind]}",
+                showlegend=False,
+                hovertext=[_hover(t) for t in mine],
+                hoverinfo="text",
+                row=2,
+                col=1,
+            )
+
+
+def _frame(info: Picture, figure: Any) -> None:
+    """Axes, the budget, the full cache and what the two panels are."""
+    for row in (1, 2):
+        figure.add_hline(y=0, line={"color": "black", "width": 1, "dash": "dash"}, row=row, col=1)
+        figure.add_vline(x=info.budget_bytes, line={"color": GREY, "width": 1.2}, row=row, col=1)
+        figure.add_vrect(
+            x0=info.budget_bytes,
+            x1=2 * info.x_range[1],
+            fillcolor=FAINT,
+            opacity=0.35,
+            line_width=0,
+            layer="below",
+            row=row,
+            col=1,
+        )
+    log_range = [math.log10(v) for v in info.x_range]
+    figure.update_xaxes(
+        type="log",
+        range=log_range,
+        tickvals=[x for x, _ in info.x_ticks],
+        ticktext=[label.replace("\n", "<br>") for _, label in info.x_ticks],
+        showgrid=False,
+        linecolor=GREY,
+        ticks="outside",
+    )
+    figure.update_xaxes(title="KV cache per sequence, peak", row=2, col=1)
+    grid = {"gridcolor": FAINT, "zeroline": False, "linecolor": GREY}
+    figure.update_yaxes(
+        range=list(info.y_range),
+        title="extra loss over the full cache: dNLL (nats per token)",
+        row=1,
+        col=1,
+        secondary_y=False,
+        **grid,
+    )
+    figure.update_yaxes(range=list(info.trial_range), title="dNLL", row=2, col=1, **grid)
+    marks = ppl_ticks(info, 9)
+    if marks:  # a right axis exists only once something is drawn against it
+        figure.add_scatter(
+            x=[info.x_range[0]],
+            y=[0],
+            mode="markers",
+            marker={"opacity": 0},
+            hoverinfo="skip",
+            showlegend=False,
+            row=1,
+            col=1,
+            secondary_y=True,
+        )
+        figure.update_yaxes(
+            matches="y",
+            tickvals=[y for y, _ in marks],
+            ticktext=[label for _, label in marks],
+            title="PPL",
+            showgrid=False,
+            row=1,
+            col=1,
+            secondary_y=True,
+        )
+    small = {"showarrow": False, "font": {"size": 12, "color": GREY}}
+    figure.add_annotation(
+        text=info.budget_label,
+        x=math.log10(info.budget_bytes),
+        y=0,
+        xanchor="right",
+        yanchor="top",
+        xref="x",
+        yref="y",
+        **small,
+    )
+    note = (
+        f"{len(info.trials)} completed trials on {escape(info.search_text)}: "
+        "another text, no intervals"
+    )
+    figure.add_annotation(
+        text=note,
+        xref="paper",
+        x=0,
+        yref="y3 domain",
+        y=1,
+        xanchor="left",
+        yanchor="bottom",
+        **small,
+    )
+    figure.update_layout(
+        template="plotly_white",
+        font={"color": INK, "family": "system-ui, sans-serif"},
+        margin={"l": 64, "r": 56, "t": 48, "b": 56},
+        hovermode="closest",
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        hoverlabel={"align": "left", "bgcolor": "white", "font": {"size": 12, "color": INK}},
+    )

@@ -1,0 +1,205 @@
+"""The Pareto picture as numbers: what two back ends draw, and what tests check.
+
+One coordinate serves both axes on the side: `y` is dNLL to the full cache, and PPL is
+`ppl_full * exp(y)`, so a linear dNLL axis is a logarithmic PPL axis.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsearch.pareto import front
+from kvsearch.policy import ModelShape
+from kvsearch.records import Kind, Row, Summary, Trial
+from kvsearch.report import facts
+from kvsearch.report.describe import compact_json, describe
+from kvsearch.report.tables import (
+    bytes_text,
+    interval_text,
+    ppl_interval,
+    ppl_text,
+    signed,
+    verdict,
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One report row, or one trial (then `lo` and `hi` equal `y`).
+
+    Attributes:
+        x: bytes per sequence, peak.
+        y: dNLL to the full cache, nats per token; `lo` and `hi` are its 95 % limits.
+        hover: lines of plain text.
+    """
+
+    name: str
+    kind: Kind
+    x: float
+    y: float
+    lo: float
+    hi: float
+    on_front: bool
+    recommended: bool
+    hover: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Everything that is drawn.
+
+    Attributes:
+        points: report rows on the report text.
+        stairs: corners of the front, from fewest bytes on.
+        trials: completed trials on the search text, which is another text.
+        ppl_full: PPL of the full cache on the report text; None without such a row.
+        x_ticks: bytes and label, at round numbers of fp16 slots.
+        y_range: limits of the report panel; points above are drawn at its edge.
+        trial_range: the same for the panel of trials.
+    """
+
+    points: tuple[Point, ...]
+    stairs: tuple[tuple[float, float], ...]
+    trials: tuple[Point, ...]
+    ppl_full: float | None
+    budget_bytes: int
+    budget_label: str
+    x_range: tuple[float, float]
+    x_ticks: tuple[tuple[float, str], ...]
+    y_range: tuple[float, float]
+    trial_range: tuple[float, float]
+    model: str
+    report_text: str
+    search_text: str
+    tokens: str
+
+    @property
+    def beyond(self) -> tuple[Point, ...]:
+        """Rows whose loss is above the panel."""
+        return tuple(p for p in self.points if p.y > self.y_range[1])
+
+
+def picture(summary: Summary, shape: ModelShape) -> Picture:
+    """Compute the picture of a summary on a model of `shape`."""
+    unit = shape.slot_bytes * shape.layers
+    points = tuple(_point(r, r.name == summary.recommended) for r in summary.rows)
+    trials = tuple(
+        _trial_point(t, unit)
+        for t in summary.trials
+        if t.state == "complete" and t.dnll is not None and t.bytes_peak
+    )
+    full = facts.full_row(summary)
+    xs = [p.x for p in points + trials] + [float(max(1, summary.budget_bytes))]
+    x_range = (min(xs) / 1.25, max(xs) * 1.3)
+    slots = facts.budget_slots(summary, unit)
+    search, report = facts.text_part(summary, "search"), facts.text_part(summary, "report")
+    return Picture(
+        points=points,
+        stairs=staircase([(p.x, p.y) for p in points]),
+        trials=trials,
+        ppl_full=None if full is None else full.ppl,
+        budget_bytes=summary.budget_bytes,
+        budget_label=f"budget {bytes_text(summary.budget_bytes)} = {slots:,.4g} slots",
+        x_range=x_range,
+        x_ticks=_x_ticks(x_range, unit),
+        y_range=_y_range([p.lo for p in points], [p.hi for p in points]),
+        trial_range=_y_range([p.y for p in trials], [p.y for p in trials]),
+        model=facts.model_name(summary),
+        report_text=report.name,
+        search_text=search.name,
+        tokens=facts.scored_tokens(summary),
+    )
+
+
+def staircase(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Corners of the non-dominated boundary: right along each point's loss, then down."""
+    corners: list[tuple[float, float]] = []
+    for i in front(points):
+        x, y = points[i]
+        if corners:
+            corners.append((x, corners[-1][1]))
+        corners.append((x, y))
+    return tuple(corners)
+
+
+def nice_steps(lo: float, hi: float, most: int) -> list[float]:
+    """At most `most` round numbers from `lo` to `hi`, 1, 2 or 5 times a power of ten apart."""
+    span = max(hi - lo, 1e-9)
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(m * power for m in (1, 2, 5, 10, 20) if span / (m * power) <= most - 1)
+    return [i * step for i in range(math.ceil(lo / step), math.floor(hi / step) + 1)]
+
+
+def ppl_ticks(info: Picture, most: int) -> list[tuple[float, str]]:
+    """Round PPL values as (dNLL, label) inside the report panel."""
+    if info.ppl_full is None:
+        return []
+    lo, hi = (info.ppl_full * math.exp(y) for y in info.y_range)
+    return [(math.log(v / info.ppl_full), f"{v:.4g}") for v in nice_steps(lo, hi, most) if v > 0]
+
+
+def _point(row: Row, recommended: bool) -> Point:
+    lo, hi = ppl_interval(row)
+    against = "no other published method is as small"
+    if row.dnll_best is not None and row.best != row.name:
+        against = (
+            f"dNLL to {row.best} {interval_text(row.dnll_best)} nats per token: "
+            f"{verdict(row.dnll_best)}"
+        )
+    hover = (
+        row.name,
+        f"PPL {ppl_text(row.ppl)} [{ppl_text(lo)}, {ppl_text(hi)}], n = {row.tokens:,} tokens",
+        f"dNLL to full {interval_text(row.dnll_full)} nats per token",
+        against,
+        f"{bytes_text(row.bytes_peak)} per sequence, peak = {row.slots16:,.4g} fp16 slots a layer",
+        describe(row.policy),
+        compact_json(row.policy),
+    )
+    d = row.dnll_full
+    return Point(
+        row.name,
+        row.kind,
+        float(row.bytes_peak),
+        d.mean,
+        d.lo,
+        d.hi,
+        row.on_front,
+        recommended,
+        hover,
+    )
+
+
+def _trial_point(trial: Trial, unit: int) -> Point:
+    assert trial.dnll is not None and trial.bytes_peak is not None
+    hover = (
+        f"{trial.name}, on the search text",
+        f"dNLL to full {signed(trial.dnll)} nats per token, no interval",
+        f"{bytes_text(trial.bytes_peak)} per sequence = {trial.bytes_peak / unit:,.4g} fp16 slots",
+        describe(trial.policy),
+        compact_json(trial.policy),
+    )
+    y = trial.dnll
+    return Point(trial.name, trial.kind, float(trial.bytes_peak), y, y, y, False, False, hover)
+
+
+def _x_ticks(x_range: tuple[float, float], unit: int) -> tuple[tuple[float, str], ...]:
+    lo, hi = x_range[0] / unit, x_range[1] / unit
+    powers = [2.0**k for k in range(math.floor(math.log2(lo)), math.ceil(math.log2(hi)) + 1)]
+    inside = [s for s in powers if lo <= s <= hi]
+    if len(inside) < 3:
+        inside = [s for s in nice_steps(lo, hi, 5) if s > 0]
+    while len(inside) > 8:
+        inside = inside[::-1][::2][::-1]
+    return tuple((s * unit, f"{s:,.4g} slots\n{bytes_text(s * unit)}") for s in inside)
+
+
+def _y_range(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float]:
+    """Room for most points: a few disasters must not flatten everybody else."""
+    finite = sorted(h for h in highs if math.isfinite(h) and h > 0)
+    if not finite:
+        return (-0.05, 0.5)
+    top = max(0.02, 1.3 * finite[int(0.75 * (len(finite) - 1))])
+    if finite[-1] <= 1.6 * top:
+        top = max(top, 1.08 * finite[-1])
+    low = min([0.0, *(v for v in lows if math.isfinite(v))])
+    return (low - 0.08 * (top - low), top)

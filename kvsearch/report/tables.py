@@ -1,0 +1,159 @@
+"""Report rows as `front.csv` and as formatted cells: bytes, PPL, intervals and verdicts."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from kvsearch.records import Interval, Row
+from kvsearch.report.describe import describe
+
+Verdict = Literal["better", "worse", "no clear difference"]
+Z95 = 1.959964  # two-sided 95 % of a normal
+
+
+def verdict(interval: Interval | None) -> Verdict:
+    """What a 95 % interval of a loss difference allows to be said; 0 inside says nothing."""
+    if interval is None or not math.isfinite(interval.lo) or not math.isfinite(interval.hi):
+        return "no clear difference"
+    if interval.hi < 0:
+        return "better"
+    return "worse" if interval.lo > 0 else "no clear difference"
+
+
+def bytes_text(n: float) -> str:
+    """Bytes in KiB, MiB or GiB with three digits."""
+    value, unit = float(n), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    digits = 0 if unit == "B" or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+def ppl_text(ppl: float) -> str:
+    """Perplexity with four digits; very large ones in powers of ten."""
+    if not math.isfinite(ppl):
+        return "not finite"
+    if ppl >= 1e5:
+        return f"{ppl:.1e}"
+    return f"{ppl:,.0f}" if ppl >= 1000 else f"{ppl:.1f}" if ppl >= 100 else f"{ppl:.2f}"
+
+
+def ppl_interval(row: Row) -> tuple[float, float]:
+    """95 % interval of a row's PPL from its block standard error.
+
+    It contains the difficulty of the text itself, which all rows share: compare rows by their
+    paired differences instead.
+    """
+    half = Z95 * row.nll_se
+    return math.exp(min(row.nll - half, 700.0)), math.exp(min(row.nll + half, 700.0))
+
+
+def signed(x: float, digits: int = 3) -> str:
+    """A number with its sign, a true minus, and no negative zero."""
+    text = f"{x:+.{digits}f}"
+    if float(text) == 0:
+        return f"{0:.{digits}f}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def interval_text(interval: Interval | None) -> str:
+    """`+0.054 [+0.041, +0.067]` in nats per token, with digits that suit the width."""
+    if interval is None:
+        return "none"
+    width = interval.hi - interval.lo
+    digits = 3 if not 0 < width < 0.01 else 4 if width >= 0.001 else 5
+    mean, lo, hi = (signed(v, digits) for v in (interval.mean, interval.lo, interval.hi))
+    return f"{mean} [{lo}, {hi}]"
+
+
+def percent_text(interval: Interval) -> str:
+    """The same difference as a change of PPL: `+5.5 % [+4.2, +6.9]`."""
+    mean, lo, hi = (
+        signed(100 * math.expm1(min(v, 20.0)), 1) for v in (interval.mean, interval.lo, interval.hi)
+    )
+    return f"{mean} % [{lo}, {hi}]"
+
+
+def policy_files(rows: Sequence[Row]) -> dict[str, str]:
+    """File name under `policies/` of each row, by row name; readable and unique."""
+    names: dict[str, str] = {}
+    for row in rows:
+        stem = re.sub(r"[^a-z0-9.]+", "-", row.name.lower()).strip("-.") or "policy"
+        taken = set(names.values())
+        tries = (stem if i == 1 else f"{stem}-{i}" for i in range(1, len(rows) + 2))
+        names[row.name] = next(f"{t}.json" for t in tries if f"{t}.json" not in taken)
+    return names
+
+
+def front_csv(rows: Sequence[Row]) -> str:
+    """All report rows, one a line, floats in full so that they read back as they were.
+
+    Units: `nll`, `nll_se`, `dnll_*` nats per token; `bytes_*` bytes per sequence; `slots16` fp16
+    slots per layer; `tokens` scored tokens; `seconds` wall time; `decode_*` as `Throughput`.
+    `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
+    """
+    files = policy_files(rows)
+    out = io.StringIO()
+    records = [_record(row, files[row.name]) for row in rows]
+    writer = csv.DictWriter(
+        out, fieldnames=list(records[0]) if records else ["name"], lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def _record(row: Row, file: str) -> dict[str, Any]:
+    cells: dict[str, Any] = {
+        "name": row.name,
+        "kind": row.kind,
+        "on_front": int(row.on_front),
+        "within_budget": int(row.within_budget),
+        "tokens": row.tokens,
+        "ppl": row.ppl,
+        "nll": row.nll,
+        "nll_se": row.nll_se,
+    }
+    cells |= _three("dnll_full", row.dnll_full) | {"best": row.best}
+    cells |= _three("dnll_best", row.dnll_best)
+    cells["dnll_best_verdict"] = verdict(row.dnll_best) if row.dnll_best else None
+    cells |= {
+        "search_dnll": row.search_dnll,
+        "bytes_peak": row.bytes_peak,
+        "bytes_mean": row.bytes_mean,
+        "bytes_resident": row.bytes_resident,
+        "slots16": row.slots16,
+        "seconds": row.seconds,
+    }
+    d = row.decode
+    fields = (
+        "tokens_per_s",
+        "full_tokens_per_s",
+        "ratio",
+        "ratio_lo",
+        "ratio_hi",
+        "pairs",
+        "context",
+        "device",
+        "bytes_resident",
+        "full_bytes",
+    )
+    cells |= {f"decode_{f}": getattr(d, f) if d else None for f in fields}
+    cells |= {
+        "impls": " ".join(f"{op}={impl}" for op, impl in sorted(row.impls.items())),
+        "fingerprint": row.fingerprint,
+        "policy_file": f"policies/{file}",
+        "description": describe(row.policy),
+    }
+    return cells
+
+
+def _three(name: str, interval: Interval | None) -> dict[str, float | None]:
+    if interval is None:
+        return {name: None, f"{name}_lo": None, f"{name}_hi": None}
+    return {name: interval.mean, f"{name}_lo": interval.lo, f"{name}_hi": interval.hi}

@@ -1,0 +1,91 @@
+"""What the commands print for people: short tables on stdout."""
+
+from pathlib import Path
+from typing import Any
+
+from kvsearch.records import Interval, Row, Summary, Throughput
+from kvsearch.report.describe import describe
+
+
+def closing(summary: Summary, folder: Path) -> str:
+    """The end of a run: the table, the answer, and where everything is."""
+    rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
+    n = rows[0].tokens if rows else 0
+    unit = f"n = {n} tokens of report text; dNLL to the full cache in nats/token, 95 % interval"
+    lines = ["", f"{'':2}{'policy':<22}{'PPL':>8}  {'dNLL (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}"]
+    for r in rows:
+        mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
+        note = "" if r.within_budget or r.kind == "full" else "  over budget"
+        lines.append(
+            f"{mark}{r.name:<22}{r.ppl:>8.3f}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
+            f"{r.bytes_peak / 2**20:>8.2f}{note}"
+        )
+    lines += [f"  {unit}", "  -> recommended   * on the front", ""]
+    if summary.recommended is not None:
+        lines += _answer(summary.row(summary.recommended), summary)
+    for c in summary.rechecks:
+        lines.append(
+            f"  {c.policy} - {c.against} on {c.text}: {_interval(c.dnll)} (n = {c.tokens})"
+        )
+    counts = ", ".join(f"{v} {k}" for k, v in sorted(summary.counts.items()))
+    lines += [
+        f"  trials: {counts}; {summary.seconds:.0f} s",
+        "",
+        f"report    {folder / 'report.html'}",
+        f"front     {folder / 'front.csv'}",
+        f"plot      {folder / 'pareto.html'}",
+        f"policies  {folder / 'policies'}",
+    ]
+    if summary.recommended is not None:
+        lines.append(f"best      {folder / 'best.json'}")
+    return "\n".join(lines)
+
+
+def _answer(row: Row, summary: Summary) -> list[str]:
+    budget = summary.settings["budget"]
+    lines = [f"For {budget:g} fp16 slots per layer: {row.name} - {describe(row.policy)}"]
+    if row.dnll_best is not None and row.best is not None:
+        other = summary.row(row.best)
+        change = 100 * (row.ppl / other.ppl - 1)
+        clear = "" if row.dnll_best.lo > 0 or row.dnll_best.hi < 0 else " (no clear difference)"
+        lines.append(
+            f"  against the best published method, {row.best}: PPL {change:+.1f} %, "
+            f"dNLL {_interval(row.dnll_best)}{clear}"
+        )
+    if row.decode is not None:
+        lines.append("  " + bench_lines(row.name, row.decode).replace("\n", "\n  "))
+    return lines
+
+
+def results_table(document: dict[str, Any]) -> str:
+    """The results of `kvsearch eval`."""
+    lines = [
+        f"{'policy':<22}{'PPL':>9}  {'dNLL to full (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}{'s':>7}"
+    ]
+    for r in document["results"]:
+        d = _interval(Interval(**r["dnll_full"]))
+        over = "  over budget" if r["within_budget"] is False else ""
+        lines.append(
+            f"{r['policy']:<22}{r['ppl']:>9.3f}  {d:<26}{r['slots16']:>10.1f}"
+            f"{r['bytes_peak'] / 2**20:>8.2f}{r['seconds']:>7.1f}{over}"
+        )
+    lines.append(
+        f"n = {document['tokens']} tokens of {document['text']['name']}, scored from position "
+        f"{document['score_from']} of {document['windows']} x {document['context']}; "
+        "dNLL in nats/token"
+    )
+    return "\n".join(lines)
+
+
+def bench_lines(name: str, t: Throughput) -> str:
+    """Decode speed in words."""
+    return (
+        f"decode at context {t.context} on {t.device}: {t.tokens_per_s:.1f} tokens/s against "
+        f"{t.full_tokens_per_s:.1f} with the full cache\n"
+        f"{name}/full {t.ratio:.2f} (quartiles {t.ratio_lo:.2f} to {t.ratio_hi:.2f}, {t.pairs} "
+        f"pairs); cache {t.bytes_resident / 2**20:.2f} MiB against {t.full_bytes / 2**20:.2f} MiB"
+    )
+
+
+def _interval(d: Interval) -> str:
+    return f"{d.mean:+.4f} [{d.lo:+.4f}, {d.hi:+.4f}]"

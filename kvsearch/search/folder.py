@@ -1,0 +1,159 @@
+"""A run as a folder: what was asked, every trial, every token's NLL. The folder is the truth.
+
+`study.json` says what was asked and is never rewritten; `trials.jsonl` grows by one line per
+finished trial, after its NLL file is safely on disk. Running the same command again goes on.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from kvsearch.errors import RunError
+from kvsearch.files import write_atomic
+from kvsearch.policy import Policy
+from kvsearch.records import Trial, plain
+
+
+class RunFolder:
+    """One run on disk.
+
+    Args:
+        path: the folder; made if missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            (path / "nll").mkdir(parents=True, exist_ok=True)
+            (path / "policies").mkdir(exist_ok=True)
+            self._lock = FileLock(path / ".lock")
+            self._lock.acquire(timeout=0)
+        except Timeout as e:
+            raise RunError(f"another kvsearch is working in {path}; give another --out") from e
+        except OSError as e:
+            raise RunError(f"cannot write to {path}: {e.strerror or e}; give another --out") from e
+
+    def close(self) -> None:
+        """Let others in."""
+        self._lock.release()
+
+    # -- what was asked ------------------------------------------------------------------------
+
+    def claim(self, asked: dict[str, Any]) -> None:
+        """Write `study.json`, or check that this run asked the same.
+
+        Raises:
+            RunError: the folder holds a run of something else; the differences are named.
+        """
+        file = self.path / "study.json"
+        if not file.exists():
+            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+            return
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            raise RunError(f"cannot read {file}: {e}; give another --out") from e
+        now = json.loads(json.dumps(asked))
+        differing = [
+            f"{key} was {before.get(key)!r}, now {now.get(key)!r}"
+            for key in sorted(set(before) | set(now))
+            if key not in ("versions", "trials") and before.get(key) != now.get(key)
+        ]
+        if differing:
+            raise RunError(
+                f"{self.path} holds another run ({'; '.join(differing)[:400]}); give another --out"
+            )
+
+    # -- trials --------------------------------------------------------------------------------
+
+    def trials(self) -> list[Trial]:
+        """Finished trials in order; a line torn by a kill is set aside in `trials.torn`.
+
+        Raises:
+            RunError: a line before the last is damaged; it is named and nothing is deleted.
+        """
+        file = self.path / "trials.jsonl"
+        if not file.exists():
+            return []
+        lines = file.read_bytes().split(b"\n")
+        tail = lines.pop()
+        good = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                good.append(_trial(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as e:
+                raise RunError(f"{file} line {number} is damaged ({e}); mend or remove it") from e
+        if tail:
+            write_atomic(self.path / "trials.torn", tail)
+            write_atomic(file, b"\n".join(lines) + (b"\n" if lines else b""))
+        return good
+
+    def append(self, trial: Trial) -> None:
+        """Add one finished trial, synced to disk."""
+        line = json.dumps(plain(trial)) + "\n"
+        try:
+            with (self.path / "trials.jsonl").open("ab") as f:
+                f.write(line.encode())
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as e:
+            raise RunError(f"cannot write to {self.path}: {e.strerror or e}") from e
+
+    # -- per-token NLL -------------------------------------------------------------------------
+
+    def has_nll(self, part: str, fingerprint: str) -> bool:
+        """Whether `save_nll` was called for it."""
+        return self._nll(part, fingerprint).exists()
+
+    def save_nll(
+        self, part: str, fingerprint: str, nll: NDArray[np.float32], about: dict[str, Any]
+    ) -> None:
+        """Keep NLL `[W, T - 1]` of a policy on a part of the text, whole or not at all."""
+        windows, tokens = nll.shape
+        table = pa.table(
+            {
+                "window": np.repeat(np.arange(windows, dtype=np.int32), tokens),
+                "pos": np.tile(np.arange(1, tokens + 1, dtype=np.int32), windows),
+                "nll": nll.ravel(),
+            },
+            metadata={"about": json.dumps(about)},
+        )
+        file = self._nll(part, fingerprint)
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            table,
+            sink,
+            compression="zstd",
+            use_byte_stream_split=["nll"],
+            use_dictionary=["window", "pos"],
+        )
+        write_atomic(file, sink.getvalue().to_pybytes())
+
+    def load_nll(self, part: str, fingerprint: str) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """NLL `[W, T - 1]` and what was kept with it.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        file = self._nll(part, fingerprint)
+        try:
+            table = pq.read_table(file)
+        except (OSError, pa.ArrowException) as e:
+            raise RunError(f"cannot read {file}: {e}") from e
+        windows = int(table["window"].to_numpy()[-1]) + 1
+        about = json.loads(table.schema.metadata[b"about"])
+        return table["nll"].to_numpy().reshape(windows, -1), about
+
+    def _nll(self, part: str, fingerprint: str) -> Path:
+        return self.path / "nll" / f"{part}-{fingerprint}.parquet"
+
+
+def _trial(data: dict[str, Any]) -> Trial:
+    return Trial(**{**data, "policy": Policy.build(data["policy"])})

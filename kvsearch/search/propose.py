@@ -1,0 +1,64 @@
+"""Where the next policy comes from: published methods first, then Optuna, then neighbours.
+
+Half of the free proposals are a neighbour of a policy on the present front (one or two knobs
+changed), half are Optuna's. A neighbour is enqueued, so Optuna learns from all of them.
+"""
+
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+
+from kvsearch.knobs import Value
+from kvsearch.space import Axis, SearchSpace
+
+
+def make_study(seed: int) -> optuna.Study:
+    """An in-memory study of (dNLL, bytes), both minimised; `trials.jsonl` is the durable record."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # says `group` only
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, group=True, n_startup_trials=16, constant_liar=False
+        )
+    return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+
+
+def neighbour(
+    space: SearchSpace, parents: Sequence[Mapping[str, Value]], rng: random.Random
+) -> dict[str, Value] | None:
+    """A point of the space one or two knobs away from one of `parents`, or None."""
+    if not parents:
+        return None
+    child = dict(rng.choice(parents))
+    for name in rng.sample(sorted(space.axes), k=rng.choice([1, 1, 2])):
+        child[name] = _other(space.axes[name], child.get(name), rng)
+    return space.suggest(_Replay(child, rng))
+
+
+def _other(axis: Axis, value: Value | None, rng: random.Random) -> Value:
+    if axis.choice is not None:
+        options = [c for c in axis.choice if c != value] or list(axis.choice)
+        return rng.choice(options)
+    if axis.int_ is not None:
+        return rng.randrange(axis.int_[0], axis.int_[1] + 1, axis.int_[2])
+    assert axis.float_ is not None
+    return rng.uniform(*axis.float_)
+
+
+class _Replay:
+    """Stands in for an Optuna trial: gives the wished value, or draws one where none is wished."""
+
+    def __init__(self, wished: Mapping[str, Value], rng: random.Random) -> None:
+        self.wished, self.rng = wished, rng
+
+    def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
+        return self.wished.get(name, self.rng.choice(choices))
+
+    def suggest_int(self, name: str, low: int, high: int, step: int = 1) -> Any:
+        return self.wished.get(name, self.rng.randrange(low, high + 1, step))
+
+    def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> Any:
+        return self.wished.get(name, self.rng.uniform(low, high))

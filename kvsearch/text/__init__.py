@@ -1,0 +1,21 @@
+"""Where the text comes from, and how it is cut into search, select and report parts."""
+
+from kvsearch.text.hub import DATASETS, read_dataset
+from kvsearch.text.parts import Parts, Tokens, cut, split, tokenize, windows
+from kvsearch.text.source import Source
+from kvsearch.text.sources import builtin, read_file, read_files
+
+__all__ = [
+    "DATASETS",
+    "Parts",
+    "Source",
+    "Tokens",
+    "builtin",
+    "cut",
+    "read_dataset",
+    "read_file",
+    "read_files",
+    "split",
+    "tokenize",
+    "windows",
+]

@@ -1,0 +1,163 @@
+"""Tokens of a text, its disjoint search, select and report parts, and windows of a part."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.errors import TextError
+from kvsearch.text.source import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A text, or a contiguous part of one, as token ids.
+
+    Attributes:
+        ids: int32 `[N]`, without special tokens.
+        name: of the source, with the part: `wikitext2/test/search`.
+        text_sha256: of the whole source text.
+        token_sha256: of `ids` as little-endian int32.
+        start: the token that this tokenizer puts before every text, or None. Windows begin with
+            it, because a deployed model sees it too, and some (Gemma) are useless without.
+    """
+
+    ids: NDArray[np.int32]
+    name: str
+    text_sha256: str
+    token_sha256: str
+    start: int | None = None
+
+    def part(self, begin: int, end: int, name: str) -> "Tokens":
+        """Tokens `begin` to `end` (exclusive) under `NAME/name`."""
+        ids = self.ids[begin:end]
+        return Tokens(ids, f"{self.name}/{name}", self.text_sha256, _sha256(ids), self.start)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a search may see, what chooses among finalists, and what the printed figures are from.
+
+    Raises:
+        TextError: two of them are the same text.
+    """
+
+    search: Tokens
+    select: Tokens
+    report: Tokens
+
+    def __post_init__(self) -> None:
+        pairs = ((self.search, self.select), (self.search, self.report), (self.select, self.report))
+        for a, b in pairs:
+            if a.token_sha256 == b.token_sha256:
+                raise TextError(
+                    f"{a.name} and {b.name} are the same text, so a figure would be from text "
+                    "that the search saw; give different ones"
+                )
+
+
+def tokenize(tokenizer: Any, source: Source) -> Tokens:
+    """Tokenise a text in one go, so that the ids do not depend on how it was chunked.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        source: about 1 s per MB on one core.
+
+    Raises:
+        TextError: the tokenizer finds nothing in it.
+    """
+    found = tokenizer(source.text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = np.asarray(found, dtype=np.int32)
+    if not ids.size:
+        raise TextError(f"{source.name} has no tokens; give another text with --text FILE")
+    ids.setflags(write=False)
+    first = tokenizer("a")["input_ids"][:1]
+    bos = getattr(tokenizer, "bos_token_id", None)
+    start = bos if bos is not None and first == [bos] else None
+    return Tokens(ids, source.name, source.sha256, _sha256(ids), start)
+
+
+def split(tokens: Tokens, shares: tuple[float, float, float] = (0.5, 0.15, 0.35)) -> Parts:
+    """Cut a text into search, select and report parts: contiguous, disjoint, in this order.
+
+    With a report text of its own: `Parts(*cut(tokens, {"search": 3, "select": 1}), report)`.
+
+    Raises:
+        TextError: a part would be empty.
+    """
+    search, select, report = cut(
+        tokens, dict(zip(("search", "select", "report"), shares, strict=True))
+    )
+    return Parts(search, select, report)
+
+
+def cut(tokens: Tokens, shares: dict[str, float]) -> tuple[Tokens, ...]:
+    """Cut a text into named contiguous parts that cover it, in proportion to `shares`.
+
+    Raises:
+        TextError: a part would be empty.
+    """
+    edges = np.cumsum([0.0, *shares.values()])
+    places = [round(float(e / edges[-1]) * tokens.ids.size) for e in edges]
+    parts = []
+    for name, (begin, end) in zip(shares, pairwise(places), strict=True):
+        if end <= begin:
+            raise TextError(
+                f"{tokens.name} has only {tokens.ids.size:,} tokens, too few for a {name} part; "
+                "give a longer text"
+            )
+        parts.append(tokens.part(begin, end, name))
+    return tuple(parts)
+
+
+def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArray[np.int64]:
+    """Windows of a part that do not overlap and are spread evenly over it.
+
+    The part is divided into `count` equal stretches and each gives one window, at a place in it
+    that `seed` decides. Rows are in an order in which any first few are spread over the part
+    too, so that a search may begin with some of them.
+
+    Args:
+        tokens: the part.
+        count: windows.
+        length: tokens of a window, with the tokenizer's start token where it has one.
+        seed: decides where in its stretch a window begins.
+
+    Returns:
+        int64 `[count, length]`.
+
+    Raises:
+        TextError: the part is too short.
+    """
+    if count < 1 or length < 2:
+        raise TextError(f"{count} windows of {length} tokens: give at least 1 of at least 2")
+    lead = np.array([] if tokens.start is None else [tokens.start], dtype=np.int64)
+    span, size = length - lead.size, tokens.ids.size
+    if size // count < span:
+        fits = [
+            *([f"--windows {size // span}"] if size >= span else []),
+            f"--context {size // count + lead.size}",
+        ]
+        raise TextError(
+            f"{tokens.name} has {size:,} tokens and {count} windows of {length:,} need "
+            f"{count * span:,}; give a longer text, or {' or '.join(fits)}"
+        )
+    rng = np.random.default_rng(seed)
+    edges = [i * size // count for i in range(count + 1)]
+    begins = [int(rng.integers(a, b - span + 1)) for a, b in pairwise(edges)]
+    rows = [np.concatenate([lead, tokens.ids[b : b + span]]) for b in begins]
+    return np.stack([rows[i] for i in _spread(count)])
+
+
+def _spread(count: int) -> Sequence[int]:
+    """`0 .. count - 1` by reversed bits: 0 4 2 6 1 5 3 7."""
+    bits = max(count - 1, 1).bit_length()
+    return sorted(range(count), key=lambda i: f"{i:0{bits}b}"[::-1])
+
+
+def _sha256(ids: NDArray[np.int32]) -> str:
+    return hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()

@@ -1,0 +1,26 @@
+"""`Source`: one text with its name and hash."""
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Source:
+    """One text.
+
+    Attributes:
+        name: short, without folders: the same text has the same name on every machine.
+        text: all of it.
+        sha256: of its UTF-8 bytes.
+        announcement: a sentence for people: what the text is.
+    """
+
+    name: str
+    text: str
+    sha256: str
+    announcement: str
+
+    @classmethod
+    def of(cls, name: str, text: str, announcement: str) -> "Source":
+        """A source with its hash."""
+        return cls(name, text, hashlib.sha256(text.encode()).hexdigest(), announcement)

@@ -1,0 +1,137 @@
+"""Text from files, and the built-in corpus for a machine that has none."""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from kvsearch.errors import TextError
+from kvsearch.text.hub import DATASETS
+from kvsearch.text.source import Source
+
+LARGEST = 256 << 20  # bytes of one file or range; a tokenizer takes about 1 s per MB
+_RANGE = re.compile(r"(?P<file>.+):(?P<start>[\d_]*)-(?P<end>[\d_]*)")
+_LONG = 60  # characters from which a repeated paragraph is a copy, not a phrase like "Note:"
+
+
+def read_files(specs: Sequence[str]) -> Source:
+    """Several files as one text, with an empty line between them.
+
+    Args:
+        specs: each as for `read_file`.
+
+    Raises:
+        TextError: one of them cannot be read, or there are none.
+    """
+    if not specs:
+        raise TextError("no text file given; give --text FILE")
+    sources = [read_file(spec) for spec in specs]
+    if len(sources) == 1:
+        return sources[0]
+    name = "+".join(s.name for s in sources)
+    text = "\n\n".join(s.text for s in sources)
+    return Source.of(name, text, f"text: {len(sources)} files, {len(text):,} characters")
+
+
+def read_file(spec: str) -> Source:
+    """A UTF-8 text file, or a range of its bytes.
+
+    Args:
+        spec: `FILE`, or `FILE:START-END` in bytes, either of which may be left out. Both ends
+            move forward to the next start of a line, so ranges that share an end are disjoint
+            and leave nothing between them. A file whose name looks like that is taken whole.
+
+    Raises:
+        TextError: there is no such file, it is not text, or the range is empty or too large.
+    """
+    path, start, end = Path(spec).expanduser(), 0, None
+    found = None if path.is_file() else _RANGE.fullmatch(spec)
+    if found:
+        path = Path(found["file"]).expanduser()
+        start = int(found["start"] or 0)
+        end = int(found["end"]) if found["end"] else None
+    if path.is_dir():
+        raise TextError(f"{path} is a folder; name the text files in it")
+    try:
+        with path.open("rb") as f:
+            raw, start, end = _bytes(f, start, end, spec)
+    except FileNotFoundError as error:
+        raise TextError(f"there is no text file {path}{_meant(spec)}") from error
+    except OSError as error:
+        raise TextError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        text = raw.decode("utf-8-sig" if start == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"{path} is not UTF-8 text (byte {start + error.start:,} is 0x{raw[error.start]:02x}); "
+            "convert it, or give another file"
+        ) from error
+    if "\0" in text:
+        raise TextError(f"{path} is not text: it has zero bytes")
+    if not text.strip():
+        raise TextError(f"{spec} holds no text")
+    name = f"{path.name}:{start}-{end}" if found else path.name
+    return Source.of(name, text, f"text: {path}, bytes {start:,} to {end:,}")
+
+
+def _bytes(f: BinaryIO, start: int, end: int | None, spec: str) -> tuple[bytes, int, int]:
+    """Content of the range and its two ends, each moved to the start of a line."""
+    size = f.seek(0, 2)
+
+    def line(at: int) -> int:
+        if 0 < at < size:
+            f.seek(at - 1)  # so that a place which starts a line already stays
+            f.readline()
+            return f.tell()
+        return min(at, size)
+
+    first, last = line(start), size if end is None else line(end)
+    if last <= first:
+        raise TextError(f"{spec} is empty: the file has {size:,} bytes")
+    if last - first > LARGEST:
+        raise TextError(
+            f"{spec} has {(last - first) / 1e6:,.0f} MB, more than a search can use; "
+            "give a part of it as FILE:0-50000000"
+        )
+    f.seek(first)
+    return f.read(last - first), first, last
+
+
+def _meant(spec: str) -> str:
+    return f"; the dataset of that name is --dataset {spec}" if spec in DATASETS else ""
+
+
+def builtin() -> Source:
+    """The language reference that comes with every Python: 0.4 MB of technical English.
+
+    Topics are in alphabetical order. Some repeat whole sections of others; a paragraph stays in
+    the longest topic that has it only, so that the parts of a split do not share text.
+
+    Raises:
+        TextError: this Python comes without its documentation topics.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise TextError("this Python has no built-in corpus; give --text FILE") from error
+    seen: set[str] = set()
+    kept: dict[str, str] = {}
+    for key in sorted(topics, key=lambda k: (-len(topics[k]), k)):
+        fresh = []
+        for paragraph in topics[key].strip().split("\n\n"):
+            same = paragraph.strip()
+            if same not in seen:
+                fresh.append(paragraph)
+            if len(same) >= _LONG:
+                seen.add(same)
+        kept[key] = "\n\n".join(fresh)
+    text = "\n\n\n".join(kept[key] for key in sorted(kept) if kept[key])
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Source.of(
+        f"builtin-python{version}",
+        text,
+        f"no text given: using the language reference inside Python {version} "
+        f"(pydoc_data.topics, {len(text) / 1e6:.1f} MB of technical English); "
+        "--text FILE with text like what the model will see gives policies that fit it",
+    )

@@ -1,0 +1,48 @@
+"""Fixtures that several test files share."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from kvsearch.errors import ModelError
+from kvsearch.models.load import LoadedModel, load_model
+
+
+@pytest.fixture(scope="session")
+def real_model() -> LoadedModel:
+    """SmolLM2-135M in fp32 on the CPU; downloaded once and then kept in the user's cache."""
+    try:
+        return load_model(device="cpu")
+    except ModelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, ids 0 to 255; 256 is the end token, and nothing is added to a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    """A folder with a random two-layer Llama and `tiny_tokenizer`."""
+    folder = tmp_path_factory.mktemp("tiny")
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,186 @@
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from kernel_aot import check, compile_kernel
+
+from kvsearch_kernels.configs import (
+    GATHER_ROWS,
+    GATHER_WARPS,
+    QUANTIZE_ROWS,
+    QUANTIZE_WARPS,
+    SCORE,
+    attend_tile,
+    decode_tile,
+)
+from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
+from kvsearch_kernels.decode_attention.triton_kernels import combine, decode
+from kvsearch_kernels.gather_kv.triton_kernels import gather
+from kvsearch_kernels.lifetime_attention.triton_kernels import attend
+from kvsearch_kernels.quantize_kv import Format
+from kvsearch_kernels.quantize_kv.triton_impl import constants as format_constants
+from kvsearch_kernels.quantize_kv.triton_kernels import dequantize, quantize
+from kvsearch_kernels.score_keys.triton_kernels import score
+
+TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def types(fn, pointers, numbers="", even=""):
+    """Type of each argument: `pointers` maps names to a type, the rest are 32-bit integers."""
+    named = {n: f"*{kind}" for names, kind in pointers.items() for n in names.split()}
+    named |= dict.fromkeys(numbers.split(), "fp32")
+    named |= {f"{n}!": "i32" for n in even.split()}
+    taken = {n.rstrip("!") for n in named}
+    return named | {n: "i32" for n in fn.arg_names if n not in taken}
+
+
+@pytest.mark.parametrize("softcap", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "D"),
+    [("fp16", 64), ("bf16", 64), ("fp16", 128), ("bf16", 128), ("fp16", 256), ("fp32", 64),
+     ("fp32", 128), ("fp32", 256)],
+)  # fmt: skip
+def test_lifetime_attention(kind, D, softcap):
+    tile = attend_tile(D, TYPES[kind], softcap)
+    cost = compile_kernel(
+        attend,
+        types(
+            attend,
+            {"q k v out": kind, "birth death table counts": "i32", "lse": "fp32"},
+            "scale cap",
+            "sqb sqh sqm skb skh ske svb svh sve",
+        ),
+        {"D": D, "DV": D, "BM": tile.rows, "BN": tile.columns, "HAS_CAP": softcap},
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+    name = f"lifetime_attention/{kind}/{D}" + "/softcap" * softcap
+    check(
+        name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32"
+    )
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "D"), [("fp16", 64), ("bf16", 128), ("fp16", 256), ("fp32", 64), ("fp32", 256)]
+)
+def test_score_keys(kind, D, largest):
+    tile = SCORE[D, TYPES[kind]]
+    cost = compile_kernel(
+        score,
+        types(
+            score,
+            {"q k": kind, "birth death": "i32", "lse weights out": "fp32"},
+            "scale cap",
+            "sqb sqh sqm skb skh ske",
+        ),
+        {"D": D, "BM": tile.columns, "BN": tile.rows, "HAS_CAP": False, "MAX": largest},
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+    name = f"score_keys/{kind}/{D}" + "/max" * largest
+    check(
+        name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32"
+    )
+
+
+FORMATS = {
+    "8": (64, Format(8, 64)),
+    "4": (128, Format(4, 128)),
+    "3/group32": (128, Format(3, 128 // 4)),
+    "2/lloyd/rotated": (256, Format(2, 256, "lloyd", True)),
+    "1": (128, Format(1, 128)),
+    "8/lloyd/rotated": (128, Format(8, 64, "lloyd", True)),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_quantize_kv(form):
+    D, fmt = FORMATS[form]
+    pointers = {"x out scales": "fp16", "slots": "i64", "levels edges": "fp32", "codes": "u8"}
+    for fn, more in ((quantize, {"GATHER": True}), (dequantize, {})):
+        cost = compile_kernel(
+            fn,
+            types(fn, pointers, even="sxb sxh sxn"),
+            {**format_constants(fmt, D), **more, "BT": QUANTIZE_ROWS},
+            warps=QUANTIZE_WARPS,
+            stages=1,
+        )
+        check(
+            f"quantize_kv/{fn.__name__}/{form}/{D}", cost, elements=QUANTIZE_ROWS * D,
+            warps=QUANTIZE_WARPS, tensor=False, wide=fn is quantize,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "D", "half"), [("fp16", 128, 0), ("bf16", 128, 64), ("fp32", 256, 32)]
+)
+def test_gather_kv(kind, D, half):
+    wide = 1 << (half - 1).bit_length() if half else 1
+    cost = compile_kernel(
+        gather,
+        types(gather, {"x out": kind, "slots": "i64", "cos sin": "fp32"},
+              even="sxb sxh sxn scb sch scn"),
+        {"D": D, "HALF": half or 1, "WIDE": wide, "TURN": half > 0, "BT": GATHER_ROWS},
+        warps=GATHER_WARPS,
+        stages=1,
+    )  # fmt: skip
+    name = f"gather_kv/{kind}/{D}" + f"/turn{2 * half}" * (half > 0)
+    check(name, cost, elements=GATHER_ROWS * D, warps=GATHER_WARPS, tensor=False)
+
+
+def whole(bits, D, levels="uniform"):
+    return Format(bits, D, levels), Format(bits, D, levels)
+
+
+PARTS = {  # name -> head_dim and formats of keys and values of each part
+    "16/64": (64, [(None, None)]),
+    "16/128": (128, [(None, None)]),
+    "16/256": (256, [(None, None)]),
+    **{f"{b}/{D}": (D, [whole(b, D)]) for b in (8, 4, 2, 1) for D in (64, 128)},
+    "8/256": (256, [whole(8, 256)]),
+    "1/256": (256, [whole(1, 256)]),
+    "3/128": (128, [whole(3, 128)]),
+    "4-2/64/group32": (64, [(Format(4, 32), Format(2, 32))]),
+    "4/128/group64": (128, [(Format(4, 64), Format(4, 64))]),
+    "2,4/128/lloyd": (128, [whole(2, 128, "lloyd"), whole(4, 128, "lloyd")]),
+    "16,4,1/128": (128, [(None, None), whole(4, 128), whole(1, 128)]),
+    "16,8,4,2/128": (128, [(None, None), whole(8, 128), whole(4, 128), whole(2, 128)]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_decode_attention(name):
+    D, parts = PARTS[name]
+    lookups = "lloyd" in name
+    tile = decode_tile(D, 2, lookups)
+    pointers = {"partial bits levels": "fp32"}
+    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "PARTS": len(parts),
+             "ASM": True}  # fmt: skip
+    for i in range(4):
+        key, value = parts[min(i, len(parts) - 1)]
+        pointers |= {f"q{i} ks{i} vs{i}": "fp16", f"n{i}": "i32"}
+        pointers |= {f"k{i}": "u8" if key else "fp16", f"v{i}": "u8" if value else "fp16"}
+        found = part_constants(key, value, D, torch.float16)
+        fixed |= {f"{n}{i}": c for n, c in found.items()}
+    cost = compile_kernel(
+        decode, types(decode, pointers, "scale cap"), fixed, warps=tile.warps, stages=tile.stages
+    )
+    direct = all(fixed[f"{side}F{i}"] for side in "KV" for i in range(len(parts)))
+    keys = tile.columns if direct or len(parts) > 1 else tile.columns // 2
+    check(
+        f"decode_attention/{name}", cost, elements=2 * keys * D, warps=tile.warps, tensor=True,
+        wide=name != "1/64",  # a row of 8 bytes
+    )  # fmt: skip
+
+
+def test_combine():
+    cost = compile_kernel(
+        combine,
+        types(combine, {"partial bits lse": "fp32", "out": "bf16", "turned": "i32"}),
+        {"D": 128, "SP": 64, "ROTATED": True, "STEPS": 7, "NORM": 128**-0.5},
+        warps=4,
+        stages=2,
+    )
+    check("decode_attention/combine", cost, elements=16 * 128, warps=4, tensor=False)

@@ -1,0 +1,197 @@
+import dataclasses
+
+import pytest
+import torch
+from kernel_tools import arena, close, poisoned
+
+from kvsearch_kernels.decode_attention import Part, decode_attention
+from kvsearch_kernels.op import UnsupportedError
+from kvsearch_kernels.quantize_kv import Format, Packed, dequantize, quantize
+
+F16, F32 = torch.float16, torch.float32
+
+
+def uniform(bits, D, group=None):
+    return Format(bits, group or D)
+
+
+def lloyd(bits, D, group=None, rotate=True):
+    return Format(bits, group or D, "lloyd", rotate)
+
+
+def held(x, fmt):
+    if fmt is None:
+        return arena(x)
+    packed = quantize(x, fmt)
+    return Packed(arena(packed.codes), arena(packed.scales))
+
+
+def build(G, D, dtype, formats, *, H=2, B=1, lengths=None, spread=1.0):
+    torch.manual_seed(D + G)
+    q = arena(torch.randn(B, G * H, D).to(dtype))
+    parts = []
+    for key, value, n in formats:
+        k, v = (torch.randn(B, H, n, D).to(dtype) for _ in range(2))
+        used = None if lengths is None else arena(torch.randint(0, n + 1, (B, H)).int())
+        parts.append(Part(held(k, key), held(v * spread, value), key, value, used))
+    return q, parts
+
+
+def widened(part, kind):
+    """The part as tensors of another type, as eager attention would read a dequantised cache."""
+    k, v = (
+        dequantize(x, f).to(kind) if f else x.to(kind)
+        for x, f in ((part.keys, part.key_format), (part.values, part.value_format))
+    )
+    return dataclasses.replace(part, keys=k, values=v, key_format=None, value_format=None)
+
+
+def eager(q, parts, scale, softcap=None):
+    """The same attention the plain way, everything in the type of `q`."""
+    wide = [widened(p, q.dtype) for p in parts]
+    k, v = (torch.cat([getattr(p, name) for p in wide], 2) for name in ("keys", "values"))
+    G = q.shape[1] // k.shape[1]
+    s = (q * scale).unflatten(1, (-1, G)) @ k.mT
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    used = torch.cat(
+        [
+            torch.arange(p.keys.shape[2]) < (
+                torch.full(k.shape[:2], p.keys.shape[2]) if p.lengths is None else p.lengths
+            ).unsqueeze(-1)
+            for p in wide
+        ], -1,
+    ).unsqueeze(2)  # fmt: skip
+    s = s.masked_fill(~used, float("-inf"))
+    return (s.softmax(-1).nan_to_num() @ v).flatten(1, 2)
+
+
+def verify(q, parts, scale, softcap=None):
+    with poisoned():
+        out, lse = decode_attention.run("triton", q, parts, scale=scale, softcap=softcap)
+    wide = [widened(p, torch.float64) for p in parts]
+    exact = decode_attention.reference(q.double(), wide, scale=scale, softcap=softcap)
+    assert out.dtype is q.dtype
+    assert lse.dtype is F32
+    close(out, eager(q, parts, scale, softcap), exact[0])
+    # q is rounded once more where it is scaled or rotated before the product
+    room = torch.finfo(q.dtype).eps * q.float().norm(dim=-1).max() * scale * 4
+    assert torch.equal(lse.isinf(), exact[1].isinf())
+    torch.testing.assert_close(lse.double(), exact[1], rtol=1e-6, atol=float(room))
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+@pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4), (256, 1)])
+def test_every_bit_width_of_the_mantissa_path(bits, D, G):
+    q, parts = build(G, D, F16, [(uniform(bits, D), uniform(bits, D), 150)], H=1)
+    verify(q, parts, D**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (uniform(3, 128), uniform(3, 128)),
+        (uniform(4, 128, 32), uniform(2, 128, 64)),
+        (lloyd(4, 128), lloyd(3, 128, 64)),
+        (lloyd(2, 128, 64), lloyd(2, 128)),
+        (lloyd(8, 128), lloyd(1, 128)),
+        (lloyd(8, 128, 64), lloyd(1, 128, 64, rotate=False)),
+        (None, uniform(4, 128)),
+        (uniform(8, 128), None),
+    ],
+)
+def test_every_other_format(key, value):
+    q, parts = build(4, 128, F16, [(key, value, 65)], H=1)
+    verify(q, parts, 128**-0.5)
+
+
+@pytest.mark.parametrize("dtype", [F16, F32])
+def test_three_tiers_and_a_16_bit_part_of_different_lengths(dtype):
+    D = 128
+    formats = [
+        (None, None, 70), (uniform(8, D), uniform(4, D), 64),
+        (uniform(4, D), uniform(2, D), 300), (lloyd(2, D), uniform(1, D), 257),
+    ]  # fmt: skip
+    q, parts = build(8, D, dtype, formats, B=2, lengths="random")
+    parts[1].lengths[0] = 0
+    verify(q, parts, D**-0.5)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1000])
+def test_lengths(n):
+    q, parts = build(1, 64, F16, [(None, None, n), (uniform(4, 64), uniform(4, 64), n)])
+    verify(q, parts, 0.125)
+
+
+def test_large_values_and_softcap():
+    D = 64
+    q, parts = build(3, D, F16, [(uniform(4, D), uniform(1, D), 200)], spread=200.0)
+    verify(q, parts, D**-0.5)
+    verify(q, parts, 1.0, softcap=10.0)
+
+
+def test_slots_not_in_use_may_hold_anything():
+    fmt = uniform(4, 64)
+    q, parts = build(2, 64, F16, [(None, None, 100), (fmt, fmt, 100)])
+    used = torch.tensor([[10, 0]], dtype=torch.int32)
+    parts = [dataclasses.replace(p, lengths=used) for p in parts]
+    want = decode_attention.run("triton", q, parts, scale=0.1)
+    parts[0].keys[:, :, 10:] = float("nan")
+    parts[0].values[:, :, 10:] = float("nan")
+    parts[1].keys.scales[:, :, 10:] = float("nan")
+    parts[1].values.scales[:, :, 10:] = float("inf")
+    parts[1].values.scales[:, 1] = float("nan")
+    got = decode_attention.run("triton", q, parts, scale=0.1)
+    assert torch.equal(got[0][:, :2], want[0][:, :2])
+    assert (got[0][:, 2:] == 0).sum() == (want[0][:, 2:] == 0).sum()
+    assert not decode_attention.reference(q, parts, scale=0.1)[0].isnan().any()
+
+
+def test_nothing_held():
+    q, parts = build(2, 64, F16, [(None, None, 0)])
+    out, lse = decode_attention.run("triton", q, parts, scale=0.1)
+    assert (out == 0).all()
+    assert (lse == float("-inf")).all()
+    q, parts = build(2, 64, F16, [(None, None, 40)])
+    parts = [dataclasses.replace(parts[0], lengths=torch.zeros(1, 2, dtype=torch.int32))]
+    with poisoned():
+        out, lse = decode_attention.run("triton", q, parts, scale=0.1)
+    assert (out == 0).all()
+    assert (lse == float("-inf")).all()
+
+
+def test_fronts_of_longer_pools_are_read_in_place(monkeypatch):
+    fmt = uniform(2, 64)
+    q, (part,) = build(1, 64, F16, [(fmt, fmt, 200)])
+    front = [
+        Packed(x.codes[:, :, :70], x.scales[:, :, :70]) for x in (part.keys, part.values)
+    ]
+    cut = Part(front[0], front[1], fmt, fmt)
+    monkeypatch.setattr(torch.Tensor, "contiguous", refuse_to_copy(torch.Tensor.contiguous))
+    verify(q, [cut], 0.125)
+
+
+def refuse_to_copy(real):
+    def contiguous(x):
+        assert x.numel() < 70 * 16 or x.is_contiguous(), "a pool was copied"
+        return real(x)
+
+    return contiguous
+
+
+def test_what_cannot_be_taken_is_named():
+    q, parts = build(1, 64, F16, [(None, None, 5)])
+    with pytest.raises(UnsupportedError, match="got 5"):
+        decode_attention.run("triton", q, parts * 5, scale=1.0)
+    with pytest.raises(UnsupportedError, match=r"float32.*float16"):
+        decode_attention.run("triton", q.float(), parts, scale=1.0)
+    with pytest.raises(UnsupportedError, match="96"):
+        decode_attention.run("triton", torch.randn(1, 2, 96).half(), parts, scale=1.0)
+
+
+def test_lengths_are_checked_on_request(monkeypatch):
+    monkeypatch.setenv("KVSEARCH_CHECK", "1")
+    q, parts = build(1, 64, F16, [(None, None, 5)])
+    bad = dataclasses.replace(parts[0], lengths=torch.tensor([[5, 6]], dtype=torch.int32))
+    with pytest.raises(IndexError, match="6"):
+        decode_attention.run("triton", q, [bad], scale=1.0)

@@ -1,0 +1,120 @@
+import pytest
+import torch
+from kernel_tools import arena, close, poisoned
+
+from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.op import UnsupportedError
+from kvsearch_kernels.quantize_kv import (
+    Format,
+    Packed,
+    dequantize_kv,
+    fake_quantize,
+    quantize_kv,
+)
+
+FORMATS = [
+    Format(bits, group, levels, rotate)
+    for bits in (8, 4, 3, 2, 1)
+    for group, levels, rotate in [
+        (128, "uniform", False), (32, "uniform", True), (64, "lloyd", True), (128, "lloyd", False),
+    ]
+]  # fmt: skip
+
+
+def name(fmt):
+    return f"{fmt.bits}-{fmt.group}-{fmt.levels}-{'rotated' if fmt.rotate else 'plain'}"
+
+
+def exact(fmt):
+    """Whether the codes hang on no sum, whose order torch and Triton choose as they like."""
+    return fmt.levels == "uniform" and fmt.bits > 1
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=name)
+def test_packing_writes_the_bytes_of_the_reference(fmt):
+    torch.manual_seed(fmt.bits)
+    x = arena(torch.randn(1, 2, 65, 128).half())
+    x[0, 0, 3] = 0.0
+    x[0, 1, 4] = 1.5
+    slots = arena(torch.randint(0, 65, (1, 2, 40)))
+    slots[0, 0, :2] = 3
+    with poisoned():
+        got = quantize_kv.run("triton", x, fmt, slots=slots)
+    want = quantize_kv.reference(x, fmt, slots=slots)
+    assert got.codes.shape == want.codes.shape
+    assert got.scales.shape == want.scales.shape
+    wrong = (got.codes != want.codes).any(-1).float().mean()
+    assert wrong == 0 or (not exact(fmt) and wrong < 0.05)
+    torch.testing.assert_close(got.scales, want.scales, rtol=0 if exact(fmt) else 2e-3, atol=0)
+
+    held = Packed(arena(want.codes), arena(want.scales))
+    with poisoned():
+        back = dequantize_kv.run("triton", held, fmt)
+    picked = x.gather(2, slots.unsqueeze(-1).expand(1, 2, 40, 128))
+    fake = fake_quantize(picked, fmt)
+    assert torch.equal(back, fake)  # bit for bit
+    if wrong == 0 and torch.equal(got.scales, want.scales):
+        assert torch.equal(dequantize_kv.run("triton", got, fmt), fake)
+    half = dequantize_kv.run("triton", held, fmt, dtype=torch.float16)
+    assert torch.equal(half, fake.half())
+
+
+@pytest.mark.parametrize(("n", "D"), [(1, 64), (63, 256), (64, 64), (65, 256), (1000, 64), (0, 64)])
+def test_quantize_shapes(n, D):
+    fmt = Format(4, D)
+    x = torch.randn(1, n, 1, D).transpose(1, 2)
+    with poisoned():
+        got = quantize_kv.run("triton", x, fmt)
+    want = quantize_kv.reference(x, fmt)
+    assert torch.equal(got.codes, want.codes)
+    assert torch.equal(got.scales, want.scales)
+    assert torch.equal(dequantize_kv.run("triton", got, fmt), fake_quantize(x, fmt))
+
+
+def test_wrong_formats_are_named():
+    x = torch.randn(1, 1, 4, 128)
+    with pytest.raises(UnsupportedError, match=r"bits must be .*got 5"):
+        quantize_kv.run("triton", x, Format(5, 128))
+    with pytest.raises(UnsupportedError, match="got 96"):
+        quantize_kv.run("triton", x[..., :96], Format(4, 96))
+    with pytest.raises(UnsupportedError, match="group"):
+        quantize_kv.run("triton", x, Format(4, 256))
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 1 << 40])
+def test_bad_slots_are_found_before_the_launch(bad, monkeypatch):
+    monkeypatch.setenv("KVSEARCH_CHECK", "1")
+    x, slots = torch.randn(1, 1, 4, 64), torch.tensor([0, bad])
+    with pytest.raises(IndexError, match=str(bad)):
+        quantize_kv.run("triton", x, Format(4, 64), slots=slots)
+    with pytest.raises(IndexError, match=str(bad)):
+        gather_kv.run("triton", x, slots)
+
+
+@pytest.mark.parametrize(
+    ("n", "D", "R", "dtype"),
+    [(1, 64, 64, torch.float16), (63, 128, 128, torch.float16), (65, 256, 64, torch.float16),
+     (1000, 64, 64, torch.float32), (64, 128, 96, torch.float32), (0, 64, 64, torch.float32)],
+)  # fmt: skip
+def test_gather_and_turn(n, D, R, dtype):
+    torch.manual_seed(n)
+    x = arena(torch.randn(2, 3, 70, D).to(dtype))
+    slots = arena(torch.randint(0, 70, (2, 1, n)))
+    with poisoned():
+        kept = gather_kv.run("triton", x, slots)
+    assert torch.equal(kept, gather_kv.reference(x, slots))
+    by = arena(torch.randint(-500, 500, (n,)))
+    inv_freq = 10000.0 ** (-torch.arange(R // 2) / (R // 2))
+    with poisoned():
+        got = gather_kv.run("triton", x, slots, by=by, inv_freq=inv_freq)
+    true = gather_kv.reference(x.double(), slots, by=by, inv_freq=inv_freq)
+    eager = gather_kv.reference(x, slots, by=by, inv_freq=inv_freq)
+    assert got.dtype is dtype
+    if n:
+        close(got, eager, true)
+    assert torch.equal(got[..., R:], kept[..., R:])
+
+
+def test_gather_takes_one_list_for_all_heads():
+    x, slots = torch.randn(2, 3, 9, 64).half(), torch.tensor([8, 0, 0, 3], dtype=torch.int32)
+    assert torch.equal(gather_kv.run("triton", x, slots), x[:, :, slots.long()])

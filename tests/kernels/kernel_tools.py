@@ -1,0 +1,61 @@
+"""Poisoned memory and the error rule that the interpreter tests share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+BAND = 256  # elements around every tensor
+INT_POISON = 120  # fits every integer type; as a token index or code it is wrong enough to show
+
+
+def _fill(kind: torch.dtype) -> float:
+    return float("nan") if kind.is_floating_point else INT_POISON
+
+
+def arena(x: Tensor) -> Tensor:
+    """A copy of `x` between two bands of NaN, so that a read outside shows in the result."""
+    room = torch.full((x.numel() + 2 * BAND,), _fill(x.dtype), dtype=x.dtype)
+    inner = room[BAND : BAND + x.numel()].view(x.shape)
+    return inner.copy_(x)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Make `torch.empty` return NaN between bands, and check the bands afterwards."""
+    rooms: list[Tensor] = []
+    real = torch.empty
+
+    def empty(*size: object, dtype: torch.dtype | None = None, **rest: object) -> Tensor:
+        like = real(*size, dtype=dtype, device="meta")
+        shape = like.shape
+        room = torch.full((shape.numel() + 2 * BAND,), _fill(like.dtype), dtype=like.dtype)
+        rooms.append(room)
+        return room[BAND : BAND + shape.numel()].view(shape)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", empty)
+        yield
+    for room in rooms:
+        for band in (room[:BAND], room[-BAND:]):
+            assert (band.isnan() if band.is_floating_point() else band == INT_POISON).all()
+
+
+def close(kernel: Tensor, eager: Tensor, exact: Tensor, room: float = 0.0) -> None:
+    """Assert that the error to fp64 is at most twice that of the eager run, plus one rounding.
+
+    `room` is the error that the kernel's own inputs carry, where they differ from the exact ones.
+    """
+    assert kernel.shape == exact.shape
+    kernel, yard = kernel.double(), eager.double()
+    finite = exact.isfinite()
+    assert torch.equal(kernel[~finite], exact[~finite])
+    if not finite.any():
+        return
+    eps = torch.finfo(eager.dtype).eps
+    error = (kernel - exact)[finite].abs().max()
+    allowed = 2 * (yard - exact)[finite].abs().max() + eps * exact[finite].abs().max()
+    allowed += room
+    assert error <= allowed, f"error {error:.3g} above {allowed:.3g}"

@@ -1,0 +1,156 @@
+"""What the references mean, on torch alone, and what `Op` picks where there is no GPU."""
+
+import os
+from importlib import import_module
+
+import pytest
+import torch
+
+from kvsearch_kernels.decode_attention import Part, decode_attention
+from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.lifetime_attention import lifetime_attention
+from kvsearch_kernels.op import Op, UnsupportedError
+from kvsearch_kernels.quantize_kv import (
+    Format,
+    dequantize_kv,
+    fake_quantize,
+    quantize,
+    quantize_kv,
+)
+from kvsearch_kernels.score_keys import score_keys
+from kvsearch_kernels.scored_attention import scored_attention
+
+OPS = [
+    lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
+    decode_attention,
+]  # fmt: skip
+NEVER = 1 << 40
+FMT = Format(4, 64)
+
+
+def call(op, device="cpu"):
+    """Arguments that every implementation could take, but for the device."""
+    q, k = (torch.randn(1, h, 6, 64, device=device).half() for h in (4, 2))
+    birth = torch.arange(6, device=device)
+    lives = (birth, torch.full_like(birth, NEVER))
+    weights = torch.ones(6, device=device)
+    packed = quantize(k, FMT)
+    parts = [Part(k, k), Part(packed, packed, FMT, FMT)]
+    at = {"first_query": 0, "scale": 0.1}
+    return {
+        "lifetime_attention": ((q, k, k, *lives), at),
+        "score_keys": ((q, k, torch.zeros(1, 4, 6), weights, *lives), at),
+        "scored_attention": ((q, k, k, weights), {"scale": 0.1}),
+        "quantize_kv": ((k, FMT), {}),
+        "dequantize_kv": ((packed, FMT), {}),
+        "gather_kv": ((k, birth), {}),
+        "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
+    }[op.name]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_auto_is_not_triton_on_a_cpu_and_a_name_never_falls_back(op):
+    args, kwargs = call(op)
+    assert op.pick(*args, **kwargs) != "triton"
+    op(*args, **kwargs)
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        with pytest.raises(UnsupportedError, match="one is on cpu"):
+            op.run("triton", *args, **kwargs)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_implementation_has_the_signature_of_its_reference(op):
+    from inspect import signature
+
+    for module in op.impls.values():
+        found = import_module(module)
+        want = signature(op.reference)
+        assert signature(found.forward) == want
+        assert signature(found.why_not).parameters == want.parameters
+
+
+def test_auto_passes_over_an_emulated_implementation(monkeypatch):
+    # what happens under TRITON_INTERPRET=1, where the named implementation does run on a CPU
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    args, kwargs = call(quantize_kv)
+    if quantize_kv._why_not("triton", *args, **kwargs) is None:
+        assert quantize_kv.pick(*args, **kwargs) != "triton"
+
+
+def test_an_op_without_implementations():
+    op = Op("nothing", lambda x: x)
+    assert op(3) == 3
+    with pytest.raises(UnsupportedError, match="triton"):
+        op.run("triton", 3)
+
+
+@pytest.mark.parametrize(
+    ("M", "E", "first"), [(1, 1, 0), (63, 64, 0), (65, 65, 0), (10, 1000, 990)]
+)
+def test_scores_over_everything_sum_to_the_row_weights(M, E, first):
+    torch.manual_seed(E)
+    q, k = torch.randn(2, 6, M, 64), torch.randn(2, 2, E, 64)
+    weights = torch.rand(M)
+    birth, death = torch.arange(E), torch.full((E,), NEVER)
+    args = {"first_query": first, "scale": 0.125}
+    lse = lifetime_attention.reference(q, k, k, birth, death, **args)[1]
+    got = score_keys.reference(q, k, lse, weights, birth, death, **args)
+    torch.testing.assert_close(got.sum(-1), weights.sum().expand(2, 2))
+    largest = score_keys.reference(q, k, lse, weights, birth, death, **args, reduce="max")
+    assert (largest <= got + 1e-6).all()
+
+
+def test_scores_equal_those_of_scored_attention():
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 6, 7, 64), torch.randn(1, 2, 20, 64)
+    weights = torch.rand(7)
+    _, want = scored_attention.reference(q, k, k, weights, scale=0.125, softcap=9.0)
+    birth, death = torch.arange(20), torch.full((20,), NEVER)
+    args = {"first_query": 13, "scale": 0.125, "softcap": 9.0}
+    lse = lifetime_attention.reference(q, k, k, birth, death, **args)[1]
+    torch.testing.assert_close(
+        score_keys.reference(q, k, lse, weights, birth, death, **args), want
+    )
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+@pytest.mark.parametrize("levels", ["uniform", "lloyd"])
+@pytest.mark.parametrize("rotate", [False, True])
+def test_packing_and_unpacking_is_fake_quantisation_bit_for_bit(bits, levels, rotate):
+    x = torch.randn(1, 2, 33, 64)
+    fmt = Format(bits, 32, levels, rotate)
+    packed = quantize_kv.reference(x, fmt)
+    assert torch.equal(dequantize_kv.reference(packed, fmt), fake_quantize(x, fmt))
+    slots = torch.randint(0, 33, (1, 2, 9))
+    some = quantize_kv.reference(x, fmt, slots=slots)
+    assert torch.equal(some.codes[0, 1], packed.codes[0, 1, slots[0, 1]])
+
+
+def test_decoding_equals_attention_over_what_is_read_back():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, 64), torch.randn(2, 2, 30, 64), torch.randn(2, 2, 30, 64)
+    fmt = Format(4, 64, "lloyd", True)
+    parts = [
+        Part(k[:, :, :10], v[:, :, :10]),
+        Part(quantize(k[:, :, 10:], fmt), quantize(v[:, :, 10:], fmt), fmt, fmt),
+    ]
+    out, lse = decode_attention.reference(q, parts, scale=0.125)
+    kk, vv = (torch.cat([x[:, :, :10], fake_quantize(x[:, :, 10:], fmt)], 2) for x in (k, v))
+    birth, death = torch.zeros(30, dtype=torch.long), torch.full((30,), NEVER)
+    want = lifetime_attention.reference(
+        q.unsqueeze(2), kk, vv, birth, death, first_query=0, scale=0.125
+    )
+    torch.testing.assert_close(out, want[0].squeeze(2))
+    torch.testing.assert_close(lse, want[1].squeeze(2))
+
+
+def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():
+    x = torch.randn(1, 2, 8, 64)
+    every = torch.arange(8)
+    inv_freq = 10000.0 ** (-torch.arange(16) / 16)
+    still = gather_kv.reference(x, every, by=torch.zeros(8), inv_freq=inv_freq)
+    assert torch.equal(still, x)
+    there = gather_kv.reference(x, every, by=every * 9, inv_freq=inv_freq)
+    back = gather_kv.reference(there, every, by=every * -9, inv_freq=inv_freq)
+    torch.testing.assert_close(back, x)
+    assert torch.equal(there[..., 32:], x[..., 32:])

@@ -1,0 +1,312 @@
+"""The deployed cache holds what the policy says, and the evaluator replays it exactly.
+
+Exactness is checked in float64: there, what differs is logic. In float32 a value on the boundary
+between two codes may fall on either side, and 30 quantised layers amplify that
+(docs/evaluation.md).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvsearch.cache import PolicyCache
+from kvsearch.cache.book import ScoreBook
+from kvsearch.cache.compaction import survivors
+from kvsearch.cache.lifetimes import plan
+from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.knobs import Setting
+from kvsearch.methods import METHODS, at
+from kvsearch.models.load import LoadedModel
+from kvsearch.models.shape import shape_of
+from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, Spread, Tier, layout
+
+T = 168
+K4 = (Tier(key_bits=4, value_bits=4),)
+
+
+def tiny(seed: int = 0, dtype: torch.dtype = torch.float64) -> LoadedModel:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+    )
+    model = LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.mul_(3)  # a flat random model would not notice a wrong cache
+    return LoadedModel(model, None, shape_of(config), "tiny", "", "", None, str(dtype), "cpu")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return tiny()
+
+
+IDS = np.random.default_rng(0).integers(0, 97, size=(2, T))
+SETTING = Setting(
+    ModelShape(4, 2, 16, 6),
+    ModelShape(4, 2, 16, 6).budget_bytes(104),
+    T,
+    (0.5, 0.7, 1.2, 1.6),
+)
+PROMPT = 100  # of the policies that compact after a prompt; they hold all that follows
+AFTER = replace(SETTING, budget=SETTING.shape.budget_bytes(140), prompt=PROMPT)
+EXTRA: dict[str, Policy] = {
+    "window interval 8": Policy(slots=32, sinks=4, interval=8),
+    "window re-indexed interval 8": Policy(slots=32, sinks=4, interval=8, positions="cache"),
+    "ladder original": Policy(slots=36, sinks=4, recents=8, ladder=Ladder(span=0.5, overlap=0.5)),
+    "ladder interval 4": Policy(
+        slots=36,
+        sinks=4,
+        recents=8,
+        interval=4,
+        ladder=Ladder(span=0.25, overlap=0.5),
+        positions="cache",
+        spread=Spread(kind="pyramid", beta=4),
+    ),
+    "ladder in 4 bits": Policy(
+        slots=40,
+        sinks=2,
+        recents=8,
+        interval=3,
+        ladder=Ladder(span=0.25, overlap=0.5),
+        positions="cache",
+        tiers=K4,
+        quantizer=Quantizer(group=8, fp16_sinks=True),
+    ),
+    "scored ladder": Policy(
+        slots=48, interval=8, sinks=2, recents=10, score=Score(), ladder=Ladder(span=0.5)
+    ),
+    "h2o interval 8 re-indexed": Policy(
+        slots=40, interval=8, recents=16, score=Score(), positions="cache"
+    ),
+    "h2o one token, 4 bits": Policy(
+        slots=40, recents=8, sinks=2, score=Score(), tiers=K4, quantizer=Quantizer(group=8)
+    ),
+    "decay one token": Policy(
+        slots=40, recents=1, score=Score(alpha=1, beta=1, horizon=20, kind="decay")
+    ),
+    "window over three intervals": Policy(
+        slots=50, interval=6, recents=4, score=Score(alpha=1, beta=1, horizon=18, share="layer")
+    ),
+    "three tiers": Policy(
+        slots=50,
+        interval=7,
+        recents=3,
+        sinks=2,
+        score=Score(beta=1),
+        tiers=(
+            Tier(share=0.2),
+            Tier(share=0.4, key_bits=8, value_bits=4),
+            Tier(share=0.4, key_bits=3, value_bits=2),
+        ),
+        quantizer=Quantizer(group=16, rotate=True, levels="lloyd", fp16_sinks=True),
+    ),
+    "tiers by age": Policy(
+        slots=60,
+        interval=7,
+        sinks=4,
+        quantizer=Quantizer(group=8),
+        tiers=(Tier(share=0.3), Tier(share=0.7, key_bits=4, value_bits=2)),
+    ),
+    "prompt, then stream": Policy(
+        slots=48,
+        interval=16,
+        recents=8,
+        score=Score(horizon=8, pool=3, pool_kind="max"),
+        trigger="prompt+stream",
+        spread=Spread(kind="pyramid", beta=3),
+    ),
+}
+NAMED = [*METHODS, *EXTRA]
+
+
+def policy_of(name: str) -> Policy:
+    return EXTRA[name] if name in EXTRA else at(name, AFTER if "prompt" in name else SETTING)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_one_pass_equals_token_by_token(name: str, loaded: LoadedModel) -> None:
+    policy = policy_of(name)
+    prompt = PROMPT if policy.trigger != "stream" else 1
+    slow, cache = stepwise(loaded, policy, IDS, prompt=prompt)
+    quality = Evaluator(loaded, batch=2).quality(policy, IDS, prompt=prompt)
+    assert np.abs(slow - quality.nll).max() < 1e-5
+    sizes = layout(policy, loaded.shape)
+    assert cache.bytes_resident == sizes.bytes_at(T, prompt) == quality.bytes_resident
+    if policy.ladder is None:  # unequal ladders are out of phase: their peaks do not coincide
+        assert cache.bytes_peak_resident == sizes.bytes_peak(T, prompt)
+    assert cache.bytes_peak_resident >= sizes.bytes_peak(T, prompt)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_cut_of_the_stream_does_not_matter_and_bytes_hold_at_every_step(
+    name: str, loaded: LoadedModel
+) -> None:
+    policy = policy_of(name)
+    first = PROMPT if policy.trigger != "stream" else 23
+    sizes, cache = layout(policy, loaded.shape), PolicyCache(policy, loaded.model)
+    whole = PolicyCache(policy, loaded.model, packed=False)
+    ids, seen, parts = torch.from_numpy(IDS[:1]), 0, []
+    cuts = [first, 1, 1, 1, 1, 1, 1, 1, 1, 13, 1, 8]
+    with torch.inference_mode():
+        for m in [*cuts, T - sum(cuts)]:
+            parts.append(loaded.model(ids[:, seen : seen + m], past_key_values=cache).logits)
+            seen += m
+            assert cache.bytes_resident == sizes.bytes_at(seen, first)
+            assert cache.bytes_resident <= sizes.bytes_peak(T, first)
+        if policy.trigger == "stream":
+            once = loaded.model(ids, past_key_values=whole).logits
+            assert (torch.cat(parts, 1) - once).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_future_changes_nothing(name: str, loaded: LoadedModel) -> None:
+    policy = policy_of(name)
+    changed = IDS.copy()
+    changed[:, -20:] = (changed[:, -20:] + 1) % 97
+    evaluator = Evaluator(loaded, batch=2)
+    a = evaluator.quality(policy, IDS, resident=False, prompt=PROMPT).nll
+    b = evaluator.quality(policy, changed, resident=False, prompt=PROMPT).nll
+    assert np.array_equal(a[:, : T - 21], b[:, : T - 21])
+    assert not np.array_equal(a[:, T - 20 :], b[:, T - 20 :])
+
+
+@pytest.mark.parametrize("positions", ["original", "cache"])
+@pytest.mark.parametrize("score", [None, Score(beta=1)])
+def test_a_cache_that_never_fills_is_the_unmodified_model(
+    positions: Any, score: Score | None, loaded: LoadedModel
+) -> None:
+    policy = Policy(slots=T + 1, sinks=2, recents=3, positions=positions, score=score)
+    ids = torch.from_numpy(IDS)
+    with torch.inference_mode():
+        theirs = loaded.model(ids).logits
+        cache = PolicyCache(policy, loaded.model, native=torch.float64)
+        parts = [
+            loaded.model(x, past_key_values=cache).logits for x in ids.split([50, 1, T - 51], 1)
+        ]
+    assert (torch.cat(parts, 1) - theirs).abs().max() < 1e-5  # rotary angles are fp32
+
+
+def kept(layers: int, slots: int, ladder: Ladder, steps: int) -> list[list[int]]:
+    """Token ids that each layer holds after `steps` tokens, by the segments' rule."""
+    policy = Policy(slots=slots, sinks=4, recents=8, ladder=ladder)
+    out = []
+    for layer in layout(policy, ModelShape(layers, 1, 8, 1)).layers:
+        live, cursor = torch.empty(0, dtype=torch.long), 0
+        for t in range(steps):
+            live = torch.cat([live, torch.tensor([t])])
+            index, cursor = survivors(layer, len(live), cursor, None, torch.device("cpu"))
+            live = live if index is None else live[index]
+        out.append(live.tolist())
+        assert plan(layer, steps, 0).held.tolist() == out[-1]  # the one-pass replay agrees
+    return out
+
+
+def ranges(*ends: int | tuple[int, int]) -> list[int]:
+    return [t for e in ends for t in (range(e[0], e[1] + 1) if isinstance(e, tuple) else [e])]
+
+
+def test_lacaches_worked_example_slot_for_slot() -> None:
+    one = Ladder(span=2 / 8, overlap=1 / 2)
+    modular = kept(8, 35, one, 35)
+    assert modular[0] == modular[6] == ranges((0, 5), (11, 34))
+    assert modular[3] == ranges((0, 3), 7, 8, (11, 34))
+    assert modular[5] == ranges((0, 3), (9, 34))
+    twice = kept(8, 35, one, 40)
+    assert twice[2] == ranges((0, 3), 6, 7, 13, 14, (18, 39))
+    assert twice[5] == ranges((0, 3), 9, 10, (16, 39))
+    contiguous = kept(8, 35, Ladder(span=2 / 8, overlap=1 / 2, order="contiguous"), 35)
+    assert contiguous[1] == ranges((0, 5), (11, 34))
+    assert contiguous[4] == ranges((0, 3), 7, 8, (11, 34))
+    assert contiguous[7] == ranges((0, 3), (9, 34))
+    late = kept(8, 35, one, 95)
+    assert late[0] == ranges((0, 5), 26, 32, 53, 54, 60, 61, 67, 68, 74, 75, (81, 94))
+    assert late[3] == ranges((0, 3), 15, 21, 42, 43, 56, 57, 63, 64, 70, 71, 77, 78, (81, 94))
+    wide = kept(8, 34, Ladder(span=3 / 8, overlap=1 / 3), 40)
+    assert wide[0] == ranges((0, 5), 8, 9, 12, 13, 16, 17, (20, 39))
+    assert wide[2] == ranges((0, 3), 6, 7, 10, 11, 14, 15, (18, 39))
+    pairs = kept(8, 33, Ladder(span=4 / 8, overlap=0), 64)
+    assert pairs[0] == ranges((0, 4), *range(8, 45, 4), 46, (48, 63))
+    assert pairs[1] == ranges((0, 3), 7, *range(11, 44, 4), 45, 47, (48, 63))
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0, 0)])
+def test_scores_of_uniform_attention(alpha: float, beta: float) -> None:
+    n = 30
+    policy = Policy(slots=99, score=Score(alpha=alpha, beta=beta))
+    layer = layout(policy, ModelShape(1, 1, 8, 1)).layers[0]
+    book = ScoreBook(layer, 1, torch.device("cpu"))
+    for t in range(n):
+        rows = torch.arange(1)
+        weight = book.row_weights(rows + t + 1, rows)
+        book.add(weight * torch.full((1, 1, t + 1), 1 / (t + 1)), t, 1)
+    got = book.ranks(n, n)[0, 0]
+    if alpha:
+        assert torch.allclose(got, torch.ones(n))  # the correction removes age and dilution
+    else:
+        harmonic = torch.tensor([sum(1 / i for i in range(j + 1, n + 1)) for j in range(n)])
+        assert torch.allclose(got, harmonic)  # H2O's bias towards old tokens
+
+
+def test_tova_drops_the_least_attended_by_the_last_row() -> None:
+    policy = Policy(slots=6, score=Score(horizon=1, share="layer"))
+    layer = layout(policy, ModelShape(1, 2, 8, 2)).layers[0]
+    book = ScoreBook(layer, 1, torch.device("cpu"))
+    for t in range(6):
+        book.keep(None)
+        row = torch.tensor([[0.9, 0.1, 0.5, 0.2, 0.3, 0.4], [0.0, 0.7, 0.5, 0.1, 0.3, 0.4]])
+        book.add(row[None, :, : t + 1], t, 1)
+    index, _ = survivors(layer, 6, 0, book.ranks(6, 6), torch.device("cpu"))
+    assert index is not None and index.flatten().tolist() == [0, 1, 2, 4, 5]
+
+
+def test_a_better_tier_holds_no_token_that_was_ever_in_a_worse_one() -> None:
+    policy = Policy(
+        interval=4,
+        recents=1,
+        score=Score(horizon=4),
+        tiers=(
+            Tier(share=0.3, key_bits=8, value_bits=8),
+            Tier(share=0.7, key_bits=1, value_bits=1),
+        ),
+        quantizer=Quantizer(group=16),
+    )
+    loaded = tiny(1)
+    cache, ids = PolicyCache(policy, loaded.model), torch.from_numpy(IDS[:1])
+    was_low = torch.zeros(1, 2, 0, dtype=torch.bool)
+    with torch.inference_mode():
+        for i in range(0, 80, 4):
+            loaded.model(ids[:, i : i + 4], past_key_values=cache)
+            low = cache.states[3].store.slot_pools() == 1
+            was_low = torch.nn.functional.pad(was_low, (0, 4))
+            assert not bool((was_low & ~low).any())
+            was_low |= low
+    assert bool(was_low.any()) and not bool(was_low.all())
+
+
+REAL = ["full", "streamingllm", "lacache", "h2o", "tova", "snapkv", "xmu-evict"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", REAL)
+def test_real_model_replay_is_exact_in_fp32(name: str, real_model: LoadedModel) -> None:
+    shape = real_model.shape
+    setting = Setting(shape, shape.budget_bytes(72), 112)
+    text = "The cache of a language model grows with every token that it reads, and so does " * 9
+    ids = np.asarray(real_model.tokenizer(text)["input_ids"][:112])[None]
+    policy = at(name, setting)
+    slow, cache = stepwise(real_model, policy, ids)
+    quality = Evaluator(real_model).quality(policy, ids)
+    assert np.abs(slow - quality.nll).max() < 1e-4
+    assert cache.bytes_resident == quality.bytes_resident == layout(policy, shape).bytes_at(112)

