@@ -160,7 +160,6 @@ METHODS: dict[str, Method] = {
         ),
         "composite",
         "a designed combination: rotated 4 bits, fp16 sinks, measured budgets per layer",
-        baseline=False,
     ),
 }
 

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from kvsearch.errors import SpaceError, nearest
 from kvsearch.knobs import KNOBS, Value, check_value
-from kvsearch.policy.types import Frozen
+from kvsearch.policy.parts import Frozen
 
 Words = dict[str, Value | list[Value]]
 

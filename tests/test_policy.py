@@ -165,3 +165,10 @@ def test_golden_files_load_for_ever(file: Path) -> None:
 
 def test_there_are_golden_files() -> None:
     assert len(list(GOLDEN.glob("*.json"))) >= 5
+
+
+def test_slots_that_are_all_floor_are_still_shared_out() -> None:
+    weights = (1.0, 50.0, 1.0, 1.0, 1.0, 1.0)
+    spread = Spread(kind="sensitivity", exponent=1.0, weights=weights)
+    policy = Policy(slots=13, sinks=4, recents=8, spread=spread)
+    assert [layer.slots for layer in layout(policy, SHAPE).layers] == [13] * 6

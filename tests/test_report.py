@@ -40,32 +40,109 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
         ("full", "full", Policy(), 0.0),
         ("window 256", "method", Policy(slots=256), 1.9),
         ("streaming-llm 256", "method", Policy(slots=256, sinks=4), 0.338),
-        ("lacache 256", "method",
-         Policy(slots=256, sinks=4, recents=30, ladder=Ladder(span=0.25, overlap=0.5),
-                positions="cache"), 0.294),
+        (
+            "lacache 256",
+            "method",
+            Policy(
+                slots=256,
+                sinks=4,
+                recents=30,
+                ladder=Ladder(span=0.25, overlap=0.5),
+                positions="cache",
+            ),
+            0.294,
+        ),
         ("h2o 240", "method", Policy(slots=240, interval=16, recents=128, score=h2o), 0.142),
-        ("tova 256", "method",
-         Policy(slots=256, score=Score(horizon=1, share="layer"), positions="cache"), 0.171),
-        ("xmu <60/40>", "method",
-         Policy(interval=64, recents=1, score=xmu,
-                tiers=(Tier(share=0.6, key_bits=4, value_bits=4),
-                       Tier(share=0.4, key_bits=2, value_bits=2))), 1.26),
-        ("streaming-llm + K4V4", "composite",
-         Policy(slots=800, interval=16, sinks=4, tiers=K4), 0.118),
-        ("h2o + K4V4", "composite",
-         Policy(slots=700, interval=16, sinks=4, recents=128, score=h2o, tiers=K4,
-                quantizer=Quantizer(group=32)), 0.067),
-        ("h2o + K4V4 half", "composite",
-         Policy(slots=380, interval=16, sinks=4, recents=128, score=h2o, tiers=K4), 0.109),
-        ("trial 31", "found",
-         Policy(slots=690, interval=16, sinks=4, recents=128, score=xmu, tiers=K4,
-                quantizer=fine, spread=SENSITIVE), 0.041),
-        ("trial 17", "found",
-         Policy(slots=420, interval=16, sinks=4, recents=128, score=xmu, tiers=K4,
-                quantizer=fine, spread=SENSITIVE), 0.066),
-        ("trial 9", "found",
-         Policy(slots=400, interval=8, sinks=4, recents=64, tiers=K4, quantizer=fine,
-                ladder=Ladder(span=0.5, overlap=0.2, order="contiguous")), 0.187),
+        (
+            "tova 256",
+            "method",
+            Policy(slots=256, score=Score(horizon=1, share="layer"), positions="cache"),
+            0.171,
+        ),
+        (
+            "xmu <60/40>",
+            "method",
+            Policy(
+                interval=64,
+                recents=1,
+                score=xmu,
+                tiers=(
+                    Tier(share=0.6, key_bits=4, value_bits=4),
+                    Tier(share=0.4, key_bits=2, value_bits=2),
+                ),
+            ),
+            1.26,
+        ),
+        (
+            "streaming-llm + K4V4",
+            "composite",
+            Policy(slots=800, interval=16, sinks=4, tiers=K4),
+            0.118,
+        ),
+        (
+            "h2o + K4V4",
+            "composite",
+            Policy(
+                slots=700,
+                interval=16,
+                sinks=4,
+                recents=128,
+                score=h2o,
+                tiers=K4,
+                quantizer=Quantizer(group=32),
+            ),
+            0.067,
+        ),
+        (
+            "h2o + K4V4 half",
+            "composite",
+            Policy(slots=380, interval=16, sinks=4, recents=128, score=h2o, tiers=K4),
+            0.109,
+        ),
+        (
+            "trial 31",
+            "found",
+            Policy(
+                slots=690,
+                interval=16,
+                sinks=4,
+                recents=128,
+                score=xmu,
+                tiers=K4,
+                quantizer=fine,
+                spread=SENSITIVE,
+            ),
+            0.041,
+        ),
+        (
+            "trial 17",
+            "found",
+            Policy(
+                slots=420,
+                interval=16,
+                sinks=4,
+                recents=128,
+                score=xmu,
+                tiers=K4,
+                quantizer=fine,
+                spread=SENSITIVE,
+            ),
+            0.066,
+        ),
+        (
+            "trial 9",
+            "found",
+            Policy(
+                slots=400,
+                interval=8,
+                sinks=4,
+                recents=64,
+                tiers=K4,
+                quantizer=fine,
+                ladder=Ladder(span=0.5, overlap=0.2, order="contiguous"),
+            ),
+            0.187,
+        ),
     ]
 
 
@@ -79,23 +156,43 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
     for i, (name, kind, policy, d) in enumerate(found):
         half = (0.006 + 0.04 * d) if sure else 1.1 * d + 0.02
         limit = max(budget, peaks[name])
-        loss, best = min((e, n) for n, k, _, e in found
-                         if k == "method" and n != name and peaks[n] <= limit)
+        loss, best = min(
+            (e, n) for n, k, _, e in found if k == "method" and n != name and peaks[n] <= limit
+        )
         wide = 0.011 if sure else abs(d - loss) + 0.01
-        decode = Throughput(412.7, 301.2, 1.37, 1.31, 1.42, 12, 4096, "NVIDIA H200",
-                            peaks[name], peaks["full"]) if i == 10 else None
+        decode = (
+            Throughput(
+                412.7, 301.2, 1.37, 1.31, 1.42, 12, 4096, "NVIDIA H200", peaks[name], peaks["full"]
+            )
+            if i == 10
+            else None
+        )
         nll = FULL_NLL + d
-        rows.append(Row(
-            name=name, kind=kind, policy=policy, fingerprint=policy.fingerprint(),
-            tokens=TOKENS, nll=nll, nll_se=0.031, ppl=math.exp(nll),
-            dnll_full=Interval(d, d - half, d + half) if d else Interval(0.0, 0.0, 0.0),
-            dnll_best=Interval(d - loss, d - loss - wide, d - loss + wide), best=best,
-            search_dnll=d - 0.008 if kind == "found" else None,
-            bytes_peak=peaks[name], bytes_mean=0.93 * peaks[name], bytes_resident=peaks[name],
-            slots16=peaks[name] / SHAPE.slot_bytes / SHAPE.layers, on_front=name in kept,
-            within_budget=peaks[name] <= budget, seconds=41.5, decode=decode,
-            impls={"attention": "sdpa"},
-        ))
+        rows.append(
+            Row(
+                name=name,
+                kind=kind,
+                policy=policy,
+                fingerprint=policy.fingerprint(),
+                tokens=TOKENS,
+                nll=nll,
+                nll_se=0.031,
+                ppl=math.exp(nll),
+                dnll_full=Interval(d, d - half, d + half) if d else Interval(0.0, 0.0, 0.0),
+                dnll_best=Interval(d - loss, d - loss - wide, d - loss + wide),
+                best=best,
+                search_dnll=d - 0.008 if kind == "found" else None,
+                bytes_peak=peaks[name],
+                bytes_mean=0.93 * peaks[name],
+                bytes_resident=peaks[name],
+                slots16=peaks[name] / SHAPE.slot_bytes / SHAPE.layers,
+                on_front=name in kept,
+                within_budget=peaks[name] <= budget,
+                seconds=41.5,
+                decode=decode,
+                impls={"attention": "sdpa"},
+            )
+        )
     rng = np.random.default_rng(0)
     states = ["complete"] * 33 + ["rejected"] * 3 + ["duplicate"] * 2 + ["failed", "pruned"]
     trials = []
@@ -104,28 +201,58 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
         policy = Policy(slots=slots + 40, interval=16, sinks=4, recents=16, score=Score(), tiers=K4)
         d = 25 / slots + rng.gamma(1.5, 0.12)
         done = state == "complete"
-        trials.append(Trial(
-            number=i, name=f"trial {i}", kind="composite" if i < 4 else "found", state=state,
-            policy=policy, fingerprint=policy.fingerprint(), nll=2.9 + d if done else None,
-            dnll=d if done else None,
-            bytes_peak=layout(policy, SHAPE).bytes_peak(CONTEXT) if done else None,
-            seconds=11.0, error=None if done else "field slots: too few",
-        ))
+        trials.append(
+            Trial(
+                number=i,
+                name=f"trial {i}",
+                kind="composite" if i < 4 else "found",
+                state=state,
+                policy=policy,
+                fingerprint=policy.fingerprint(),
+                nll=2.9 + d if done else None,
+                dnll=d if done else None,
+                bytes_peak=layout(policy, SHAPE).bytes_peak(CONTEXT) if done else None,
+                seconds=11.0,
+                error=None if done else "field slots: too few",
+            )
+        )
     checks = [
-        Recheck("sotu/report", "trial 31", "h2o + K4V4",
-                Interval(-0.019, -0.031, -0.007) if sure else Interval(-0.01, -0.03, 0.01), 8192),
+        Recheck(
+            "sotu/report",
+            "trial 31",
+            "h2o + K4V4",
+            Interval(-0.019, -0.031, -0.007) if sure else Interval(-0.01, -0.03, 0.01),
+            8192,
+        ),
         Recheck("sotu/report", "trial 31", "h2o 240", Interval(-0.07, -0.15, 0.004), 8192),
     ]
     return Summary(
-        model={"name": "SmolLM2-135M-Instruct", "revision": "Q4_1", "digest": "9f2b7c41d0aa",
-               "shape": {"layers": 30, "kv_heads": 3, "head_dim": 64, "heads": 9}},
-        text={part: {"name": f"wikitext2/{part}", "tokens": n, "token_sha256": f"{n:x}4f3e42"}
-              for part, n in (("search", 20_480), ("select", 16_384), ("report", 17_408))},
-        settings={"budget": 256, "context": CONTEXT, "report_windows": 8, "score_from": 256,
-                  "seed": 7, "space": "default", "versions": {"torch": "2.11.0"}},
-        budget_bytes=budget, rows=sorted(rows, key=lambda r: r.nll), trials=trials,
-        recommended=recommended, counts={s: states.count(s) for s in dict.fromkeys(states)},
-        rechecks=checks, seconds=1912.0,
+        model={
+            "name": "SmolLM2-135M-Instruct",
+            "revision": "Q4_1",
+            "digest": "9f2b7c41d0aa",
+            "shape": {"layers": 30, "kv_heads": 3, "head_dim": 64, "heads": 9},
+        },
+        text={
+            part: {"name": f"wikitext2/{part}", "tokens": n, "token_sha256": f"{n:x}4f3e42"}
+            for part, n in (("search", 20_480), ("select", 16_384), ("report", 17_408))
+        },
+        settings={
+            "budget": 256,
+            "context": CONTEXT,
+            "report_windows": 8,
+            "score_from": 256,
+            "seed": 7,
+            "space": "default",
+            "versions": {"torch": "2.11.0"},
+        },
+        budget_bytes=budget,
+        rows=sorted(rows, key=lambda r: r.nll),
+        trials=trials,
+        recommended=recommended,
+        counts={s: states.count(s) for s in dict.fromkeys(states)},
+        rechecks=checks,
+        seconds=1912.0,
     )
 
 
@@ -159,7 +286,10 @@ def test_csv_gives_back_the_same_numbers():
             assert float(cell[field]) == getattr(row, field)
         assert int(cell["bytes_peak"]) == row.bytes_peak
         assert [float(cell[f"dnll_full{e}"]) for e in ("", "_lo", "_hi")] == [
-            row.dnll_full.mean, row.dnll_full.lo, row.dnll_full.hi]
+            row.dnll_full.mean,
+            row.dnll_full.lo,
+            row.dnll_full.hi,
+        ]
         assert cell["name"] == row.name and bool(int(cell["on_front"])) == row.on_front
 
 
@@ -167,9 +297,11 @@ def test_staircase_runs_through_the_rows_that_nothing_dominates():
     summary = make_summary()
     info = picture(summary, SHAPE)
     free = {
-        (float(r.bytes_peak), r.dnll_full.mean) for r in summary.rows
-        if not any(o.bytes_peak <= r.bytes_peak and o.nll <= r.nll and o is not r
-                   for o in summary.rows)
+        (float(r.bytes_peak), r.dnll_full.mean)
+        for r in summary.rows
+        if not any(
+            o.bytes_peak <= r.bytes_peak and o.nll <= r.nll and o is not r for o in summary.rows
+        )
     }
     assert free < set(info.stairs)
     for (xa, ya), (xb, yb) in zip(info.stairs, info.stairs[1:], strict=False):
@@ -207,35 +339,61 @@ def test_a_run_without_an_answer_says_so():
     assert "No policy is recommended" in html and "PolicyCache" not in html
 
 
-@pytest.mark.parametrize(("lo", "hi", "word"), [
-    (-0.2, -0.1, "better"), (0.1, 0.2, "worse"), (-0.1, 0.1, "no clear difference"),
-    (0.0, 0.1, "no clear difference"), (-0.1, 0.0, "no clear difference"),
-    (-math.inf, -0.1, "no clear difference"), (math.nan, -0.1, "no clear difference"),
-])
+@pytest.mark.parametrize(
+    ("lo", "hi", "word"),
+    [
+        (-0.2, -0.1, "better"),
+        (0.1, 0.2, "worse"),
+        (-0.1, 0.1, "no clear difference"),
+        (0.0, 0.1, "no clear difference"),
+        (-0.1, 0.0, "no clear difference"),
+        (-math.inf, -0.1, "no clear difference"),
+        (math.nan, -0.1, "no clear difference"),
+    ],
+)
 def test_verdict_needs_an_interval_off_zero(lo, hi, word):
     assert verdict(Interval((lo + hi) / 2, lo, hi)) == word
 
 
 def test_cells_are_readable():
     assert interval_text(Interval(-0.0001, -0.05, 0.0501)) == (
-        "0.000 [\N{MINUS SIGN}0.050, +0.050]")
+        "0.000 [\N{MINUS SIGN}0.050, +0.050]"
+    )
     assert interval_text(Interval(0.0004, 0.0002, 0.0006)) == "+0.00040 [+0.00020, +0.00060]"
     assert [bytes_text(n) for n in (999, 2048, 5_898_240, 3 << 30)] == [
-        "999 B", "2.00 KiB", "5.62 MiB", "3.00 GiB"]
+        "999 B",
+        "2.00 KiB",
+        "5.62 MiB",
+        "3.00 GiB",
+    ]
     policies = {name: policy for name, _, policy, _ in candidates()}
     assert describe(policies["h2o + K4V4"]) == (
-        "H2O-like: 4 sinks + 128 recents + best-scored, 700 slots, K4 V4 group 32, every 16 tokens")
+        "H2O-like: 4 sinks + 128 recents + best-scored, 700 slots, K4 V4 group 32, every 16 tokens"
+    )
     assert describe(policies["trial 31"]).endswith("sensitivity budgets")
 
 
 POSITION_ONLY = [
-    Policy(slots=20), Policy(slots=40, sinks=4, interval=8),
+    Policy(slots=20),
+    Policy(slots=40, sinks=4, interval=8),
     Policy(slots=60, sinks=4, recents=8, ladder=Ladder(span=0.25, overlap=0.5)),
-    Policy(slots=60, sinks=4, recents=30, interval=5, positions="cache",
-           ladder=Ladder(span=0.5, overlap=0.3, order="contiguous")),
+    Policy(
+        slots=60,
+        sinks=4,
+        recents=30,
+        interval=5,
+        positions="cache",
+        ladder=Ladder(span=0.5, overlap=0.3, order="contiguous"),
+    ),
     Policy(slots=50, sinks=2, ladder=Ladder(span=0.8), spread=Spread(kind="pyramid", beta=3)),
-    Policy(slots=60, sinks=4, recents=9, interval=16, trigger="prompt+stream",
-           ladder=Ladder(span=0.5, overlap=0.5)),
+    Policy(
+        slots=60,
+        sinks=4,
+        recents=9,
+        interval=16,
+        trigger="prompt+stream",
+        ladder=Ladder(span=0.5, overlap=0.5),
+    ),
     Policy(slots=40, sinks=4, interval=8, trigger="prompt"),
     Policy(interval=8, tiers=K4),
 ]
@@ -293,8 +451,14 @@ def test_a_failed_write_leaves_the_old_file_and_no_crumbs(tmp_path, monkeypatch,
 
 
 def test_importing_the_report_is_light():
-    code = ("import sys, kvsearch.report; "
-            "print([m for m in ('torch', 'matplotlib', 'plotly', 'jinja2') if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    code = (
+        "import sys, kvsearch.report; "
+        "print([m for m in ('torch', 'matplotlib', 'plotly', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert done.stdout.strip() == "[]", done.stderr

@@ -47,6 +47,7 @@ def attend_tile(head_dim: int, itemsize: int, capped: bool) -> Tile:
     key = head_dim, itemsize
     return ATTEND_CAPPED.get(key, ATTEND[key]) if capped else ATTEND[key]
 
+
 QUANTIZE_ROWS = 16  # tokens of a program
 QUANTIZE_WARPS = 4
 GATHER_ROWS = 32

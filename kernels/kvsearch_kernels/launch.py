@@ -98,8 +98,7 @@ def why_not_slots(x: Tensor, slots: Tensor | None) -> str | None:
         return f"slots must be int32 or int64, got {slots.dtype}"
     heads = tuple(x.shape[:2])
     if slots.dim() == 1 or (
-        slots.dim() == 3
-        and all(a in (1, b) for a, b in zip(slots.shape[:2], heads, strict=True))
+        slots.dim() == 3 and all(a in (1, b) for a, b in zip(slots.shape[:2], heads, strict=True))
     ):
         return None
     return f"slots must have shape [n] or [{heads[0]}, {heads[1]}, n], got {tuple(slots.shape)}"

@@ -25,11 +25,13 @@ from kvsearch.policy import Policy
 from kvsearch.records import Kind, Summary, Trial, plain
 from kvsearch.report import write_report
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.loop import Search, Task
+from kvsearch.search.loop import RUNG, Search, Task
 from kvsearch.space import load as load_space
 from kvsearch.text import read_file, tokenize, windows
 
 FINALISTS = 4  # policies that are measured again on the select text
+OPPONENTS = 3  # of each kind, for checks on further texts
+SENSITIVITY_TOKENS = 1024  # of the search text
 FRONT = 6  # members of the search front that go to the report
 
 
@@ -42,7 +44,7 @@ class RunOptions:
     text: inputs.TextOptions = field(default_factory=inputs.TextOptions)
     also: tuple[str, ...] = ()
     space: str = "default"
-    trials: int = 24
+    trials: int = 16
     seed: int = 0
     score_from: int | None = None
     bench: bool = True
@@ -83,7 +85,11 @@ class Run:
         at("window", self.setting)  # a budget that pays for nothing ends here
         asked = self._asked()
         self.folder = RunFolder(options.out or _default_out(options, asked))
-        self.folder.claim(asked)
+        try:
+            self.folder.claim(asked)
+        except KvsearchError:
+            self.folder.close()
+            raise
 
     def go(self) -> Summary:
         """Run all stages; what an earlier run of the same command did is not done again."""
@@ -102,6 +108,11 @@ class Run:
         finally:
             self.folder.close()
 
+    def so_far(self) -> list[Trial]:
+        """Policies measured on the search text, best first: what an interrupted run knows."""
+        done = [t for t in self.folder.trials() if t.state == "complete"]
+        return sorted(done, key=lambda t: t.nll or 0.0)
+
     # -- stages --------------------------------------------------------------------------------
 
     def _with_sensitivity(self) -> Setting:
@@ -110,7 +121,7 @@ class Run:
             return self.setting
         file = self.folder.path / "sensitivity.json"
         if not file.exists():
-            short = self.text.search[:1, : min(1024, self.text.search.shape[1])]
+            short = self.text.search[:1, :SENSITIVITY_TOKENS]
             groups = min(sensitivity.GROUPS, self.loaded.shape.layers)
             with self.shown.step("layer sensitivity", groups + 1) as step:
                 found = sensitivity.measure(
@@ -128,8 +139,8 @@ class Run:
         with self.shown.step("search", methods + o.trials + 1) as step:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
-                if trial.kind != "found" or trial.state in ("complete", "failed"):
-                    step.advance(1, _best(trials))
+                cost = {"complete": 1.0, "failed": 1.0, "pruned": RUNG}.get(trial.state, 0.0)
+                step.advance(1 if trial.kind != "found" else cost, _best(trials))
 
             return Search(task, self.evaluator, self.folder, watch).run()
 
@@ -173,7 +184,7 @@ class Run:
                 step.advance(note=c.name)
         also = self._also(chosen, recommended, rows)
         if self.options.bench and recommended is not None:
-            self._bench([r for r in rows if r["name"] in (recommended, "h2o+int4", "streamingllm")])
+            self._bench([r for r in rows if r["name"] == recommended])
         measured = {
             "rows": rows,
             "recommended": recommended,
@@ -192,7 +203,7 @@ class Run:
         for i, spec in enumerate(self.options.also):
             tokens = tokenize(self.loaded.tokenizer, read_file(spec))
             ids = windows(tokens, count=o.report_windows, length=o.context)
-            wanted = [c for c in chosen if c.kind != "found" or c.name == recommended]
+            wanted = self._opponents(chosen, recommended)
             with self.shown.step(f"also {tokens.name}", len(wanted)) as step:
                 for c in wanted:
                     key = c.policy.fingerprint(self.loaded.shape.layers)
@@ -204,6 +215,19 @@ class Run:
                 "token_sha256": tokens.token_sha256,
             }
         return out
+
+    def _opponents(self, chosen: list[Candidate], recommended: str | None) -> list[Candidate]:
+        """Full cache, recommended policy, and the best of each kind on the report text."""
+        shape, start = self.loaded.shape, self.score_from - 1
+
+        def loss(c: Candidate) -> float:
+            nll, _ = self.folder.load_nll("report", c.policy.fingerprint(shape.layers))
+            return float(nll[:, start:].mean())
+
+        best = [c for c in chosen if c.kind == "full" or c.name == recommended]
+        for kind in ("method", "composite"):
+            best += sorted((c for c in chosen if c.kind == kind), key=loss)[:OPPONENTS]
+        return list({c.name: c for c in best}.values())
 
     def _bench(self, rows: list[dict[str, Any]]) -> None:
         pairs, steps = 5, 16

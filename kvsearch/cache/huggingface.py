@@ -4,13 +4,20 @@ transformers hands new keys and values to a cache layer, and the result to an at
 chosen by name. Our layer returns the new keys marked with itself; our attention function finds
 the mark and lets the layer attend over what it holds. Unmarked calls (other caches, sliding-window
 layers) go to SDPA untouched.
+
+Models differ in what they do around attention, and lists of names age. So a model is asked once,
+with one token: does every layer hand its keys over, and how does it turn them with position?
 """
 
+import inspect
 import os
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import (
     Cache,
@@ -18,17 +25,14 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
 )
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.utils import logging
 
+from kvsearch.cache.attention import MARK, NAME, attention, mask
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.models.shape import policy_layers, rotary_frequencies, shape_of
-from kvsearch.policy import Policy, layout
-
-NAME = "kvsearch"
-_MARK = "kvsearch_state"
+from kvsearch.models.shape import policy_layers, rotary_candidates, shape_of, text_config
+from kvsearch.policy import ModelShape, Policy, layout
 
 
 class PolicyLayer(CacheLayerMixin):
@@ -51,7 +55,7 @@ class PolicyLayer(CacheLayerMixin):
         """Mark the new keys with this layer; they are stored when attention runs."""
         self.is_initialized = True
         marked = key_states.view_as(key_states)
-        setattr(marked, _MARK, self.state)
+        setattr(marked, MARK, self.state)
         return marked, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -74,12 +78,25 @@ class PolicyLayer(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
         if self.state.seen:
-            self.state.reorder(beam_idx)
+            self.state.reorder(beam_idx.to(self.state.store.device))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Select batch rows; transformers has two names for it."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every batch row."""
+        if self.state.seen:
+            rows = self.state.store.read()[0].shape[0]
+            self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: what was evicted cannot be brought back."""
         if tokens_to_remove:
-            raise PolicyError("a policy cache cannot be rolled back: evicted tokens are gone")
+            raise PolicyError(
+                "a policy cache cannot be rolled back, as assisted generation asks: evicted tokens "
+                "are gone"
+            )
 
 
 class PolicyCache(Cache):
@@ -113,24 +130,21 @@ class PolicyCache(Cache):
         shape = shape_of(model.config)
         policy.check(shape)
         install(model)
-        rotary = None
+        rotaries: list[Rotary | None] = [None] * shape.layers
         if policy.evicts and policy.positions == "cache":
-            rotary = Rotary(rotary_frequencies(model))
+            rotaries = [Rotary(inv_freq) for inv_freq in _rotary_frequencies(model)]
         if native is None:
-            native = model.dtype if model.dtype in (torch.float16, torch.bfloat16) else torch.float16
-        layers = list(DynamicCache(config=model.config).layers)
-        plain = DynamicLayer  # exactly this class: its subclasses have caches of their own
-        held = policy_layers(model.config)
-        if [i for i, layer in enumerate(layers) if type(layer) is plain] != list(held):
-            raise ModelError("this transformers release builds another cache for the model's layers")
-        for i, integers in zip(held, layout(policy, shape).layers, strict=True):
-            state = LayerState(
-                integers, packed=packed, native=native, rotary=rotary, fast=fast
-            )
-            layers[i] = PolicyLayer(state)
-        super().__init__(layers=layers)
+            half = model.dtype in (torch.float16, torch.bfloat16)
+            native = model.dtype if half else torch.float16
+        layers = layout(policy, shape).layers
+        states = [
+            LayerState(layer, packed=packed, native=native, rotary=rotary, fast=fast)
+            for layer, rotary in zip(layers, rotaries, strict=True)
+        ]
+        super().__init__(layers=_layers(model, states))
         self.policy = policy
         self.shape = shape
+        self._config = text_config(model.config)
 
     @classmethod
     def from_json(
@@ -138,6 +152,20 @@ class PolicyCache(Cache):
     ) -> "PolicyCache":
         """Read a policy file and build its cache for `model`."""
         return cls(Policy.from_json(source), model, **options)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Hand new keys and values to their layer, if the model still attends through ours."""
+        if self._config._attn_implementation != NAME:
+            raise ModelError(
+                "the model's attention implementation was changed after this cache was made; make "
+                "a new cache"
+            )
+        result: tuple[Tensor, Tensor] = super().update(
+            key_states, value_states, layer_idx, *args, **kwargs
+        )
+        return result
 
     @property
     def states(self) -> list[LayerState]:
@@ -161,79 +189,152 @@ def full_cache(model: PreTrainedModel) -> Cache:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Let `model` attend through policy caches; every other cache keeps working."""
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _mask)
+    """Let `model` attend through policy caches; every other cache keeps working.
+
+    Raises:
+        ModelError: some layer of the model would not attend through its policy cache.
+    """
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
     if model.config._attn_implementation != NAME:
-        try:
+        with _quiet():
             model.set_attn_implementation(NAME)
-        except ValueError as e:
-            raise ModelError(f"{type(model).__name__} has no attention interface: {e}") from e
-
-
-def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """SDPA's mask: policy layers only look for padding in it, other layers need it."""
-    mask: Tensor | None = sdpa_mask(*args, **kwargs)
-    return mask
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    state: LayerState | None = getattr(key, _MARK, None)
-    if state is None:
-        if softcap is not None:
-            return _softcapped(query, key, value, attention_mask, scaling, softcap)
-        result: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-        return result
-    _refuse(state, query, attention_mask, kwargs)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = state.advance(query, key, value, scale=scale, softcap=softcap)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _refuse(
-    state: LayerState, query: Tensor, mask: Tensor | None, extra: dict[str, Any]
-) -> None:
-    """Say what a policy layer would otherwise silently get wrong."""
-    if extra.get("s_aux") is not None:
-        raise ModelError("models with learned attention sinks are not supported")
-    if mask is not None:
-        seen = mask[..., -1, :]  # the newest query of a plain causal mask sees every token
-        if not bool(seen.all() if seen.dtype == torch.bool else (seen == 0).all()):
-            raise ModelError("padded batches are not supported; give prompts of equal length")
-    ids = extra.get("position_ids")
-    if state.reindex and ids is not None and query.shape[2] > 1 and int(ids.min()) != state.seen:
+    if model.config._attn_implementation != NAME:
         raise ModelError(
-            f"positions 'cache' counts tokens from the start of the stream: expected position "
-            f"{state.seen}, got {int(ids.min())}"
+            f"{type(model).__name__} does not attend through transformers' attention interface, so "
+            "no policy cache can serve it"
         )
+    if model not in _installed:
+        _check_wiring(model, shape_of(model.config))
+        _installed[model] = None
 
 
-def _softcapped(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float,
-) -> tuple[Tensor, None]:
-    """Plain attention with bounded products, which SDPA cannot do (Gemma 2's windowed layers)."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    s = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    s = softcap * torch.tanh(s / softcap)
-    n, m = key.shape[2], query.shape[2]
-    if mask is None:
-        mask = torch.ones(m, n, dtype=torch.bool, device=s.device).tril(n - m)
-    s = s.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else s + mask
-    return (s.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the warning of a model that cannot be set: we raise instead."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+# -- asking a model once -----------------------------------------------------------------------
+
+_installed: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
+_frequencies: WeakKeyDictionary[PreTrainedModel, list[Tensor]] = WeakKeyDictionary()
+
+
+class _Recorder:
+    """Takes the place of a `LayerState` and notes what one attention call hands over."""
+
+    reindex = False
+    seen = 0
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def advance(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        """One token that attends to itself gets its own value, whatever the scale or the cap."""
+        self.calls.append((q, k, v))
+        return v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+
+def _layers(model: PreTrainedModel, states: list[LayerState]) -> list[CacheLayerMixin]:
+    """Cache layers of `model`, those with full attention over `states`."""
+    layers = list(DynamicCache(config=model.config).layers)
+    held = policy_layers(model.config)
+    plain = DynamicLayer  # exactly this class: its subclasses have caches of their own
+    if [i for i, layer in enumerate(layers) if type(layer) is plain] != list(held):
+        raise ModelError(
+            f"the layers of this {text_config(model.config).model_type!r} model share caches or "
+            "have caches of a kind that kvsearch does not know"
+        )
+    for i, state in zip(held, states, strict=True):
+        layers[i] = PolicyLayer(state)
+    return layers
+
+
+def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[_Recorder]:
+    """Show `model` one token, alone at each of `positions`, and note what attention is given.
+
+    A token that is alone attends to itself only. So hidden states do not depend on its position,
+    in any layer and whatever lies between the layers, unless the model adds positions to them.
+    """
+    recorders = [_Recorder() for _ in policy_layers(model.config)]
+    cache = Cache(layers=_layers(model, cast(list[LayerState], recorders)))
+    count = 1 if positions is None else len(positions)
+    # not token 0: that is often padding, whose embedding is zero
+    ids = torch.full((count, 1), text_config(model.config).vocab_size // 2, device=model.device)
+    at = {} if positions is None else {"position_ids": torch.tensor(positions).view(-1, 1).to(ids)}
+    with torch.no_grad():
+        try:
+            model.base_model(input_ids=ids, past_key_values=cache, use_cache=True, **at)
+        except ModelError:
+            raise
+        except (AttributeError, TypeError, ValueError) as e:
+            raise ModelError(
+                f"{type(model).__name__} does not run on tokens and a cache alone: {e}"
+            ) from e
+    return recorders
+
+
+def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
+    """Every policy layer must hand over its keys once, in the shape that the config says."""
+    want = [(1, shape.heads, 1, shape.head_dim), *[(1, shape.kv_heads, 1, shape.head_dim)] * 2]
+    for i, recorder in zip(policy_layers(model.config), _record(model), strict=True):
+        got = [[tuple(x.shape) for x in call] for call in recorder.calls]
+        if got != [want]:
+            raise ModelError(
+                f"layer {i} of {type(model).__name__} does not hand {shape.kv_heads} keys and "
+                f"values of {shape.head_dim} channels, once, to transformers' attention interface; "
+                "no policy cache can serve it"
+            )
+
+
+def _rotary_frequencies(model: PreTrainedModel) -> list[Tensor]:
+    """Angle per position of each channel pair, for every policy layer.
+
+    Layers may turn differently, or not at all (then the angles are zero). What is returned was
+    seen to turn the model's own queries and keys from position 0 to near and far ones.
+    """
+    if model not in _frequencies:
+        _frequencies[model] = _find_frequencies(model)
+    return _frequencies[model]
+
+
+def _find_frequencies(model: PreTrainedModel) -> list[Tensor]:
+    kind = text_config(model.config).model_type
+    layers = policy_layers(model.config)
+    options = rotary_candidates(model)
+    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        options = []  # positions cannot be shown to it
+    found = [options for _ in layers]
+    reach = getattr(text_config(model.config), "max_position_embeddings", None) or 0
+    # near first: a model with a table of positions fails there and is not asked beyond its table
+    for positions in ([0, 1, 7, 29], [0, 4 * max(reach, 1 << 16) + 3]):
+        if all(found):
+            recorders = _record(model, positions)
+            found = [
+                [f for f in fits if _turns(f, recorder, positions)]
+                for fits, recorder in zip(found, recorders, strict=True)
+            ]
+    if not all(found) or not any(bool(fits[0].any()) for fits in found):
+        layer = next((i for i, fits in zip(layers, found, strict=True) if not fits), layers[0])
+        raise ModelError(
+            "positions 'cache' needs rotary embeddings that turn channel c with channel c + D/2 by "
+            f"position alone, and layer {layer} of this {kind!r} model does something else; use "
+            "positions 'original'"
+        )
+    return [fits[0] for fits in found]
+
+
+def _turns(inv_freq: Tensor, recorder: _Recorder, positions: list[int]) -> bool:
+    """Whether `inv_freq` turns what was recorded at the first position into all the others."""
+    by = torch.tensor(positions).view(-1, 1, 1)
+    for x in recorder.calls[0][:2]:
+        error = (Rotary(inv_freq).turn(x[:1].expand_as(x), by) - x).abs().max()
+        if not error < 0.05 * x.abs().max():  # bf16 rounds to 0.015; other angles miss by 1
+            return False
+    return True

@@ -28,9 +28,9 @@ from kvsearch.cli.options import model_options, output_options, text_options
 @click.option("--also", multiple=True, metavar="FILE", help="check the answer on this text as well")
 @click.option("--context", default=2048, show_default=True, help="tokens of a window")
 @click.option("--windows", default=1, show_default=True, help="windows that the search sees")
-@click.option("--report-windows", default=2, show_default=True, help="windows of the report")
+@click.option("--report-windows", default=1, show_default=True, help="windows of the report")
 @click.option("--score-from", type=int, help="first scored position [default: the budget]")
-@click.option("--trials", default=24, show_default=True, help="policies beyond the methods")
+@click.option("--trials", default=16, show_default=True, help="policies beyond the methods")
 @click.option(
     "--space", default="default", show_default=True, help="search space: name or YAML file"
 )
@@ -60,12 +60,17 @@ def command(
     from kvsearch.app.progress import Shown
     from kvsearch.app.run import Run, RunOptions
     from kvsearch.records import plain
-    from kvsearch.report.terminal import closing
+    from kvsearch.report.terminal import closing, measured_so_far
 
     text = TextOptions(files, dataset, report_files, context, windows, report_windows)
     options = RunOptions(text=text, bench=not no_bench, **rest)
     run = Run(options, Shown(quiet))
-    summary = run.go()
+    try:
+        summary = run.go()
+    except KeyboardInterrupt:
+        if not as_json:
+            click.echo(measured_so_far(run.so_far()))
+        raise
     if as_json:
         click.echo(json.dumps({"out": str(run.folder.path), **plain(summary)}))
     else:

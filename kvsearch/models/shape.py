@@ -1,4 +1,4 @@
-"""What kvsearch must know of a transformers model: its shape, its cached layers, its rotary angles."""
+"""What kvsearch must know of a transformers model: shape, cached layers, rotary angles."""
 
 from typing import Any
 
@@ -7,13 +7,6 @@ from torch import Tensor, nn
 
 from kvsearch.errors import ModelError
 from kvsearch.policy import ModelShape
-
-# Families whose rotary embedding turns channel c with channel c + D/2 by position alone. Only
-# re-indexed positions need this; add a line after reading the family's `apply_rotary_pos_emb`.
-HALF_SPLIT = frozenset(
-    ["llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "gemma3_text", "granite", "olmo", "olmo2", "phi", "phi3", "smollm3", "stablelm", "starcoder2", "mixtral"]
-)
-STATIC_ROPE = frozenset(["default", "linear", "llama3", "yarn", "proportional"])
 
 
 def text_config(config: Any) -> Any:
@@ -37,9 +30,14 @@ def shape_of(config: Any) -> ModelShape:
     """Shape of the layers that a policy governs.
 
     Raises:
-        ModelError: the model has no such layer, or no attention heads at all.
+        ModelError: the model has no such layer, no attention heads at all, or an encoder.
     """
     cfg = text_config(config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"model type {config.model_type!r} has an encoder and a decoder; kvsearch serves "
+            "decoders only"
+        )
     heads = getattr(cfg, "num_attention_heads", None)
     if not heads:
         raise ModelError(f"model type {cfg.model_type!r} has no attention heads, so no KV cache")
@@ -54,29 +52,35 @@ def shape_of(config: Any) -> ModelShape:
     return ModelShape(layers=len(layers), kv_heads=kv_heads, head_dim=dim, heads=heads)
 
 
-def rotary_frequencies(model: nn.Module) -> Tensor:
-    """Angle per position of each channel pair in the full-attention layers, `[R / 2]`.
+def rotary_candidates(model: nn.Module) -> list[Tensor]:
+    """Angles per position that some layer of `model` may turn its channel pairs by, each `[R / 2]`.
+
+    The last ones are zero: a layer may leave its keys as they are. Which layer uses which is for
+    the cache to find out, see `kvsearch.cache.huggingface`.
 
     Raises:
-        ModelError: the model's positions cannot be re-indexed.
+        ModelError: the model's positions cannot be re-indexed, whatever the layer.
     """
     cfg = text_config(model.config)
-    if cfg.model_type not in HALF_SPLIT:
-        raise ModelError(
-            f"positions 'cache' needs rotary embeddings that kvsearch knows how to move, and model "
-            f"type {cfg.model_type!r} is not among them; use positions 'original'"
-        )
     rope = getattr(cfg, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
     kind = rope.get("rope_type", "default")
-    if kind not in STATIC_ROPE:
+    if "dynamic" in kind or kind == "longrope":
         raise ModelError(
             f"positions 'cache' cannot be used with rope type {kind!r}, whose angles change with "
             "the length; use positions 'original'"
         )
-    for module in model.modules():
-        for name in ("full_attention_inv_freq", "inv_freq"):
-            found = getattr(module, name, None)
-            if isinstance(found, torch.Tensor):
-                return found
-    raise ModelError("this model has no rotary frequencies; use positions 'original'")
+    if "mrope_section" in rope and cfg is not model.config:
+        raise ModelError(
+            "positions 'cache' cannot be used with the rotary embedding of images, which has no "
+            "single position per token; use positions 'original'"
+        )
+    found: list[Tensor] = []
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and buffer.dim() == 1 and not _known(buffer, found):
+            found.append(buffer)
+    return [*found, torch.zeros(1)]
+
+
+def _known(x: Tensor, others: list[Tensor]) -> bool:
+    return any(x.shape == other.shape and torch.equal(x, other) for other in others)

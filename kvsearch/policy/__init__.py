@@ -2,17 +2,9 @@
 
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
+from kvsearch.policy.parts import Anchors, Channels, Ladder, Quantizer, Score, Spread, Tier
 from kvsearch.policy.shape import ModelShape
-from kvsearch.policy.types import (
-    Anchors,
-    Channels,
-    Ladder,
-    Policy,
-    Quantizer,
-    Score,
-    Spread,
-    Tier,
-)
+from kvsearch.policy.types import Policy
 
 __all__ = [
     "Anchors",

@@ -239,7 +239,7 @@ def _share_out(weights: list[float], total: int, floor: int) -> list[int]:
     while True:
         free = [i for i in range(n) if i not in fixed]
         room = total - floor * len(fixed)
-        scale = room / sum(weights[i] for i in free)
+        scale = room / sum(weights[i] for i in free) if free else 0.0
         low = [i for i in free if weights[i] * scale < floor]
         if not low:
             break

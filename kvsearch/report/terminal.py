@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kvsearch.records import Interval, Row, Summary, Throughput
+from kvsearch.records import Interval, Row, Summary, Throughput, Trial
 from kvsearch.report.describe import describe
 
 
@@ -55,6 +55,17 @@ def _answer(row: Row, summary: Summary) -> list[str]:
     if row.decode is not None:
         lines.append("  " + bench_lines(row.name, row.decode).replace("\n", "\n  "))
     return lines
+
+
+def measured_so_far(trials: list[Trial], most: int = 12) -> str:
+    """What an interrupted search has measured, best first, on the search text only."""
+    lines = [f"so far, on the search text: {len(trials)} policies measured, best first"]
+    for t in trials[:most]:
+        lines.append(
+            f"  {t.name:<22}dNLL {t.dnll or 0.0:+.4f} nats/token  "
+            f"{(t.bytes_peak or 0) / 2**20:.2f} MiB"
+        )
+    return "\n".join(lines)
 
 
 def results_table(document: dict[str, Any]) -> str:

@@ -21,10 +21,14 @@ from kvsearch.pareto import front
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Kind, Trial
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.propose import make_study, neighbour
+from kvsearch.search.propose import breed, make_study
 from kvsearch.space import SearchSpace
+from kvsearch.stats import standard_error
 
-NEIGHBOURS = 0.6  # share of free proposals that are neighbours of the front
+BRED = 0.85  # share of free proposals that are bred, the rest is Optuna's
+RUNG = 0.25  # share of each window that a free proposal must survive first
+SURE = 4.0  # standard errors by which it must be behind to be stopped there
+BEST = 6  # parents: the best within the budget, or now and then the front
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,11 @@ class Search:
                 self._outside(name, "composite" if kind == "composite" else "method", knobs)
             else:
                 study.enqueue_trial(params, user_attrs={"name": name, "kind": kind})
-        free = misses = 0
-        while free < self.task.trials and misses < 50 * (self.task.trials + 1):
+        spent, misses = 0.0, 0  # whole evaluations paid for; proposals that cost nothing
+        while spent < self.task.trials and misses < 50 * (self.task.trials + 1):
             waiting = any(t.state == optuna.trial.TrialState.WAITING for t in study.trials)
-            if not waiting and rng.random() < NEIGHBOURS:
-                point = neighbour(self.task.space, self._parents(), rng)
+            if not waiting and rng.random() < BRED:
+                point = breed(self.task.space, self._parents(rng.random() < 0.25), rng)
                 if point is not None:
                     study.enqueue_trial(point)
             trial = study.ask()
@@ -92,7 +96,7 @@ class Search:
             if done.state in ("rejected", "duplicate"):
                 misses += 1
             elif done.kind == "found":
-                free += 1
+                spent += RUNG if done.state == "pruned" else 1
         return self.trials
 
     def _outside(self, name: str, kind: Kind, knobs: Mapping[str, Value]) -> None:
@@ -147,14 +151,17 @@ class Search:
                 error=f"same policy as {twin.name}",
             )
         try:
-            quality = self.evaluator.quality(policy, task.windows, resident=False)
-            check_finite(name, quality)
+            if kind == "found" and (reason := self._hopeless(policy, fingerprint, peak)):
+                return Trial(
+                    number, name, kind, "pruned", policy, fingerprint, bytes_peak=peak,
+                    seconds=time.perf_counter() - start, error=reason,
+                )  # fmt: skip
+            nll = self._search_nll(name, policy, fingerprint)
         except KvsearchError as e:
             return Trial(
                 number, name, kind, "failed", policy, fingerprint, bytes_peak=peak, error=str(e)
             )
-        self.folder.save_nll("search", fingerprint, quality.nll, {"name": name})
-        scored = quality.nll[:, task.score_from - 1 :]
+        scored = nll[:, task.score_from - 1 :]
         return Trial(
             number,
             name,
@@ -168,13 +175,42 @@ class Search:
             seconds=time.perf_counter() - start,
         )
 
+    def _hopeless(self, policy: Policy, fingerprint: str, peak: int) -> str | None:
+        """Why a policy is not worth a whole evaluation, judged on the first part of each window.
+
+        It is stopped when, token by token, it is clearly behind the best policy that uses no more
+        bytes; the future does not change what was lost (no policy sees it), it may add to it.
+        """
+        rung = int(RUNG * self.task.windows.shape[1])
+        start = self.task.score_from - 1
+        rivals = [
+            t
+            for t in self.trials
+            if t.state == "complete" and t.dnll is not None and (t.bytes_peak or 0) <= peak
+        ]
+        if not rivals or rung < start + 256 or self.folder.has_nll("search", fingerprint):
+            return None
+        best = min(rivals, key=lambda t: t.dnll or 0.0)
+        mine = self.evaluator.quality(policy, self.task.windows[:, :rung], resident=False).nll
+        theirs = self.folder.load_nll("search", best.fingerprint)[0][:, : rung - 1]
+        behind = mine[:, start:] - theirs[:, start:]
+        mean, error = float(behind.mean()), standard_error(behind)
+        if not mean - SURE * error > 0:
+            return None
+        return f"stopped after {rung} tokens, {mean:.3f} +- {error:.3f} nats behind {best.name}"
+
     def _full_nll(self) -> NDArray[np.float32]:
-        key = Policy().fingerprint()
-        if not self.folder.has_nll("search", key):
-            full = self.evaluator.quality(Policy(), self.task.windows, resident=False)
-            check_finite("full", full)
-            self.folder.save_nll("search", key, full.nll, {"name": "full"})
-        return self.folder.load_nll("search", key)[0]
+        return self._search_nll(
+            "full", Policy(), Policy().fingerprint(self.task.setting.shape.layers)
+        )
+
+    def _search_nll(self, name: str, policy: Policy, fingerprint: str) -> NDArray[np.float32]:
+        """NLL on the search text; a kill after it was saved does not cost it again."""
+        if not self.folder.has_nll("search", fingerprint):
+            quality = self.evaluator.quality(policy, self.task.windows, resident=False)
+            check_finite(name, quality)
+            self.folder.save_nll("search", fingerprint, quality.nll, {"name": name})
+        return self.folder.load_nll("search", fingerprint)[0]
 
     def _tell(
         self, study: optuna.Study, trial: optuna.Trial, done: Trial, knobs: dict[str, Value]
@@ -185,12 +221,18 @@ class Search:
         study.tell(trial, [done.dnll, float(done.bytes_peak)])
         self.points[done.fingerprint] = knobs
 
-    def _parents(self) -> list[dict[str, Value]]:
-        """Knobs of the policies on the present front."""
+    def _parents(self, from_front: bool) -> list[dict[str, Value]]:
+        """Knobs of the best policies within the budget, or of those on the front, best first."""
         done = [
             t
             for t in self.trials
             if t.dnll is not None and t.bytes_peak is not None and t.fingerprint in self.points
         ]
-        best = front([(float(t.bytes_peak or 0), float(t.dnll or 0)) for t in done])
-        return [self.points[done[i].fingerprint] for i in best]
+        if from_front:
+            chosen = [done[i] for i in front([(t.bytes_peak or 0.0, t.dnll or 0.0) for t in done])]
+        else:
+            limit = self.task.setting.budget
+            within = [t for t in done if limit is None or (t.bytes_peak or 0) <= limit]
+            chosen = sorted(within, key=lambda t: t.dnll or 0.0)
+            chosen = list({t.fingerprint: t for t in reversed(chosen)}.values())[::-1][:BEST]
+        return [self.points[t.fingerprint] for t in (chosen[::-1] if from_front else chosen)]

@@ -1,7 +1,7 @@
-"""Where the next policy comes from: published methods first, then Optuna, then neighbours.
+"""Where the next policy comes from: published methods first, then breeding and Optuna.
 
-Half of the free proposals are a neighbour of a policy on the present front (one or two knobs
-changed), half are Optuna's. A neighbour is enqueued, so Optuna learns from all of them.
+Most free proposals are bred from the best policies so far, the others are Optuna's. What is bred is
+enqueued, so Optuna learns from all of them.
 """
 
 import random
@@ -26,15 +26,22 @@ def make_study(seed: int) -> optuna.Study:
     return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
 
 
-def neighbour(
+def breed(
     space: SearchSpace, parents: Sequence[Mapping[str, Value]], rng: random.Random
 ) -> dict[str, Value] | None:
-    """A point of the space one or two knobs away from one of `parents`, or None."""
+    """A child of two of `parents`, best first, with one or two knobs changed; None without parents.
+
+    Most of the child comes from one parent, usually the best. Crossing matters here: what helps on
+    one axis (bits, interval, budgets per layer) mostly helps on top of what helps on another.
+    """
     if not parents:
         return None
-    child = dict(rng.choice(parents))
+    first = parents[0] if rng.random() < 0.6 else rng.choice(parents)
+    second = rng.choice(parents)
+    child = {**first, **{k: v for k, v in second.items() if rng.random() < 0.3}}
     for name in rng.sample(sorted(space.axes), k=rng.choice([1, 1, 2])):
         child[name] = _other(space.axes[name], child.get(name), rng)
+    child["fill"] = first.get("fill", 1.0)
     return space.suggest(_Replay(child, rng))
 
 

@@ -45,7 +45,12 @@ class Cost:
 
 
 def compile_kernel(
-    fn: Any, types: Mapping[str, str], constants: Mapping[str, Any], *, warps: int, stages: int,
+    fn: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    *,
+    warps: int,
+    stages: int,
     target: GPUTarget = SM90,
 ) -> Cost:
     """Compile `fn` as a launch with aligned pointers and strides would, and count.
@@ -82,6 +87,24 @@ def compile_kernel(
         wide=_count(text, r"LDG\.E\.\S*128|LDGSTS\S*128|UTMALDG"),
         spills=_count(text, r"LDL|STL"),
     )
+
+
+def types(
+    fn: Any, pointers: Mapping[str, str], numbers: str = "", even: str = ""
+) -> dict[str, str]:
+    """Type of each argument of `fn`, the rest being 32-bit integers.
+
+    Args:
+        fn: the kernel.
+        pointers: names, separated by spaces, to what they point to; later entries win.
+        numbers: fp32 scalars.
+        even: integers that are multiples of 16.
+    """
+    named = {n: f"*{kind}" for names, kind in pointers.items() for n in names.split()}
+    named |= dict.fromkeys(numbers.split(), "fp32")
+    named |= {f"{n}!": "i32" for n in even.split()}
+    taken = {n.rstrip("!") for n in named}
+    return named | {n: "i32" for n in fn.arg_names if n not in taken}
 
 
 def _run(tool: str, *args: str) -> str:
@@ -138,6 +161,7 @@ def check(
     per_element = round((cost.loop or cost.instructions) * warps / elements, 4)
     table = json.loads(BUDGETS.read_text()) if BUDGETS.exists() else {"kernels": {}}
     if os.environ.get("KVSEARCH_WRITE_BUDGETS") == "1":
+        table["unit"] = "warp instructions per element of the main loop, as compiled x 1.03"
         table["triton"] = triton.__version__
         table["kernels"][name] = round(per_element * 1.03, 4)
         table["kernels"] = dict(sorted(table["kernels"].items()))

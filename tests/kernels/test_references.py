@@ -108,9 +108,7 @@ def test_scores_equal_those_of_scored_attention():
     birth, death = torch.arange(20), torch.full((20,), NEVER)
     args = {"first_query": 13, "scale": 0.125, "softcap": 9.0}
     lse = lifetime_attention.reference(q, k, k, birth, death, **args)[1]
-    torch.testing.assert_close(
-        score_keys.reference(q, k, lse, weights, birth, death, **args), want
-    )
+    torch.testing.assert_close(score_keys.reference(q, k, lse, weights, birth, death, **args), want)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])

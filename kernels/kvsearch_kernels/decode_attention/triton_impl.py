@@ -111,10 +111,11 @@ def constants(
         bits, group = (16, D) if fmt is None else (fmt.bits, fmt.group)
         lloyd = fmt is not None and fmt.levels == "lloyd"
         found |= {f"{side}B": bits, f"{side}G": group, f"{side}L": lloyd}
-        # one scale a token, evenly spaced levels
+        # evenly spaced levels, and groups of whole planes (as wide as in the kernel)
+        plane = max(32 if side == "K" else 64, D * bits // 8)
         found[f"{side}F"] = (
             bits in ((1, 8) if lloyd else (1, 2, 4, 8))
-            and group == D
+            and group % plane == 0
             and dtype is not torch.float32
         )
     return found

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: E501, PLR0915, RUF005, SIM102
+# ruff: noqa: E501, RUF005, SIM102
 """Kernels of `decode_attention`: one launch over all splits of all parts, and one that joins them.
 
 Packed keys and values become tensor-core operands in registers. For affine formats with one scale
@@ -40,17 +40,22 @@ def _values(
 
 
 @triton.jit
-def _affine(scales, row, inside, BITS: tl.constexpr, LLOYD: tl.constexpr):
-    """Step and zero `[BN]` fp32 of formats with one scale a token and evenly spaced levels."""
+def _affine(
+    scales, row, inside, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Step and zero `[BN]` fp32 of group number `GROUP` in formats with evenly spaced levels."""
     if LLOYD:
-        s = tl.load(scales + row, mask=inside, other=0.0).to(tl.float32)
+        at = scales + row * GROUPS + GROUP
+        s = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         if BITS == 1:
             return s * 1.5958, s * -0.7979
         else:
             return s * (8.4 / 255), s * -4.2
     else:
-        step = tl.load(scales + row * 2, mask=inside, other=0.0).to(tl.float32)
-        return step, tl.load(scales + row * 2 + 1, mask=inside, other=0.0).to(tl.float32)
+        at = scales + row * (2 * GROUPS) + 2 * GROUP
+        step = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        return step, tl.load(at + 1, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -143,14 +148,20 @@ def _part(
     # lowest bit of a code; where words are shifted anyway, as high as the mantissa's 10 bits allow
     KU: tl.constexpr = 10 - 8 + (KW * 8 // D - KB) if KW * 8 > D * KB else 0
     bits_scale = scale * 1.4426950408889634
-    ones = tl.zeros([GP], tl.float32)
-    q_sum = tl.zeros([GP], tl.float32)
+    KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes
+    ones = ()
+    q_sums = ()
     if KF:
-        for i in tl.static_range(KP):
-            rounded = _query_plane(q, G, bits_scale * 2.0 ** (-i * KS), D, GP, i, KW)
-            once = tl.sum(rounded.to(tl.float32), 0)
-            q_sum += once * 2.0 ** (i * KS)
-            ones += once
+        for j in tl.static_range(KN):
+            once = tl.zeros([GP], tl.float32)
+            whole = tl.zeros([GP], tl.float32)
+            for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
+                rounded = _query_plane(q, G, bits_scale * 2.0 ** (-i * KS), D, GP, i, KW)
+                part = tl.sum(rounded.to(tl.float32), 0)
+                whole += part * 2.0 ** (i * KS)
+                once += part
+            ones = ones + (once,)
+            q_sums = q_sums + (whole,)
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
     VW: tl.constexpr = max(64, D * VB // 8) if VF else D
@@ -162,22 +173,28 @@ def _part(
         acc = acc + (tl.zeros([VW, GP], tl.float32),)
     top = tl.full([GP], float("-inf"), tl.float32)
     total = tl.zeros([BN, GP], tl.float32)
-    zeros = tl.zeros([BN, GP], tl.float32)
-    weight = tl.zeros([BN, GP], tl.float32)
+    VN: tl.constexpr = D // VG if VF else 1
+    zeros = ()
+    weights = ()
+    for _ in tl.static_range(VN):
+        zeros = zeros + (tl.zeros([BN, GP], tl.float32),)
+        weights = weights + (tl.zeros([BN, GP], tl.float32),)
     for start in range(begin, end, BN):
         row = (start + n).to(tl.int64)
         inside = start + n < end
         if KF:
             packed = _spread(k, row, inside, D, KB, KW, KU, ASM)
             s = tl.zeros([BN, GP], tl.float32)
-            for i in tl.static_range(KP):
-                keys = _mantissa(packed, ((1 << KB) - 1) << (KU + i * KS), ASM)
-                # the same for every turn of the loop: the compiler lifts it out
-                q_i = _query_plane(q, G, bits_scale * 2.0 ** (-i * KS), D, GP, i, KW)
-                s = tl.dot(keys, q_i, s)
-            step, zero = _affine(ks, row, inside, KB, KL)
-            step = step * (1024.0 / 2**KU)
-            s = (s - ones[None, :]) * step[:, None] + q_sum[None, :] * zero[:, None]
+            for j in tl.static_range(KN):
+                dots = tl.zeros([BN, GP], tl.float32)
+                for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
+                    keys = _mantissa(packed, ((1 << KB) - 1) << (KU + i * KS), ASM)
+                    # the same for every turn of the loop: the compiler lifts it out
+                    q_i = _query_plane(q, G, bits_scale * 2.0 ** (-i * KS), D, GP, i, KW)
+                    dots = tl.dot(keys, q_i, dots)
+                step, zero = _affine(ks, row, inside, KB, KL, KN, j)
+                step = step * (1024.0 / 2**KU)
+                s += (dots - ones[j][None, :]) * step[:, None] + q_sums[j][None, :] * zero[:, None]
             if HAS_CAP:
                 s = soften(s * 0.6931471805599453, 1.0, cap, True)
         else:
@@ -191,27 +208,30 @@ def _part(
         top = higher
         if VF:
             packed = _spread(v, row, inside, D, VB, VW, VU, ASM)
-            step, zero = _affine(vs, row, inside, VB, VL)
-            w = (p * step[:, None]).to(tl.float16)
-            weight = weight * shrink[None, :] + w.to(tl.float32)  # as rounded: the ones cancel
-            zeros = zeros * shrink[None, :] + p * zero[:, None]
             new = ()
-            for i in tl.static_range(VP):
-                values = _mantissa(packed, ((1 << VB) - 1) << (VU + i * VS), ASM)
-                new = new + (tl.dot(tl.trans(values), w, acc[i] * shrink[None, :]),)
+            new_zeros = ()
+            new_weights = ()
+            for j in tl.static_range(VN):
+                step, zero = _affine(vs, row, inside, VB, VL, VN, j)
+                w = (p * step[:, None]).to(tl.float16)
+                # as rounded: the ones cancel
+                new_weights = new_weights + (weights[j] * shrink[None, :] + w.to(tl.float32),)
+                new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * zero[:, None],)
+                for i in tl.static_range(j * VP // VN, (j + 1) * VP // VN):
+                    values = _mantissa(packed, ((1 << VB) - 1) << (VU + i * VS), ASM)
+                    new = new + (tl.dot(tl.trans(values), w, acc[i] * shrink[None, :]),)
             acc = new
+            zeros = new_zeros
+            weights = new_weights
         else:
             values = tl.trans(_values(v, vs, levels, row, inside, D, VB, VG, VL, kind))
-            acc = (
-                tl.dot(values, p.to(kind), acc[0] * shrink[None, :], input_precision="ieee"),
-            )
+            acc = (tl.dot(values, p.to(kind), acc[0] * shrink[None, :], input_precision="ieee"),)
     if VF:
-        w_sum = tl.sum(weight, 0)
-        z_sum = tl.sum(zeros, 0)
         new = ()
         for i in tl.static_range(VP):
-            plane = (acc[i] - w_sum[None, :]) * (1024.0 / 2**VU * 2.0 ** (-i * VS)) + z_sum[None, :]
-            new = new + (plane,)
+            ones_in = tl.sum(weights[i * VN // VP], 0)
+            plane = (acc[i] - ones_in[None, :]) * (1024.0 / 2**VU * 2.0 ** (-i * VS))
+            new = new + (plane + tl.sum(zeros[i * VN // VP], 0)[None, :],)
         acc = new
     return acc, tl.sum(total, 0), top
 
@@ -232,9 +252,7 @@ def _store(
         tl.store(to, acc[i] / safe[None, :], mask=heads[None, :])
 
 
-@triton.jit(
-    do_not_specialize=["c0", "s0", "c1", "s1", "c2", "s2", "c3", "s3", "G", "splits"]
-)
+@triton.jit(do_not_specialize=["c0", "s0", "c1", "s1", "c2", "s2", "c3", "s3", "G", "splits"])
 def decode(
     q0, k0, ks0, v0, vs0, n0, c0, s0, q1, k1, ks1, v1, vs1, n1, c1, s1,
     q2, k2, ks2, v2, vs2, n2, c2, s2, q3, k3, ks3, v3, vs3, n3, c3, s3,
@@ -263,28 +281,63 @@ def decode(
             q0, k0, ks0, v0, vs0, n0, levels, c0, split, s0, bh, G, scale, cap, D, GP,
             BN if KF0 and VF0 else BN // 2, HAS_CAP, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM,
         )  # fmt: skip
-        _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB0 // 8) if VF0 else 1)
+        _store(
+            acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB0 // 8) if VF0 else 1
+        )
     if PARTS > 1:
         if (split >= s0) & (split < s0 + s1):
             acc, total, top = _part(
                 q1, k1, ks1, v1, vs1, n1, levels, c1, split - s0, s1, bh, G, scale, cap, D, GP,
                 BN if KF1 and VF1 else BN // 2, HAS_CAP, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB1 // 8) if VF1 else 1)
+            _store(
+                acc,
+                total,
+                top,
+                partial,
+                bits,
+                at,
+                G,
+                D,
+                GP,
+                D // max(64, D * VB1 // 8) if VF1 else 1,
+            )
     if PARTS > 2:
         if (split >= s0 + s1) & (split < s0 + s1 + s2):
             acc, total, top = _part(
                 q2, k2, ks2, v2, vs2, n2, levels, c2, split - s0 - s1, s2, bh, G, scale, cap, D,
                 GP, BN if KF2 and VF2 else BN // 2, HAS_CAP, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB2 // 8) if VF2 else 1)
+            _store(
+                acc,
+                total,
+                top,
+                partial,
+                bits,
+                at,
+                G,
+                D,
+                GP,
+                D // max(64, D * VB2 // 8) if VF2 else 1,
+            )
     if PARTS > 3:
         if split >= s0 + s1 + s2:
             acc, total, top = _part(
                 q3, k3, ks3, v3, vs3, n3, levels, c3, split - s0 - s1 - s2, s3, bh, G, scale, cap,
                 D, GP, BN if KF3 and VF3 else BN // 2, HAS_CAP, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB3 // 8) if VF3 else 1)
+            _store(
+                acc,
+                total,
+                top,
+                partial,
+                bits,
+                at,
+                G,
+                D,
+                GP,
+                D // max(64, D * VB3 // 8) if VF3 else 1,
+            )
 
 
 @triton.jit(do_not_specialize=["G", "splits"])

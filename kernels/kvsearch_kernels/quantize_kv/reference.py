@@ -78,7 +78,7 @@ def hadamard(x: Tensor) -> Tensor:
 
 
 def _encode(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """Codes `[..., D]` (whole numbers, any dtype) and scales `[..., D / group, 1 or 2]` of fp32 `x`."""
+    """Codes `[..., D]` (whole numbers) and scales `[..., D / group, 1 or 2]` of fp32 `x`."""
     if fmt.rotate:
         x = hadamard(x)
     g = x.unflatten(-1, (x.shape[-1] // fmt.group, fmt.group))
@@ -87,7 +87,7 @@ def _encode(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
         levels = lloyd_levels(fmt.bits).to(x.device)
         scale = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-8)
         edges = (levels[1:] + levels[:-1]) / 2
-        codes = torch.bucketize(g / scale, edges)
+        codes = torch.bucketize((g / scale).contiguous(), edges)
         fitted = levels[codes]  # the scale that fits these codes best, in least squares
         scale = (g * fitted).sum(-1, keepdim=True) / fitted.square().sum(-1, keepdim=True)
         return codes.flatten(-2), scale.to(torch.float16)
@@ -177,8 +177,6 @@ def quantize_slots(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Pa
     return quantize(x, fmt)
 
 
-def dequantize_slots(
-    packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def dequantize_slots(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values `[..., D]` of packed tokens, computed in fp32 and rounded to `dtype`."""
     return dequantize(packed, fmt).to(dtype)

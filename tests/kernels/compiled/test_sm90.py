@@ -3,7 +3,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from kernel_aot import check, compile_kernel
+from kernel_aot import check, compile_kernel, types
 
 from kvsearch_kernels.configs import (
     GATHER_ROWS,
@@ -24,15 +24,6 @@ from kvsearch_kernels.quantize_kv.triton_kernels import dequantize, quantize
 from kvsearch_kernels.score_keys.triton_kernels import score
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
-
-
-def types(fn, pointers, numbers="", even=""):
-    """Type of each argument: `pointers` maps names to a type, the rest are 32-bit integers."""
-    named = {n: f"*{kind}" for names, kind in pointers.items() for n in names.split()}
-    named |= dict.fromkeys(numbers.split(), "fp32")
-    named |= {f"{n}!": "i32" for n in even.split()}
-    taken = {n.rstrip("!") for n in named}
-    return named | {n: "i32" for n in fn.arg_names if n not in taken}
 
 
 @pytest.mark.parametrize("softcap", [False, True])
@@ -56,9 +47,7 @@ def test_lifetime_attention(kind, D, softcap):
         stages=tile.stages,
     )
     name = f"lifetime_attention/{kind}/{D}" + "/softcap" * softcap
-    check(
-        name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32"
-    )
+    check(name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32")
 
 
 @pytest.mark.parametrize("largest", [False, True])
@@ -80,9 +69,7 @@ def test_score_keys(kind, D, largest):
         stages=tile.stages,
     )
     name = f"score_keys/{kind}/{D}" + "/max" * largest
-    check(
-        name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32"
-    )
+    check(name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32")
 
 
 FORMATS = {
@@ -144,34 +131,49 @@ PARTS = {  # name -> head_dim and formats of keys and values of each part
     "3/128": (128, [whole(3, 128)]),
     "4-2/64/group32": (64, [(Format(4, 32), Format(2, 32))]),
     "4/128/group64": (128, [(Format(4, 64), Format(4, 64))]),
+    "2/128/group32": (128, [(Format(2, 32), Format(2, 32))]),
+    "1/256/group64": (256, [(Format(1, 64), Format(1, 64))]),
+    "1/256/group32": (256, [(Format(1, 32), Format(1, 32))]),
+    "16,2,1/128/group64": (
+        128,
+        [(None, None), (Format(2, 64), Format(2, 64)), (Format(1, 64), Format(1, 64))],
+    ),
     "2,4/128/lloyd": (128, [whole(2, 128, "lloyd"), whole(4, 128, "lloyd")]),
     "16,4,1/128": (128, [(None, None), whole(4, 128), whole(1, 128)]),
     "16,8,4,2/128": (128, [(None, None), whole(8, 128), whole(4, 128), whole(2, 128)]),
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_decode_attention(name):
+VARIANTS = [
+    *((name, "fp16", False) for name in PARTS),
+    ("16/128", "bf16", False), ("4/128", "bf16", True), ("4/128/group64", "bf16", False),
+    ("16/64", "fp32", False), ("16,4,1/128", "fp32", False), ("1/256", "fp32", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind", "softcap"), VARIANTS)
+def test_decode_attention(name, kind, softcap):
     D, parts = PARTS[name]
-    lookups = "lloyd" in name
-    tile = decode_tile(D, 2, lookups)
+    tile = decode_tile(D, TYPES[kind], "lloyd" in name)
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[kind]
     pointers = {"partial bits levels": "fp32"}
-    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "PARTS": len(parts),
+    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": softcap, "PARTS": len(parts),
              "ASM": True}  # fmt: skip
     for i in range(4):
         key, value = parts[min(i, len(parts) - 1)]
-        pointers |= {f"q{i} ks{i} vs{i}": "fp16", f"n{i}": "i32"}
-        pointers |= {f"k{i}": "u8" if key else "fp16", f"v{i}": "u8" if value else "fp16"}
-        found = part_constants(key, value, D, torch.float16)
+        pointers |= {f"q{i}": kind, f"ks{i} vs{i}": "fp16", f"n{i}": "i32"}
+        pointers |= {f"k{i}": "u8" if key else kind, f"v{i}": "u8" if value else kind}
+        found = part_constants(key, value, D, dtype)
         fixed |= {f"{n}{i}": c for n, c in found.items()}
     cost = compile_kernel(
         decode, types(decode, pointers, "scale cap"), fixed, warps=tile.warps, stages=tile.stages
     )
     direct = all(fixed[f"{side}F{i}"] for side in "KV" for i in range(len(parts)))
     keys = tile.columns if direct or len(parts) > 1 else tile.columns // 2
+    label = f"decode_attention/{name}" + (f"/{kind}" if kind != "fp16" else "")
     check(
-        f"decode_attention/{name}", cost, elements=2 * keys * D, warps=tile.warps, tensor=True,
-        wide=name != "1/64",  # a row of 8 bytes
+        label + "/softcap" * softcap, cost, elements=2 * keys * D, warps=tile.warps,
+        tensor=kind != "fp32", wide=name != "1/64",  # a row of 8 bytes
     )  # fmt: skip
 
 

@@ -46,9 +46,7 @@ def test_attention_and_scores_stay_in_the_error_budget(M, E, D, G, dtype, first,
     args = {"first_query": first, "scale": D**-0.5, "softcap": softcap}
     with poisoned():
         out, lse = lifetime_attention.run("triton", q, k, v, birth, death, **args)
-    exact = lifetime_attention.reference(
-        q.double(), k.double(), v.double(), birth, death, **args
-    )
+    exact = lifetime_attention.reference(q.double(), k.double(), v.double(), birth, death, **args)
     eager = lifetime_attention.reference(q, k, v, birth, death, **args)
     eager32 = lifetime_attention.reference(q.float(), k.float(), v.float(), birth, death, **args)
     assert out.dtype is dtype
@@ -77,9 +75,7 @@ def test_death_never_is_causal_attention():
     q, k, v = inputs(130, 130, 64, 3, F16)
     birth, death = torch.arange(130), torch.full((130,), NEVER)
     with poisoned():
-        out, _ = lifetime_attention.run(
-            "triton", q, k, v, birth, death, first_query=0, scale=0.125
-        )
+        out, _ = lifetime_attention.run("triton", q, k, v, birth, death, first_query=0, scale=0.125)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     wide = [k.double().repeat_interleave(3, 1), v.double().repeat_interleave(3, 1)]
     exact = sdpa(q.double(), *wide, is_causal=True, scale=0.125)
@@ -131,9 +127,9 @@ def test_strided_inputs_and_batches():
     args = {"first_query": 0, "scale": 0.125}
     with poisoned():
         got = lifetime_attention.run("triton", q, k, v, birth, death, **args)[0]
-    exact = lifetime_attention.reference(
-        q.double(), k.double(), v.double(), birth, death, **args
-    )[0]
+    exact = lifetime_attention.reference(q.double(), k.double(), v.double(), birth, death, **args)[
+        0
+    ]
     close(got, lifetime_attention.reference(q, k, v, birth, death, **args)[0], exact)
 
 
@@ -144,17 +140,13 @@ def test_scored_attention(M, N, softcap):
     args = {"scale": 0.125, "softcap": softcap}
     with poisoned():
         out, received = scored_attention.run("triton", q, k, v, weights, **args)
-    exact = scored_attention.reference(
-        q.double(), k.double(), v.double(), weights.double(), **args
-    )
+    exact = scored_attention.reference(q.double(), k.double(), v.double(), weights.double(), **args)
     eager = scored_attention.reference(q, k, v, weights, **args)
     eager32 = scored_attention.reference(q.float(), k.float(), v.float(), weights, **args)
     close(out, eager[0], exact[0])
     drift = 10 * torch.finfo(F32).eps  # of an lse below 10
     close(received, eager32[1], exact[1], room=float(drift * exact[1].max()))
-    torch.testing.assert_close(
-        received.sum(-1), weights.sum().expand(1, 2), rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(received.sum(-1), weights.sum().expand(1, 2), rtol=1e-5, atol=0)
 
 
 def test_auto_never_picks_the_interpreter():

@@ -92,6 +92,8 @@ def test_every_bit_width_of_the_mantissa_path(bits, D, G):
     [
         (uniform(3, 128), uniform(3, 128)),
         (uniform(4, 128, 32), uniform(2, 128, 64)),
+        (uniform(1, 128, 64), uniform(4, 128, 64)),
+        (uniform(2, 128, 32), uniform(1, 128, 64)),
         (lloyd(4, 128), lloyd(3, 128, 64)),
         (lloyd(2, 128, 64), lloyd(2, 128)),
         (lloyd(8, 128), lloyd(1, 128)),
@@ -163,9 +165,7 @@ def test_nothing_held():
 def test_fronts_of_longer_pools_are_read_in_place(monkeypatch):
     fmt = uniform(2, 64)
     q, (part,) = build(1, 64, F16, [(fmt, fmt, 200)])
-    front = [
-        Packed(x.codes[:, :, :70], x.scales[:, :, :70]) for x in (part.keys, part.values)
-    ]
+    front = [Packed(x.codes[:, :, :70], x.scales[:, :, :70]) for x in (part.keys, part.values)]
     cut = Part(front[0], front[1], fmt, fmt)
     monkeypatch.setattr(torch.Tensor, "contiguous", refuse_to_copy(torch.Tensor.contiguous))
     verify(q, [cut], 0.125)

@@ -1,0 +1,124 @@
+"""What an exact evaluation costs, and how exact it is, on the real default model.
+
+    python studies/2026-11-evaluation-cost/measure.py [--context 2048 8192] [--exact]
+
+Cost: seconds of `Evaluator.quality` divided by seconds of one plain full-cache forward of the same
+tokens with the same head, in interleaved pairs; the median of the pairs is kept. Exactness: largest
+per-token difference between the one-pass replay and a deployed cache filled token by token.
+Rows are appended to results.csv beside this file.
+"""
+
+import csv
+import platform
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+
+from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.knobs import Setting, Value, build
+from kvsearch.methods import METHODS, at
+from kvsearch.models import load_model
+from kvsearch.policy import Policy
+from kvsearch.text import builtin, read_file, tokenize, windows
+
+COSTED: dict[str, dict[str, Value]] = {
+    "full": {"evict": False},
+    "streamingllm": METHODS["streamingllm"].knobs,
+    "window, original positions": {"sinks": 4},
+    "lacache": METHODS["lacache"].knobs,
+    "lacache, original positions": {**METHODS["lacache"].knobs, "positions": "original"},
+    "window+int4, interval 16": {"sinks": 4, "interval": 16, "tiers": "k4v4"},
+    "h2o, interval 32": {"score": "h2o", "recents": 64, "interval": 32},
+    "h2o+int4, interval 32": {"score": "h2o", "recents": 64, "interval": 32, "tiers": "k4v4"},
+    "xmu tiers, interval 64": {"score": "xmu", "recents": 1, "interval": 64, "tiers": "xmu-0.4"},
+    "snapkv, interval 32": METHODS["snapkv"].knobs,
+    "h2o, interval 1": METHODS["h2o"].knobs,
+    "tova, interval 1": METHODS["tova"].knobs,
+    "xmu-evict, interval 1": METHODS["xmu-evict"].knobs,
+}
+
+
+@click.command()
+@click.option("--context", multiple=True, type=int, default=(2048, 8192))
+@click.option("--pairs", default=3, show_default=True)
+@click.option("--text", default=None, help="FILE or FILE:START-END; default: the built-in corpus")
+@click.option("--exact", is_flag=True, help="also compare with token by token (minutes)")
+def main(context: tuple[int, ...], pairs: int, text: str | None, exact: bool) -> None:
+    """Measure and append to results.csv."""
+    loaded = load_model()
+    evaluator = Evaluator(loaded)
+    tokens = tokenize(loaded.tokenizer, read_file(text) if text else builtin())
+    rows = []
+    for T in context:
+        ids = windows(tokens, count=1, length=T)
+        setting = Setting(loaded.shape, loaded.shape.budget_bytes(256), T)
+        plain(loaded, ids)
+        for name, knobs in COSTED.items():
+            policy = build(knobs, setting, name=name)
+            ratios = []
+            for _ in range(pairs):
+                base = plain(loaded, ids)
+                ratios.append(evaluator.quality(policy, ids, resident=False).seconds / base)
+            rows.append(row("cost ratio", name, T, "fp32", float(np.median(ratios)), ratios))
+    if exact:
+        rows += exactness(loaded, tokens)
+    write(rows)
+
+
+def plain(loaded, ids) -> float:
+    """Seconds of the unmodified model over the same tokens, loss included."""
+    head = Evaluator(loaded)._head
+    x = torch.from_numpy(ids)
+    start = time.perf_counter()
+    with torch.inference_mode():
+        head.nll(head.body(x, use_cache=False).last_hidden_state, x)
+    return time.perf_counter() - start
+
+
+def exactness(loaded, tokens):
+    """Largest per-token |dNLL| to a deployed cache filled token by token, fp32 and fp64."""
+    T, rows = 224, []
+    ids = windows(tokens, count=1, length=T)
+    setting = Setting(loaded.shape, loaded.shape.budget_bytes(96), T)
+    for dtype in (torch.float32, torch.float64):
+        loaded.model.to(dtype)
+        for name, method in METHODS.items():
+            if not method.baseline and name not in ("int4", "h2o-cache", "xmu-0.4"):
+                continue
+            policy = Policy() if name == "full" else at(name, setting)
+            slow, _ = stepwise(loaded, policy, ids)
+            fast = Evaluator(loaded).quality(policy, ids, resident=False).nll
+            gap = np.abs(slow - fast)
+            rows.append(row("max |dNLL|", name, T, str(dtype)[6:], float(gap.max()), []))
+            rows.append(row("mean dNLL", name, T, str(dtype)[6:], float((fast - slow).mean()), []))
+    return rows
+
+
+def row(what: str, name: str, T: int, dtype: str, value: float, spread: list[float]):
+    """One tidy row, echoed."""
+    click.echo(f"{what:<12} {name:<28} T={T:<6} {dtype:<8} {value:.3g}")
+    return {
+        "what": what, "policy": name, "context": T, "dtype": dtype, "value": f"{value:.4g}",
+        "lowest": f"{min(spread):.4g}" if spread else "", "pairs": len(spread),
+        "highest": f"{max(spread):.4g}" if spread else "",
+        "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "machine": platform.machine(), "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def write(rows) -> None:
+    """Append to results.csv."""
+    file = Path(__file__).with_name("results.csv")
+    new = not file.exists()
+    with file.open("a", newline="") as f:
+        out = csv.DictWriter(f, rows[0].keys())
+        if new:
+            out.writeheader()
+        out.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

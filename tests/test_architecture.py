@@ -1,0 +1,80 @@
+"""The house: floors, light imports, no shadowing, what ships."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def fresh(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run code in a new interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_floors() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([str(lint)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("kvsearch", "torch transformers optuna numpy pydantic"),
+        ("kvsearch.policy", "torch transformers optuna"),
+        ("kvsearch.space", "torch transformers optuna"),
+        ("kvsearch.records", "torch transformers optuna"),
+        ("kvsearch.cli", "torch transformers optuna matplotlib plotly"),
+        ("kvsearch.report", "torch transformers matplotlib plotly"),
+        ("kvsearch_kernels", "torch triton"),
+        ("kvsearch_kernels.lifetime_attention", "triton transformers"),
+    ],
+)
+def test_imports_are_light(module: str, heavy: str) -> None:
+    code = f"import sys, {module}; print([m for m in {heavy.split()!r} if m in sys.modules])"
+    done = fresh(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_folder_kernels_shadows_nothing() -> None:
+    done = fresh(
+        "import importlib.util as u; s = u.find_spec('kernels');"
+        "print(s is None or s.origin is None or 'site-packages' in s.origin);"
+        "from transformers.utils.import_utils import is_kernels_available as k;"
+        "print(k() in (0, 1))"
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_importing_changes_nothing_in_transformers() -> None:
+    done = fresh(
+        "from transformers import AttentionInterface as A; before = set(A());"
+        "import kvsearch.cache.huggingface, kvsearch.evaluate.quality;"
+        "print(set(A()) == before)"
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_only_one_file_imports_the_cache_interface() -> None:
+    users = [
+        str(f.relative_to(ROOT))
+        for f in (ROOT / "kvsearch").rglob("*.py")
+        if "transformers.cache_utils" in f.read_text()
+    ]
+    assert users == ["kvsearch/cache/huggingface.py"]
+
+
+def test_files_are_small() -> None:
+    sizes = sorted(
+        len(f.read_text().splitlines())
+        for f in (ROOT / "kvsearch").rglob("*.py")
+        if f.name != "__init__.py"
+    )
+    assert sizes[-1] <= 400
+    assert sizes[len(sizes) // 2] <= 150

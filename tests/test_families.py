@@ -1,0 +1,295 @@
+"""Model families: served exactly, or refused in one sentence, and never silently wrong.
+
+Everything runs in float64, where what differs is logic and not rounding (see test_cache.py). The
+models are random and tiny; what counts is what each family does around attention.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvsearch.cache import PolicyCache
+from kvsearch.errors import KvsearchError, ModelError
+from kvsearch.models.shape import shape_of
+from kvsearch.policy import Ladder, Policy, Quantizer, Score, Tier, layout
+
+T = 36
+IDS = torch.randint(3, 97, (2, T), generator=torch.Generator().manual_seed(0))
+MIXED = ["sliding_attention", "full_attention"]
+BASE: dict[str, Any] = dict(
+    vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+ONE_HEAD_EACH: dict[str, Any] = dict(num_key_value_heads=4)
+WINDOWED: dict[str, Any] = dict(
+    num_hidden_layers=4, head_dim=16, sliding_window=8, layer_types=MIXED * 2
+)
+GEMMA2: dict[str, Any] = dict(WINDOWED, query_pre_attn_scalar=16, attn_logit_softcapping=2.0)
+
+
+def scaled(kind: str, **more: Any) -> dict[str, Any]:
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=1e4, factor=4.0, **more))
+
+
+TWO_ROPES = dict(
+    full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+    sliding_attention=dict(rope_type="default", rope_theta=1e4),
+)
+LLAMA3 = scaled(
+    "llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+)
+YARN = scaled("yarn", original_max_position_embeddings=32)
+HYBRID: dict[str, Any] = dict(num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2)
+MOE: dict[str, Any] = dict(
+    num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+    num_experts_per_tok=2, experts_implementation="eager",
+)  # fmt: skip
+DELTA: dict[str, Any] = dict(
+    num_hidden_layers=4, head_dim=16, full_attention_interval=2, linear_num_value_heads=4,
+    linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, **MOE,
+)  # fmt: skip
+
+# name: class prefix, what differs from BASE
+SERVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama MQA": ("Llama", dict(num_key_value_heads=1)),
+    "llama D 256": ("Llama", dict(head_dim=256)),
+    "llama rope llama3": ("Llama", LLAMA3),
+    "llama rope linear": ("Llama", scaled("linear")),
+    "llama rope yarn": ("Llama", YARN),
+    "mistral": ("Mistral", dict(sliding_window=None)),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 half windowed": (
+        "Qwen2",
+        dict(WINDOWED, use_sliding_window=True, max_window_layers=2, layer_types=None),
+    ),
+    "qwen3": ("Qwen3", dict(head_dim=16)),
+    "gemma D 256": ("Gemma", dict(head_dim=256)),
+    "gemma2": ("Gemma2", GEMMA2),
+    "gemma3": ("Gemma3", dict(WINDOWED, query_pre_attn_scalar=16, rope_parameters=TWO_ROPES)),
+    "phi3": ("Phi3", {}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", dict(attention_multiplier=0.2, logits_scaling=3.0)),
+    "smollm3": ("SmolLM3", dict(num_hidden_layers=4)),  # the last layer does not turn its keys
+    "gpt-neox": ("GPTNeoX", dict(ONE_HEAD_EACH, rotary_pct=0.5)),
+    "lfm2": ("Lfm2", HYBRID),
+    "cohere": ("Cohere", {}),
+    "gpt2": ("GPT2", dict(n_positions=128)),
+}
+UNTURNABLE = {"cohere", "gpt2"}  # interleaved channels; a table of positions
+FP32_INSIDE = {"gemma2"}  # the family's own softmax of capped products is fp32 in any model
+
+
+@lru_cache(maxsize=1)  # tests of one family follow each other
+def build(family: str, one_layer: bool = False) -> PreTrainedModel:
+    prefix, differs = {**SERVED, **OTHERS}[family]
+    name = prefix + "Text" if hasattr(transformers, prefix + "TextConfig") else prefix
+    values = {**BASE, **differs}
+    if one_layer:
+        types = ["full_attention"] if "layer_types" in differs else None
+        values |= {"num_hidden_layers": 1, "layer_types": types}
+    if prefix in ("GPT2", "GPTNeoX", "GPTJ", "Falcon"):  # they would keep it and ignore it
+        del values["num_key_value_heads"]
+    experts = values.pop("experts_implementation", None)
+    config = getattr(transformers, name + "Config")(**values)
+    head = next(h for h in ("ForCausalLM", "LMHeadModel") if hasattr(transformers, prefix + h))
+    torch.manual_seed(0)
+    model = getattr(transformers, prefix + head)(config)
+    if experts is not None:
+        model.set_experts_implementation(experts)
+    model = model.double().eval().requires_grad_(False)
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.mul_(3)  # a flat random model would not notice a wrong cache
+    return model
+
+
+def logits(model: PreTrainedModel, cache: Any, *cuts: int, ids: Tensor = IDS) -> Tensor:
+    sizes = [*cuts, ids.shape[1] - sum(cuts)]
+    with torch.inference_mode():
+        return torch.cat([model(x, past_key_values=cache).logits for x in ids.split(sizes, 1)], 1)
+
+
+@pytest.fixture(params=SERVED, scope="module")
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_the_full_policy_is_the_unmodified_model(family: str) -> None:
+    build.cache_clear()  # an installed model must not be the reference
+    model = build(family)
+    with torch.inference_mode():
+        theirs = model(IDS).logits
+    ours = logits(model, PolicyCache(Policy(), model, native=torch.float64), 9, 1, 14)
+    tolerance = 1e-5 if family in FP32_INSIDE else 1e-12
+    assert (ours - theirs).abs().max() < tolerance * theirs.abs().max()
+    with torch.inference_mode():  # a cache of another kind still works
+        assert (model(IDS).logits - theirs).abs().max() < tolerance * theirs.abs().max()
+    if family not in UNTURNABLE:
+        roomy = Policy(slots=T + 2, sinks=2, positions="cache")
+        turned = logits(model, PolicyCache(roomy, model, native=torch.float64), 9, 1, 14)
+        assert (turned - theirs).abs().max() < 1e-5 * theirs.abs().max()  # angles are fp32
+
+
+POLICIES = [
+    Policy(name="window re-indexed", slots=12, sinks=2, positions="cache"),
+    Policy(name="window", slots=14, sinks=2, interval=3),
+    Policy(name="h2o", slots=14, recents=4, score=Score()),
+    Policy(name="h2o interval 8", slots=22, interval=8, recents=4, score=Score()),
+    Policy(
+        name="ladder", slots=16, sinks=2, recents=4, ladder=Ladder(span=0.5), positions="cache"
+    ),
+    Policy(
+        name="h2o in 4 bits", slots=20, interval=4, sinks=2, recents=4, score=Score(),
+        tiers=(Tier(key_bits=4, value_bits=4),),
+        quantizer=Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True),
+    ),
+]  # fmt: skip
+
+
+def test_one_call_is_the_deployed_cache_token_by_token(family: str) -> None:
+    model = build(family)
+    shape = shape_of(model.config)
+    changed = IDS.clone()
+    changed[:, -6:] = changed[:, -6:] % 90 + 4
+    for policy in POLICIES:
+        if policy.positions == "cache" and family in UNTURNABLE:
+            continue
+        sizes, deployed = layout(policy, shape), PolicyCache(policy, model)
+        once = logits(model, PolicyCache(policy, model, packed=False))
+        parts = []
+        for t in range(T):
+            parts.append(logits(model, deployed, ids=IDS[:, t : t + 1]))
+            assert deployed.bytes_resident == sizes.bytes_at(t + 1), policy.name
+        chunks = logits(model, PolicyCache(policy, model), 11, 1, 7)
+        assert (torch.cat(parts, 1) - once).abs().max() < 1e-9, policy.name
+        assert (chunks - once).abs().max() < 1e-9, policy.name
+        future = logits(model, PolicyCache(policy, model, packed=False), ids=changed)
+        assert torch.equal(future[:, :-6], once[:, :-6]), policy.name
+        assert not torch.equal(future[:, -6:], once[:, -6:]), policy.name
+
+
+ONE_LAYER = [*SERVED, "phi3 partial"]
+for name in [*UNTURNABLE, "lfm2", "smollm3", "qwen2 half windowed"]:  # nothing to turn, or no layer
+    ONE_LAYER.remove(name)
+
+
+@pytest.mark.parametrize("family", ONE_LAYER)
+def test_reindexed_slots_are_the_model_run_on_what_is_held(family: str) -> None:
+    """With one layer a key depends on its token alone, so dropping slots is dropping tokens."""
+    model = build(family, one_layer=True)
+    cache = PolicyCache(Policy(slots=10, sinks=2, positions="cache"), model, native=torch.float64)
+    ours = logits(model, cache, 20, 1)
+    for t in (12, 19, 20, T - 1):
+        held = [0, 1, *range(t - 7, t + 1)]
+        with torch.inference_mode():
+            theirs = model(IDS[:, held]).logits[:, -1]
+        assert (ours[:, t] - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
+def test_layers_that_do_not_turn_their_keys_are_left_as_they_are() -> None:
+    model = build("smollm3")
+    for layer in model.model.layers[:3]:  # only the last layer, without RoPE, mixes tokens
+        layer.self_attn.o_proj.weight.zero_()
+    build.cache_clear()
+    cache = PolicyCache(Policy(slots=10, sinks=2, positions="cache"), model, native=torch.float64)
+    turned = [state.rotary.inv_freq.any().item() for state in cache.states if state.rotary]
+    assert turned == [True, True, True, False]
+    ours = logits(model, cache)
+    with torch.inference_mode():
+        theirs = model(IDS[:, [0, 1, *range(T - 8, T)]]).logits[:, -1]
+    assert (ours[:, -1] - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
+def test_linear_attention_layers_keep_their_own_cache() -> None:
+    model = build("qwen3-next")
+    with torch.inference_mode():
+        theirs = model(IDS).logits
+    cache = PolicyCache(Policy(), model, native=torch.float64)
+    assert len(cache.states) == 2 and len(cache.layers) == 4
+    ours = logits(model, cache, 9, 1, 14)
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()  # its delta rule is fp32
+    window = Policy(slots=12, sinks=2, positions="cache")
+    deployed = PolicyCache(window, model)
+    cut = logits(model, deployed, 9, 1, 14)
+    once = logits(model, PolicyCache(window, model, packed=False))
+    assert (cut - once).abs().max() < 1e-4 * theirs.abs().max()
+    assert deployed.bytes_resident == layout(window, deployed.shape).bytes_at(T)
+
+
+LATENT: dict[str, Any] = dict(
+    ONE_HEAD_EACH, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+    v_head_dim=8, first_k_dense_replace=2, n_routed_experts=4, n_group=1, topk_group=1,
+    num_experts_per_tok=2, moe_intermediate_size=16,
+)  # fmt: skip
+SHARED: dict[str, Any] = dict(
+    WINDOWED, num_kv_shared_layers=2, laurel_rank=8, hidden_size_per_layer_input=8,
+    vocab_size_per_layer_input=97, activation_sparsity_pattern=[0.0] * 4,
+)  # fmt: skip
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": ("Qwen3Next", DELTA),
+    "phi3 partial": ("Phi3", dict(partial_rotary_factor=0.5)),
+    "mistral windowed": ("Mistral", dict(sliding_window=8)),
+    "llama rope dynamic": ("Llama", scaled("dynamic")),
+    "phi3 longrope": (
+        "Phi3",
+        dict(
+            original_max_position_embeddings=32,
+            rope_parameters=dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4,
+                                 long_factor=[2.0] * 4, factor=4.0,
+                                 original_max_position_embeddings=32),
+        ),
+    ),
+    "ministral3": ("Ministral3", dict(head_dim=16)),  # queries grow with the position
+    "cohere2": ("Cohere2", dict(num_hidden_layers=4, sliding_window=8)),  # no RoPE in full layers
+    "gpt-j": ("GPTJ", dict(n_positions=128, rotary_dim=4)),
+    "falcon alibi": ("Falcon", dict(alibi=True)),
+    "gpt-oss": ("GptOss", dict(head_dim=16, num_local_experts=2, num_experts_per_tok=1,
+                                experts_implementation="eager")),
+    "deepseek-v3": ("DeepseekV3", LATENT),
+    "gemma3n": ("Gemma3n", SHARED),
+}  # fmt: skip
+REFUSED = [  # family, positions, a part of the sentence
+    ("mistral windowed", "original", "every layer of this 'mistral' model has a sliding window"),
+    ("gpt-j", "original", "does not attend through transformers' attention interface"),
+    ("falcon alibi", "original", "does not attend through transformers' attention interface"),
+    ("gpt-oss", "original", "learned attention sinks"),
+    ("deepseek-v3", "original", "layer 0 of DeepseekV3ForCausalLM does not hand 4 keys"),
+    ("gemma3n", "original", "share caches"),
+    ("llama rope dynamic", "cache", "rope type 'dynamic'"),
+    ("phi3 longrope", "cache", "rope type 'longrope'"),
+    ("ministral3", "cache", "layer 0 of this 'ministral3' model does something else"),
+    ("cohere", "cache", "layer 0 of this 'cohere' model does something else"),
+    ("cohere2", "cache", "layer 3 of this 'cohere2' model does something else"),
+    ("gpt2", "cache", "layer 0 of this 'gpt2' model does something else"),
+]
+
+
+@pytest.mark.parametrize(("family", "positions", "part"), REFUSED)
+def test_what_cannot_be_served_is_refused_in_one_sentence(
+    family: str, positions: Any, part: str
+) -> None:
+    model = build(family)
+    with pytest.raises(KvsearchError) as caught:
+        PolicyCache(Policy(slots=12, sinks=2, positions=positions), model)
+    sentence = str(caught.value)
+    assert isinstance(caught.value, ModelError) and part in sentence
+    assert "\n" not in sentence and ". " not in sentence
+    if positions == "cache":  # and the advice in the sentence works
+        PolicyCache(Policy(slots=12, sinks=2), model)
+
+
+def test_angles_are_verified_and_not_believed() -> None:
+    """A model whose code turns otherwise than its buffers say is found out, whatever its name."""
+    model = build("llama")
+    build.cache_clear()
+    rope = model.model.rotary_emb
+    rope.forward = lambda x, position_ids, f=rope.forward: f(x, position_ids * 2)
+    with pytest.raises(ModelError, match="does something else"):
+        PolicyCache(Policy(slots=12, positions="cache"), model)

@@ -1,0 +1,228 @@
+"""`model.generate(past_key_values=PolicyCache(...))`: what a user runs, against loops by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, Gemma2Config, LlamaConfig, PreTrainedModel
+from transformers.models.gemma2.modeling_gemma2 import Gemma2ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from kvsearch.cache import PolicyCache
+from kvsearch.errors import ModelError, PolicyError
+from kvsearch.policy import Ladder, Policy, Quantizer, Score, Tier, layout
+
+SIZES: dict[str, Any] = dict(
+    vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
+    num_attention_heads=6, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+NEW = 20
+PROMPT = torch.randint(3, 97, (2, 24), generator=torch.Generator().manual_seed(1))
+POLICIES = {
+    "full": Policy(),
+    "window re-indexed": Policy(slots=16, sinks=2, positions="cache"),
+    "ladder": Policy(slots=20, sinks=2, recents=4, interval=4, ladder=Ladder(span=0.5)),
+    "h2o": Policy(slots=16, recents=4, score=Score()),
+    "snapkv": Policy(
+        slots=28, recents=4, interval=8, trigger="prompt+stream", score=Score(horizon=8, pool=3)
+    ),
+    "tiers": Policy(
+        slots=24, interval=4, sinks=1, recents=2, score=Score(beta=1),
+        tiers=(Tier(share=0.4, key_bits=8, value_bits=8),
+               Tier(share=0.6, key_bits=4, value_bits=2)),
+        quantizer=Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True),
+    ),
+}  # fmt: skip
+
+
+def make(dtype: torch.dtype = torch.float64, windowed: bool = False) -> PreTrainedModel:
+    torch.manual_seed(0)
+    if windowed:
+        mixed = ["sliding_attention", "full_attention", "full_attention"]
+        model: Any = Gemma2ForCausalLM(Gemma2Config(**SIZES, sliding_window=8, layer_types=mixed))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model = model.to(dtype).eval().requires_grad_(False)
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.mul_(3)  # a flat random model would not notice a wrong cache
+    model.generation_config.eos_token_id = None  # every sequence is as long as asked
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return make()
+
+
+def generate(model: PreTrainedModel, ids: Tensor, cache: Any, new: int = NEW, **more: Any) -> Any:
+    more = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0, **more}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **more)
+
+
+def greedy(model: PreTrainedModel, ids: Tensor, cache: Any, new: int = NEW) -> Tensor:
+    step = ids
+    with torch.inference_mode():
+        for _ in range(new):
+            step = model(step, past_key_values=cache).logits[:, -1:].argmax(-1)
+            ids = torch.cat([ids, step], 1)
+    return ids
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_generate_is_the_greedy_loop_in_any_batch_and_shrinks_the_cache(
+    name: str, model: PreTrainedModel
+) -> None:
+    policy = POLICIES[name]
+    cache = PolicyCache(policy, model)
+    both = generate(model, PROMPT, cache)
+    seen = PROMPT.shape[1] + NEW - 1  # the last token is not fed back
+    sizes = layout(policy, cache.shape)
+    assert cache.get_seq_length() == seen
+    assert cache.bytes_resident == sizes.bytes_at(seen, PROMPT.shape[1])
+    if policy.evicts:
+        full = layout(Policy(), cache.shape).bytes_at(seen)
+        assert cache.bytes_resident <= policy.slots / seen * full + cache.shape.slot_bytes
+    for row in range(2):
+        alone = greedy(model, PROMPT[row : row + 1], PolicyCache(policy, model))
+        assert torch.equal(both[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_second_turn_continues_where_the_first_ended(name: str, model: PreTrainedModel) -> None:
+    policy, cache = POLICIES[name], PolicyCache(POLICIES[name], model)
+    first = generate(model, PROMPT, cache, 6)
+    turn = torch.cat([first, PROMPT[:, :5]], 1)
+    second = generate(model, turn, cache, 6)
+    by_hand = PolicyCache(policy, model)
+    assert torch.equal(first, greedy(model, PROMPT, by_hand, 6))
+    assert torch.equal(second[:, turn.shape[1] :], greedy(model, turn[:, 29:], by_hand, 6)[:, 6:])
+    cache.reset()
+    assert cache.bytes_resident == 0 and torch.equal(generate(model, PROMPT, cache, 6), first)
+
+
+def test_beam_search_reorders_what_is_held(model: PreTrainedModel) -> None:
+    beams = dict(num_beams=2, num_return_sequences=2, length_penalty=0.0)
+    theirs = generate(model, PROMPT, DynamicCache(config=model.config), **beams)
+    full = PolicyCache(Policy(), model, native=torch.float64)
+    assert torch.equal(generate(model, PROMPT, full, **beams), theirs)
+    for policy in POLICIES.values():
+        found = generate(
+            model, PROMPT, PolicyCache(policy, model), return_dict_in_generate=True,
+            output_scores=True, **beams,
+        )  # fmt: skip
+        again, total = PolicyCache(policy, model), torch.zeros(4, dtype=torch.float64)
+        ids = found.sequences
+        with torch.inference_mode():  # the sequences that won, scored from an empty cache
+            logits = model(ids[:, :24], past_key_values=again).logits
+            for at in range(24, ids.shape[1]):
+                gain = logits[:, -1].log_softmax(-1).gather(1, ids[:, at : at + 1])
+                total += gain[:, 0]
+                logits = model(ids[:, at : at + 1], past_key_values=again).logits
+        assert (total - found.sequences_scores).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+def test_other_caches_still_work_on_an_installed_model(windowed: bool) -> None:
+    model = make(torch.float32, windowed)
+    with torch.inference_mode():
+        before = model(PROMPT, past_key_values=DynamicCache(config=model.config)).logits
+        text = generate(model, PROMPT, None)
+        PolicyCache(POLICIES["h2o"], model)
+        after = model(PROMPT, past_key_values=DynamicCache(config=model.config)).logits
+        assert (after - before).abs().max() < 1e-5 * before.abs().max()
+        assert torch.equal(generate(model, PROMPT, None), text)
+        assert torch.equal(
+            generate(model, PROMPT, PolicyCache(Policy(), model, native=torch.float32)), text
+        )
+        padded = torch.ones_like(PROMPT)
+        padded[0, :3] = 0  # padding is no trouble to other caches
+        ids = PROMPT * padded
+        alone = generate(model, ids[:1, 3:], None, 6)
+        more: Any = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
+        both = model.generate(ids, attention_mask=padded, **more)
+        assert torch.equal(both[:1, 24:], alone[:, 21:])
+
+
+def test_padding_is_refused_in_one_sentence(model: PreTrainedModel) -> None:
+    for side in (slice(None, 3), slice(21, None)):
+        mask = torch.ones_like(PROMPT)
+        mask[0, side] = 0
+        cache = PolicyCache(POLICIES["h2o"], model)
+        with pytest.raises(ModelError, match="equal length") as caught, torch.inference_mode():
+            model.generate(PROMPT, attention_mask=mask, past_key_values=cache, max_new_tokens=2)
+        assert "\n" not in str(caught.value) and ". " not in str(caught.value)
+        assert cache.bytes_resident == 0
+
+
+def test_masks_and_positions_of_the_callers_own_are_refused(model: PreTrainedModel) -> None:
+    look_ahead = torch.ones(1, 1, 24, 24, dtype=torch.bool)  # a prefix that sees all of itself
+    ids, policy = PROMPT[:1], POLICIES["window re-indexed"]
+    with torch.inference_mode():
+        with pytest.raises(ModelError, match="shows later ones"):
+            model(ids, attention_mask=look_ahead, past_key_values=PolicyCache(policy, model))
+        with pytest.raises(ModelError, match="expected position 0"):
+            shifted = torch.arange(5, 29)[None]
+            model(ids, position_ids=shifted, past_key_values=PolicyCache(policy, model))
+        causal = PolicyCache(policy, model)
+        by_hand = model(ids, attention_mask=look_ahead.tril(), past_key_values=causal).logits
+        plain = model(ids, past_key_values=PolicyCache(policy, model)).logits
+        assert torch.equal(by_hand, plain)
+
+
+def test_another_attention_implementation_is_noticed() -> None:
+    model = make()
+    cache = PolicyCache(POLICIES["h2o"], model)
+    model.set_attn_implementation("eager")  # would attend to the new tokens only
+    with pytest.raises(ModelError, match="make a new cache"):
+        generate(model, PROMPT, cache)
+    generate(model, PROMPT, PolicyCache(POLICIES["h2o"], model))
+
+
+def test_rolling_back_is_refused(model: PreTrainedModel) -> None:
+    cache = PolicyCache(POLICIES["window re-indexed"], model)
+    assert not cache.is_croppable
+    repeats = PROMPT[:1, :4].repeat(1, 5)  # drafts from the prompt will be wrong
+    with pytest.raises(PolicyError, match="cannot be rolled back, as assisted generation asks"):
+        generate(model, repeats, cache, prompt_lookup_num_tokens=3)
+    with pytest.raises(PolicyError, match="cannot be rolled back"):
+        cache.crop(-1)
+
+
+def test_rows_can_be_selected_and_repeated(model: PreTrainedModel) -> None:
+    cache, swapped = (PolicyCache(POLICIES["tiers"], model) for _ in range(2))
+    with torch.inference_mode():
+        model(PROMPT, past_key_values=cache)
+        model(PROMPT[:1], past_key_values=swapped)
+        swapped.batch_repeat_interleave(3)
+        swapped.batch_select_indices(torch.tensor([2, 0]))
+        cache.reorder_cache(torch.tensor([0, 0]))
+        step = PROMPT[:, :1]
+        a = model(step, past_key_values=cache).logits
+        b = model(step, past_key_values=swapped).logits
+    assert (a - b).abs().max() < 1e-9 and cache.bytes_resident == swapped.bytes_resident
+
+
+def test_a_policy_file_is_the_policy(model: PreTrainedModel, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(POLICIES["tiers"].to_json())
+    cache = PolicyCache.from_json(file, model)
+    assert cache.policy == POLICIES["tiers"]
+    mine = generate(model, PROMPT, PolicyCache(POLICIES["tiers"], model))
+    assert torch.equal(generate(model, PROMPT, cache), mine)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_sixteen_bits_are_those_of_the_model(dtype: torch.dtype) -> None:
+    model = make(dtype)
+    cache = PolicyCache(POLICIES["tiers"], model)
+    generate(model, PROMPT, cache)
+    store: Any = cache.states[0].store
+    raw = {x.dtype for x in (store.raw_keys, store.raw_values) if x is not None}
+    sinks = store.keys[-1][0].dtype
+    assert raw | {sinks} == {torch.float16 if dtype == torch.float32 else dtype}
+    sizes = layout(POLICIES["tiers"], cache.shape)
+    assert cache.bytes_resident == sizes.bytes_at(PROMPT.shape[1] + NEW - 1)

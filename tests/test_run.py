@@ -1,0 +1,281 @@
+"""The commands from end to end on a tiny model: what they leave, print and refuse."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from kvsearch.cli import main
+from kvsearch.policy import Policy
+
+
+def call(argv: list[str], capsys: Any) -> tuple[int, str, str]:
+    """Run the command line in this process; exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as done:
+        main(argv)
+    out, err = capsys.readouterr()
+    return int(done.value.code or 0), out, err
+
+
+@pytest.fixture(scope="module")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "prose.txt"
+    words = [
+        "the",
+        "cache",
+        "keeps",
+        "what",
+        "the",
+        "next",
+        "token",
+        "will",
+        "want",
+        "to",
+        "look",
+        "at",
+        "again",
+        "and",
+        "again",
+    ]
+    file.write_text(" ".join(words[(i * i + 3 * i) % len(words)] for i in range(3000)))
+    return file
+
+
+def run_argv(tiny_folder: Path, prose: Path, out: Path) -> list[str]:
+    return [
+        "run", "--model", str(tiny_folder), "--text", str(prose), "--budget", "96",
+        "--context", "256", "--trials", "3", "--report-windows", "1", "--out", str(out),
+        "--no-bench",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_folder: Path, prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "one"
+    with pytest.raises(SystemExit) as done:
+        main([*run_argv(tiny_folder, prose, out), "--quiet"])
+    assert not done.value.code
+    return out
+
+
+def test_a_run_leaves_everything(finished: Path) -> None:
+    names = {p.name for p in finished.iterdir()}
+    assert names >= {
+        "study.json", "trials.jsonl", "trials.parquet", "front.csv", "pareto.html", "pareto.png",
+        "report.html", "best.json", "policies", "nll", "sensitivity.json", "measured.json",
+    }  # fmt: skip
+    trials = [json.loads(line) for line in (finished / "trials.jsonl").read_text().splitlines()]
+    assert sum(t["kind"] == "found" and t["state"] == "complete" for t in trials) == 3
+    assert [t["name"] for t in trials[:2]] == ["streamingllm", "lacache"]
+    assert pq.read_table(finished / "trials.parquet").num_rows == len(trials)
+    best = Policy.from_json(finished / "best.json")
+    assert best.about["bytes_peak"] <= 96 * 2 * 2 * 2 * 8 * 2
+    study = json.loads((finished / "study.json").read_text())
+    assert len(study["text"]["search"]["token_sha256"]) == 64
+
+
+def test_the_same_command_goes_on_and_measures_nothing_twice(
+    finished: Path, tiny_folder: Path, prose: Path, capsys: Any
+) -> None:
+    before = {p: p.stat().st_mtime_ns for p in (finished / "nll").iterdir()}
+    lines = (finished / "trials.jsonl").read_text()
+    code, out, _ = call([*run_argv(tiny_folder, prose, finished), "--json"], capsys)
+    assert code == 0
+    document = json.loads(out)
+    assert document["recommended"] and len(document["rows"]) >= 10
+    assert before == {p: p.stat().st_mtime_ns for p in (finished / "nll").iterdir()}
+    assert (finished / "trials.jsonl").read_text() == lines
+
+
+def test_a_killed_run_ends_like_an_uninterrupted_one(
+    finished: Path, tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "killed"
+    argv = run_argv(tiny_folder, prose, out)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "kvsearch", *argv, "--quiet"], stdout=subprocess.DEVNULL
+    )
+    file = out / "trials.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and (not file.exists() or file.read_text().count("\n") < 4):
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    with file.open("ab") as f:
+        f.write(b'{"number": 7, "na')  # a line that the kill tore
+    assert call([*argv, "--quiet"], capsys)[0] == 0
+    keep = ("number", "name", "state", "fingerprint", "nll")
+
+    def trials(folder: Path) -> list[tuple[Any, ...]]:
+        lines = (folder / "trials.jsonl").read_text().splitlines()
+        return [tuple(json.loads(line)[k] for k in keep) for line in lines]
+
+    assert trials(out) == trials(finished)
+    assert (out / "trials.torn").read_bytes() == b'{"number": 7, "na'
+
+
+def test_another_question_in_the_same_folder_is_refused(
+    finished: Path, tiny_folder: Path, prose: Path, capsys: Any
+) -> None:
+    argv = run_argv(tiny_folder, prose, finished)
+    argv[argv.index("96")] = "80"
+    code, _, err = call(argv, capsys)
+    assert code == 2 and "holds another run" in err and "budget" in err
+
+
+def test_report_is_rebuilt_from_the_records(finished: Path, capsys: Any) -> None:
+    page, table = (finished / "report.html").read_bytes(), (finished / "front.csv").read_bytes()
+    (finished / "report.html").unlink()
+    (finished / "front.csv").unlink()
+    code, out, _ = call(["report", str(finished)], capsys)
+    assert code == 0 and "recommended" in out
+    assert (finished / "front.csv").read_bytes() == table
+    assert (finished / "report.html").read_bytes() == page
+
+
+def test_a_damaged_line_is_named_and_kept(finished: Path, tmp_path: Path, capsys: Any) -> None:
+    import shutil
+
+    copy = tmp_path / "damaged"
+    shutil.copytree(finished, copy)
+    lines = (copy / "trials.jsonl").read_text().splitlines()
+    lines[1] = lines[1][:40]
+    (copy / "trials.jsonl").write_text("\n".join(lines) + "\n")
+    code, _, err = call(["report", str(copy)], capsys)
+    assert code == 2 and "line 2 is damaged" in err
+    assert (copy / "trials.jsonl").read_text().splitlines() == lines
+
+
+def test_eval_prints_one_document_and_keeps_every_token(
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any
+) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text(Policy(slots=40, sinks=4).to_json())
+    parquet = tmp_path / "nll.parquet"
+    code, out, _ = call(
+        ["eval", "h2o", "xmu", str(mine), "--model", str(tiny_folder), "--text", str(prose),
+         "--budget", "96", "--tokens", "512", "--context", "256", "--nll-out", str(parquet),
+         "--json"],
+        capsys,
+    )  # fmt: skip
+    assert code == 0
+    document = json.loads(out)
+    assert document["tokens"] == 2 * (256 - 96)
+    for result in document["results"]:
+        assert result["bytes_asked"] == result["bytes_resident"] <= result["bytes_peak"]
+        assert result["dnll_full"]["lo"] <= result["dnll_full"]["mean"]
+    table = pq.read_table(parquet)
+    assert table.column_names == ["policy", "window", "pos", "token", "nll"]
+    assert table.num_rows == 3 * 2 * 255
+    h2o = table.filter([p == "h2o" for p in table["policy"].to_pylist()]).to_pandas()
+    assert h2o[h2o.pos >= 96].nll.mean() == pytest.approx(document["results"][0]["nll"], abs=1e-5)
+
+
+def test_bench_export_and_validate(
+    finished: Path, tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any
+) -> None:
+    best = str(finished / "best.json")
+    code, out, _ = call(
+        ["bench", best, "--model", str(tiny_folder), "--text", str(prose), "--context", "200",
+         "--pairs", "2", "--steps", "4", "--json"],
+        capsys,
+    )  # fmt: skip
+    timed = json.loads(out)
+    assert code == 0 and timed["pairs"] == 2 and timed["bytes_resident"] < timed["full_bytes"]
+    code, out, _ = call(["export", best, "--to", "transformers", "--out", str(tmp_path)], capsys)
+    assert code == 0
+    assert Policy.from_json(tmp_path / "policy.json").fingerprint() == (
+        Policy.from_json(best).fingerprint()
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "generate.py"), str(tiny_folder), "once upon a time"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and "bytes after" in done.stderr, done.stderr
+    assert call(["validate", best], capsys)[0] == 0
+    assert json.loads(call(["methods", "--json"], capsys)[1])["lacache"]["kind"] == "single"
+    assert "slots" in json.loads(call(["schema"], capsys)[1])["properties"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["run", "--model", "smollm2-135mm"], "did you mean"),
+        (["run", "--space", "defualt"], "did you mean 'default'"),
+        (["run", "--budget", "0"], "--budget must be above 0"),
+        (["run", "--budget", "4000"], "raise --context or lower --budget"),
+        (["run", "--dataset", "wikitext3"], "did you mean"),
+        (["eval", "laccache", "--budget", "64"], "did you mean 'lacache'"),
+        (["eval", "h2o"], "give --budget"),
+        (["eval", "nothing.json"], "cannot read policy file"),
+        (["export", "x.json", "--to", "vllm"], "cannot read policy file"),
+        (["report", "nowhere"], "there is no run folder"),
+        (["rum"], "did you mean 'run'"),
+        (["run", "--budgte", "3"], "No such option"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    argv: list[str], part: str, tiny_folder: Path, capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "--dataset" in argv:
+        argv = [*argv, "--model", str(tiny_folder), "--context", "300", "--budget", "64"]
+    code, out, err = call(argv, capsys)
+    assert code == 2 and part in err and out == "" and "Traceback" not in err
+    assert len([line for line in err.splitlines() if line.startswith("kvsearch:")]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_short_too_small_and_unwritable(
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("only a few words, " * 30)
+    base = ["run", "--model", str(tiny_folder), "--context", "256", "--budget", "96"]
+    code, _, err = call([*base, "--text", str(short), "--out", str(tmp_path / "a")], capsys)
+    assert code == 2 and "longer text" in err
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    argv = [*base, "--text", str(prose), "--out", str(blocked / "run")]
+    code, _, err = call(argv, capsys)
+    assert code == 2 and "another --out" in err
+    code, _, err = call(
+        [*base[:-1], "2", "--text", str(prose), "--out", str(tmp_path / "b"), "--score-from", "9"],
+        capsys,
+    )
+    assert code in (0, 2) and "Traceback" not in err, err
+    other = tmp_path / "other.json"
+    spread = {"kind": "sensitivity", "weights": [1.0, 2.0, 3.0]}
+    other.write_text(json.dumps({"slots": 64, "spread": spread}))
+    code, _, err = call(
+        ["eval", str(other), "--model", str(tiny_folder), "--text", str(prose),
+         "--context", "256"],
+        capsys,
+    )  # fmt: skip
+    assert code == 2 and "3 weights for a model with 2 layers" in err
+
+
+def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, prose: Path, tmp_path: Path) -> None:
+    out = tmp_path / "stopped"
+    argv = run_argv(tiny_folder, prose, out)
+    argv[argv.index("3")] = "400"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "kvsearch", *argv, "--quiet"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ},
+    )  # fmt: skip
+    file = out / "trials.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and (not file.exists() or file.read_text().count("\n") < 20):
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    printed, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err and "so far" in printed
+    assert file.read_text().count("\n") >= 20

@@ -1,0 +1,94 @@
+"""Search spaces: what the default one holds, and what a wrong file is told."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsearch import space
+from kvsearch.errors import PolicyError, SpaceError
+from kvsearch.knobs import Setting, build
+from kvsearch.methods import METHODS, at
+from kvsearch.policy import ModelShape, layout
+
+SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, (1.0,) * 30)
+
+
+class Dice:
+    """An Optuna trial that only rolls dice."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
+        return self.rng.choice(choices)
+
+
+def test_every_baseline_and_a_designed_combination_lie_in_the_default_space() -> None:
+    default = space.load("default")
+    for name, method in METHODS.items():
+        if (method.baseline and method.kind != "full") or name == "rotated+sensitivity":
+            params = default.params(method.knobs)
+            assert params is not None, name
+            assert build(params, SETTING).fingerprint(30) == at(name, SETTING).fingerprint(30)
+
+
+def test_every_proposal_is_forbidden_too_small_or_within_budget() -> None:
+    default, good = space.load("default"), 0
+    for seed in range(40):
+        knobs = default.suggest(Dice(seed))
+        if default.forbidden(knobs):
+            continue
+        try:
+            policy = build(knobs, SETTING)
+        except PolicyError as error:
+            assert "budget too small" in str(error)
+            continue
+        policy.check(SHAPE)
+        peak = layout(policy, SHAPE).bytes_peak(4096)
+        assert 0 < peak <= SETTING.budget * float(knobs["fill"])  # type: ignore[operator]
+        good += 1
+    assert good > 20
+
+
+def test_methods_fill_the_budget() -> None:
+    for name in ("streamingllm", "h2o", "lacache", "h2o+int4"):
+        peak = layout(at(name, SETTING), SHAPE).bytes_peak()
+        assert 0.99 * SHAPE.budget_bytes(256) < peak <= SHAPE.budget_bytes(256)
+
+
+HEAD = "version: 1\nname: x\naxes:\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("version: 1\nname: x\naxes: [", "not YAML (line"),
+        ("- a", "expected a mapping"),
+        (HEAD + "  sinks: {choice: []}", "axes.sinks: choice is empty"),
+        (HEAD + "  sinks: {int: [8, 4, 1]}", "low 8 is above high 4"),
+        (HEAD + "  sinkz: {choice: [4]}", "did you mean 'sinks'"),
+        (HEAD + "  score: {choice: [h20]}", "did you mean 'h2o'"),
+        (HEAD + "  rotate: {choice: [yes please]}", "is not true or false"),
+        (HEAD + "  sinks: {choice: [4], colour: red}", "axes.sinks.colour"),
+        (HEAD + "  group: {choice: [64], when: {tiers: k4v4}}", "is not an earlier axis"),
+        ("version: 2\nname: x\naxes: {}", "version"),
+    ],
+)
+def test_a_wrong_space_names_the_field(text: str, part: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    with pytest.raises(SpaceError) as error:
+        space.load(str(file))
+    assert part in str(error.value) and str(file) in str(error.value)
+
+
+def test_an_unknown_space_or_method_offers_the_nearest() -> None:
+    with pytest.raises(SpaceError, match="did you mean 'default'"):
+        space.load("defualt")
+    with pytest.raises(PolicyError, match="did you mean 'streamingllm'"):
+        at("streamingllms", SETTING)
+    with pytest.raises(PolicyError, match="budget too small"):
+        at("h2o+int4", Setting(SHAPE, SHAPE.budget_bytes(20), 4096))
