@@ -10,6 +10,7 @@ starts that would not end in time.
 
 import argparse
 import csv
+import os
 import subprocess
 import sys
 import time
@@ -186,6 +187,9 @@ def _decode(
         )
         runs |= _flash(q, k, v, scale)
     return Work(runs, nbytes)
+
+
+os.environ["KVSEARCH_TRITON"] = "1"  # this script is the gate that `auto` waits for
 
 
 def _impls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Callable[[], Any]]:

@@ -3,6 +3,7 @@
 A named implementation never falls back: it runs, or it says in one sentence why it cannot.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -25,7 +26,8 @@ class Op(Generic[P, R]):
         reference: torch only; defines the meaning.
         impls: name -> module with `forward`, same signature, and `why_not`, which returns None
             or the reason why these arguments cannot be taken. The first that can is `auto`, but
-            never one whose module says that it is `emulated()`.
+            never one whose module says that it is `emulated()`, and Triton only when
+            KVSEARCH_TRITON=1: it has not run on a GPU yet.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Op(Generic[P, R]):
     def pick(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Name of the implementation that `auto` runs on these arguments."""
         for name, module in self.impls.items():
+            if name == "triton" and os.environ.get("KVSEARCH_TRITON") != "1":
+                continue  # until a GPU has passed the gate of kernels/bench, one has to ask
             if self._why_not(name, *args, **kwargs) is None:
                 emulated: Callable[[], bool] | None
                 emulated = getattr(import_module(module), "emulated", None)

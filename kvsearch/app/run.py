@@ -283,7 +283,7 @@ class Run:
                 "report_windows": o.text.report_windows,
                 "score_from": self.score_from,
                 "seed": o.seed,
-                "also": list(o.also),
+                "also": [Path(spec).name for spec in o.also],
                 "space": self.space.name,
                 "space_digest": self.space.digest,
             },
