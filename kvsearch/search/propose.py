@@ -14,6 +14,8 @@ import optuna
 from kvsearch.knobs import Value
 from kvsearch.space import Axis, SearchSpace
 
+SLIDE = 0.3  # share of children that are a parent at another size: that is what makes a front
+
 
 def make_study(seed: int) -> optuna.Study:
     """An in-memory study of (dNLL, bytes), both minimised; `trials.jsonl` is the durable record."""
@@ -42,6 +44,8 @@ def breed(
     for name in rng.sample(sorted(space.axes), k=rng.choice([1, 1, 2])):
         child[name] = _other(space.axes[name], child.get(name), rng)
     child["fill"] = first.get("fill", 1.0)
+    if "fill" in space.axes and rng.random() < SLIDE:
+        child = {**first, "fill": _other(space.axes["fill"], first.get("fill"), rng)}
     return space.suggest(_Replay(child, rng))
 
 
