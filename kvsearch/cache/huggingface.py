@@ -331,10 +331,10 @@ def _find_frequencies(model: PreTrainedModel) -> list[Tensor]:
 
 
 def _turns(inv_freq: Tensor, recorder: _Recorder, positions: list[int]) -> bool:
-    """Whether `inv_freq` turns what was recorded at the first position into all the others."""
+    """Whether `inv_freq` turned what was recorded at position 0 into what was at the others."""
     by = torch.tensor(positions).view(-1, 1, 1)
     for x in recorder.calls[0][:2]:
-        error = (Rotary(inv_freq).turn(x[:1].expand_as(x), by) - x).abs().max()
+        error = (Rotary(inv_freq).undo(x, by) - x[:1]).abs().max()
         if not error < 0.05 * x.abs().max():  # bf16 rounds to 0.015; other angles miss by 1
             return False
     return True
