@@ -31,7 +31,7 @@ class TextOptions:
     files: tuple[str, ...] = ()
     dataset: str | None = None
     report_files: tuple[str, ...] = ()
-    context: int = 2048
+    context: int = 1536
     windows: int = 1
     report_windows: int = 1
 

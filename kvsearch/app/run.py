@@ -31,7 +31,7 @@ from kvsearch.text import read_file, tokenize, windows
 
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
-SENSITIVITY_TOKENS = 1024  # of the search text
+SENSITIVITY_TOKENS = 768  # of the search text
 FRONT = 6  # members of the search front that go to the report
 
 
@@ -44,7 +44,7 @@ class RunOptions:
     text: inputs.TextOptions = field(default_factory=inputs.TextOptions)
     also: tuple[str, ...] = ()
     space: str = "default"
-    trials: int = 16
+    trials: int = 8
     seed: int = 0
     score_from: int | None = None
     bench: bool = True

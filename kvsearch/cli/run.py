@@ -26,11 +26,11 @@ from kvsearch.cli.options import model_options, output_options, text_options
     help="report on this text instead of on a part of --text",
 )
 @click.option("--also", multiple=True, metavar="FILE", help="check the answer on this text as well")
-@click.option("--context", default=2048, show_default=True, help="tokens of a window")
+@click.option("--context", default=1536, show_default=True, help="tokens of a window")
 @click.option("--windows", default=1, show_default=True, help="windows that the search sees")
 @click.option("--report-windows", default=1, show_default=True, help="windows of the report")
 @click.option("--score-from", type=int, help="first scored position [default: the budget]")
-@click.option("--trials", default=16, show_default=True, help="policies beyond the methods")
+@click.option("--trials", default=8, show_default=True, help="policies beyond the methods")
 @click.option(
     "--space", default="default", show_default=True, help="search space: name or YAML file"
 )
