@@ -45,8 +45,11 @@ COSTED: dict[str, dict[str, Value]] = {
 @click.option("--context", multiple=True, type=int, default=(2048, 8192))
 @click.option("--pairs", default=3, show_default=True)
 @click.option("--text", default=None, help="FILE or FILE:START-END; default: the built-in corpus")
+@click.option("--only", multiple=True, help="a policy by its name; repeatable [default: all]")
 @click.option("--exact", is_flag=True, help="also compare with token by token (minutes)")
-def main(context: tuple[int, ...], pairs: int, text: str | None, exact: bool) -> None:
+def main(
+    context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool
+) -> None:
     """Measure and append to results.csv."""
     loaded = load_model()
     evaluator = Evaluator(loaded)
@@ -57,6 +60,8 @@ def main(context: tuple[int, ...], pairs: int, text: str | None, exact: bool) ->
         setting = Setting(loaded.shape, loaded.shape.budget_bytes(256), T)
         plain(loaded, ids)
         for name, knobs in COSTED.items():
+            if only and name not in only:
+                continue
             if T > 4096 and knobs.get("score", "none") != "none":
                 continue  # the promise for long windows is about policies that decide by age
             policy = build(knobs, setting, name=name)
