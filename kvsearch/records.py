@@ -11,7 +11,7 @@ Kind = Literal["full", "method", "composite", "found"]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval."""
+    """A mean with its 95 % interval; in a report, corrected for the number of rows."""
 
     mean: float
     lo: float
