@@ -94,7 +94,8 @@ class Ending:
         full = Policy(name="full")
         chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
         for t in trials:
-            if t.state == "complete" and (t.kind != "found" or t.name in keep):
+            baseline = t.kind != "found" and t.state in ("complete", "pruned", "duplicate")
+            if baseline or t.name in keep:
                 chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint))
         return chosen
 

@@ -68,7 +68,7 @@ class Replay:
         Raises:
             OutOfMemory: the device has no room for the cache and activations.
         """
-        if self.stop and stop > self.stop and not _continues(self.policy):
+        if self.stop and stop > self.stop and not continues(self.policy):
             self._restart()
         with torch.inference_mode():
             for i, ids in enumerate(self._ids):
@@ -110,7 +110,7 @@ class Replay:
         return {k: v for s in self._caches[-1].states for k, v in s.impls.items()}
 
 
-def _continues(policy: Policy) -> bool:
+def continues(policy: Policy) -> bool:
     """Whether going on is exact and cheap; other policies start over, which costs them little.
 
     A prompt ends where a call ends, so a policy that waits for it must see all of it at once.

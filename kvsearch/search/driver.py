@@ -91,8 +91,9 @@ class Search:
         known = {t.name for t in [*self.trials, *self._interrupted]}
         self._methods = [
             (n, m)
+            for kind in ("composite", "single")  # the strong ones first: they stop the others early
             for n, m in METHODS.items()
-            if task.warm and m.baseline and m.kind != "full" and n not in known
+            if task.warm and m.baseline and m.kind == kind and n not in known
         ]
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
 
@@ -217,7 +218,7 @@ class Search:
 
     def _rungs(self, trial: Trial) -> tuple[int, ...]:
         tokens = self.task.setting.tokens
-        if trial.kind != "found" or not self.task.racing:
+        if not self.task.racing:
             return (tokens,)
         return race.rungs(trial.policy, tokens, self.task.score_from)
 
