@@ -7,10 +7,12 @@ for, once bits, scales, scores and headroom are counted.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from kvsearch.errors import PolicyError, nearest
 from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, Spread, Tier, layout
+from kvsearch.policy.cost import Cost
+from kvsearch.policy.layout import peak_of
 
 Value = str | int | float | bool
 
@@ -157,38 +159,50 @@ def build(knobs: Mapping[str, Value], setting: Setting, name: str | None = None)
 
 
 def _largest(get: dict[str, Value], setting: Setting, limit: int, name: str | None) -> Policy:
-    """The policy with the most slots whose peak is at most `limit` bytes."""
-    best: Policy | None = None
-    reason = f"{limit} bytes pay for no slot"
-    low, high = 1, 2
-    while high < 4 * setting.tokens and (p := _fits(get, setting, high, limit, name)) is not False:
-        best, low, high = p or best, high, 2 * high
+    """The policy with the most slots whose peak is at most `limit` bytes.
+
+    The policy is validated once and sized by copying: only slots, and recents that are half of
+    them, differ between the sizes tried.
+    """
+    low, high, best = 1, 2, 0
+    base = _policy(get, setting, low, name)
+    cost = Cost(base, setting.shape)
+
+    def sized(slots: int) -> Policy:
+        return base.model_copy(update={"slots": slots, "recents": _recents(get, setting, slots)})
+
+    def fits(slots: int) -> bool | None:
+        """Whether `slots` are within the limit; None if they are too few to exist."""
+        try:
+            peak = peak_of(sized(slots), setting.shape, cost, setting.tokens, setting.prompt)
+        except PolicyError:
+            return None
+        return peak <= limit
+
+    while high < 4 * setting.tokens and (ok := fits(high)) is not False:
+        best, low, high = high if ok else best, high, 2 * high
     while low + 1 < high:
         mid = (low + high) // 2
-        p = _fits(get, setting, mid, limit, name)
-        if p is False:
+        ok = fits(mid)
+        if ok is False:
             high = mid
         else:
-            best, low = p or best, mid
-    if best is None:
-        try:
-            layout(_policy(get, setting, low, name), setting.shape)
-        except PolicyError as e:
-            reason = str(e)
-        raise PolicyError(f"budget too small: {reason}")
-    return best
-
-
-def _fits(
-    get: dict[str, Value], setting: Setting, slots: int, limit: int, name: str | None
-) -> Policy | Literal[False] | None:
-    """The policy with `slots`, False if over the limit, None if too few slots to exist."""
+            best, low = mid if ok else best, mid
+    if best:
+        return sized(best)
+    reason = f"{limit} bytes pay for no slot"
     try:
-        policy = _policy(get, setting, slots, name)
-        peak = layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
-    except PolicyError:
-        return None
-    return policy if peak <= limit else False
+        layout(sized(low), setting.shape)
+    except PolicyError as e:
+        reason = str(e)
+    raise PolicyError(f"budget too small: {reason}")
+
+
+def _recents(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
+    recents = get["recents"]
+    if recents == "half":
+        return (slots or 0) // 2
+    return setting.shape.layers if recents == "layers" else int(recents)
 
 
 def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: str | None) -> Policy:
@@ -196,11 +210,6 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
     group = shape.head_dim if get["group"] == "head" else int(get["group"])
     while shape.head_dim % group:
         group -= 1
-    recents = get["recents"]
-    if recents == "half":
-        recents = (slots or 0) // 2
-    elif recents == "layers":
-        recents = shape.layers
     kind = get["spread"]
     if kind == "sensitivity" and not setting.sensitivity:
         raise PolicyError("spread 'sensitivity' needs the model's sensitivity to be measured")
@@ -211,7 +220,7 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
         interval=int(get["interval"]),
         trigger=get["trigger"],
         sinks=int(get["sinks"]),
-        recents=int(recents),
+        recents=_recents(get, setting, slots),
         spread=Spread.model_validate(
             dict(kind=kind, beta=get["beta"], exponent=get["exponent"], weights=weights)
         ),

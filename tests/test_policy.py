@@ -36,19 +36,31 @@ def policies(draw: st.DrawFn) -> Policy:
     if share < 1:
         tiers.append(Tier(share=1 - share, key_bits=low, value_bits=low))
     score = draw(st.sampled_from([None, Score(), Score(alpha=1, beta=1, horizon=interval)]))
+    slots = draw(st.none() | st.integers(40, 70))
+    ladders = [None, Ladder(span=0.25, overlap=0.5), Ladder(span=0.5, overlap=0.5)]
+    weights = (1.0, 2.0, 0.1, 5.0, 1.0, 1.0)
     return Policy(
-        slots=draw(st.none() | st.integers(40, 70)),
+        slots=slots,
+        ladder=draw(st.sampled_from(ladders)) if slots else None,
         interval=interval,
         sinks=draw(st.integers(0, 4)),
         recents=draw(st.integers(0, 12)),
         score=score,
         tiers=tuple(tiers),
         quantizer=Quantizer(
-            group=draw(st.sampled_from([8, 16, None])),
+            group=draw(st.sampled_from([2, 8, 16, None])),
             levels=draw(st.sampled_from(["uniform", "lloyd"])),
             fp16_sinks=draw(st.booleans()),
         ),
-        spread=draw(st.sampled_from([Spread(), Spread(kind="pyramid", beta=2)])),
+        spread=draw(
+            st.sampled_from(
+                [
+                    Spread(),
+                    Spread(kind="pyramid", beta=2),
+                    Spread(kind="sensitivity", weights=weights),
+                ]
+            )
+        ),
     )
 
 
@@ -60,7 +72,7 @@ def test_json_keeps_the_policy_and_its_identity(policy: Policy) -> None:
     assert again.fingerprint(6) == policy.fingerprint(6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(policies(), st.integers(1, 160))
 def test_bytes_peak_is_the_largest_step_and_never_exceeds_the_endless_peak(
     policy: Policy, tokens: int

@@ -4,22 +4,20 @@ Everything here is exact and independent of data: the runtime, the evaluator and
 read the same numbers.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsearch.errors import PolicyError
+from kvsearch.policy.cost import Cost, stream_peak
 from kvsearch.policy.ladder import Rungs, offset, rungs
+from kvsearch.policy.parts import Spread
 from kvsearch.policy.shape import ModelShape
 
 if TYPE_CHECKING:
     from kvsearch.policy.types import Policy
-
-SCORE_BYTES = 4  # fp32 sum per slot: an fp16 sum would stop growing
-AGE_BYTES = 4  # int32 arrival index
-TAG_BYTES = 1  # uint8 tier index
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +28,7 @@ class LayerLayout:
         slots: most tokens this layer ever holds, or None.
         rungs: integers of its ladder, or None.
         offset: first kept rung of its ladder.
+        cost: its bytes, common to all layers.
     """
 
     policy: "Policy"
@@ -37,6 +36,7 @@ class LayerLayout:
     slots: int | None
     rungs: Rungs | None
     offset: int
+    cost: Cost
 
     @property
     def target(self) -> int | None:
@@ -81,15 +81,7 @@ class LayerLayout:
         With a slot limit the shares are of the layer's capacity and better tiers fill first;
         without one they are of the tokens held.
         """
-        p = self.policy
-        m = max(0, n - p.fp16_sinks)
-        full = m if self.target is None else max(m, self.target - p.fp16_sinks)
-        edges, total = [0], 0.0
-        for tier in p.tiers[:-1]:
-            total += tier.share
-            edges.append(min(m, int(total * full + 0.5)))
-        edges.append(m)
-        return tuple(b - a for a, b in pairwise(edges))
+        return self.cost.tier_counts(n, self.target)
 
     def bytes(self, ticked: int, raw: int) -> int:
         """Bytes of one sequence's cache in this layer.
@@ -98,27 +90,7 @@ class LayerLayout:
             ticked: tokens held that have been through a tick.
             raw: newer tokens, still in 16 bits.
         """
-        p, H, D = self.policy, self.shape.kv_heads, self.shape.head_dim
-        n = ticked + raw
-        sinks = min(ticked, p.fp16_sinks)
-        per_head = (raw + sinks) * 4 * D
-        for tier, count in zip(p.tiers, self.tier_counts(ticked), strict=True):
-            per_head += count * sum(self._vector_bytes(b) for b in (tier.key_bits, tier.value_bits))
-        if p.scored and p.score is not None:
-            voters = 1 if p.score.share == "layer" else H
-            meta = SCORE_BYTES * p.score_blocks + (AGE_BYTES if p.needs_age else 0)
-            meta_total = voters * n * meta + (voters * ticked * TAG_BYTES if p.tagged else 0)
-        else:
-            meta_total = 0
-        return H * per_head + meta_total
-
-    def _vector_bytes(self, bits: int) -> int:
-        """Bytes of one key or one value of one head: codes, scales and zeros."""
-        D, q = self.shape.head_dim, self.policy.quantizer
-        if bits == 16:
-            return 2 * D
-        per_group = 2 if q.levels == "lloyd" else 4
-        return D * bits // 8 + D // (q.group or D) * per_group
+        return self.cost.bytes(ticked, raw, self.target)
 
     def intervals(self, tokens: int, prompt: int = 0) -> Iterator[tuple[int, int]]:
         """Yield (tokens held that were ticked, new tokens until the next tick) over a stream."""
@@ -183,6 +155,10 @@ class Layout:
         return {}
 
     def _peak(self, tokens: int, start: int) -> int:
+        first = self.layers[0]
+        slots = Counter(layer.slots for layer in self.layers)
+        if (peak := stream_peak(self.policy, first.cost, slots, first.rungs, tokens)) is not None:
+            return peak
         limit = self.horizon()
         regular = all(layer.rungs is None for layer in self.layers)
         if limit is not None and regular and tokens >= limit + start:
@@ -236,14 +212,15 @@ def _share_out(weights: list[float], total: int, floor: int) -> list[int]:
     """Integers at least `floor`, summing to `total`, in proportion to `weights` above the floor."""
     n = len(weights)
     fixed: set[int] = set()
+    free = list(range(n))
     while True:
-        free = [i for i in range(n) if i not in fixed]
         room = total - floor * len(fixed)
-        scale = room / sum(weights[i] for i in free) if free else 0.0
+        scale = room / sum([weights[i] for i in free]) if free else 0.0
         low = [i for i in free if weights[i] * scale < floor]
         if not low:
             break
         fixed.update(low)
+        free = [i for i in free if i not in fixed]
     exact = [floor if i in fixed else weights[i] * scale for i in range(n)]
     out = [int(x) for x in exact]
     by_rest = sorted(range(n), key=lambda i: (out[i] - exact[i], i))
@@ -252,44 +229,70 @@ def _share_out(weights: list[float], total: int, floor: int) -> list[int]:
     return out
 
 
-@lru_cache(maxsize=2048)
-def _layout(policy_key: str, shape: ModelShape) -> Layout:
-    from kvsearch.policy.types import Policy
+@lru_cache(maxsize=256)
+def _weights(spread: Spread, layers: int) -> list[float]:
+    """Share of the slots per layer, in any unit."""
+    if spread.kind == "pyramid":
+        top, bottom = 2 - 1 / spread.beta, 1 / spread.beta
+        return [top + (bottom - top) * i / max(1, layers - 1) for i in range(layers)]
+    return [w**spread.exponent for w in spread.weights]
 
-    policy = Policy.parse(policy_key)
-    L = shape.layers
-    rung = None
-    if policy.ladder is not None:
-        rung = rungs(L, policy.ladder.span, policy.ladder.overlap)
+
+def _rung(policy: "Policy", shape: ModelShape) -> Rungs | None:
+    """Integers of the policy's ladder, if it has one."""
+    ladder = policy.ladder
+    return None if ladder is None else rungs(shape.layers, ladder.span, ladder.overlap)
+
+
+def _per_layer(policy: "Policy", shape: ModelShape, rung: Rungs | None) -> list[int] | list[None]:
+    """Slots of each layer."""
     if policy.slots is None:
-        per_layer: list[int | None] = [None] * L
-    else:
-        floor = _floor(policy, rung)
-        if policy.slots < floor:
-            parts = f"{policy.sinks} sinks + {policy.recents} recents + interval {policy.interval}"
-            if rung is not None:
-                parts += f" + {rung.A} of a ladder"
-            raise PolicyError(
-                f"field slots: {policy.slots} slots are fewer than the {floor} that {parts} need"
-            )
-        s = policy.spread
-        if s.kind == "pyramid":
-            top, bottom = 2 - 1 / s.beta, 1 / s.beta
-            weights = [top + (bottom - top) * i / max(1, L - 1) for i in range(L)]
-        elif s.kind == "sensitivity":
-            weights = [w**s.exponent for w in s.weights]
-        else:
-            weights = [1.0] * L
-        per_layer = list(_share_out(weights, policy.slots * L, floor))
+        return [None] * shape.layers
+    floor = _floor(policy, rung)
+    if policy.slots < floor:
+        parts = f"{policy.sinks} sinks + {policy.recents} recents + interval {policy.interval}"
+        if rung is not None:
+            parts += f" + {rung.A} of a ladder"
+        raise PolicyError(
+            f"field slots: {policy.slots} slots are fewer than the {floor} that {parts} need"
+        )
+    if policy.spread.kind == "uniform":
+        return [policy.slots] * shape.layers
+    return _share_out(_weights(policy.spread, shape.layers), policy.slots * shape.layers, floor)
+
+
+def _make(policy: "Policy", shape: ModelShape) -> Layout:
+    rung, cost = _rung(policy, shape), Cost(policy, shape)
     order = policy.ladder.order if policy.ladder is not None else "modular"
     return Layout(
         policy,
         shape,
         tuple(
-            LayerLayout(policy, shape, n, rung, offset(i, rung, order) if rung else 0)
-            for i, n in enumerate(per_layer)
+            LayerLayout(policy, shape, n, rung, offset(i, rung, order) if rung else 0, cost)
+            for i, n in enumerate(_per_layer(policy, shape, rung))
         ),
     )
+
+
+class _Key:
+    """A policy as a key of the cache of layouts: everything but its labels."""
+
+    def __init__(self, policy: "Policy") -> None:
+        self.policy = policy
+        self.fields: tuple[Any, ...] = tuple(
+            v for k, v in policy.__dict__.items() if k not in ("name", "about")
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.fields == other.fields
+
+
+@lru_cache(maxsize=2048)
+def _layout(key: _Key, shape: ModelShape) -> Layout:
+    return _make(key.policy.model_copy(update={"name": None, "about": {}}), shape)
 
 
 def layout(policy: "Policy", shape: ModelShape) -> Layout:
@@ -298,5 +301,23 @@ def layout(policy: "Policy", shape: ModelShape) -> Layout:
     Raises:
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
-    bare = policy.model_copy(update={"name": None, "about": {}})
-    return _layout(bare.to_json(), shape)
+    return _layout(_Key(policy), shape)
+
+
+def peak_of(policy: "Policy", shape: ModelShape, cost: Cost, tokens: int, prompt: int = 0) -> int:
+    """`layout(policy, shape).bytes_peak(tokens, prompt)` without building and keeping a layout.
+
+    Args:
+        policy: what runs.
+        shape: of the model.
+        cost: its bytes; a policy with other slots or recents shares it.
+        tokens: length of the stream.
+        prompt: tokens that one forward call brings in at its start.
+
+    Raises:
+        PolicyError: the slots cannot hold what the policy promises never to evict.
+    """
+    rung = _rung(policy, shape)
+    slots = Counter(_per_layer(policy, shape, rung))
+    peak = stream_peak(policy, cost, slots, rung, tokens)
+    return _make(policy, shape).bytes_peak(tokens, prompt) if peak is None else peak

@@ -1,0 +1,107 @@
+"""What one layer's cache costs: tier counts and bytes as closed formulas, and their peak.
+
+A search prices thousands of policies, so everything that does not depend on the number of tokens
+is worked out once per policy.
+"""
+
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from kvsearch.policy.ladder import Rungs
+from kvsearch.policy.shape import ModelShape
+
+if TYPE_CHECKING:
+    from kvsearch.policy.types import Policy
+
+SCORE_BYTES = 4  # fp32 sum per slot: an fp16 sum would stop growing
+AGE_BYTES = 4  # int32 arrival index
+TAG_BYTES = 1  # uint8 tier index
+
+
+class Cost:
+    """Bytes of one layer of one policy on one model shape, as a function of what it holds.
+
+    Attributes:
+        rising: a token more never makes a layer smaller (a tiny `group` may make 8 bits dearer
+            than 16, and then a better tier is the cheaper one).
+    """
+
+    def __init__(self, policy: "Policy", shape: ModelShape) -> None:
+        H, D = shape.kv_heads, shape.head_dim
+        self._fp16_sinks = policy.fp16_sinks
+        self._raw = 4 * D * H
+        self._tiers = [
+            H * (_vector_bytes(policy, D, t.key_bits) + _vector_bytes(policy, D, t.value_bits))
+            for t in policy.tiers
+        ]
+        self._shares = list(accumulate((t.share for t in policy.tiers[:-1]), initial=0.0))[1:]
+        self._held = self._tag = 0
+        if policy.scored and policy.score is not None:
+            voters = 1 if policy.score.share == "layer" else H
+            age = AGE_BYTES if policy.needs_age else 0
+            self._held = voters * (SCORE_BYTES * policy.score_blocks + age)
+            self._tag = voters * TAG_BYTES if policy.tagged else 0
+        self.rising = all(a >= b for a, b in pairwise(self._tiers))
+
+    def tier_counts(self, n: int, target: int | None) -> tuple[int, ...]:
+        """Tokens of each tier after a tick left `n` in a layer whose ticks leave `target`."""
+        m = max(0, n - self._fp16_sinks)
+        if not self._shares:
+            return (m,)
+        full = m if target is None else max(m, target - self._fp16_sinks)
+        edges = [0, *(min(m, int(total * full + 0.5)) for total in self._shares), m]
+        return tuple(b - a for a, b in pairwise(edges))
+
+    def bytes(self, ticked: int, raw: int, target: int | None) -> int:
+        """Bytes of `ticked` tokens that went through a tick and `raw` newer ones in 16 bits."""
+        sinks = min(ticked, self._fp16_sinks)
+        total = (raw + sinks) * self._raw + (ticked + raw) * self._held + ticked * self._tag
+        if not self._shares:
+            return total + (ticked - sinks) * self._tiers[0]
+        counts = self.tier_counts(ticked, target)
+        return total + sum(n * b for n, b in zip(counts, self._tiers, strict=True))
+
+
+def _vector_bytes(policy: "Policy", head_dim: int, bits: int) -> int:
+    """Bytes of one key or one value of one head: codes, scales and zeros."""
+    if bits == 16:
+        return 2 * head_dim
+    q = policy.quantizer
+    per_group = 2 if q.levels == "lloyd" else 4
+    return head_dim * bits // 8 + head_dim // (q.group or head_dim) * per_group
+
+
+def stream_peak(
+    policy: "Policy", cost: Cost, layers: Mapping[int | None, int], rung: Rungs | None, tokens: int
+) -> int | None:
+    """Most bytes of all layers at any step of a stream, or None where the closed form fails.
+
+    A layer that ticks every `c` tokens holds `k c` tokens after `k` ticks until it is full, then
+    the largest number at most its target that is congruent to `k c` modulo the `R` slots that a
+    ladder frees. Moved `R` ticks on, every layer holds as much or more: the peak is among the last
+    `R` whole intervals and the unfinished one.
+
+    Args:
+        policy: what runs; its slots are not read.
+        cost: its bytes.
+        layers: slots of a layer -> number of layers with as many.
+        rung: integers of its ladder.
+        tokens: length of the stream, at least 1.
+    """
+    if policy.trigger != "stream" or not cost.rising or tokens < 1:
+        return None
+    c = policy.interval if policy.ticks else tokens
+    step = 1 if rung is None else rung.R
+    whole, rest = divmod(tokens, c)
+    last = [(k, c) for k in range(max(0, whole - step), whole)] + ([(whole, rest)] if rest else [])
+    peak = 0
+    for k, raw in last:
+        total = 0
+        for slots, count in layers.items():
+            ticked, target = k * c, None if slots is None else slots - c
+            if target is not None and ticked > target:
+                ticked = target - (target - ticked) % step
+            total += count * cost.bytes(ticked, raw, target)
+        peak = max(peak, total)
+    return peak
