@@ -53,7 +53,7 @@ def _ladders(
         index = index.expand(*scores.shape[:-1], -1)
     cursor = max(cursor, p.sinks)
     while n > target:
-        if n - 1 - cursor - p.recents < rung.A:
+        if n - 1 - cursor - layer.spared < rung.A:
             cursor = p.sinks
         block = index[..., cursor : cursor + rung.B]
         if scores is None:
