@@ -18,11 +18,11 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.sensitivity import kept_or_measured
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
+from kvsearch.methods import at, find
 from kvsearch.policy import Policy
 from kvsearch.records import Summary, Trial
 from kvsearch.report import write_report
-from kvsearch.search.driver import Search, Task
+from kvsearch.search.driver import Search, Task, baselines
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.samplers import DEFAULT, check_name, make_sampler
@@ -44,6 +44,7 @@ class RunOptions:
     sampler: str = DEFAULT
     racing: bool = True
     warm: bool = True
+    without: tuple[str, ...] = ()
     seed: int = 0
     score_from: int | None = None
     bench: bool = True
@@ -62,6 +63,8 @@ class Run:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
         self.space = load_space(options.space)  # a typo here must not cost a model load
         check_name(options.sampler)
+        for name in options.without:
+            find(name)
         context = options.text.context
         _check_numbers(options)
         self.loaded = inputs.model(
@@ -142,9 +145,10 @@ class Run:
             o.seed,
             make_sampler(o.sampler, self.space, self.setting),
             warm=o.warm,
+            without=o.without,
             racing=o.racing,
         )
-        methods = sum(m.baseline and m.kind != "full" for m in METHODS.values()) if o.warm else 0
+        methods = len(baselines(o.warm, o.without))
         with self.shown.step("search", methods + o.trials) as step:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
@@ -202,6 +206,7 @@ class Run:
                 "sampler": o.sampler,
                 "racing": o.racing,
                 "warm": o.warm,
+                "without": list(o.without),
                 "also": [t.token_sha256 for t in self.text.also],
                 "space": self.space.name,
                 "space_digest": self.space.digest,

@@ -37,6 +37,7 @@ from kvsearch.search.samplers import DEFAULT, NAMES
 )
 @click.option("--sampler", default=DEFAULT, show_default=True, help=", ".join(NAMES))
 @click.option("--cold", is_flag=True, help="do not start from the published methods")
+@click.option("--without", multiple=True, metavar="METHOD", help="leave a method out of the start")
 @click.option("--no-race", is_flag=True, help="evaluate every proposal in full")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--workers", default=0, help="evaluate in this many processes [default: in this one]")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvsearch.errors import PolicyError, RunError
 from kvsearch.knobs import Setting, Value, build
-from kvsearch.methods import METHODS
+from kvsearch.methods import METHODS, Method
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Kind, Trial
 from kvsearch.search import race
@@ -42,6 +42,7 @@ class Task:
         seed: of the sampler.
         sampler: makes the sampler of one proposal from its seed.
         warm: evaluate the published methods first.
+        without: names of methods to leave out all the same.
         racing: stop proposals that are behind for certain.
     """
 
@@ -52,6 +53,7 @@ class Task:
     seed: int
     sampler: MakeSampler
     warm: bool = True
+    without: tuple[str, ...] = ()
     racing: bool = True
 
 
@@ -68,6 +70,16 @@ class Flight:
     tokens: int = 0
     seconds: float = 0.0
     seen: list[tuple[int, float]] = field(default_factory=list)
+
+
+def baselines(warm: bool = True, without: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
+    """Methods that a search starts from, strong ones first: they stop the others early."""
+    return [
+        (n, m)
+        for kind in ("composite", "single")
+        for n, m in METHODS.items()
+        if warm and m.baseline and m.kind == kind and n not in without
+    ]
 
 
 class Search:
@@ -89,12 +101,7 @@ class Search:
         self._study.restore([*self.trials, *self._interrupted])
         self._rivals: dict[str, race.Rival] = {}
         known = {t.name for t in [*self.trials, *self._interrupted]}
-        self._methods = [
-            (n, m)
-            for kind in ("composite", "single")  # the strong ones first: they stop the others early
-            for n, m in METHODS.items()
-            if task.warm and m.baseline and m.kind == kind and n not in known
-        ]
+        self._methods = [(n, m) for n, m in baselines(task.warm, task.without) if n not in known]
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
 
     def run(self) -> list[Trial]:
