@@ -1,0 +1,102 @@
+"""Samplers: who proposes the next policy. A new one is a function and a line of `SAMPLERS`.
+
+The driver makes a new object for every trial, with a seed that depends on the trial's number, so
+that a study resumed after a kill proposes what an uninterrupted one would have. A sampler may
+therefore know only its seed, the context and `study.trials`.
+"""
+
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from kvsearch.errors import KvsearchError, nearest
+from kvsearch.search.samplers.pricing import Context, Priced, Pricer
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+__all__ = ["SAMPLERS", "Context", "Priced", "Pricer", "make"]
+
+
+def _random(seed: int, context: Context) -> "BaseSampler":
+    from optuna.samplers import RandomSampler
+
+    return RandomSampler(seed=seed)
+
+
+def _nsga2(seed: int, context: Context) -> "BaseSampler":
+    """KVTuner's settings: Optuna's defaults, a population of 50."""
+    from optuna.samplers import NSGAIISampler
+
+    return NSGAIISampler(seed=seed, population_size=50, crossover_prob=0.9, swapping_prob=0.5)
+
+
+def _tpe(seed: int, context: Context) -> "BaseSampler":
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.samplers import TPESampler
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # says `group` is experimental
+        return TPESampler(
+            seed=seed,
+            n_startup_trials=10,
+            n_ei_candidates=24,
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+            warn_independent_sampling=False,
+        )
+
+
+def _gp(seed: int, context: Context) -> "BaseSampler":
+    """Optuna's own; it models only the axes that are always active."""
+    if find_spec("scipy") is None:
+        raise KvsearchError("the sampler gp needs scipy: pip install scipy, or choose another")
+    from optuna.samplers import GPSampler, RandomSampler
+
+    return GPSampler(
+        seed=seed,
+        independent_sampler=RandomSampler(seed=seed),
+        n_startup_trials=10,
+        deterministic_objective=False,
+        warn_independent_sampling=False,
+    )
+
+
+def _breed(seed: int, context: Context) -> "BaseSampler":
+    from kvsearch.search.samplers.breed import Breed
+
+    return Breed(seed, context)
+
+
+def _kvei(seed: int, context: Context) -> "BaseSampler":
+    from kvsearch.search.samplers.kvei import Kvei
+
+    return Kvei(seed, context)
+
+
+SAMPLERS: dict[str, Callable[[int, Context], "BaseSampler"]] = {
+    "random": _random,
+    "nsga2": _nsga2,
+    "tpe": _tpe,
+    "gp": _gp,
+    "breed": _breed,
+    "kvei": _kvei,
+}
+
+
+def make(name: str, seed: int, context: Context) -> "BaseSampler":
+    """A new sampler.
+
+    Args:
+        name: a key of `SAMPLERS`.
+        seed: any whole number; two samplers with the same seed propose the same.
+        context: space and setting; share one per study, it remembers prices.
+
+    Raises:
+        KvsearchError: unknown name, or something it needs is not installed.
+    """
+    if name not in SAMPLERS:
+        raise KvsearchError(f"unknown sampler {name!r}{nearest(name, SAMPLERS)}")
+    return SAMPLERS[name](seed % 2**32, context)
