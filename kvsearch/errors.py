@@ -24,6 +24,10 @@ class ModelError(KvsearchError):
     """A model that cannot be found, loaded, or served with the policy asked for."""
 
 
+class OutOfMemory(ModelError):
+    """A device without room for what was asked; smaller work may still fit."""
+
+
 class TextError(KvsearchError):
     """A text or dataset that cannot be read, or is too short for the question."""
 

@@ -55,6 +55,28 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     return path
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a file, on disk when the call returns, whole or not at all.
+
+    Raises:
+        RunError: no room or no permission; the file is as it was.
+    """
+    try:
+        with path.open("ab") as f:
+            size = f.tell()
+            try:
+                f.write(line.encode() + b"\n")
+                f.flush()
+                os.fsync(f.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    f.truncate(size)
+                raise
+    except OSError as e:
+        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
+        raise RunError(f"cannot write {path}: {why}") from e
+
+
 def _sync_folder(folder: Path) -> None:
     """Make the new name itself durable, where the system lets a folder be synced."""
     with contextlib.suppress(OSError):

@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 from kvsearch.policy import Policy
 
-State = Literal["complete", "rejected", "duplicate", "failed", "pruned"]
+State = Literal["running", "complete", "rejected", "duplicate", "failed", "pruned"]
 Kind = Literal["full", "method", "composite", "found"]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval."""
+    """A mean with its 95 % interval; in a report, corrected for the number of rows."""
 
     mean: float
     lo: float
@@ -51,15 +51,21 @@ class Trial:
     """One proposal of the search.
 
     Attributes:
-        number: Optuna's trial number.
+        number: Optuna's trial number; below 0 for methods that the space does not contain.
         name: the method's name for enqueued ones, `trial N` otherwise.
         kind: where the policy came from.
-        state: how it ended; only `complete` trials have measures.
+        state: `running` when an evaluator has it, then how it ended; `pruned` lost the race,
+            `duplicate` is a policy seen before.
         nll: mean NLL on the search text, nats per token.
         dnll: mean difference to the full cache on the same tokens.
         bytes_peak: bytes per sequence, exact.
         seconds: wall time of the evaluation.
-        error: why it failed or was rejected.
+        error: why it failed, was rejected or was stopped.
+        params: values of the space's active axes.
+        rungs: how far it came: (tokens of every window, dNLL on them) per rung.
+        tokens: tokens that went through the model for it.
+        attempt: 1, or more after its evaluator or the driver was killed.
+        system: what the sampler noted about it.
     """
 
     number: int
@@ -73,6 +79,11 @@ class Trial:
     bytes_peak: int | None = None
     seconds: float | None = None
     error: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    rungs: tuple[tuple[int, float], ...] = ()
+    tokens: int = 0
+    attempt: int = 1
+    system: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from kvsearch.records import Interval
 
 Array = NDArray[np.floating[Any]]
 BLOCK = 64
-RESAMPLES = 10_000
+RESAMPLES = 20_000
+SLICE = 1_000  # resamples at once
 
 
 def block_sums(x: Array, block: int = BLOCK) -> tuple[Array, Array]:
@@ -31,10 +32,18 @@ def interval(
     """Mean of `x` `[windows, tokens]` with a block-bootstrap percentile interval."""
     sums, sizes = block_sums(x, block)
     rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(sums), size=(resamples, len(sums)))
-    means = sums[picks].sum(1) / sizes[picks].sum(1)
+    means = np.empty(resamples)
+    for start in range(0, resamples, SLICE):  # so that long texts need no gigabytes
+        some = means[start : start + SLICE]
+        picks = rng.integers(0, len(sums), size=(len(some), len(sums)))
+        some[:] = sums[picks].sum(1) / sizes[picks].sum(1)
     lo, hi = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(sums.sum() / sizes.sum()), float(lo), float(hi))
+
+
+def corrected(rows: int, level: float = 0.95) -> float:
+    """The level of one interval so that `rows` of them all hold at once at `level` (Bonferroni)."""
+    return 1 - (1 - level) / max(1, rows)
 
 
 def paired(a: Array, b: Array, **options: Any) -> Interval:

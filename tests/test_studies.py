@@ -5,28 +5,32 @@ from pathlib import Path
 
 import pytest
 
-from kvsearch.app.summary import read
-from kvsearch.report.tables import front_csv
-from kvsearch.search.folder import RunFolder
+from kvsearch.app.study import check, rebuild
+from kvsearch.errors import RunError
 
-STUDIES = Path(__file__).resolve().parent.parent / "studies"
-RUNS = sorted(p.parent for p in STUDIES.glob("*/measured.json"))
+FOLDER = Path(__file__).resolve().parent.parent / "studies"
+STUDIES = sorted(
+    p for p in FOLDER.iterdir() if (p / "derive.py").exists() or (p / "measured.json").exists()
+)
 
 
 def test_there_is_a_study() -> None:
-    assert RUNS
+    assert STUDIES
 
 
-@pytest.mark.parametrize("study", RUNS, ids=lambda p: p.name)
-def test_tables_follow_from_the_records(study: Path, tmp_path: Path) -> None:
-    copy = tmp_path / study.name
-    shutil.copytree(study, copy)
-    folder = RunFolder(copy)
-    try:
-        summary = read(folder)
-    finally:
-        folder.close()
-    assert front_csv(summary.rows) == (study / "front.csv").read_text()
-    assert summary.recommended is not None
-    for row in summary.rows:
-        assert row.bytes_resident <= row.bytes_peak
+@pytest.mark.parametrize("study", STUDIES, ids=lambda p: p.name)
+def test_tables_follow_from_the_records(study: Path) -> None:
+    found = check(study)
+    assert found and all(found.values()), found
+
+
+def test_a_changed_table_is_noticed_and_rebuilt(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(FOLDER / "2026-11-first-front", copy)
+    table = copy / "front.csv"
+    kept = table.read_bytes()
+    table.write_bytes(kept.replace(b"0", b"1", 1))
+    assert check(copy) == {"front.csv": False}
+    assert rebuild(copy) == ["front.csv"] and table.read_bytes() == kept
+    with pytest.raises(RunError, match="is no study"):
+        check(tmp_path)

@@ -95,7 +95,7 @@ def run(options: EvalOptions, shown: Shown) -> dict[str, Any]:
         step.advance()
         for policy in policies:
             quality = evaluator.quality(policy, ids, prompt=options.prompt)
-            check_finite(policy.name or "policy", quality)
+            check_finite(policy.name or "policy", quality.nll)
             measured.append((policy, quality))
             step.advance(note=policy.name or "")
     if options.nll_out is not None:

@@ -7,9 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import KvsearchError, TextError
+from kvsearch.evaluate.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel, load_model, max_context
-from kvsearch.text import Source, builtin, read_dataset, read_files, split, tokenize, windows
+from kvsearch.search.executors import Executor
+from kvsearch.search.executors.inline import Inline
+from kvsearch.search.work import ModelSession
+from kvsearch.text import (
+    Source,
+    builtin,
+    read_dataset,
+    read_file,
+    read_files,
+    split,
+    tokenize,
+    windows,
+)
 from kvsearch.text.parts import Parts, Tokens, cut
 
 Say = Callable[[str], None]
@@ -38,12 +51,11 @@ class TextOptions:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Windows `[W, T]` of the three parts, and what is recorded about them."""
+    """Windows `[W, T]` of the texts search, select, report and alsoN, and what is recorded."""
 
     parts: Parts
-    search: NDArray[np.int64]
-    select: NDArray[np.int64]
-    report: NDArray[np.int64]
+    windows: dict[str, NDArray[np.int64]]
+    also: tuple[Tokens, ...]
 
 
 def source(files: tuple[str, ...], dataset: str | None, say: Say) -> Source:
@@ -72,7 +84,7 @@ def model(name: str, *, dtype: str, device: str, context: int, say: Say) -> Load
     return loaded
 
 
-def text(loaded: LoadedModel, options: TextOptions, say: Say) -> Text:
+def text(loaded: LoadedModel, options: TextOptions, say: Say, also: tuple[str, ...] = ()) -> Text:
     """Tokenise, split and window the text.
 
     Raises:
@@ -85,13 +97,28 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> Text:
         parts = Parts(search, select, report)
     else:
         parts = split(tokens)
-    T, W = options.context, options.windows
-    return Text(
-        parts,
-        windows(parts.search, count=W, length=T),
-        windows(parts.select, count=W, length=T),
-        windows(parts.report, count=options.report_windows, length=T),
-    )
+    T, W, R = options.context, options.windows, options.report_windows
+    further = tuple(tokenize(loaded.tokenizer, read_file(spec)) for spec in also)
+    found = {
+        "search": windows(parts.search, count=W, length=T),
+        "select": windows(parts.select, count=W, length=T),
+        "report": windows(parts.report, count=R, length=T),
+    }
+    found |= {f"also{i}": windows(t, count=R, length=T) for i, t in enumerate(further)}
+    return Text(parts, found, further)
+
+
+def executor(
+    loaded: LoadedModel,
+    parts: dict[str, NDArray[np.int64]],
+    *,
+    batch: int,
+    workers: int,
+    ray: str | None,
+    say: Say,
+) -> Executor:
+    """Where evaluations run: here, in `workers` processes, or on Ray."""
+    return Inline(ModelSession(Evaluator(loaded, batch), parts))
 
 
 def describe(parts: Parts) -> dict[str, dict[str, object]]:

@@ -16,7 +16,7 @@ from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, plain
 from kvsearch.search.folder import RunFolder
-from kvsearch.stats import paired, standard_error
+from kvsearch.stats import corrected, paired, standard_error
 
 Nll = NDArray[np.float32]
 
@@ -52,8 +52,9 @@ def read(folder: RunFolder) -> Summary:
     names = list(points)
     on_front = {names[i] for i in front([points[n] for n in names])}
     methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
+    level = corrected(len(names) - 1)
     rows = [
-        _row(m, asked, shape, nll, points, methods, m["name"] in on_front, searched)
+        _row(m, asked, shape, nll, points, methods, m["name"] in on_front, searched, level)
         for m in measured["rows"]
     ]
     counts: dict[str, int] = {}
@@ -62,7 +63,11 @@ def read(folder: RunFolder) -> Summary:
     return Summary(
         model=asked["model"],
         text=asked["text"],
-        settings={**asked["settings"], "versions": asked["versions"]},
+        settings={
+            **asked["settings"],
+            "versions": asked["versions"],
+            "intervals_corrected_for_rows": len(names) - 1,
+        },
         budget_bytes=asked["settings"]["budget_bytes"],
         rows=sorted(rows, key=lambda r: r.nll),
         trials=trials,
@@ -134,6 +139,7 @@ def _row(
     methods: list[str],
     on_front: bool,
     searched: Mapping[str, float],
+    level: float,
 ) -> Row:
     name, mine = m["name"], nll[m["name"]]
     policy = Policy.build(m["policy"])
@@ -151,8 +157,10 @@ def _row(
         nll=float(mine.mean()),
         nll_se=standard_error(mine),
         ppl=float(np.exp(mine.mean())),
-        dnll_full=paired(mine, nll["full"]) if name != "full" else Interval(0.0, 0.0, 0.0),
-        dnll_best=paired(mine, nll[best]) if best else None,
+        dnll_full=paired(mine, nll["full"], level=level)
+        if name != "full"
+        else Interval(0.0, 0.0, 0.0),
+        dnll_best=paired(mine, nll[best], level=level) if best else None,
         best=best,
         search_dnll=searched.get(m["fingerprint"]),
         bytes_peak=peak,

@@ -15,6 +15,7 @@ COMMANDS = {
     "export": "write a policy for a runtime",
     "bench": "decode speed of a policy against the full cache",
     "methods": "the published methods as points of the space",
+    "study": "check that a kept study's tables follow from its records",
     "validate": "check policy and space files",
     "schema": "the JSON schema of a policy file",
 }

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kvsearch.cli.options import model_options, output_options, text_options
+from kvsearch.search.samplers import DEFAULT, NAMES
 
 
 @click.command("run")
@@ -34,7 +35,12 @@ from kvsearch.cli.options import model_options, output_options, text_options
 @click.option(
     "--space", default="default", show_default=True, help="search space: name or YAML file"
 )
+@click.option("--sampler", default=DEFAULT, show_default=True, help=", ".join(NAMES))
+@click.option("--cold", is_flag=True, help="do not start from the published methods")
+@click.option("--no-race", is_flag=True, help="evaluate every proposal in full")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--workers", default=0, help="evaluate in this many processes [default: in this one]")
+@click.option("--ray", metavar="ADDRESS|local", help="evaluate on a Ray cluster")
 @click.option("--no-bench", is_flag=True, help="skip the decode speed")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="folder of the run [default: runs/...]"
@@ -48,6 +54,8 @@ def command(
     windows: int,
     report_windows: int,
     no_bench: bool,
+    cold: bool,
+    no_race: bool,
     as_json: bool,
     quiet: bool,
     **rest: Any,
@@ -63,7 +71,7 @@ def command(
     from kvsearch.report.terminal import closing, measured_so_far
 
     text = TextOptions(files, dataset, report_files, context, windows, report_windows)
-    options = RunOptions(text=text, bench=not no_bench, **rest)
+    options = RunOptions(text=text, bench=not no_bench, warm=not cold, racing=not no_race, **rest)
     run = Run(options, Shown(quiet))
     try:
         summary = run.go()

@@ -4,12 +4,20 @@ A few neighbouring layers at a time keep only a small cache while all others kee
 rise in NLL is theirs. Cheap (one short window per group), and measured once per model and text.
 """
 
+import contextlib
+import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.files import write_atomic
+from kvsearch.models.kept import cache_folder
 from kvsearch.policy import Policy, Score, Spread
 
 GROUPS = 10
@@ -50,3 +58,33 @@ def measure(
     harm = np.maximum(harm, 0.1 * max(harm.mean(), 1e-6))
     harm /= harm.mean()
     return tuple(float(f"{h:.4g}") for h in harm)
+
+
+def kept_or_measured(
+    evaluator: Evaluator,
+    windows: NDArray[np.int64],
+    step: Callable[[str, float], AbstractContextManager[Any]],
+) -> tuple[float, ...]:
+    """`measure`, once per model, dtype and text: the answer is kept in the user's cache folder.
+
+    Args:
+        evaluator: of the model.
+        windows: token windows `[W, T]`.
+        step: opens progress of a title and a total.
+    """
+    loaded = evaluator.loaded
+    groups = min(GROUPS, loaded.shape.layers)
+    words = f"{loaded.digest}/{loaded.dtype}/{groups}/{SLOTS}/{INTERVAL}/{windows.shape}"
+    key = sha256(words.encode() + np.ascontiguousarray(windows).tobytes()).hexdigest()[:16]
+    file = cache_folder() / "sensitivity" / f"{key}.json"
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if len(kept) == loaded.shape.layers:
+            return tuple(float(h) for h in kept)
+    except (OSError, ValueError, TypeError):
+        pass  # not measured yet
+    with step("layer sensitivity", groups + 1) as shown:
+        found = measure(evaluator, windows, progress=lambda _: shown.advance())
+    with contextlib.suppress(RunError):  # a cache that cannot be written only costs time
+        write_atomic(file, json.dumps(found) + "\n")
+    return found

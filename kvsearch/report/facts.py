@@ -24,6 +24,15 @@ class TextPart:
     digest: str | None
 
 
+STATES = {
+    "complete": "measured to the end",
+    "pruned": "stopped early",
+    "duplicate": "seen before",
+    "rejected": "rejected before running",
+    "failed": "failed while running",
+}
+
+
 def text_part(summary: Summary, role: str) -> TextPart:
     """The part of the text that plays `role`."""
     raw = summary.text.get(role)

@@ -10,6 +10,7 @@ from kvsearch.records import Recheck, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.answer import answer
 from kvsearch.report.describe import describe
+from kvsearch.report.facts import STATES
 from kvsearch.report.figure import LABEL
 from kvsearch.report.pareto_plot import Picture
 from kvsearch.report.slotmap import caption, slot_map
@@ -25,13 +26,6 @@ from kvsearch.report.tables import (
 
 # the marks of the picture, filled on the front and hollow off it
 _GLYPH = {"full": "★☆", "method": "●○", "composite": "■□", "found": "◆◇"}
-_STATES = {
-    "complete": "measured to the end",
-    "pruned": "stopped early",
-    "duplicate": "seen before",
-    "rejected": "rejected before running",
-    "failed": "failed while running",
-}
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ def _recheck(r: Recheck) -> dict[str, str]:
 
 def _how(summary: Summary) -> dict[str, Any]:
     """Counts, texts and the shrinkage from search text to report text."""
-    counts = [(_STATES.get(state, state), n) for state, n in summary.counts.items() if n]
+    counts = [(STATES.get(state, state), n) for state, n in summary.counts.items() if n]
     drift = [
         r.dnll_full.mean - r.search_dnll
         for r in summary.rows
@@ -184,6 +178,8 @@ def _how(summary: Summary) -> dict[str, Any]:
         shrink = {"n": len(drift), "mean": signed(sum(drift) / len(drift))}
     return {
         "trials": len(summary.trials),
+        "compared": len(summary.rows) - 1,
+        "search_tokens": f"{sum(t.tokens for t in summary.trials):,}",
         "counts": counts,
         "shrink": shrink,
         "parts": [facts.text_part(summary, p) for p in facts.PARTS if summary.text.get(p)],

@@ -5,17 +5,23 @@ from typing import Any
 
 from kvsearch.records import Interval, Row, Summary, Throughput, Trial
 from kvsearch.report.describe import describe
+from kvsearch.report.facts import STATES
 
 
 def closing(summary: Summary, folder: Path) -> str:
     """The end of a run: the table, the answer, and where everything is."""
     rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
     n = rows[0].tokens if rows else 0
-    unit = f"n = {n} tokens of report text; dNLL to the full cache in nats/token, 95 % interval"
+    unit = (
+        f"n = {n} tokens of report text; dNLL to the full cache in nats/token, 95 % intervals "
+        f"corrected for {len(rows) - 1} rows"
+    )
     lines = ["", f"{'':2}{'policy':<22}{'PPL':>8}  {'dNLL (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}"]
     for r in rows:
         mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
         note = "" if r.within_budget or r.kind == "full" else "  over budget"
+        if r.kind == "found" and not r.on_front:
+            note += "  off the front on this text"
         lines.append(
             f"{mark}{r.name:<22}{r.ppl:>8.3f}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
             f"{r.bytes_peak / 2**20:>8.2f}{note}"
@@ -27,9 +33,11 @@ def closing(summary: Summary, folder: Path) -> str:
         lines.append(
             f"  {c.policy} - {c.against} on {c.text}: {_interval(c.dnll)} (n = {c.tokens})"
         )
-    counts = ", ".join(f"{v} {k}" for k, v in sorted(summary.counts.items()))
+    counts = ", ".join(f"{n} {STATES.get(k, k)}" for k, n in sorted(summary.counts.items()))
+    tokens = sum(t.tokens for t in summary.trials)
     lines += [
-        f"  trials: {counts}; {summary.seconds:.0f} s",
+        f"  {len(summary.trials)} policies tried: {counts}",
+        f"  {tokens:,} search tokens evaluated; {summary.seconds:.0f} s",
         "",
         f"report    {folder / 'report.html'}",
         f"front     {folder / 'front.csv'}",

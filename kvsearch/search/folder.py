@@ -1,11 +1,11 @@
 """A run as a folder: what was asked, every trial, every token's NLL. The folder is the truth.
 
-`study.json` says what was asked and is never rewritten; `trials.jsonl` grows by one line per
-finished trial, after its NLL file is safely on disk. Running the same command again goes on.
+`study.json` says what was asked and is never rewritten; `trials.jsonl` is the journal: a line when
+a trial starts, and one when it ended, after its NLL file is safely on disk. Running the same
+command again goes on.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
-from kvsearch.policy import Policy
-from kvsearch.records import Trial, plain
+from kvsearch.records import Trial
+from kvsearch.search.journal import Journal
 
 
 class RunFolder:
@@ -29,7 +29,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.journal = path, Journal(path / "trials.jsonl")
         try:
             (path / "nll").mkdir(parents=True, exist_ok=True)
             (path / "policies").mkdir(exist_ok=True)
@@ -39,6 +39,7 @@ class RunFolder:
             raise RunError(f"another kvsearch is working in {path}; give another --out") from e
         except OSError as e:
             raise RunError(f"cannot write to {path}: {e.strerror or e}; give another --out") from e
+        self._seen: dict[Path, NDArray[np.float32]] = {}
 
     def close(self) -> None:
         """Let others in."""
@@ -74,37 +75,18 @@ class RunFolder:
     # -- trials --------------------------------------------------------------------------------
 
     def trials(self) -> list[Trial]:
-        """Finished trials in order; a line torn by a kill is set aside in `trials.torn`.
+        """Finished trials in the order in which they ended."""
+        return [t for t in self.journal.read() if t.state != "running"]
 
-        Raises:
-            RunError: a line before the last is damaged; it is named and nothing is deleted.
-        """
-        file = self.path / "trials.jsonl"
-        if not file.exists():
-            return []
-        lines = file.read_bytes().split(b"\n")
-        tail = lines.pop()
-        good = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                good.append(_trial(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as e:
-                raise RunError(f"{file} line {number} is damaged ({e}); mend or remove it") from e
-        if tail:
-            write_atomic(self.path / "trials.torn", tail)
-            write_atomic(file, b"\n".join(lines) + (b"\n" if lines else b""))
-        return good
+    def running(self) -> list[Trial]:
+        """Trials that an evaluator had when the driver was killed, oldest first."""
+        return sorted(
+            (t for t in self.journal.read() if t.state == "running"), key=lambda t: t.number
+        )
 
     def append(self, trial: Trial) -> None:
-        """Add one finished trial, synced to disk."""
-        line = json.dumps(plain(trial)) + "\n"
-        try:
-            with (self.path / "trials.jsonl").open("ab") as f:
-                f.write(line.encode())
-                f.flush()
-                os.fsync(f.fileno())
-        except OSError as e:
-            raise RunError(f"cannot write to {self.path}: {e.strerror or e}") from e
+        """Add one started or finished trial, synced to disk."""
+        self.journal.append(trial)
 
     # -- per-token NLL -------------------------------------------------------------------------
 
@@ -153,7 +135,3 @@ class RunFolder:
 
     def _nll(self, part: str, fingerprint: str) -> Path:
         return self.path / "nll" / f"{part}-{fingerprint}.parquet"
-
-
-def _trial(data: dict[str, Any]) -> Trial:
-    return Trial(**{**data, "policy": Policy.build(data["policy"])})

@@ -11,12 +11,24 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kvsearch.errors import KvsearchError, nearest
+from kvsearch.knobs import Setting
 from kvsearch.search.samplers.pricing import Context, Priced, Pricer
+from kvsearch.space import SearchSpace
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-__all__ = ["SAMPLERS", "Context", "Priced", "Pricer", "make"]
+__all__ = [
+    "DEFAULT",
+    "NAMES",
+    "SAMPLERS",
+    "Context",
+    "Priced",
+    "Pricer",
+    "check_name",
+    "make",
+    "make_sampler",
+]
 
 
 def _random(seed: int, context: Context) -> "BaseSampler":
@@ -51,8 +63,6 @@ def _tpe(seed: int, context: Context) -> "BaseSampler":
 
 def _gp(seed: int, context: Context) -> "BaseSampler":
     """Optuna's own; it models only the axes that are always active."""
-    if find_spec("scipy") is None:
-        raise KvsearchError("the sampler gp needs scipy: pip install scipy, or choose another")
     from optuna.samplers import GPSampler, RandomSampler
 
     return GPSampler(
@@ -86,6 +96,18 @@ SAMPLERS: dict[str, Callable[[int, Context], "BaseSampler"]] = {
 }
 
 
+NAMES = tuple(SAMPLERS)
+DEFAULT = "tpe"
+
+
+def check_name(name: str) -> None:
+    """Raise a `KvsearchError` if there is no such sampler, or what it needs is not installed."""
+    if name not in SAMPLERS:
+        raise KvsearchError(f"unknown sampler {name!r}{nearest(name, SAMPLERS)}")
+    if name == "gp" and find_spec("scipy") is None:
+        raise KvsearchError("the sampler gp needs scipy: pip install scipy, or choose another")
+
+
 def make(name: str, seed: int, context: Context) -> "BaseSampler":
     """A new sampler.
 
@@ -97,6 +119,12 @@ def make(name: str, seed: int, context: Context) -> "BaseSampler":
     Raises:
         KvsearchError: unknown name, or something it needs is not installed.
     """
-    if name not in SAMPLERS:
-        raise KvsearchError(f"unknown sampler {name!r}{nearest(name, SAMPLERS)}")
+    check_name(name)
     return SAMPLERS[name](seed % 2**32, context)
+
+
+def make_sampler(name: str, space: SearchSpace, setting: Setting) -> Callable[[int], "BaseSampler"]:
+    """From a seed to a sampler; all of them share one context."""
+    check_name(name)
+    context = Context(space, setting)
+    return lambda seed: make(name, seed, context)

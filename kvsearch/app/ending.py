@@ -1,0 +1,140 @@
+"""The honest end of a run: the front is frozen, then everything is measured once on other text."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvsearch.app.progress import Shown
+from kvsearch.files import write_atomic
+from kvsearch.knobs import Setting
+from kvsearch.pareto import front
+from kvsearch.policy import Policy
+from kvsearch.records import Kind, Trial, plain
+from kvsearch.search.executors import Executor
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.measure import measure
+
+FINALISTS = 4  # policies that are measured again on the select text
+OPPONENTS = 3  # of each kind, for checks on further texts
+FRONT = 6  # members of the search front that go to the report
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy on its way to the report."""
+
+    name: str
+    kind: Kind
+    policy: Policy
+    key: str
+
+
+@dataclass
+class Ending:
+    """Chooses, freezes and measures.
+
+    Attributes:
+        folder, executor: where results go and where they come from.
+        setting: shape, budget and length of a window.
+        score_from: first scored position.
+        shown: progress.
+        also: part name -> (label, token hash) of further texts.
+    """
+
+    folder: RunFolder
+    executor: Executor
+    setting: Setting
+    score_from: int
+    shown: Shown
+    also: Mapping[str, tuple[str, str]]
+
+    def go(self, trials: list[Trial]) -> dict[str, Any]:
+        """All stages; returns what `measured.json` keeps, decode speed aside."""
+        recommended = self._recommend(trials)
+        chosen = self._chosen(trials, recommended)
+        frozen = {"recommended": recommended, "front": [c.name for c in chosen]}
+        write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
+        rows, dropped = self._report(chosen)
+        named = {r["name"] for r in rows}
+        chosen = [c for c in chosen if c.name in named]
+        return {
+            "rows": rows,
+            "recommended": recommended if recommended in named else None,
+            "also": self._also(chosen, recommended),
+            "fits": [c.name for c in chosen if c.kind != "full"],
+            "dropped": dropped,
+        }
+
+    def _within(self, trials: list[Trial]) -> list[Trial]:
+        limit = self.setting.budget or 0
+        done = [t for t in trials if t.state == "complete" and t.nll is not None]
+        return [t for t in done if (t.bytes_peak or 0) <= limit]
+
+    def _recommend(self, trials: list[Trial]) -> str | None:
+        """The best few within the budget again on the select text; the best there is deployed."""
+        best = sorted(self._within(trials), key=lambda t: t.nll or 0.0)[:FINALISTS]
+        with self.shown.step("choose on other text", len(best)) as step:
+            failures = measure(
+                self.executor, self.folder, "select", [Policy(), *(t.policy for t in best)],
+                self.setting, resident=False, progress=lambda n: step.advance(n != "", n),
+            )  # fmt: skip
+        scores = {
+            t.name: self._loss("select", t.fingerprint)
+            for t in best
+            if t.fingerprint not in failures
+        }
+        return min(scores, key=lambda n: scores[n], default=None)
+
+    def _chosen(self, trials: list[Trial], recommended: str | None) -> list[Candidate]:
+        """Front of the search, all baselines, and the recommended policy."""
+        within = self._within(trials)
+        order = front([(float(t.bytes_peak or 0), t.nll or 0.0) for t in within])
+        keep = {within[i].name for i in order[-FRONT:]} | {recommended}
+        full = Policy(name="full")
+        chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
+        for t in trials:
+            baseline = t.kind != "found" and t.state in ("complete", "pruned", "duplicate")
+            if baseline or t.name in keep:
+                chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint))
+        return chosen
+
+    def _report(self, chosen: list[Candidate]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        with self.shown.step("report text", len(chosen)) as step:
+            failures = measure(
+                self.executor, self.folder, "report", [c.policy for c in chosen], self.setting,
+                progress=lambda name: step.advance(1, name),
+            )  # fmt: skip
+        rows = []
+        for c in chosen:
+            if c.key not in failures:
+                _, about = self.folder.load_nll("report", c.key)
+                row = {"name": c.name, "kind": c.kind, "fingerprint": c.key}
+                rows.append({**about, **row, "policy": plain(c.policy)})
+        return rows, {c.name: failures[c.key] for c in chosen if c.key in failures}
+
+    def _also(self, chosen: list[Candidate], recommended: str | None) -> dict[str, Any]:
+        """The recommended policy, the best found one and their opponents on further texts."""
+        out: dict[str, Any] = {}
+        wanted = self._opponents(chosen, recommended)
+        for part, (label, digest) in self.also.items():
+            with self.shown.step(f"also {label}", len(wanted)) as step:
+                measure(
+                    self.executor, self.folder, part, [c.policy for c in wanted], self.setting,
+                    resident=False, progress=lambda name: step.advance(1, name),
+                )  # fmt: skip
+            names = [c.name for c in wanted if self.folder.has_nll(part, c.key)]
+            out[part] = {"label": label, "names": names, "token_sha256": digest}
+        return out
+
+    def _opponents(self, chosen: list[Candidate], recommended: str | None) -> list[Candidate]:
+        """Full cache, recommended policy, and the best of each kind on the report text."""
+        best = [c for c in chosen if c.kind == "full" or c.name == recommended]
+        for kind, count in (("method", OPPONENTS), ("composite", OPPONENTS), ("found", 1)):
+            mine = [c for c in chosen if c.kind == kind]
+            best += sorted(mine, key=lambda c: self._loss("report", c.key))[:count]
+        return list({c.name: c for c in best}.values())
+
+    def _loss(self, part: str, key: str) -> float:
+        nll, _ = self.folder.load_nll(part, key)
+        return float(nll[:, self.score_from - 1 :].mean())

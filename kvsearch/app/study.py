@@ -1,0 +1,77 @@
+"""`kvsearch study`: do the tables of a kept study still follow from its records?
+
+A study is a run folder, whose `front.csv` follows from the losses in `nll/`, or a folder with a
+`derive.py` that writes its tables into the folder given by `--out`.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from kvsearch.app import summary
+from kvsearch.errors import RunError
+from kvsearch.files import write_atomic
+from kvsearch.report.tables import front_csv
+from kvsearch.search.folder import RunFolder
+
+
+def check(study: Path) -> dict[str, bool]:
+    """Whether each derived table is what its records say.
+
+    Args:
+        study: the folder.
+
+    Returns:
+        Table name -> whether it is up to date.
+
+    Raises:
+        RunError: there is no study, or its records are damaged.
+    """
+    found = {}
+    for name, text in _derived(study).items():
+        file = study / name
+        found[name] = file.is_file() and file.read_bytes() == text
+    return found
+
+
+def rebuild(study: Path) -> list[str]:
+    """Write every derived table anew; returns their names."""
+    derived = _derived(study)
+    for name, text in derived.items():
+        write_atomic(study / name, text)
+    return sorted(derived)
+
+
+def _derived(study: Path) -> dict[str, bytes]:
+    if (study / "derive.py").is_file():
+        return _from_script(study)
+    if (study / "measured.json").is_file():
+        return _from_run(study)
+    raise RunError(f"{study} is no study: it has neither derive.py nor measured.json")
+
+
+def _from_run(study: Path) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / study.name  # a lock file has no place among kept records
+        shutil.copytree(study, copy)
+        folder = RunFolder(copy)
+        try:
+            rows = summary.read(folder).rows
+        finally:
+            folder.close()
+    return {"front.csv": front_csv(rows).encode()}
+
+
+def _from_script(study: Path) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as place:
+        done = subprocess.run(
+            [sys.executable, str(study / "derive.py"), "--out", place],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise RunError(f"{study / 'derive.py'} failed: {last}")
+        return {p.name: p.read_bytes() for p in sorted(Path(place).iterdir())}

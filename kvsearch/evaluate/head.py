@@ -1,0 +1,61 @@
+"""The model's own logits, taken in slices, so that long windows need no `T x vocabulary` tensor."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.huggingface import PolicyCache
+from kvsearch.errors import ModelError
+
+ROWS = 512  # tokens whose logits are held at once
+
+
+class Head:
+    """Body and output layer of a causal language model.
+
+    Raises:
+        ModelError: the family computes its logits in a way that slices would not repeat.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.body, self.out = model, model.base_model, model.get_output_embeddings()
+        cfg = model.config.get_text_config(decoder=True)
+        self.cap = getattr(cfg, "final_logit_softcapping", None)
+        self.factor = float(getattr(cfg, "logit_scale", None) or 1.0)
+        self.factor /= float(getattr(cfg, "logits_scaling", None) or 1.0)
+        self._verify()
+
+    def _verify(self) -> None:
+        """The slices must be the model's own logits; a family with a head of its own is refused."""
+        device = next(self.model.parameters()).device
+        ids = torch.arange(4, device=device)[None]
+        with torch.inference_mode():
+            mine = self.logits(self.body(ids, use_cache=False).last_hidden_state)
+            theirs = self.model(ids, use_cache=False).logits.float()
+        if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
+            raise ModelError(
+                f"{type(self.model).__name__} computes its logits in a way kvsearch does not know"
+            )
+
+    def hidden(self, ids: Tensor, cache: PolicyCache) -> Tensor:
+        """Last hidden states `[B, T, hidden]`."""
+        result: Tensor = self.body(ids, past_key_values=cache, use_cache=True).last_hidden_state
+        return result
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[B, T, vocabulary]` in fp32."""
+        x: Tensor = self.out(hidden).float() * self.factor
+        return x if self.cap is None else self.cap * torch.tanh(x / self.cap)
+
+    def nll(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """NLL of tokens 1 .. T-1 `[B, T - 1]`."""
+        parts = []
+        for start in range(0, ids.shape[1] - 1, ROWS):
+            stop = min(start + ROWS, ids.shape[1] - 1)
+            logits = self.logits(hidden[:, start:stop])
+            target = ids[:, start + 1 : stop + 1]
+            parts.append(
+                torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
+            )
+        return torch.cat(parts, 1)

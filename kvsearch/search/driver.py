@@ -1,0 +1,320 @@
+"""The search: one driver owns the study, evaluators only evaluate.
+
+A slot is refilled the moment it is free. What a job measured is on disk before Optuna hears of it,
+so a kill costs the evaluations in flight and nothing else. A policy over budget costs nothing: its
+bytes are exact. A policy seen before is told its old values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+
+from kvsearch.errors import PolicyError, RunError
+from kvsearch.knobs import Setting, Value, build
+from kvsearch.methods import METHODS
+from kvsearch.policy import Policy, layout
+from kvsearch.records import Kind, Trial
+from kvsearch.search import race
+from kvsearch.search.executors import Executor
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.measure import PART, measure
+from kvsearch.search.study import MakeSampler, Study
+from kvsearch.search.work import Job, Outcome
+from kvsearch.space import SearchSpace
+
+ATTEMPTS = 3  # a trial whose evaluator dies this often is given up
+HOPELESS = 5  # failures in a row, without one success, that end a run
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the search is about.
+
+    Attributes:
+        setting: shape, budget and length of a window.
+        score_from: first scored position; before it no cache is full.
+        space: where to look.
+        trials: free proposals to evaluate, beyond the methods; stopped ones count.
+        seed: of the sampler.
+        sampler: makes the sampler of one proposal from its seed.
+        warm: evaluate the published methods first.
+        racing: stop proposals that are behind for certain.
+    """
+
+    setting: Setting
+    score_from: int
+    space: SearchSpace
+    trials: int
+    seed: int
+    sampler: MakeSampler
+    warm: bool = True
+    racing: bool = True
+
+
+Watch = Callable[[Trial, list[Trial]], None]
+
+
+@dataclass
+class Flight:
+    """A trial that an evaluator has."""
+
+    trial: Trial
+    rungs: tuple[int, ...]
+    rung: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    seen: list[tuple[int, float]] = field(default_factory=list)
+
+
+class Search:
+    """Runs a task in a folder, and picks up where an earlier run of it stopped.
+
+    Args:
+        task: what to do.
+        executor: where evaluations run; the caller closes it.
+        folder: where everything is kept.
+        watch: told of every finished trial.
+    """
+
+    def __init__(self, task: Task, executor: Executor, folder: RunFolder, watch: Watch) -> None:
+        self.task, self.executor, self.folder, self.watch = task, executor, folder, watch
+        self.trials = folder.trials()
+        self.flights: dict[int, Flight] = {}  # by slot
+        self._study = Study(task.space, task.sampler, task.seed, task.setting.budget)
+        self._interrupted = folder.running()
+        self._study.restore([*self.trials, *self._interrupted])
+        self._rivals: dict[str, race.Rival] = {}
+        known = {t.name for t in [*self.trials, *self._interrupted]}
+        self._methods = [
+            (n, m)
+            for kind in ("composite", "single")  # the strong ones first: they stop the others early
+            for n, m in METHODS.items()
+            if task.warm and m.baseline and m.kind == kind and n not in known
+        ]
+        self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
+
+    def run(self) -> list[Trial]:
+        """Evaluate the methods, then `trials` free proposals; returns all trials of the folder.
+
+        Raises:
+            RunError: nothing works, or the folder cannot be written.
+        """
+        full = Policy(name="full")
+        measure(self.executor, self.folder, PART, [full], self.task.setting, resident=False)
+        self.full = self._load(full.fingerprint(self.task.setting.shape.layers))
+        free = set(range(self.executor.slots))
+        while True:
+            while free and (flight := self._next()) is not None:
+                slot = min(free)
+                free.discard(slot)
+                self.flights[slot] = flight
+                self._submit(slot)
+            if not self.flights:
+                return self.trials
+            slot, outcome = self.executor.wait()
+            if self._ended(slot, outcome):
+                del self.flights[slot]
+                free.add(slot)
+
+    # -- what comes next -----------------------------------------------------------------------
+
+    def _next(self) -> Flight | None:
+        """The next trial that costs an evaluation, or None when there is nothing to start."""
+        while True:
+            if self._interrupted:
+                before = self._interrupted.pop(0)
+                trial: Trial | None = self._again(before)
+            elif self._methods:
+                name, method = self._methods.pop(0)
+                kind: Kind = "composite" if method.kind == "composite" else "method"
+                trial = self._method(name, kind, method.knobs)
+            elif self._wanted():
+                asked, knobs = self._study.ask()
+                trial = self._check(asked, f"trial {asked.number}", "found", knobs)
+            else:
+                return None
+            if trial is None:
+                continue
+            flight = Flight(trial, self._rungs(trial))
+            if not self._known(flight):
+                return flight
+
+    def _wanted(self) -> bool:
+        """Whether another free proposal should be started."""
+        spent = sum(
+            t.kind == "found" and t.state in ("complete", "pruned", "failed") for t in self.trials
+        )
+        spent += sum(f.trial.kind == "found" for f in self.flights.values())
+        return spent < self.task.trials and self._misses < 50 * (self.task.trials + 1)
+
+    def _again(self, before: Trial) -> Trial | None:
+        """A trial that was under way when the driver or its evaluator was killed."""
+        if before.attempt >= ATTEMPTS:
+            error = f"killed {ATTEMPTS} times while it was evaluated"
+            self._finish(replace(before, state="failed", error=error))
+            return None
+        return self._begin(replace(before, attempt=before.attempt + 1))
+
+    def _method(self, name: str, kind: Kind, knobs: Mapping[str, Value]) -> Trial | None:
+        params = self.task.space.params(knobs)
+        if params is not None:
+            asked, knobs = self._study.ask(params)
+            return self._check(asked, name, kind, knobs)
+        numbers = [t.number for t in self.trials] + [f.trial.number for f in self.flights.values()]
+        return self._check(min([0, *numbers]) - 1, name, kind, knobs)  # Optuna never hears of it
+
+    def _check(
+        self, asked: optuna.Trial | int, name: str, kind: Kind, knobs: Mapping[str, Value]
+    ) -> Trial | None:
+        """Start a proposal, or finish it at once where that costs nothing."""
+        task, limit = self.task, self.task.setting.budget
+        inside = isinstance(asked, optuna.Trial)
+        number = asked.number if isinstance(asked, optuna.Trial) else asked
+        system = self._study.trials[number].system_attrs if inside else {}
+        trial = Trial(
+            number, name, kind, "running", Policy(name=name), "", params=dict(knobs),
+            system={k: v for k, v in system.items() if k != "fixed_params"},
+        )  # fmt: skip
+        try:
+            if reason := task.space.forbidden(knobs) if inside else None:
+                raise PolicyError(reason)
+            policy = build(knobs, task.setting, name=name)
+            policy.check(task.setting.shape)
+            peak = layout(policy, task.setting.shape).bytes_peak(task.setting.tokens)
+            fingerprint = policy.fingerprint(task.setting.shape.layers)
+            trial = replace(trial, policy=policy, fingerprint=fingerprint, bytes_peak=peak)
+            if limit is not None and peak > limit and kind == "found":
+                raise PolicyError(f"{peak} bytes are over the budget of {limit}")
+        except PolicyError as e:
+            self._finish(replace(trial, state="rejected", error=str(e)))
+            return None
+        if (twin := self._twin(fingerprint)) is not None:
+            same: dict[str, Any] = {"nll": twin.nll, "dnll": twin.dnll, "rungs": twin.rungs}
+            error = f"same policy as {twin.name}"
+            self._finish(replace(trial, state="duplicate", error=error, **same))
+            return None
+        return self._begin(trial)
+
+    def _twin(self, fingerprint: str) -> Trial | None:
+        under_way = [f.trial for f in self.flights.values()]
+        return next(
+            (
+                t
+                for t in [*self.trials, *under_way, *self._interrupted]
+                if t.fingerprint == fingerprint and t.state in ("complete", "pruned", "running")
+            ),
+            None,
+        )
+
+    # -- what happens to it --------------------------------------------------------------------
+
+    def _begin(self, trial: Trial) -> Trial:
+        self.folder.append(trial)
+        return trial
+
+    def _rungs(self, trial: Trial) -> tuple[int, ...]:
+        tokens = self.task.setting.tokens
+        if not self.task.racing:
+            return (tokens,)
+        return race.rungs(trial.policy, tokens, self.task.score_from)
+
+    def _known(self, flight: Flight) -> bool:
+        """Finish a trial whose NLL was saved just before a kill."""
+        if not self.folder.has_nll(PART, flight.trial.fingerprint):
+            return False
+        self._complete(flight)
+        return True
+
+    def _submit(self, slot: int) -> None:
+        f = self.flights[slot]
+        self.executor.submit(slot, Job(f.trial.number, PART, f.trial.policy, f.rungs[f.rung]))
+
+    def _ended(self, slot: int, outcome: Outcome) -> bool:
+        """Take in what a slot says; False if its trial goes on there."""
+        f = self.flights[slot]
+        f.seconds += outcome.seconds
+        if outcome.measured is None:
+            if outcome.status == "died" and f.trial.attempt < ATTEMPTS:
+                f.trial = self._begin(replace(f.trial, attempt=f.trial.attempt + 1))
+                f.rung, f.seen = 0, []
+                self._submit(slot)
+                return False
+            self._failed(f, outcome)
+            return True
+        f.tokens += outcome.measured.tokens
+        nll, last = outcome.measured.nll, f.rung == len(f.rungs) - 1
+        about = {"name": f.trial.name, "tokens": f.tokens, "seconds": f.seconds}
+        if last:
+            self.folder.save_nll(PART, f.trial.fingerprint, nll, about)
+            self._complete(f)
+            return True
+        f.seen.append((f.rungs[f.rung], self._dnll(nll)))
+        if reason := self._behind(f.trial, nll):
+            self.folder.save_nll(f"{PART}-stopped", f.trial.fingerprint, nll, about)
+            self._finish(self._done(f, state="pruned", rungs=tuple(f.seen), error=reason))
+            return True
+        f.rung += 1
+        self._submit(slot)
+        return False
+
+    def _complete(self, f: Flight) -> None:
+        nll, start = self._load(f.trial.fingerprint), self.task.score_from - 1
+        looks = race.rungs(f.trial.policy, self.task.setting.tokens, self.task.score_from)
+        self._finish(
+            self._done(
+                f,
+                state="complete",
+                nll=float(nll[:, start:].mean()),
+                dnll=self._dnll(nll),
+                rungs=tuple((t, self._dnll(nll[:, : t - 1])) for t in looks),
+            )
+        )
+
+    def _failed(self, f: Flight, outcome: Outcome) -> None:
+        error = outcome.error or "its evaluator died"
+        self._finish(self._done(f, state="failed", error=error))
+        worked = any(t.state in ("complete", "pruned") for t in self.trials)
+        failures = [t for t in self.trials if t.state == "failed"]
+        if not worked and len(failures) >= HOPELESS:
+            raise RunError(f"the first {len(failures)} policies all failed: {failures[0].error}")
+
+    def _done(self, f: Flight, **how: Any) -> Trial:
+        return replace(f.trial, tokens=f.tokens, seconds=f.seconds, **how)
+
+    def _finish(self, trial: Trial) -> None:
+        """Write a finished trial, then tell Optuna, then whoever watches."""
+        self.folder.append(trial)
+        self.trials.append(trial)
+        if trial.number >= 0:
+            self._study.tell(trial)
+        self._misses += trial.state in ("rejected", "duplicate")
+        self.watch(trial, self.trials)
+
+    # -- comparing -----------------------------------------------------------------------------
+
+    def _behind(self, trial: Trial, nll: NDArray[np.float32]) -> str | None:
+        shape, peak = self.task.setting.shape, trial.bytes_peak or 0
+        rivals = [
+            self._rival(t)
+            for t in self.trials
+            if t.state == "complete" and (t.bytes_peak or 0) <= peak
+        ]
+        mine = race.exposure(trial.policy, shape)
+        return race.verdict(nll, mine, rivals, score_from=self.task.score_from)
+
+    def _rival(self, t: Trial) -> race.Rival:
+        if t.fingerprint not in self._rivals:
+            seen = race.exposure(t.policy, self.task.setting.shape)
+            self._rivals[t.fingerprint] = race.Rival(t.name, seen, self._load(t.fingerprint))
+        return self._rivals[t.fingerprint]
+
+    def _dnll(self, nll: NDArray[np.float32]) -> float:
+        start = self.task.score_from - 1
+        return float((nll[:, start:] - self.full[:, start : nll.shape[1]]).mean())
+
+    def _load(self, fingerprint: str) -> NDArray[np.float32]:
+        return self.folder.load_nll(PART, fingerprint)[0]

@@ -1,0 +1,66 @@
+"""The journal of a run: one JSON line per event, the last line of a trial is its truth.
+
+A kill can tear the last line, and a crash of the machine can leave zeros behind it; both are set
+aside, nothing is deleted. A damaged line in the middle is never guessed at.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvsearch.errors import RunError
+from kvsearch.files import append_line, write_atomic
+from kvsearch.policy import Policy
+from kvsearch.records import Trial, plain
+
+
+class Journal:
+    """Trials in a file.
+
+    Args:
+        file: `trials.jsonl`; need not exist.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def read(self) -> list[Trial]:
+        """Trials as they stand, in the order of their last line; a torn tail is cut off first.
+
+        Raises:
+            RunError: a line before the tail is damaged; it is named and nothing is changed.
+        """
+        if not self.file.exists():
+            return []
+        lines = self.file.read_bytes().split(b"\n")
+        tail = [lines.pop()]
+        while lines and not lines[-1].strip(b"\0\r "):
+            tail.insert(0, lines.pop())
+        last: dict[int, Trial] = {}
+        for number, line in enumerate(lines, start=1):
+            try:
+                trial = _trial(json.loads(line))
+            except (ValueError, KeyError, TypeError) as e:
+                raise RunError(
+                    f"{self.file} line {number} is damaged ({e}); mend or remove it"
+                ) from e
+            last.pop(trial.number, None)
+            last[trial.number] = trial
+        if torn := b"\n".join(tail):
+            self._set_aside(torn, b"\n".join([*lines, b""]) if lines else b"")
+        return list(last.values())
+
+    def append(self, trial: Trial) -> None:
+        """Add an event, synced to disk, whole or not at all."""
+        append_line(self.file, json.dumps(plain(trial)))
+
+    def _set_aside(self, torn: bytes, rest: bytes) -> None:
+        aside = self.file.with_suffix(".torn")
+        before = aside.read_bytes() if aside.exists() else b""
+        write_atomic(aside, before + torn)
+        write_atomic(self.file, rest)
+
+
+def _trial(data: dict[str, Any]) -> Trial:
+    rungs = tuple((int(t), float(d)) for t, d in data.get("rungs", ()))
+    return Trial(**{**data, "policy": Policy.build(data["policy"]), "rungs": rungs})

@@ -1,0 +1,87 @@
+"""Measuring a fixed list of policies on one part of the text, over all slots."""
+
+from collections.abc import Callable, Sequence
+
+from kvsearch.errors import RunError
+from kvsearch.knobs import Setting
+from kvsearch.policy import Policy
+from kvsearch.search.executors import Executor
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.work import Job, Outcome
+
+PART = "search"
+ATTEMPTS = 3
+
+
+def measure(
+    executor: Executor,
+    folder: RunFolder,
+    part: str,
+    policies: Sequence[Policy],
+    setting: Setting,
+    *,
+    resident: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, str]:
+    """Bring the NLL of every policy on a part into the folder; what is there is not done again.
+
+    Args:
+        executor: where evaluations run; all of its slots are free.
+        folder: where NLL and resident bytes go.
+        part: name of the text part, also in the folder.
+        policies: what to measure; equal ones once.
+        setting: shape, and tokens of a window.
+        resident: also count the bytes of the packed cache.
+        progress: called with the name of every policy that is done.
+
+    Returns:
+        Why a policy could not be measured, by its fingerprint.
+
+    Raises:
+        RunError: the full cache could not be measured; nothing can be compared then.
+    """
+    keyed = {p.fingerprint(setting.shape.layers): p for p in policies}
+    todo = []
+    for key, policy in keyed.items():
+        if folder.has_nll(part, key):
+            progress(policy.name or key)
+        else:
+            todo.append((key, policy))
+    failures: dict[str, str] = {}
+    tries = [0] * len(todo)
+    queue = list(range(len(todo)))
+    running: dict[int, int] = {}
+    while queue or running:
+        while queue and len(running) < executor.slots:
+            i = queue.pop(0)
+            slot = min(set(range(executor.slots)) - set(running))
+            running[slot] = i
+            tries[i] += 1
+            executor.submit(slot, Job(i, part, todo[i][1], setting.tokens, resident))
+        slot, outcome = executor.wait()
+        i = running.pop(slot)
+        key, policy = todo[i]
+        if outcome.status == "died" and tries[i] < ATTEMPTS:
+            queue.insert(0, i)
+            continue
+        if outcome.measured is None:
+            failures[key] = outcome.error or "its evaluator died"
+        else:
+            _keep(folder, part, key, policy, outcome)
+        progress(policy.name or key)
+    full = Policy().fingerprint(setting.shape.layers)
+    if full in failures:
+        raise RunError(f"the full cache cannot be evaluated: {failures[full]}")
+    return failures
+
+
+def _keep(folder: RunFolder, part: str, key: str, policy: Policy, outcome: Outcome) -> None:
+    measured = outcome.measured
+    assert measured is not None
+    about = {
+        "name": policy.name,
+        "bytes_resident": measured.bytes_resident,
+        "seconds": outcome.seconds,
+        "impls": measured.impls,
+    }
+    folder.save_nll(part, key, measured.nll, about)

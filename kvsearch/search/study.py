@@ -1,0 +1,121 @@
+"""The Optuna study of a run: rebuilt in memory from the journal, so there is one truth.
+
+Every proposal gets a sampler of its own, seeded by the run's seed and the trial's number. A sampler
+therefore knows nothing but the study, and a run that was killed goes on as if it had not been.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from kvsearch.knobs import Value
+from kvsearch.records import Trial
+from kvsearch.space import Axis, SearchSpace
+
+MakeSampler = Callable[[int], optuna.samplers.BaseSampler]
+FITS = "fits"  # the constraint: above 0 is infeasible
+_STATES = {
+    "complete": optuna.trial.TrialState.COMPLETE,
+    "duplicate": optuna.trial.TrialState.COMPLETE,
+}
+
+
+class Study:
+    """Asks a sampler, tells it what came of it.
+
+    Args:
+        space: where proposals come from.
+        sampler: from a seed to a sampler.
+        seed: of the run.
+        limit: bytes per sequence of the budget, or None.
+    """
+
+    def __init__(
+        self, space: SearchSpace, sampler: MakeSampler, seed: int, limit: int | None
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        self.space, self._sampler, self._seed, self._limit = space, sampler, seed, limit
+        self._study = optuna.create_study(directions=["minimize", "minimize"])
+        self._open: dict[int, optuna.Trial] = {}
+
+    @property
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """All trials, for samplers, plots and importances."""
+        return self._study.get_trials(deepcopy=False)
+
+    @property
+    def next_number(self) -> int:
+        """Number of the trial that the next `ask` makes."""
+        return len(self.trials)
+
+    def ask(self, params: Mapping[str, Value] | None = None) -> tuple[optuna.Trial, dict[str, Any]]:
+        """A new trial and its knobs: those of `params`, or what the sampler proposes."""
+        word = f"{self._seed}/{self.next_number}".encode()
+        self._study.sampler = self._sampler(int.from_bytes(sha256(word).digest()[:4]))
+        if params is not None:
+            self._study.enqueue_trial(dict(params))
+        trial = self._study.ask()
+        self._open[trial.number] = trial
+        return trial, self.space.suggest(trial)
+
+    def tell(self, done: Trial) -> None:
+        """How a trial ended. Failed and stopped ones are PRUNED, never an invented value."""
+        trial = self._open.pop(done.number)
+        if done.rungs:
+            trial.set_user_attr("rungs", [list(r) for r in done.rungs])
+        trial.set_constraint(FITS, self._excess(done))
+        if _values(done) is None:
+            self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        else:
+            self._study.tell(trial, _values(done))
+
+    def restore(self, trials: list[Trial]) -> None:
+        """Bring back trials of an earlier process, running ones included, in order of number."""
+        for t in sorted(trials, key=lambda t: t.number):
+            if t.number < 0:
+                continue
+            if t.state == "running":
+                self.ask(t.params)
+                continue
+            values = _values(t)
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    state=_STATES["complete"] if values else optuna.trial.TrialState.PRUNED,
+                    values=values,
+                    params=t.params,
+                    distributions={k: _distribution(self.space.axes[k]) for k in t.params},
+                    user_attrs={"rungs": [list(r) for r in t.rungs]} if t.rungs else {},
+                    system_attrs=t.system,
+                    constraints={FITS: self._excess(t)},
+                )
+            )
+
+    def _excess(self, done: Trial) -> float:
+        if done.state in ("rejected", "failed") or done.bytes_peak is None:
+            return 1.0
+        return 0.0 if self._limit is None else done.bytes_peak / self._limit - 1.0
+
+
+def _values(done: Trial) -> list[float] | None:
+    if done.dnll is None or done.bytes_peak is None:
+        return None
+    return [done.dnll, float(done.bytes_peak)]
+
+
+def _distribution(axis: Axis) -> BaseDistribution:
+    if axis.choice is not None:
+        return CategoricalDistribution(axis.choice)
+    if axis.int_ is not None:
+        return IntDistribution(axis.int_[0], axis.int_[1], step=axis.int_[2])
+    assert axis.float_ is not None
+    return FloatDistribution(*axis.float_, log=axis.log)

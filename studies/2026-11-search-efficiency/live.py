@@ -1,0 +1,114 @@
+"""One live search run of the benchmark, on the real model.
+
+All runs share a memory of what was measured, so a policy that two runs propose is computed once;
+each run is charged the tokens that it would have paid alone.
+
+    python live.py --sampler kvei --seed 1 --trials 60 --place /tmp/bench
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+
+from kvsearch.app.inputs import TextOptions, text
+from kvsearch.app.progress import Shown
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluate.replay import continues
+from kvsearch.evaluate.sensitivity import kept_or_measured
+from kvsearch.knobs import Setting
+from kvsearch.methods import METHODS
+from kvsearch.models.load import load_model
+from kvsearch.records import Trial
+from kvsearch.search.driver import Search, Task
+from kvsearch.search.executors.inline import Inline
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.samplers import make_sampler
+from kvsearch.search.volume import volume
+from kvsearch.search.work import Job, Measured, ModelSession
+from kvsearch.space import load as load_space
+
+BUDGET, CONTEXT, WINDOWS = 128, 1024, 2
+
+
+class Remembered:
+    """A session that looks into the shared memory first and charges what a lone run would pay."""
+
+    def __init__(self, inner: ModelSession, place: Path, layers: int) -> None:
+        self.inner, self.place, self.layers = inner, place, layers
+        self.last: tuple[str, int] = ("", 0)
+        place.mkdir(parents=True, exist_ok=True)
+
+    def run(self, job: Job) -> Measured:
+        key = job.policy.fingerprint(self.layers)
+        W, T = self.inner.parts[job.part].shape
+        file = self.place / f"{job.part}-{key}.npy"
+        if not file.exists():
+            whole = Job(job.key, job.part, job.policy, T)
+            draft = file.with_suffix(f".{os.getpid()}.tmp")
+            with draft.open("wb") as f:
+                np.save(f, self.inner.run(whole).nll)
+            (self.place / f"{key}.json").write_text(job.policy.to_json())
+            os.replace(draft, file)
+        goes_on = self.last[0] == key and continues(job.policy)
+        tokens = W * (job.stop - (self.last[1] if goes_on else 0))
+        self.last = (key, job.stop)
+        return Measured(np.load(file)[:, : job.stop - 1], tokens)
+
+
+def opened(shown: Shown, files: tuple[str, ...]):
+    """Model, text and setting of the benchmark."""
+    loaded = load_model(announce=shown.say)
+    options = TextOptions((files[0],), None, (files[1],), CONTEXT, WINDOWS, WINDOWS)
+    parts = text(loaded, options, shown.say)
+    found = kept_or_measured(Evaluator(loaded), parts.windows["search"][:1, :768], shown.step)
+    shape = loaded.shape
+    return loaded, parts, Setting(shape, shape.budget_bytes(BUDGET), CONTEXT, found)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("--sampler", default="kvei")
+    ask.add_argument("--seed", type=int, default=1)
+    ask.add_argument("--trials", type=int, default=60, help="evaluated policies, methods included")
+    ask.add_argument("--cold", action="store_true")
+    ask.add_argument("--no-race", action="store_true")
+    ask.add_argument("--place", type=Path, required=True, help="folder of runs and memory")
+    ask.add_argument("--data", type=Path, required=True, help="folder with wikitext2-test.raw")
+    o = ask.parse_args()
+    shown = Shown(quiet=True)
+    raw = o.data / "wikitext2-test.raw"
+    loaded, parts, setting = opened(shown, (f"{raw}:0-900000", f"{raw}:900000-"))
+    name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}-{o.seed}"
+    session = Remembered(
+        ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows),
+        o.place / "memory",
+        loaded.shape.layers,
+    )
+    methods = 0 if o.cold else sum(m.baseline and m.kind != "full" for m in METHODS.values())
+    space = load_space("default")
+    sampler = make_sampler(o.sampler, space, setting)
+    task = Task(
+        setting, BUDGET, space, o.trials - methods, o.seed, sampler,
+        warm=not o.cold, racing=not o.no_race,
+    )  # fmt: skip
+
+    def watch(trial: Trial, trials: list[Trial]) -> None:
+        done = [(t.bytes_peak, t.dnll) for t in trials if t.state == "complete"]
+        tokens = sum(t.tokens for t in trials)
+        print(
+            f"{name} {len(trials):>4} {trial.state:<9} {trial.name:<22} tokens {tokens:>7} "
+            f"volume {volume(done, setting.budget):.4f}",
+            flush=True,
+        )
+
+    folder = RunFolder(o.place / "runs" / name)
+    try:
+        Search(task, Inline(session), folder, watch).run()
+    finally:
+        folder.close()
+
+
+if __name__ == "__main__":
+    main()

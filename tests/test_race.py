@@ -1,0 +1,73 @@
+"""Evaluating in rungs, and stopping what is certainly behind."""
+
+import numpy as np
+import pytest
+
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.knobs import Setting
+from kvsearch.methods import at
+from kvsearch.models.load import load_model
+from kvsearch.policy import ModelShape, Policy, Score
+from kvsearch.search import race
+
+SHAPE = ModelShape(layers=2, kv_heads=2, head_dim=8, heads=4)
+
+
+@pytest.mark.parametrize("name", ["h2o+int4", "xmu", "h2o", "window+int4", "tova", "lacache"])
+def test_a_replay_that_stops_on_the_way_is_the_same_replay(name: str, tiny_folder) -> None:
+    loaded = load_model(str(tiny_folder), device="cpu", announce=lambda _: None)
+    evaluator = Evaluator(loaded, batch=2)
+    policy = at(name, Setting(loaded.shape, loaded.shape.budget_bytes(150), 320))
+    ids = np.random.default_rng(0).integers(0, 256, size=(3, 320))
+    whole = evaluator.quality(policy, ids).nll
+    replay = evaluator.replay(policy, ids)
+    for stop in (100, 101, 260, 320):
+        part = replay.to(stop)
+        assert part.shape == (3, stop - 1)
+        np.testing.assert_allclose(part, whole[:, : stop - 1], atol=2e-3)
+
+
+def noise(offset: float, seed: int, tokens: int = 2047) -> np.ndarray:
+    """NLL with common difficulty and noise of its own."""
+    common = np.random.default_rng(99).gamma(2.0, 1.5, size=(1, tokens))
+    own = 0.2 * np.random.default_rng(seed).standard_normal((1, tokens))
+    return (common + own + offset).astype(np.float32)
+
+
+def test_only_what_is_certainly_behind_is_stopped() -> None:
+    early = race.Exposure(first=64, mean=100)
+    rival = race.Rival("best", early, noise(0.0, 1))
+    prefix = 1024
+    for offset, stopped in ((0.2, True), (0.002, False), (-0.2, False)):
+        mine = noise(offset, 2)[:, : prefix - 1]
+        assert (race.verdict(mine, early, [rival], score_from=64) is not None) is stopped
+    said = race.verdict(noise(0.2, 2)[:, : prefix - 1], early, [rival], score_from=64)
+    assert said is not None and "behind best" in said and "1024 tokens" in said
+
+
+def test_who_has_not_had_to_forget_stops_nobody() -> None:
+    late = race.Rival("late", race.Exposure(first=900, mean=900), noise(0.0, 1))
+    mine = noise(0.5, 2)[:, :1023]
+    assert race.verdict(mine, race.Exposure(64, 100), [late], score_from=64) is None
+    early = race.Rival("early", race.Exposure(64, 100), noise(0.0, 1))
+    unexposed = race.Exposure(first=1000, mean=1000)  # too few tokens since its first eviction
+    assert race.verdict(mine, unexposed, [early], score_from=64) is None
+
+
+def test_false_stops_are_as_rare_as_promised() -> None:
+    early = race.Exposure(64, 100)
+    rival = race.Rival("equal", early, noise(0.0, 1))
+    stops = [
+        race.verdict(noise(0.0, seed)[:, :1023], early, [rival], score_from=64) is not None
+        for seed in range(2, 202)
+    ]
+    assert sum(stops) <= 2
+
+
+def test_exposure_is_where_eviction_starts() -> None:
+    assert race.exposure(Policy(), SHAPE).first == float("inf")
+    plain = race.exposure(Policy(slots=100, interval=16, score=Score()), SHAPE)
+    assert plain.first == plain.mean == 96  # target 84: the tick at 96 is the first above it
+    assert race.rungs(Policy(slots=100), 4096, 256) == (1024, 2048, 4096)
+    assert race.rungs(Policy(slots=100), 1536, 256) == (768, 1536)
+    assert race.rungs(Policy(slots=100, trigger="prompt"), 4096, 256) == (4096,)
