@@ -1,28 +1,130 @@
-"""Samplers by name. Nothing heavy is imported before one is made."""
+"""Samplers: who proposes the next policy. A new one is a function and a line of `SAMPLERS`.
 
-from typing import Any
+The driver makes a new object for every trial, with a seed that depends on the trial's number, so
+that a study resumed after a kill proposes what an uninterrupted one would have. A sampler may
+therefore know only its seed, the context and `study.trials`.
+"""
+
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from kvsearch.errors import KvsearchError, nearest
+from kvsearch.knobs import Setting
+from kvsearch.search.samplers.pricing import Context, Priced, Pricer
+from kvsearch.space import SearchSpace
 
-NAMES = ("random", "tpe")
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+__all__ = [
+    "DEFAULT",
+    "NAMES",
+    "SAMPLERS",
+    "Context",
+    "Priced",
+    "Pricer",
+    "check_name",
+    "make",
+    "make_sampler",
+]
+
+
+def _random(seed: int, context: Context) -> "BaseSampler":
+    from optuna.samplers import RandomSampler
+
+    return RandomSampler(seed=seed)
+
+
+def _nsga2(seed: int, context: Context) -> "BaseSampler":
+    """KVTuner's settings: Optuna's defaults, a population of 50."""
+    from optuna.samplers import NSGAIISampler
+
+    return NSGAIISampler(seed=seed, population_size=50, crossover_prob=0.9, swapping_prob=0.5)
+
+
+def _tpe(seed: int, context: Context) -> "BaseSampler":
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.samplers import TPESampler
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # says `group` is experimental
+        return TPESampler(
+            seed=seed,
+            n_startup_trials=10,
+            n_ei_candidates=24,
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+            warn_independent_sampling=False,
+        )
+
+
+def _gp(seed: int, context: Context) -> "BaseSampler":
+    """Optuna's own; it models only the axes that are always active."""
+    from optuna.samplers import GPSampler, RandomSampler
+
+    return GPSampler(
+        seed=seed,
+        independent_sampler=RandomSampler(seed=seed),
+        n_startup_trials=10,
+        deterministic_objective=False,
+        warn_independent_sampling=False,
+    )
+
+
+def _breed(seed: int, context: Context) -> "BaseSampler":
+    from kvsearch.search.samplers.breed import Breed
+
+    return Breed(seed, context)
+
+
+def _kvei(seed: int, context: Context) -> "BaseSampler":
+    from kvsearch.search.samplers.kvei import Kvei
+
+    return Kvei(seed, context)
+
+
+SAMPLERS: dict[str, Callable[[int, Context], "BaseSampler"]] = {
+    "random": _random,
+    "nsga2": _nsga2,
+    "tpe": _tpe,
+    "gp": _gp,
+    "breed": _breed,
+    "kvei": _kvei,
+}
+
+
+NAMES = tuple(SAMPLERS)
 DEFAULT = "tpe"
 
 
 def check_name(name: str) -> None:
-    """Raise if there is no such sampler."""
-    if name not in NAMES:
-        raise KvsearchError(f"unknown sampler {name!r}{nearest(name, NAMES)}")
+    """Raise a `KvsearchError` if there is no such sampler, or what it needs is not installed."""
+    if name not in SAMPLERS:
+        raise KvsearchError(f"unknown sampler {name!r}{nearest(name, SAMPLERS)}")
+    if name == "gp" and find_spec("scipy") is None:
+        raise KvsearchError("the sampler gp needs scipy: pip install scipy, or choose another")
 
 
-def make_sampler(name: str, space: Any, setting: Any) -> Any:
-    """From a seed to a sampler."""
-    import optuna
+def make(name: str, seed: int, context: Context) -> "BaseSampler":
+    """A new sampler.
 
-    def make(seed: int) -> optuna.samplers.BaseSampler:
-        if name == "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=True
-        )
+    Args:
+        name: a key of `SAMPLERS`.
+        seed: any whole number; two samplers with the same seed propose the same.
+        context: space and setting; share one per study, it remembers prices.
 
-    return make
+    Raises:
+        KvsearchError: unknown name, or something it needs is not installed.
+    """
+    check_name(name)
+    return SAMPLERS[name](seed % 2**32, context)
+
+
+def make_sampler(name: str, space: SearchSpace, setting: Setting) -> Callable[[int], "BaseSampler"]:
+    """From a seed to a sampler; all of them share one context."""
+    check_name(name)
+    context = Context(space, setting)
+    return lambda seed: make(name, seed, context)

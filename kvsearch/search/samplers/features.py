@@ -1,0 +1,92 @@
+"""A policy as numbers between 0 and 1, chosen so that near means alike.
+
+Knobs alone would hide what decides the loss: how many slots the bytes paid for, how much of them
+the newest tokens take, how long they stay uncompressed. So features are read off the built policy,
+and scaled by fixed constants, never by the data: the same policy has the same features for ever.
+"""
+
+from math import log2
+
+from kvsearch.knobs import Setting
+from kvsearch.policy import Policy
+
+FEATURES = (
+    "slots",  # log2 of slots over the budget in fp16 slots
+    "kept",  # log share of the stream that fits in the slots
+    "key bits",  # log2 of the mean over tiers
+    "value bits",
+    "low key bits",  # log2 of the worst tier
+    "sinks",
+    "recents",  # log share of the slots
+    "interval",
+    "interval share",  # of the slots: the part that is never compressed or chosen
+    "fp16 sinks",
+    "rotate",
+    "lloyd",
+    "group",
+    "scored",
+    "counted",  # alpha: votes weighed by the number of keys
+    "corrected",  # beta: votes divided by age
+    "forgets",  # log of the horizon
+    "decays",
+    "layer-shared",
+    "pooled",
+    "ladder",
+    "span",
+    "overlap",
+    "pyramid",
+    "sensitivity",
+    "exponent",
+    "positions",
+    "prompt",
+)
+
+
+def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
+    """The numbers named in `FEATURES`, each clipped to [0, 1]; inactive ones are 0.
+
+    Args:
+        policy: built for `setting`.
+        setting: whose budget and length give the units.
+    """
+    p, q, s, spread = policy, policy.quantizer, policy.score, policy.spread
+    tokens = max(2, setting.tokens)
+    slots = min(p.slots or tokens, tokens)
+    budget = setting.budget or setting.shape.budget_bytes(tokens)
+    fp16_slots = max(1.0, budget / setting.shape.budget_bytes(1))
+    keys = sum(t.share * t.key_bits for t in p.tiers)
+    values = sum(t.share * t.value_bits for t in p.tiers)
+    quantizes, scored, ladder = p.quantizes, p.scored, p.ladder
+    group = (q.group or setting.shape.head_dim) if quantizes else 0
+    horizon = s.horizon if s is not None and scored else None
+    numbers = (
+        (log2(slots / fp16_slots) + 3) / 6,
+        1 + log2(slots / tokens) / 7,
+        log2(keys) / 4,
+        log2(values) / 4,
+        log2(p.tiers[-1].key_bits) / 4,
+        log2(1 + p.sinks) / 4,
+        log2(1 + p.recents) / log2(1 + slots),
+        log2(p.interval) / 8,
+        2 * p.interval / slots,
+        p.fp16_sinks > 0,
+        quantizes and q.rotate,
+        quantizes and q.levels == "lloyd",
+        log2(group) / 8 if group else 0,
+        scored,
+        s.alpha if s is not None and scored else 0,
+        s.beta if s is not None and scored else 0,
+        1 - log2(horizon) / 12 if horizon else 0,
+        s is not None and scored and s.kind == "decay",
+        s is not None and scored and s.share == "layer",
+        log2(s.pool) / 4 if s is not None and scored else 0,
+        ladder is not None,
+        ladder.span if ladder is not None else 0,
+        ladder.overlap if ladder is not None else 0,
+        1 - 1 / spread.beta if spread.kind == "pyramid" else 0,
+        spread.kind == "sensitivity",
+        spread.exponent if spread.kind == "sensitivity" else 0,
+        p.positions == "cache",
+        0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
+    )
+    return tuple(min(1.0, max(0.0, float(x))) for x in numbers)

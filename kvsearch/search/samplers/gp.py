@@ -1,0 +1,150 @@
+"""A small exact Gaussian process: Matern-5/2, one length scale per feature, fitted by MAP.
+
+Hundreds of points at most, so everything is dense and in double precision. The prior of the length
+scales grows with the square root of the dimension (Hvarfner et al., arXiv:2402.02229): without it,
+points of a cube with many sides are all far apart and the model learns nothing.
+"""
+
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor
+
+STEPS = 25  # L-BFGS iterations; the fit is done after about 15
+LEAST_NOISE = 1e-4  # variance, in units of the data's
+LENGTH, SPREAD = 0.0, 1.0  # of the log length scales, beside half the log of the dimension
+SCALE = (0.0, 0.5)  # normal prior of the log output variance
+NOISE = (-4.0, 1.5)  # normal prior of the log noise variance
+
+
+@dataclass(frozen=True, eq=False)
+class GP:
+    """A fitted process in standardised units.
+
+    Attributes:
+        x: `[n, D]` features of what was observed.
+        y: `[n]` standardised values.
+        noise: `[n]` variance of each.
+        lengths: `[D]`.
+        scale: variance of the process.
+        centre, unit: mean and standard deviation of the raw values.
+    """
+
+    x: Tensor
+    y: Tensor
+    noise: Tensor
+    lengths: Tensor
+    scale: Tensor
+    centre: float
+    unit: float
+    factor: Tensor
+    solved: Tensor
+
+    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation `[C]` of the noiseless function at `x` `[C, D]`."""
+        k = self.scale * _matern(x, self.x, self.lengths)
+        mean = k @ self.solved
+        half = torch.linalg.solve_triangular(self.factor, k.T, upper=False)
+        variance = (self.scale - (half * half).sum(0)).clamp_min(1e-10)
+        return mean * self.unit + self.centre, variance.sqrt() * self.unit
+
+    def conditioned(self, x: Tensor) -> "GP":
+        """The process once `x` `[P, D]` have come out as expected: means stay, doubt shrinks.
+
+        The values are not data, so nothing is fitted on them.
+        """
+        if not len(x):
+            return self
+        mean, _ = self.posterior(x)
+        least = self.noise.min().expand(len(x))
+        return _made(
+            torch.cat([self.x, x]),
+            torch.cat([self.y, (mean - self.centre) / self.unit]),
+            torch.cat([self.noise, least]),
+            self.lengths,
+            self.scale,
+            self.centre,
+            self.unit,
+        )
+
+
+def fit(x: Tensor, y: Tensor, extra: Tensor) -> GP:
+    """Fit the hyper-parameters.
+
+    Args:
+        x: `[n, D]` features in [0, 1].
+        y: `[n]` values.
+        extra: `[n]` known variance of each value beside the fitted noise, in units of y squared.
+    """
+    dims = x.shape[1]
+    sure = extra == 0
+    base = y[sure] if sure.any() else y
+    centre = float(base.mean())
+    unit = float(base.std(unbiased=False).clamp_min(1e-6)) if len(base) > 1 else 1.0
+    z, known = (y - centre) / unit, extra / unit**2
+    middle = LENGTH + 0.5 * log(dims)
+    start = torch.tensor([middle] * dims + [SCALE[0], NOISE[0]], dtype=torch.float64)
+    means, spreads = start.clone(), torch.tensor([SPREAD] * dims + [SCALE[1], NOISE[1]])
+    theta = start.clone().requires_grad_(True)
+
+    def parts() -> tuple[Tensor, Tensor, Tensor]:
+        free = theta.clamp(means - 5 * spreads, means + 5 * spreads)
+        return free[:dims].exp(), free[dims].exp(), known + free[dims + 1].exp() + LEAST_NOISE
+
+    def loss() -> Tensor:
+        lengths, scale, noise = parts()
+        factor = _cholesky(scale * _matern(x, x, lengths) + noise.diag())
+        half = torch.linalg.solve_triangular(factor, z[:, None], upper=False)
+        fitness = 0.5 * (half * half).sum() + factor.diagonal().log().sum()
+        return fitness + 0.5 * (((theta - means) / spreads) ** 2).sum()
+
+    optimizer = torch.optim.LBFGS(
+        [theta],
+        max_iter=STEPS,
+        max_eval=2 * STEPS,
+        history_size=10,
+        tolerance_change=1e-4,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return float(value)
+
+    optimizer.step(closure)
+    with torch.no_grad():
+        if not bool(torch.isfinite(theta).all()):
+            theta.copy_(start)
+        lengths, scale, noise = parts()
+        return _made(x, z, noise, lengths, scale, centre, unit)
+
+
+def _made(
+    x: Tensor, y: Tensor, noise: Tensor, lengths: Tensor, scale: Tensor, centre: float, unit: float
+) -> GP:
+    factor = _cholesky(scale * _matern(x, x, lengths) + noise.diag())
+    solved = torch.cholesky_solve(y[:, None], factor)[:, 0]
+    return GP(x, y, noise, lengths, scale, centre, unit, factor, solved)
+
+
+def _matern(a: Tensor, b: Tensor, lengths: Tensor) -> Tensor:
+    """Matern-5/2 correlations `[A, B]`."""
+    a, b = a / lengths, b / lengths
+    square = (a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * a @ b.T
+    # the root has no slope at 0; 1e-12 is far below the rounding of a difference of features
+    r = (5 * square.clamp_min(1e-12)).sqrt()
+    return (1 + r + r * r / 3) * (-r).exp()
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Lower factor; twins in the data need a little more on the diagonal."""
+    jitter = 0.0
+    for jitter in (0.0, 1e-8, 1e-6, 1e-4):
+        eye = jitter * torch.eye(len(matrix), dtype=matrix.dtype)
+        factor, failed = torch.linalg.cholesky_ex(matrix + eye)
+        if not int(failed):
+            return factor
+    return torch.linalg.cholesky(matrix + 1e-2 * torch.eye(len(matrix), dtype=matrix.dtype))

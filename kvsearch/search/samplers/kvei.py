@@ -1,0 +1,147 @@
+"""KV expected improvement: exact bytes, modelled quality, and the gain of the front between them.
+
+KV bytes are an exact function of the policy, so only the loss needs a model. The next policy is the
+one of a pool of candidates whose expected gain in hypervolume is largest.
+"""
+
+import random
+from collections.abc import Mapping
+from math import log10
+
+import numpy as np
+from optuna.study import Study
+
+from kvsearch.knobs import Value
+from kvsearch.pareto import front
+from kvsearch.search.samplers.breed import Breed
+from kvsearch.search.samplers.ehvi import Array, expected_gain
+from kvsearch.search.samplers.history import History, read
+from kvsearch.search.samplers.point import PointSampler, usable
+from kvsearch.search.samplers.pool import anything, mutant, neighbours
+from kvsearch.search.samplers.pricing import Context, Priced
+from kvsearch.search.samplers.surrogate import Surrogate
+
+FIRST = 6  # completed trials before the model is asked
+CHILDREN, ROUNDS = 80, 3  # mutants a round; later rounds breed from the best candidates so far
+ANYTHING = 40  # random points in the pool
+LEADERS = 6  # candidates whose mutants fill the next round
+INCUMBENTS = 3  # policies whose axes are screened
+FLOOR = 0.3  # share of mutations that ignore the screening
+NADIR = 0.1  # of the front's height, left free above its worst point
+DECADE = 1.0  # the reference is at most this far above the best: tenfold its loss
+
+
+class Kvei(PointSampler):
+    """Proposes the policy with the largest expected gain, see the module.
+
+    Args:
+        seed: of the candidate pool.
+        context: space and setting.
+        edge: weight of having the best loss within the budget, in widths of the front. At 1 it
+            counts as much as the same gain at every size of the front: users deploy that policy.
+    """
+
+    def __init__(self, seed: int, context: Context, edge: float = 1.0) -> None:
+        super().__init__(seed, context)
+        self.edge = edge
+
+    def propose(self, history: History, rng: random.Random) -> Mapping[str, Value] | None:
+        """The best candidate; before there are `FIRST` completed trials a bred or random one."""
+        if len(history.done) < FIRST:
+            return Breed(self.seed, self.context).propose(history, rng)
+        model = Surrogate(history)
+        weights, pool = self._screen(model, history, rng)
+        parents = [s.point.knobs for s in [*history.front(), *history.best()[:INCUMBENTS]]]
+        space, price = self.context.space, self.context.price
+        pool += [price(anything(space, rng)) for _ in range(ANYTHING)]
+        best: list[Priced] = []
+        for _ in range(ROUNDS):
+            pool += [price(mutant(space, parents, weights, rng)) for _ in range(CHILDREN)]
+            candidates = usable([*best, *pool], history.tried)
+            if not candidates:
+                continue
+            gain = self._gain(model, history, candidates)
+            order = np.argsort(-gain, kind="stable")[:LEADERS]
+            best, pool = [candidates[i] for i in order], []
+            parents = [p.knobs for p in best]
+        return best[0].knobs if best else None
+
+    def importances(self, study: Study) -> dict[str, float]:
+        """Share of each axis in what the model expects to change around the best policies.
+
+        Empty before there are enough completed trials. The shares add up to 1.
+        """
+        history = read(study.get_trials(deepcopy=False), self.context.price, -1)
+        if len(history.done) < FIRST:
+            return {}
+        moved, _ = self._moved(Surrogate(history), history, random.Random(self.seed))
+        total = sum(moved.values()) or 1.0
+        return {k: v / total for k, v in sorted(moved.items(), key=lambda kv: (-kv[1], kv[0]))}
+
+    def _screen(
+        self, model: Surrogate, history: History, rng: random.Random
+    ) -> tuple[dict[str, float], list[Priced | None]]:
+        """How often to mutate each axis, and the neighbours that were looked at on the way."""
+        moved, pool = self._moved(model, history, rng)
+        total, even = sum(moved.values()) or 1.0, 1 / len(moved)
+        return {k: (1 - FLOOR) * v / total + FLOOR * even for k, v in moved.items()}, pool
+
+    def _moved(
+        self, model: Surrogate, history: History, rng: random.Random
+    ) -> tuple[dict[str, float], list[Priced | None]]:
+        """Mean change of the expected height, in decades, when one axis alone leaves the best.
+
+        Half of the mean counts, and half of the largest fall: an axis matters if something is to
+        be lost on it, and more so if something is to be gained.
+        """
+        pool: list[Priced | None] = []
+        moved = dict.fromkeys(self.context.space.axes, 0.0)
+        for seen in (history.best() or history.done)[:INCUMBENTS]:
+            here = float(model.predict([seen.point])[0][0])
+            axes: dict[str, list[Priced]] = {}
+            for name, knobs in neighbours(self.context.space, seen.point.knobs, rng):
+                point = self.context.price(knobs)
+                pool.append(point)
+                if point is not None and point.fingerprint != seen.point.fingerprint:
+                    axes.setdefault(name, []).append(point)
+            for name, points in axes.items():
+                change = model.predict(points)[0] - here
+                moved[name] += float(np.abs(change).mean() + max(0.0, -change.min())) / 2
+        return moved, pool
+
+    def _gain(self, model: Surrogate, history: History, candidates: list[Priced]) -> Array:
+        """Expected gain in decades of bytes times decades of loss; pending ones count as done."""
+        known = [
+            (log10(s.point.bytes_peak), y)
+            for s, y in zip(history.done, model.heights, strict=True)
+            if s.point.feasible
+        ]
+        points = [*known]
+        if history.pending:
+            mean, _ = model.predict(history.pending)
+            points += [
+                (log10(p.bytes_peak), float(y))
+                for p, y in zip(history.pending, mean, strict=True)
+                if p.feasible
+            ]
+        budget = self.context.setting.budget
+        reference = _reference(known or points, budget)
+        narrow = min(p[0] for p in points) if points else reference[0]
+        x = np.log10([float(p.bytes_peak) for p in candidates])
+        mean, std = model.predict(candidates)
+        width = self.edge * max(0.2, reference[0] - narrow)
+        return expected_gain(points, reference, x, mean, std, width)
+
+
+def _reference(points: list[tuple[float, float]], budget: int | None) -> tuple[float, float]:
+    """Worst corner of the area that counts, in decades.
+
+    Bytes: the budget, or the largest tried. Loss: a tenth of the front's height above its worst
+    point, so that its ends can grow, but at most ten times the best loss: one cheap policy that
+    ruins the model must not open an area that nobody wants filled. At least half a decade, so that
+    a front of one point has room.
+    """
+    heights = [points[i][1] for i in front(points)]
+    low, high = min(heights), max(heights)
+    x = log10(budget) if budget is not None else max(p[0] for p in points)
+    return x, min(max(high + NADIR * (high - low), low + DECADE / 2), low + DECADE)

@@ -1,0 +1,92 @@
+"""What a point of the space costs, exactly and before a token is spent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvsearch.errors import PolicyError
+from kvsearch.knobs import Setting, Value, build
+from kvsearch.policy import layout
+from kvsearch.search.samplers.features import features
+from kvsearch.space import SearchSpace
+
+KEPT = 20_000  # prices remembered, about 40 MB; a search of a thousand trials asks for 300 000
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """A point of the space and what is known of it without running it.
+
+    Attributes:
+        knobs: values of the active axes.
+        fingerprint: identity of the policy they build.
+        bytes_peak: bytes per sequence.
+        slots: most tokens a layer holds, mean over layers; the whole stream if nothing is evicted.
+        features: see `features`.
+        feasible: neither forbidden by the space nor over the budget.
+    """
+
+    knobs: dict[str, Value]
+    fingerprint: str
+    bytes_peak: int
+    slots: int
+    features: tuple[float, ...]
+    feasible: bool
+
+
+class Pricer:
+    """Prices points; remembers them, which changes speed and never an answer."""
+
+    def __init__(self, space: SearchSpace, setting: Setting) -> None:
+        self.space, self.setting = space, setting
+        self._known: dict[tuple[tuple[str, Value], ...], Priced | None] = {}
+
+    def __call__(self, knobs: Mapping[str, Value]) -> Priced | None:
+        """The price of a point that may be proposed, or None if it may not."""
+        priced = self.look(knobs)
+        return priced if priced is not None and priced.feasible else None
+
+    def look(self, knobs: Mapping[str, Value]) -> Priced | None:
+        """The price of any point that builds a policy, or None."""
+        key = tuple(sorted(knobs.items()))
+        if key not in self._known:
+            if len(self._known) >= KEPT:
+                self._known.clear()
+            self._known[key] = self._price(dict(knobs))
+        return self._known[key]
+
+    def _price(self, knobs: dict[str, Value]) -> Priced | None:
+        setting, shape = self.setting, self.setting.shape
+        try:
+            policy = build(knobs, setting)
+            policy.check(shape)
+        except PolicyError:
+            return None
+        peak = layout(policy, shape).bytes_peak(setting.tokens, setting.prompt)
+        feasible = setting.budget is None or peak <= setting.budget
+        return Priced(
+            knobs,
+            policy.fingerprint(shape.layers),
+            peak,
+            policy.slots or setting.tokens,
+            features(policy, setting),
+            feasible and self.space.forbidden(knobs) is None,
+        )
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a sampler knows of the task; one per study, shared by its samplers.
+
+    Attributes:
+        space: where to look.
+        setting: model shape, budget and length that policies are sized for.
+    """
+
+    space: SearchSpace
+    setting: Setting
+
+    @cached_property
+    def price(self) -> Pricer:
+        """The pricer of all samplers of this study."""
+        return Pricer(self.space, self.setting)

@@ -1,0 +1,81 @@
+"""The model of quality: a Gaussian process on log dNLL over the features of a policy."""
+
+from collections.abc import Sequence
+from math import log10
+from statistics import fmean, pvariance
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvsearch.search.samplers.gp import GP, fit
+from kvsearch.search.samplers.history import History, Seen
+from kvsearch.search.samplers.pricing import Priced
+
+OFFSET = 0.003  # nats per token: differences far below it are noise and must not rule the log
+LEAST = 0.001  # nats per token: what the logarithm sees at least
+PAIRS = 4  # completed trials with a rung, below which that rung says nothing
+SHY = 0.05**2  # variance in decades squared added to what a rung foretells: few pairs, and those
+# who were stopped there were partly unlucky there
+
+
+class Surrogate:
+    """Predicts log10(dNLL + offset), fitted on what was measured and conditioned on what runs.
+
+    Attributes:
+        offset: nats per token; 0.003, or more if a policy beats the full cache by more than 0.002.
+        heights: the logarithms of `history.done`, in their order.
+    """
+
+    def __init__(self, history: History) -> None:
+        values = [s.dnll or 0.0 for s in history.done]
+        self.offset = max(OFFSET, LEAST - min(values))
+        self.heights = [self.height(v) for v in values]
+        points = [s.point for s in history.done]
+        heights, extra = list(self.heights), [0.0] * len(points)
+        for seen in history.stopped:
+            foretold = self._foretold(seen, history.done)
+            if foretold is not None:
+                points.append(seen.point)
+                heights.append(foretold[0])
+                extra.append(foretold[1])
+        self.fitted: GP = fit(_matrix(points), _vector(heights), _vector(extra))
+        self.gp = self.fitted
+        if history.pending:
+            self.gp = self.fitted.conditioned(_matrix(history.pending))
+
+    def height(self, dnll: float) -> float:
+        """log10 of a difference to the full cache, nats per token."""
+        return log10(max(LEAST, dnll + self.offset))
+
+    def predict(self, points: Sequence[Priced]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation of the height of each point."""
+        with torch.no_grad():
+            mean, std = self.gp.posterior(_matrix(points))
+        return mean.numpy(), std.numpy()
+
+    def _foretold(self, stopped: Seen, done: Sequence[Seen]) -> tuple[float, float] | None:
+        """Mean and variance of the final height of a trial that was stopped at a rung.
+
+        Judged by how much completed trials rose from the same rung. A cache that is not well full
+        by then has shown nothing yet, so only policies with at most half as many slots as the rung
+        has tokens count.
+        """
+        tokens, dnll = stopped.rungs[-1]
+        rises = [
+            self.height(s.dnll) - self.height(dict(s.rungs)[tokens])
+            for s in done
+            if s.dnll is not None and tokens in dict(s.rungs) and 2 * s.point.slots <= tokens
+        ]
+        if len(rises) < PAIRS:
+            return None
+        wide = pvariance(rises) * len(rises) / (len(rises) - 1)
+        return self.height(dnll) + fmean(rises), wide * (1 + 1 / len(rises)) + SHY
+
+
+def _matrix(points: Sequence[Priced]) -> torch.Tensor:
+    return torch.tensor([p.features for p in points], dtype=torch.float64)
+
+
+def _vector(numbers: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
