@@ -171,6 +171,7 @@ def _row(
         within_budget=peak <= asked["settings"]["budget_bytes"],
         seconds=m["seconds"],
         decode=Throughput(**decode) if decode else None,
+        speed=m.get("speed"),
         impls=m["impls"],
     )
 

@@ -60,6 +60,13 @@ def _answer(row: Row, summary: Summary) -> list[str]:
             f"  against the best published method, {row.best}: PPL {change:+.1f} %, "
             f"dNLL {_interval(row.dnll_best)}{clear}"
         )
+    pairs = [(r.speed, r.decode.ratio) for r in summary.rows if r.decode and r.speed]
+    if len(pairs) > 1:
+        off = sorted(abs(modelled / measured - 1) for modelled, measured in pairs)
+        lines.append(
+            f"  decode speed over the full cache, modelled against measured: median error "
+            f"{100 * off[len(off) // 2]:.0f} % over {len(pairs)} policies"
+        )
     if row.decode is not None:
         lines.append("  " + bench_lines(row.name, row.decode).replace("\n", "\n  "))
     return lines

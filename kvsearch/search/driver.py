@@ -44,6 +44,7 @@ class Task:
         warm: evaluate the published methods first.
         without: names of methods to leave out all the same.
         racing: stop proposals that are behind for certain.
+        speed: modelled decode speed of a policy over the full cache's, as a third objective.
     """
 
     setting: Setting
@@ -55,6 +56,7 @@ class Task:
     warm: bool = True
     without: tuple[str, ...] = ()
     racing: bool = True
+    speed: Callable[[Policy], float] | None = None
 
 
 Watch = Callable[[Trial, list[Trial]], None]
@@ -96,7 +98,8 @@ class Search:
         self.task, self.executor, self.folder, self.watch = task, executor, folder, watch
         self.trials = folder.trials()
         self.flights: dict[int, Flight] = {}  # by slot
-        self._study = Study(task.space, task.sampler, task.seed, task.setting.budget)
+        limit = task.setting.budget
+        self._study = Study(task.space, task.sampler, task.seed, limit, task.speed is not None)
         self._interrupted = folder.running()
         self._study.restore([*self.trials, *self._interrupted])
         self._rivals: dict[str, race.Rival] = {}
@@ -194,6 +197,8 @@ class Search:
             peak = layout(policy, task.setting.shape).bytes_peak(task.setting.tokens)
             fingerprint = policy.fingerprint(task.setting.shape.layers)
             trial = replace(trial, policy=policy, fingerprint=fingerprint, bytes_peak=peak)
+            if task.speed is not None:
+                trial = replace(trial, speed=task.speed(policy))
             if limit is not None and peak > limit and kind == "found":
                 raise PolicyError(f"{peak} bytes are over the budget of {limit}")
         except PolicyError as e:
@@ -308,7 +313,9 @@ class Search:
         rivals = [
             self._rival(t)
             for t in self.trials
-            if t.state == "complete" and (t.bytes_peak or 0) <= peak
+            if t.state == "complete"
+            and (t.bytes_peak or 0) <= peak
+            and (t.speed or 0.0) >= (trial.speed or 0.0)
         ]
         mine = race.exposure(trial.policy, shape)
         return race.verdict(nll, mine, rivals, score_from=self.task.score_from)

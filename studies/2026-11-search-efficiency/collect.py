@@ -9,6 +9,7 @@ of every policy go into `records/`.
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from live import BUDGET, WINDOWS, Remembered, opened
 
 from kvsearch.app.progress import Shown
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.knobs import Setting
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
@@ -67,10 +69,10 @@ def main() -> None:
         session.run(Job(i, "report", policy, setting.tokens))
         print(f"report text {i}/{len(wanted)} {key}", flush=True)
     session.run(Job(0, "search", Policy(), setting.tokens))
-    keep(runs, memory, o.records, setting.budget, layers)
+    keep(runs, memory, o.records, setting)
 
 
-def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, budget: int, L: int) -> None:
+def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Setting) -> None:
     """Write `trials.parquet`, `blocks.parquet`, `policies.jsonl` and `about.json`."""
     records.mkdir(parents=True, exist_ok=True)
     columns = ("number", "name", "kind", "state", "fingerprint", "bytes_peak", "dnll", "tokens")
@@ -80,7 +82,7 @@ def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, budget: int,
         for t in trials
     ]
     pq.write_table(pa.Table.from_pylist(rows), records / "trials.parquet", compression="zstd")
-    used = {r["fingerprint"] for r in rows} | {Policy().fingerprint(L)}
+    used = {r["fingerprint"] for r in rows} | {Policy().fingerprint(setting.shape.layers)}
     blocks, policies = [], {}
     for file in sorted(memory.glob("*.npy")):
         part, key = file.stem.split("-")
@@ -94,7 +96,15 @@ def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, budget: int,
     pq.write_table(table, records / "blocks.parquet", compression="zstd")
     lines = [json.dumps({"key": k, "policy": json.loads(p)}) for k, p in sorted(policies.items())]
     (records / "policies.jsonl").write_text("\n".join(lines) + "\n")
-    about = {"budget_bytes": budget, "block": BLOCK, "layers": L, "full": Policy().fingerprint(L)}
+    shape = setting.shape
+    full = Policy().fingerprint(shape.layers)
+    about = {
+        "budget_bytes": setting.budget,
+        "block": BLOCK,
+        "full": full,
+        "shape": asdict(shape),
+        "sensitivity": setting.sensitivity,
+    }
     (records / "about.json").write_text(json.dumps(about, indent=1) + "\n")
 
 
