@@ -169,6 +169,7 @@ class Summary:
         counts: trials by state.
         rechecks: comparisons printed beside the table, whatever they say.
         seconds: wall time of the whole run.
+        importances: share of each axis in what is expected to change around the best policies.
     """
 
     model: dict[str, Any]
@@ -181,6 +182,7 @@ class Summary:
     counts: dict[str, int]
     rechecks: list[Recheck] = field(default_factory=list)
     seconds: float = 0.0
+    importances: dict[str, float] = field(default_factory=dict)
 
     def row(self, name: str) -> Row:
         """The row called `name`."""

@@ -24,7 +24,8 @@ from kvsearch.report import write_report
 from kvsearch.search.driver import Search, Task, baselines
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.samplers import DEFAULT, check_name, make_sampler
+from kvsearch.search.samplers import DEFAULT, Context, check_name, make
+from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.space import load as load_space
 
 SENSITIVITY_TOKENS = 768  # of the search text
@@ -145,13 +146,14 @@ class Run:
             ids = self.text.windows["search"][0]
             modelled = speed.model(self.loaded, self.setting, ids, self.folder.path, self.shown)
             ratio = modelled.ratio
+        context = Context(self.space, self.setting, ratio)
         task = Task(
             self.setting,
             self.score_from,
             self.space,
             o.trials,
             o.seed,
-            make_sampler(o.sampler, self.space, self.setting, ratio),
+            lambda seed: make(o.sampler, seed, context),
             warm=o.warm,
             without=o.without,
             racing=o.racing,
@@ -167,7 +169,10 @@ class Run:
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
                 watch(done, search.trials)
-            return search.run()
+            trials = search.run()
+        mattered = Kvei(o.seed, context).importances(search.study.told)
+        write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")
+        return trials
 
     def _bench(self, ending: dict[str, Any]) -> None:
         """Decode speed with the device to itself: of the whole front if speed is an objective."""

@@ -34,6 +34,9 @@ def closing(summary: Summary, folder: Path) -> str:
             f"  {c.policy} - {c.against} on {c.text}: {_interval(c.dnll)} (n = {c.tokens})"
         )
     counts = ", ".join(f"{n} {STATES.get(k, k)}" for k, n in sorted(summary.counts.items()))
+    if summary.importances:
+        top = [f"{k} {100 * v:.0f} %" for k, v in list(summary.importances.items())[:5]]
+        lines.append(f"  axes that matter most around the best policies: {', '.join(top)}")
     tokens = sum(t.tokens for t in summary.trials)
     lines += [
         f"  {len(summary.trials)} policies tried: {counts}",

@@ -99,9 +99,9 @@ class Search:
         self.trials = folder.trials()
         self.flights: dict[int, Flight] = {}  # by slot
         limit = task.setting.budget
-        self._study = Study(task.space, task.sampler, task.seed, limit, task.speed is not None)
+        self.study = Study(task.space, task.sampler, task.seed, limit, task.speed is not None)
         self._interrupted = folder.running()
-        self._study.restore([*self.trials, *self._interrupted])
+        self.study.restore([*self.trials, *self._interrupted])
         self._rivals: dict[str, race.Rival] = {}
         known = {t.name for t in [*self.trials, *self._interrupted]}
         self._methods = [(n, m) for n, m in baselines(task.warm, task.without) if n not in known]
@@ -143,7 +143,7 @@ class Search:
                 kind: Kind = "composite" if method.kind == "composite" else "method"
                 trial = self._method(name, kind, method.knobs)
             elif self._wanted():
-                asked, knobs = self._study.ask()
+                asked, knobs = self.study.ask()
                 trial = self._check(asked, f"trial {asked.number}", "found", knobs)
             else:
                 return None
@@ -172,7 +172,7 @@ class Search:
     def _method(self, name: str, kind: Kind, knobs: Mapping[str, Value]) -> Trial | None:
         params = self.task.space.params(knobs)
         if params is not None:
-            asked, knobs = self._study.ask(params)
+            asked, knobs = self.study.ask(params)
             return self._check(asked, name, kind, knobs)
         numbers = [t.number for t in self.trials] + [f.trial.number for f in self.flights.values()]
         return self._check(min([0, *numbers]) - 1, name, kind, knobs)  # Optuna never hears of it
@@ -184,7 +184,7 @@ class Search:
         task, limit = self.task, self.task.setting.budget
         inside = isinstance(asked, optuna.Trial)
         number = asked.number if isinstance(asked, optuna.Trial) else asked
-        system = self._study.trials[number].system_attrs if inside else {}
+        system = self.study.trials[number].system_attrs if inside else {}
         trial = Trial(
             number, name, kind, "running", Policy(name=name), "", params=dict(knobs),
             system={k: v for k, v in system.items() if k != "fixed_params"},
@@ -302,7 +302,7 @@ class Search:
         self.folder.append(trial)
         self.trials.append(trial)
         if trial.number >= 0:
-            self._study.tell(trial)
+            self.study.tell(trial)
         self._misses += trial.state in ("rejected", "duplicate")
         self.watch(trial, self.trials)
 

@@ -62,6 +62,11 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     @property
+    def told(self) -> optuna.Study:
+        """The study itself, to be read."""
+        return self._study
+
+    @property
     def next_number(self) -> int:
         """Number of the trial that the next `ask` makes."""
         return len(self.trials)
