@@ -127,6 +127,11 @@ class DenseStore:
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.raw, self.pools, self.settled = k.shape[2], raw, pools, None
 
+    def hold(self, k: Tensor, v: Tensor, pools: Tensor) -> None:
+        """Hold ticked slots `[B, H, N, D]` whose values are those of their pools already."""
+        self.k, self.v = k.contiguous(), v.contiguous()
+        self.n, self.raw, self.pools, self.settled = k.shape[2], 0, pools, None
+
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""
         return self.pools
