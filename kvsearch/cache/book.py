@@ -101,12 +101,12 @@ class ScoreBook:
         """Rows that could vote for each slot, weighted as the sums are."""
         assert self.born is not None
         s = self.score
-        age = (seen - self.born).float()
+        age = float(seen) - self.born  # fp32
         if s.horizon is None or s.literal:
             return age
         if s.kind == "decay":
             keep = 1 - 1 / s.horizon
-            return (1 - keep**age) / (1 - keep)
+            return torch.rsub(keep**age, s.horizon, alpha=s.horizon)  # sum of keep^i, i < age
         return age.clamp_max(s.horizon)
 
     def keep(self, index: Tensor | None) -> None:
