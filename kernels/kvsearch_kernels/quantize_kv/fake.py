@@ -31,12 +31,12 @@ def fake_quantize(x: Tensor, fmt: Format) -> Tensor:
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """`reference.hadamard` of fp32 `x`: the same sums, over many vectors side by side."""
+    """`reference.hadamard` of fp32 `x`: the same sums, channel by channel over many vectors."""
     block = x.shape[-1] & -x.shape[-1]
     vectors = x.reshape(-1, block)
     out = torch.empty_like(vectors)
     for start in range(0, len(vectors), ROWS):
-        a = vectors[start : start + ROWS].t().contiguous()  # channel by channel
+        a = vectors[start : start + ROWS].t().clone(memory_format=torch.contiguous_format)
         b = torch.empty_like(a)
         step = 1
         while step < block:
