@@ -88,10 +88,12 @@ def assign_pools(
     raw_pool = len(p.tiers)
     fixed = min(n, p.fp16_sinks)
     if scores is None or len(counts) == 1:
-        newest_first = [raw_pool] * fixed
-        for tier in range(len(counts) - 1, -1, -1):
-            newest_first += [tier] * counts[tier]
-        return torch.tensor(newest_first, dtype=torch.uint8, device=device)
+        by_age = torch.full((n,), raw_pool, dtype=torch.uint8, device=device)
+        end = n
+        for tier, count in enumerate(counts):  # newest first
+            by_age[end - count : end] = tier
+            end -= count
+        return by_age
     rank = scores.clone()
     rank[..., n - p.recents :] = float("inf")
     rank[..., : p.sinks] = float("inf")

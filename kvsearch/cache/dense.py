@@ -91,12 +91,11 @@ class DenseStore:
             part = changed[..., lo:]
             self._settle_tail(k[:, :, lo:], v[:, :, lo:], part, settled, n - lo)
         else:
-            k, v = k.clone() if keep is None else k, v.clone() if keep is None else v
             for i, (kc, vc) in enumerate(self.codecs[:-1]):
                 moved = (changed & (pools == i)).expand(k.shape[:3])
                 k[moved], v[moved] = kc.fake(k[moved]), vc.fake(v[moved])
         assert self.k is not None and self.v is not None
-        if keep is not None or not self.single:
+        if keep is not None:  # else `k` and `v` are views
             self.k[:, :, :n], self.v[:, :, :n] = k, v
         self.n, self.raw, self.pools, self.settled = n, 0, pools, None
 

@@ -146,7 +146,7 @@ class LayerState:
         slots = torch.arange(n, device=q.device)
         if self.reindex:
             assert self.rotary is not None
-            keys, q = self.rotary.turn(keys, slots), self.rotary.turn(q, slots[n - m :])
+            keys, q = self.rotary.turn_slots(keys, 0), self.rotary.turn_slots(q, n - m)
         if self.book is None:
             born = (slots - (n - m)).clamp_min(0)
             never = torch.full_like(slots, m)
