@@ -66,5 +66,4 @@ def gather_flat(x: Tensor, index: Tensor) -> Tensor:
         return x[index]
     if index.dim() == 1:
         return x.index_select(-1, index)
-    shape = torch.broadcast_shapes(x.shape[:-1], index.shape[:-1])
-    return x.expand(*shape, -1).gather(-1, index.expand(*shape, -1))
+    return torch.take_along_dim(x, index, -1)
