@@ -57,7 +57,6 @@ def _tpe(seed: int, context: Context) -> "BaseSampler":
             multivariate=True,
             group=True,
             constant_liar=True,
-            warn_independent_sampling=False,
         )
 
 

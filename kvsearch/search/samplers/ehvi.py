@@ -31,7 +31,6 @@ def expected_gain(
     x: Array,
     mean: Array,
     std: Array,
-    edge: float = 0.0,
 ) -> Array:
     """Expected gain in hypervolume of candidates at known `x` with normal heights.
 
@@ -41,8 +40,6 @@ def expected_gain(
         x: `[C]`, the candidates' first coordinate.
         mean: `[C]`, of the second.
         std: `[C]`, of the second, above 0.
-        edge: a width, in the unit of x, added at the reference's x: the weight of being the best
-            of all rather than the best for its size.
 
     Returns:
         `[C]`, in units of x times y.
@@ -53,7 +50,6 @@ def expected_gain(
     right = np.array([*(p[0] for p in steps), reference[0]])
     ceiling = np.array([reference[1], *(p[1] for p in steps)])
     width = np.maximum(0.0, right - np.maximum(left, x[:, None]))
-    width[:, -1] += np.where(x <= reference[0], edge, 0.0)
     each = expected_improvement(ceiling[None], mean[:, None], std[:, None])
     total: Array = (width * each).sum(axis=1)
     return total

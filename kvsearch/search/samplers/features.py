@@ -3,6 +3,8 @@
 Knobs alone would hide what decides the loss: how many slots the bytes paid for, how much of them
 the newest tokens take, how long they stay uncompressed. So features are read off the built policy,
 and scaled by fixed constants, never by the data: the same policy has the same features for ever.
+The constants make the usual range of each about as long as the step of a flag, because the model
+takes what is near for alike before it has seen a difference.
 """
 
 from math import log2
@@ -60,19 +62,19 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
     group = (q.group or setting.shape.head_dim) if quantizes else 0
     horizon = s.horizon if s is not None and scored else None
     numbers = (
-        (log2(slots / fp16_slots) + 3) / 6,
+        (log2(slots / fp16_slots) + 2) / 4,
         1 + log2(slots / tokens) / 7,
-        log2(keys) / 4,
-        log2(values) / 4,
-        log2(p.tiers[-1].key_bits) / 4,
+        (log2(keys) - 1) / 3,
+        (log2(values) - 1) / 3,
+        (log2(p.tiers[-1].key_bits) - 1) / 3,
         log2(1 + p.sinks) / 4,
         log2(1 + p.recents) / log2(1 + slots),
-        log2(p.interval) / 8,
+        log2(p.interval) / 6,
         2 * p.interval / slots,
         p.fp16_sinks > 0,
         quantizes and q.rotate,
         quantizes and q.levels == "lloyd",
-        log2(group) / 8 if group else 0,
+        (log2(group) - 3) / 4 if group else 0,
         scored,
         s.alpha if s is not None and scored else 0,
         s.beta if s is not None and scored else 0,

@@ -13,9 +13,12 @@ from torch import Tensor
 
 STEPS = 25  # L-BFGS iterations; the fit is done after about 15
 LEAST_NOISE = 1e-4  # variance, in units of the data's
-LENGTH, SPREAD = 0.0, 1.0  # of the log length scales, beside half the log of the dimension
-SCALE = (0.0, 0.5)  # normal prior of the log output variance
-NOISE = (-4.0, 1.5)  # normal prior of the log noise variance
+# Normal priors of the logarithms. Of some twenty tried, these predicted left-out trials of six runs
+# on SmolLM2-135M (12 to 30 policies each) well and nearly without being too sure: squared errors
+# were 1.1 to 2.4 times what was claimed; with wider priors up to 10 times.
+LENGTH, SPREAD = -0.7, 0.6  # of the length scales, beside half the log of the dimension
+SCALE = (0.5, 0.5)  # of the variance of the process
+NOISE = (-3.0, 1.0)  # of the variance of the noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,11 +111,11 @@ def fit(x: Tensor, y: Tensor, extra: Tensor) -> GP:
         line_search_fn="strong_wolfe",
     )
 
-    def closure() -> float:
+    def closure() -> Tensor:
         optimizer.zero_grad()
         value = loss()
         value.backward()
-        return float(value)
+        return value
 
     optimizer.step(closure)
     with torch.no_grad():

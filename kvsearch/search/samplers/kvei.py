@@ -5,14 +5,13 @@ one of a pool of candidates whose expected gain in hypervolume is largest.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import log10
 
 import numpy as np
 from optuna.study import Study
 
 from kvsearch.knobs import Value
-from kvsearch.pareto import front
 from kvsearch.search.samplers.breed import Breed
 from kvsearch.search.samplers.ehvi import Array, expected_gain
 from kvsearch.search.samplers.history import History, read
@@ -20,6 +19,7 @@ from kvsearch.search.samplers.point import PointSampler, usable
 from kvsearch.search.samplers.pool import anything, mutant, neighbours
 from kvsearch.search.samplers.pricing import Context, Priced
 from kvsearch.search.samplers.surrogate import Surrogate
+from kvsearch.search.volume import EDGE, WORST
 
 FIRST = 6  # completed trials before the model is asked
 CHILDREN, ROUNDS = 80, 3  # mutants a round; later rounds breed from the best candidates so far
@@ -27,8 +27,7 @@ ANYTHING = 40  # random points in the pool
 LEADERS = 6  # candidates whose mutants fill the next round
 INCUMBENTS = 3  # policies whose axes are screened
 FLOOR = 0.3  # share of mutations that ignore the screening
-NADIR = 0.1  # of the front's height, left free above its worst point
-DECADE = 1.0  # the reference is at most this far above the best: tenfold its loss
+ROOM = 0.5  # decades between the best loss and the reference, at least
 
 
 class Kvei(PointSampler):
@@ -37,11 +36,12 @@ class Kvei(PointSampler):
     Args:
         seed: of the candidate pool.
         context: space and setting.
-        edge: weight of having the best loss within the budget, in widths of the front. At 1 it
-            counts as much as the same gain at every size of the front: users deploy that policy.
+        edge: weight of having the best loss within the budget, as a width of the front in decades
+            of bytes. Users deploy that policy; at the default, the one that `volume` reports with,
+            a factor of two, it counts about as much as the whole front below the budget.
     """
 
-    def __init__(self, seed: int, context: Context, edge: float = 1.0) -> None:
+    def __init__(self, seed: int, context: Context, edge: float = log10(EDGE)) -> None:
         super().__init__(seed, context)
         self.edge = edge
 
@@ -111,12 +111,11 @@ class Kvei(PointSampler):
 
     def _gain(self, model: Surrogate, history: History, candidates: list[Priced]) -> Array:
         """Expected gain in decades of bytes times decades of loss; pending ones count as done."""
-        known = [
+        points = [
             (log10(s.point.bytes_peak), y)
             for s, y in zip(history.done, model.heights, strict=True)
             if s.point.feasible
         ]
-        points = [*known]
         if history.pending:
             mean, _ = model.predict(history.pending)
             points += [
@@ -124,24 +123,23 @@ class Kvei(PointSampler):
                 for p, y in zip(history.pending, mean, strict=True)
                 if p.feasible
             ]
-        budget = self.context.setting.budget
-        reference = _reference(known or points, budget)
-        narrow = min(p[0] for p in points) if points else reference[0]
         x = np.log10([float(p.bytes_peak) for p in candidates])
         mean, std = model.predict(candidates)
-        width = self.edge * max(0.2, reference[0] - narrow)
-        return expected_gain(points, reference, x, mean, std, width)
+        return expected_gain(points, self._reference(model, points), x, mean, std)
 
+    def _reference(
+        self, model: Surrogate, points: Sequence[tuple[float, float]]
+    ) -> tuple[float, float]:
+        """Worst corner of the area that counts, in decades: that of the volume we report.
 
-def _reference(points: list[tuple[float, float]], budget: int | None) -> tuple[float, float]:
-    """Worst corner of the area that counts, in decades.
+        It depends on the budget and not on the worst policy tried, so that one cheap policy that
+        ruins the model does not open an area that nobody wants filled. Where even the best policy
+        is near that corner or beyond it, it moves up, so that better ones still gain.
 
-    Bytes: the budget, or the largest tried. Loss: a tenth of the front's height above its worst
-    point, so that its ends can grow, but at most ten times the best loss: one cheap policy that
-    ruins the model must not open an area that nobody wants filled. At least half a decade, so that
-    a front of one point has room.
-    """
-    heights = [points[i][1] for i in front(points)]
-    low, high = min(heights), max(heights)
-    x = log10(budget) if budget is not None else max(p[0] for p in points)
-    return x, min(max(high + NADIR * (high - low), low + DECADE / 2), low + DECADE)
+        Bytes beyond the budget are out of reach, so a corner `edge` to its right is the same as a
+        point mass of that width at the budget.
+        """
+        budget = self.context.setting.budget
+        x = log10(budget) if budget is not None else max((p[0] for p in points), default=0.0)
+        best = min(model.heights)
+        return x + self.edge, max(model.height(WORST), best + ROOM)

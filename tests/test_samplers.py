@@ -1,0 +1,266 @@
+"""Samplers: the closed form, the model, and what every sampler promises the driver."""
+
+import random
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+
+from kvsearch import space
+from kvsearch.errors import KvsearchError
+from kvsearch.knobs import Setting
+from kvsearch.methods import METHODS
+from kvsearch.pareto import hypervolume
+from kvsearch.policy import ModelShape
+from kvsearch.search import samplers
+from kvsearch.search.samplers import SAMPLERS, Context, Priced, make
+from kvsearch.search.samplers.ehvi import expected_gain
+from kvsearch.search.samplers.features import FEATURES
+from kvsearch.search.samplers.gp import fit
+from kvsearch.search.samplers.history import History, Seen, read
+from kvsearch.search.samplers.kvei import Kvei
+from kvsearch.search.samplers.surrogate import Surrogate
+from kvsearch.search.volume import volume
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+
+SHAPE = ModelShape(layers=6, kv_heads=3, head_dim=64, heads=9)
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, (3.0, 2.0, 1.0, 1.0, 0.5, 0.3))
+SPACE = space.load("default")
+
+
+def loss(point: Priced) -> float:
+    """Nats per token: more slots, finer codes and a short interval help, on top of each other."""
+    f = dict(zip(FEATURES, point.features, strict=True))
+    good = 1 - 0.2 * f["scored"] - 0.15 * f["sensitivity"] + 0.1 * f["pyramid"] + 0.1 * f["ladder"]
+    coarse = 2.0 ** (-8 * f["key bits"]) + 0.4 * 2.0 ** (-8 * f["value bits"])
+    coarse *= (1 - 0.5 * f["rotate"]) * (0.5 + f["group"])
+    slots = max(16.0, point.slots * (1 - 0.3 * f["interval share"]))
+    return 0.19 * good * (256 / slots) ** 1.1 + coarse + 0.02 * f["interval"] * f["scored"]
+
+
+def new_study(context: Context) -> optuna.Study:
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    for method in METHODS.values():
+        params = SPACE.params(method.knobs)
+        if method.baseline and method.kind != "full" and params is not None:
+            study.enqueue_trial(params)
+    return study
+
+
+def ask(study: optuna.Study, name: str, seed: int, context: Context) -> tuple[optuna.Trial, Priced]:
+    """One proposal, as the driver asks: a new sampler, seeded by run and trial."""
+    number = sum(t.state != TrialState.WAITING for t in study.get_trials(deepcopy=False))
+    study.sampler = make(name, 10_000 * seed + number, context)
+    trial = study.ask()
+    point = context.price.look(SPACE.suggest(trial))
+    return trial, point or Priced({}, "", 0, 0, (), False)
+
+
+def search(name: str, seed: int, trials: int) -> tuple[list[tuple[Priced, float]], optuna.Study]:
+    """The methods and `trials` more policies; proposals that cost nothing are not counted."""
+    context = Context(SPACE, SETTING)
+    study, found = new_study(context), 0
+    methods, done = len(study.trials), dict[str, tuple[Priced, float]]()
+    while found < trials:
+        trial, point = ask(study, name, seed, context)
+        free = not point.feasible or point.fingerprint in done
+        if trial.number >= methods:
+            assert not free or name not in ("kvei", "breed")
+            found += not free
+        if free:
+            study.tell(trial, state=TrialState.PRUNED)
+            continue
+        done[point.fingerprint] = (point, loss(point))
+        study.tell(trial, [loss(point), point.bytes_peak])
+    return list(done.values()), study
+
+
+def area(done: list[tuple[Priced, float]]) -> float:
+    return volume([(p.bytes_peak, d) for p, d in done], SETTING.budget or 0)
+
+
+@pytest.fixture(scope="module")
+def searched() -> tuple[list[tuple[Priced, float]], optuna.Study]:
+    return search("kvei", 1, 40)
+
+
+# -- the closed form -------------------------------------------------------------------------------
+
+
+def test_expected_gain_is_the_mean_of_hypervolume_differences() -> None:
+    rng = np.random.default_rng(0)
+    points, reference = [(-1.0, 0.2), (-0.6, -0.4), (-0.3, -0.9), (-0.5, 0.0)], (0.3, 0.5)
+    x, mean, std = (
+        np.array([-1.2, -0.5, -0.1]),
+        np.array([0.3, -0.5, -1.2]),
+        np.array([0.3, 0.2, 0.4]),
+    )
+    closed = expected_gain(points, reference, x, mean, std)
+    before = hypervolume(points, reference)
+    for i in range(3):
+        draws = rng.normal(mean[i], std[i], 6000)
+        gains = [hypervolume([*points, (x[i], y)], reference) - before for y in draws]
+        assert closed[i] == pytest.approx(np.mean(gains), abs=4 * np.std(gains) / 6000**0.5)
+
+
+def test_a_candidate_that_is_surely_dominated_gains_nothing_and_a_sure_one_its_area() -> None:
+    none = np.full(2, 1e-9)
+    gain = expected_gain(
+        [(0.0, 0.0)], (1.0, 1.0), np.array([0.5, 0.5]), np.array([0.1, -1.0]), none
+    )
+    assert gain == pytest.approx([0.0, 0.5])
+    empty = expected_gain([], (1.0, 1.0), np.array([0.5, 1.5]), np.array([0.0, -9.0]), none)
+    assert empty == pytest.approx([0.5, 0.0])
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def test_the_process_interpolates_reverts_and_doubts_less_where_something_runs() -> None:
+    x = torch.rand(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.sin(3 * x[:, 0]) + x[:, 1] ** 2
+    gp = fit(x, y, torch.zeros(40, dtype=torch.float64))
+    mean, std = gp.posterior(x)
+    assert float((mean - y).abs().max()) < 0.05 and float(std.max()) < 0.1
+    assert gp.lengths[:2].max() < gp.lengths[2:].min()  # what does not matter is smooth
+    far = torch.full((1, 5), 1e4, dtype=torch.float64)
+    mean, std = gp.posterior(far)
+    assert float(mean) == pytest.approx(float(y.mean()), abs=1e-6)
+    assert float(std) == pytest.approx(float(gp.scale) ** 0.5 * gp.unit, rel=1e-6)
+    new = torch.full((1, 5), 0.5, dtype=torch.float64) + 0.4
+    told = gp.conditioned(new)
+    assert torch.allclose(told.posterior(x)[0], gp.posterior(x)[0], atol=1e-6)
+    assert float(told.posterior(new)[1]) < 0.7 * float(gp.posterior(new)[1])
+
+
+def test_twins_with_other_values_do_not_break_the_process() -> None:
+    x = torch.zeros(6, 3, dtype=torch.float64)
+    gp = fit(x, torch.arange(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64))
+    assert float(gp.posterior(x[:1])[0]) == pytest.approx(2.5, abs=0.1)
+
+
+def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_end() -> None:
+    price, rng, points = Context(SPACE, SETTING).price, random.Random(0), []
+    while len(points) < 12:
+        point = price(samplers.kvei.anything(SPACE, rng))
+        if point is not None and 2 * point.slots <= 1024:
+            points.append(point)
+    whole = [
+        Seen(p, loss(p), ((1024, loss(p) * (0.5 + 0.01 * i)), (2048, loss(p))))
+        for i, p in enumerate(points[:10])
+    ]
+    stopped = [Seen(p, None, ((1024, 0.5 * loss(p)),)) for p in points[10:]]
+    model = Surrogate(History(done=whole, stopped=stopped))
+    assert len(model.fitted.x) == 12
+    assert model.fitted.noise[10:].min() > model.fitted.noise[:10].max()
+    raw = model.fitted.y[10:] * model.fitted.unit + model.fitted.centre
+    assert raw.tolist() == pytest.approx([model.height(loss(p)) for p in points[10:]], abs=0.05)
+    assert len(Surrogate(History(done=whole[:3], stopped=stopped)).fitted.x) == 3
+
+
+def test_a_policy_that_beats_the_full_cache_is_no_accident() -> None:
+    price, rng = Context(SPACE, SETTING).price, random.Random(0)
+    found = [price(samplers.kvei.anything(SPACE, rng)) for _ in range(30)]
+    points = [p for p in found if p is not None][:8]
+    model = Surrogate(History(done=[Seen(p, -0.01 * i) for i, p in enumerate(points)]))
+    assert model.heights == sorted(model.heights, reverse=True)
+    assert np.isfinite(model.predict(points)[0]).all()
+
+
+# -- what a sampler promises -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(SAMPLERS))
+def test_every_sampler_keeps_the_contract(name: str) -> None:
+    if name == "gp":
+        pytest.importorskip("scipy")
+    one, two = Context(SPACE, SETTING), Context(SPACE, SETTING)
+    study = new_study(one)
+    methods = len(study.trials)
+    for _ in range(methods + 3):  # what is enqueued comes first, as it is
+        trial, point = ask(study, name, 5, one)
+        fixed = study.trials[trial.number].system_attrs.get("fixed_params")
+        assert fixed is None or fixed == point.knobs
+        if point.feasible:
+            study.tell(trial, [loss(point), point.bytes_peak])
+        else:
+            study.tell(trial, state=TrialState.PRUNED)
+    make(name, 9, one)  # others that were made in between change nothing
+    again = []
+    for context in (one, two):  # nor does what the context remembers
+        study.sampler = make(name, 77, context)
+        trial = study.ask()
+        again.append(SPACE.suggest(trial))
+        study.tell(trial, state=TrialState.FAIL)
+        if name in ("kvei", "breed"):  # a failed policy is not proposed again: ask the same study
+            study = _without_last(study)
+    assert again[0] == again[1] and set(again[0]) <= set(SPACE.axes)
+
+
+def _without_last(study: optuna.Study) -> optuna.Study:
+    copy = optuna.create_study(directions=["minimize", "minimize"])
+    copy.add_trials(study.trials[:-1])
+    return copy
+
+
+def test_unknown_and_missing_samplers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(SPACE, SETTING)
+    with pytest.raises(KvsearchError, match="did you mean 'kvei'"):
+        make("kvie", 0, context)
+    monkeypatch.setattr(samplers, "find_spec", lambda name: None)
+    with pytest.raises(KvsearchError, match="gp needs scipy"):
+        make("gp", 0, context)
+
+
+# -- kvei ------------------------------------------------------------------------------------------
+
+
+def test_proposals_are_feasible_and_new(
+    searched: tuple[list[tuple[Priced, float]], optuna.Study],
+) -> None:
+    done = searched[0]  # `search` itself fails on a proposal that is not
+    assert len({p.fingerprint for p, _ in done}) == len(done)
+    assert all(p.bytes_peak <= (SETTING.budget or 0) for p, _ in done)
+    breeders, _ = search("breed", 1, 20)
+    assert len({p.fingerprint for p, _ in breeders}) == len(breeders)
+
+
+def test_forty_proposals_beat_eighty_random_ones(
+    searched: tuple[list[tuple[Priced, float]], optuna.Study],
+) -> None:
+    others = [area(search("random", seed, 80)[0]) for seed in (1, 2, 3)]
+    assert area(searched[0]) > max(others)
+
+
+def test_pending_proposals_differ_even_under_one_seed(
+    searched: tuple[list[tuple[Priced, float]], optuna.Study],
+) -> None:
+    context, study = Context(SPACE, SETTING), searched[1]
+    asked = []
+    for _ in range(3):
+        study.sampler = make("kvei", 4, context)
+        point = context.price(SPACE.suggest(study.ask()))
+        assert point is not None
+        asked.append(point)
+    assert len({p.fingerprint for p in asked}) == 3
+    history = read(study.trials, context.price, -1)
+    assert [p.fingerprint for p in history.pending] == [p.fingerprint for p in asked]
+    model = Surrogate(history)
+    alone = Surrogate(read(study.trials[:-3], context.price, -1))
+    assert torch.equal(model.fitted.lengths, alone.fitted.lengths)  # nothing is fitted on them
+    assert (model.predict(asked)[1] < alone.predict(asked)[1]).all()
+
+
+def test_importances_name_the_axes_that_matter(
+    searched: tuple[list[tuple[Priced, float]], optuna.Study],
+) -> None:
+    kvei = Kvei(0, Context(SPACE, SETTING))
+    shares = kvei.importances(searched[1])
+    assert sum(shares.values()) == pytest.approx(1) and set(shares) == set(SPACE.axes)
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    assert shares["tiers"] > 4 * shares["positions"]
+    assert kvei.importances(optuna.create_study(directions=["minimize"] * 2)) == {}
