@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kvsearch.errors import KvsearchError, TextError
@@ -12,7 +13,7 @@ from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel, load_model, max_context
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
-from kvsearch.search.work import ModelSession
+from kvsearch.search.work import ModelSession, ModelWork
 from kvsearch.text import (
     Source,
     builtin,
@@ -117,8 +118,29 @@ def executor(
     ray: str | None,
     say: Say,
 ) -> Executor:
-    """Where evaluations run: here, in `workers` processes, or on Ray."""
-    return Inline(ModelSession(Evaluator(loaded, batch), parts))
+    """Where evaluations run: here, in `workers` processes, or on the Ray cluster at `ray`.
+
+    Evaluators load the model for themselves; the driver's own copy stays, for decode speed at the
+    end, which costs its device the memory of the weights.
+    """
+    if not workers and ray is None:
+        return Inline(ModelSession(Evaluator(loaded, batch), parts))
+    cpu = loaded.device == "cpu"
+    devices = ("cpu",) if cpu else tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    threads = max(1, torch.get_num_threads() // max(1, workers)) if cpu else 0
+    if ray is not None:  # Ray shows every actor its own devices
+        devices = (loaded.device.partition(":")[0],)
+    work = ModelWork(loaded.name, loaded.dtype, devices, parts, batch, threads)
+    if ray is not None:
+        from kvsearch.search.executors.ray_actors import RayActors
+
+        actors = RayActors(work, workers, ray)
+        say(f"evaluating on Ray: {actors.slots} actors")
+        return actors
+    from kvsearch.search.executors.processes import Processes
+
+    say(f"evaluating in {workers} processes on {', '.join(devices)}")
+    return Processes(work, workers)
 
 
 def describe(parts: Parts) -> dict[str, dict[str, object]]:

@@ -243,8 +243,6 @@ def _check_numbers(options: RunOptions) -> None:
             f"--objectives must be {','.join(OBJECTIVES[:2])} or {','.join(OBJECTIVES)}, "
             f"got {','.join(options.objectives)}"
         )
-    if options.workers and options.ray:
-        raise KvsearchError("give --workers or --ray, not both")
     _score_from(options)
 
 
