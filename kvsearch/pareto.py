@@ -31,6 +31,18 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return kept
 
 
+def nondominated(points: Sequence[Sequence[float]]) -> list[int]:
+    """Indices of the points that no other dominates, in any number of dimensions, as in `front`."""
+    xs = np.asarray(points, dtype=np.float64)
+    kept = []
+    for i, x in enumerate(xs):
+        better = (xs <= x).all(1) & (xs < x).any(1)
+        twin = (xs[:i] == x).all(1).any() if i else False
+        if not (np.isnan(x).any() or better.any() or twin):
+            kept.append(i)
+    return kept
+
+
 def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
     """Area that the points dominate inside the box below a reference point, exactly.
 

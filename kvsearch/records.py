@@ -59,6 +59,7 @@ class Trial:
         nll: mean NLL on the search text, nats per token.
         dnll: mean difference to the full cache on the same tokens.
         bytes_peak: bytes per sequence, exact.
+        speed: modelled decode tokens/s over those of the full cache, if speed is an objective.
         seconds: wall time of the evaluation.
         error: why it failed, was rejected or was stopped.
         params: values of the space's active axes.
@@ -77,6 +78,7 @@ class Trial:
     nll: float | None = None
     dnll: float | None = None
     bytes_peak: int | None = None
+    speed: float | None = None
     seconds: float | None = None
     error: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class Row:
         slots16: `bytes_peak` in fp16 slots per layer, the unit of `--budget`.
         on_front: no other row has both lower NLL and no more bytes.
         within_budget: whether bytes_peak is at most the budget.
+        decode: measured decode speed, if it was.
+        speed: modelled decode tokens/s over the full cache's, if speed was an objective.
         impls: which implementation of each op ran.
     """
 
@@ -127,6 +131,7 @@ class Row:
     within_budget: bool
     seconds: float
     decode: Throughput | None = None
+    speed: float | None = None
     impls: dict[str, str] = field(default_factory=dict)
 
 
@@ -164,6 +169,7 @@ class Summary:
         counts: trials by state.
         rechecks: comparisons printed beside the table, whatever they say.
         seconds: wall time of the whole run.
+        importances: share of each axis in what is expected to change around the best policies.
     """
 
     model: dict[str, Any]
@@ -176,6 +182,7 @@ class Summary:
     counts: dict[str, int]
     rechecks: list[Recheck] = field(default_factory=list)
     seconds: float = 0.0
+    importances: dict[str, float] = field(default_factory=dict)
 
     def row(self, name: str) -> Row:
         """The row called `name`."""

@@ -85,6 +85,13 @@ EXTRA: dict[str, Policy] = {
         tiers=K4,
         quantizer=Quantizer(group=8, fp16_sinks=True),
     ),
+    "ladder that reaches the newest tokens": Policy(
+        slots=12,
+        interval=4,
+        recents=1,
+        ladder=Ladder(span=0.25, overlap=0.5),
+        spread=Spread(kind="sensitivity", exponent=1.0, weights=(0.1, 0.2, 1.0, 2.7)),
+    ),
     "scored ladder": Policy(
         slots=48, interval=8, sinks=2, recents=10, score=Score(), ladder=Ladder(span=0.5)
     ),

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsearch.pareto import front, hypervolume
+from kvsearch.pareto import front, hypervolume, nondominated
 
 small = st.integers(min_value=0, max_value=7)
 clouds = st.lists(st.tuples(small, small), max_size=20)
@@ -47,3 +47,12 @@ def test_nan_is_never_on_the_front_and_infinity_may_be():
     points = [(math.nan, 0.0), (1.0, math.nan), (1.0, math.inf), (math.inf, 1.0)]
     assert front(points) == [2, 3]
     assert hypervolume(points, (2.0, 2.0)) == 0.0
+
+
+@given(clouds)
+def test_in_two_dimensions_both_ways_to_a_front_agree(points):
+    assert sorted(front(points)) == (nondominated(points) if points else [])
+
+
+def test_a_third_dimension_keeps_what_is_best_there():
+    assert nondominated([(1, 1, 1), (1, 1, 0), (2, 0, 1), (2, 2, 2)]) == [1, 2]

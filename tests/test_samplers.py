@@ -264,3 +264,29 @@ def test_importances_name_the_axes_that_matter(
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
     assert shares["tiers"] > 4 * shares["positions"]
     assert kvei.importances(optuna.create_study(directions=["minimize"] * 2)) == {}
+
+
+def test_with_speed_as_an_objective_proposals_spread_over_speeds(
+    searched: tuple[list[tuple[Priced, float]], optuna.Study],
+) -> None:
+    context = Context(SPACE, SETTING, lambda policy: 0.5 if policy.quantizes else 2.0)
+    study = optuna.create_study(directions=["minimize", "minimize", "maximize"])
+    for trial in searched[1].trials:
+        if trial.state == TrialState.COMPLETE:
+            point = context.price.look(trial.params)
+            assert point is not None
+            values = [*trial.values, point.speed]
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=trial.params, distributions=trial.distributions, values=values
+                )
+            )
+    speeds = []
+    for seed in range(12):
+        study.sampler = make("kvei", seed, context)
+        trial = study.ask()
+        point = context.price(SPACE.suggest(trial))
+        assert point is not None
+        speeds.append(point.speed)
+        study.tell(trial, state=TrialState.PRUNED)
+    assert set(speeds) == {0.5, 2.0}

@@ -9,8 +9,10 @@ from kvsearch.app.study import check, rebuild
 from kvsearch.errors import RunError
 
 FOLDER = Path(__file__).resolve().parent.parent / "studies"
-STUDIES = sorted(
-    p for p in FOLDER.iterdir() if (p / "derive.py").exists() or (p / "measured.json").exists()
+STUDIES = sorted(  # one without a README is still being made
+    p.parent
+    for p in FOLDER.glob("*/README.md")
+    if (p.parent / "derive.py").exists() or (p.parent / "measured.json").exists()
 )
 
 

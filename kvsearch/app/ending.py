@@ -8,7 +8,7 @@ from typing import Any
 from kvsearch.app.progress import Shown
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.pareto import front
+from kvsearch.pareto import nondominated
 from kvsearch.policy import Policy
 from kvsearch.records import Kind, Trial, plain
 from kvsearch.search.executors import Executor
@@ -28,6 +28,7 @@ class Candidate:
     kind: Kind
     policy: Policy
     key: str
+    speed: float | None = None
 
 
 @dataclass
@@ -89,14 +90,15 @@ class Ending:
     def _chosen(self, trials: list[Trial], recommended: str | None) -> list[Candidate]:
         """Front of the search, all baselines, and the recommended policy."""
         within = self._within(trials)
-        order = front([(float(t.bytes_peak or 0), t.nll or 0.0) for t in within])
-        keep = {within[i].name for i in order[-FRONT:]} | {recommended}
+        points = [(float(t.bytes_peak or 0), t.nll or 0.0, -(t.speed or 0.0)) for t in within]
+        order = sorted(nondominated(points), key=lambda i: within[i].nll or 0.0)
+        keep = {within[i].name for i in order[:FRONT]} | {recommended}
         full = Policy(name="full")
         chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
         for t in trials:
             baseline = t.kind != "found" and t.state in ("complete", "pruned", "duplicate")
             if baseline or t.name in keep:
-                chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint))
+                chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint, t.speed))
         return chosen
 
     def _report(self, chosen: list[Candidate]) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -109,7 +111,7 @@ class Ending:
         for c in chosen:
             if c.key not in failures:
                 _, about = self.folder.load_nll("report", c.key)
-                row = {"name": c.name, "kind": c.kind, "fingerprint": c.key}
+                row = {"name": c.name, "kind": c.kind, "fingerprint": c.key, "speed": c.speed}
                 rows.append({**about, **row, "policy": plain(c.policy)})
         return rows, {c.name: failures[c.key] for c in chosen if c.key in failures}
 

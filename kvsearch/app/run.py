@@ -9,26 +9,29 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kvsearch.app import inputs, summary
+from kvsearch.app import inputs, speed, summary
 from kvsearch.app.ending import Ending
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, TextError
-from kvsearch.evaluate import throughput
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.sensitivity import kept_or_measured
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
+from kvsearch.methods import at, find
 from kvsearch.policy import Policy
 from kvsearch.records import Summary, Trial
 from kvsearch.report import write_report
-from kvsearch.search.driver import Search, Task
+from kvsearch.search.driver import Search, Task, baselines
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.samplers import DEFAULT, check_name, make_sampler
+from kvsearch.search.samplers import DEFAULT, Context, check_name, make
+from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.space import load as load_space
 
 SENSITIVITY_TOKENS = 768  # of the search text
+
+
+OBJECTIVES = ("nll", "bytes", "throughput")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class RunOptions:
     trials: int = 8
     sampler: str = DEFAULT
     racing: bool = True
+    objectives: tuple[str, ...] = OBJECTIVES[:2]
     warm: bool = True
+    without: tuple[str, ...] = ()
     seed: int = 0
     score_from: int | None = None
     bench: bool = True
@@ -62,6 +67,8 @@ class Run:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
         self.space = load_space(options.space)  # a typo here must not cost a model load
         check_name(options.sampler)
+        for name in options.without:
+            find(name)
         context = options.text.context
         _check_numbers(options)
         self.loaded = inputs.model(
@@ -134,17 +141,25 @@ class Run:
 
     def _search(self, executor: Executor) -> list[Trial]:
         o = self.options
+        ratio = None
+        if self._fast:
+            ids = self.text.windows["search"][0]
+            modelled = speed.model(self.loaded, self.setting, ids, self.folder.path, self.shown)
+            ratio = modelled.ratio
+        context = Context(self.space, self.setting, ratio)
         task = Task(
             self.setting,
             self.score_from,
             self.space,
             o.trials,
             o.seed,
-            make_sampler(o.sampler, self.space, self.setting),
+            lambda seed: make(o.sampler, seed, context),
             warm=o.warm,
+            without=o.without,
             racing=o.racing,
+            speed=ratio,
         )
-        methods = sum(m.baseline and m.kind != "full" for m in METHODS.values()) if o.warm else 0
+        methods = len(baselines(o.warm, o.without))
         with self.shown.step("search", methods + o.trials) as step:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
@@ -154,27 +169,26 @@ class Run:
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
                 watch(done, search.trials)
-            return search.run()
+            trials = search.run()
+        mattered = Kvei(o.seed, context).importances(search.study.told)
+        write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")
+        return trials
 
     def _bench(self, ending: dict[str, Any]) -> None:
-        """Decode speed of the recommended policy, with the device to itself."""
-        pairs, steps = 5, 16
-        ids = self.text.windows["report"][0]
-        context = len(ids) - (pairs + 1) * steps
-        rows = [r for r in ending["rows"] if r["name"] == ending["recommended"]]
-        if context < 1 or not rows or not self.options.bench:
+        """Decode speed with the device to itself: of the whole front if speed is an objective."""
+        if not self.options.bench:
             return
-        with self.shown.step("decode speed", pairs + 1) as step:
-            found = throughput.measure(
-                self.loaded,
-                Policy.build(rows[0]["policy"]),
-                ids,
-                context=context,
-                pairs=pairs,
-                steps=steps,
-                progress=lambda _: step.advance(),
-            )
-        rows[0]["decode"] = asdict(found)
+        for row in ending["rows"]:
+            mine = row["name"] == ending["recommended"] or (self._fast and row["kind"] == "found")
+            if mine:
+                policy = Policy.build(row["policy"])
+                ids = self.text.windows["report"][0]
+                title = f"decode speed {row['name']}"
+                row["decode"] = speed.measure(self.loaded, policy, ids, self.shown, title)
+
+    @property
+    def _fast(self) -> bool:
+        return "throughput" in self.options.objectives
 
     # -- what was asked ------------------------------------------------------------------------
 
@@ -201,7 +215,9 @@ class Run:
                 "seed": o.seed,
                 "sampler": o.sampler,
                 "racing": o.racing,
+                "objectives": list(o.objectives),
                 "warm": o.warm,
+                "without": list(o.without),
                 "also": [t.token_sha256 for t in self.text.also],
                 "space": self.space.name,
                 "space_digest": self.space.digest,
@@ -222,6 +238,11 @@ def _check_numbers(options: RunOptions) -> None:
         )
     if options.trials < 0 or options.workers < 0:
         raise KvsearchError("--trials and --workers cannot be below 0")
+    if options.objectives not in (OBJECTIVES[:2], OBJECTIVES):
+        raise KvsearchError(
+            f"--objectives must be {','.join(OBJECTIVES[:2])} or {','.join(OBJECTIVES)}, "
+            f"got {','.join(options.objectives)}"
+        )
     if options.workers and options.ray:
         raise KvsearchError("give --workers or --ray, not both")
     _score_from(options)

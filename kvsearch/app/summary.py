@@ -75,6 +75,7 @@ def read(folder: RunFolder) -> Summary:
         counts=counts,
         rechecks=_rechecks(folder, measured, nll, start),
         seconds=float(measured["seconds"]),
+        importances=_optional(folder.path / "importances.json"),
     )
 
 
@@ -110,6 +111,10 @@ def write_tables(summary: Summary, folder: Path) -> None:
         }
         best = row.policy.model_copy(update={"name": row.name, "about": about})
         write_atomic(folder / "best.json", best.to_json())
+
+
+def _optional(file: Path) -> dict[str, float]:
+    return _json(file) if file.exists() else {}
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -171,6 +176,7 @@ def _row(
         within_budget=peak <= asked["settings"]["budget_bytes"],
         seconds=m["seconds"],
         decode=Throughput(**decode) if decode else None,
+        speed=m.get("speed"),
         impls=m["impls"],
     )
 

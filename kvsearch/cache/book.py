@@ -31,6 +31,11 @@ class ScoreBook:
         if p.needs_age:
             self.born = torch.zeros(batch, voters, 0, dtype=torch.int32, device=device)
 
+    @property
+    def forgets(self) -> bool:
+        """Whether only the last rows before a tick count, so that partial sums leave."""
+        return self.score.kind == "window" and self.score.horizon is not None
+
     def row_weights(self, visible: Tensor, left: Tensor) -> Tensor:
         """Factor of each query row in the sums.
 
@@ -68,33 +73,40 @@ class ScoreBook:
             seen: tokens of the stream so far.
             protected_end: slots from here on are recents; smoothing does not mix them in.
         """
-        s = self.score
+        return self.smooth(self.corrected(seen), protected_end)
+
+    def corrected(self, seen: int) -> Tensor:
+        """Scores `[B, V, N]` before smoothing, slot by slot."""
+        beta = self.score.beta
         total = self.sums.sum(0) if self.blocks > 1 else self.sums[0]
-        if s.beta != 0:
-            total = total / self._counts(seen) ** s.beta
-        if s.pool > 1 and protected_end > 0:
-            head = total[..., :protected_end]
-            smooth = (
-                torch.nn.functional.avg_pool1d
-                if s.pool_kind == "avg"
-                else torch.nn.functional.max_pool1d
-            )
-            total = torch.cat(
-                [smooth(head, s.pool, stride=1, padding=s.pool // 2), total[..., protected_end:]],
-                -1,
-            )
-        return total
+        if beta == 0:
+            return total
+        counts = self._counts(seen)
+        return total / (counts if beta == 1 else counts**beta)
+
+    def smooth(self, total: Tensor, protected_end: int) -> Tensor:
+        """Mix the scores of neighbours; slots must be in order of time."""
+        s = self.score
+        if s.pool == 1 or protected_end <= 0:
+            return total
+        pool = (
+            torch.nn.functional.avg_pool1d
+            if s.pool_kind == "avg"
+            else torch.nn.functional.max_pool1d
+        )
+        head = pool(total[..., :protected_end], s.pool, stride=1, padding=s.pool // 2)
+        return torch.cat([head, total[..., protected_end:]], -1)
 
     def _counts(self, seen: int) -> Tensor:
         """Rows that could vote for each slot, weighted as the sums are."""
         assert self.born is not None
         s = self.score
-        age = (seen - self.born).float()
+        age = float(seen) - self.born  # fp32
         if s.horizon is None or s.literal:
             return age
         if s.kind == "decay":
             keep = 1 - 1 / s.horizon
-            return (1 - keep**age) / (1 - keep)
+            return torch.rsub(keep**age, s.horizon, alpha=s.horizon)  # sum of keep^i, i < age
         return age.clamp_max(s.horizon)
 
     def keep(self, index: Tensor | None) -> None:
@@ -103,7 +115,7 @@ class ScoreBook:
             self.sums = gather_flat(self.sums, index if index.dim() == 1 else index[None])
             if self.born is not None:
                 self.born = gather_flat(self.born, index)
-        if self.score.kind == "window" and self.score.horizon is not None:
+        if self.forgets:
             self.sums = torch.roll(self.sums, 1, 0)  # the oldest partial sum leaves the window
             self.sums[0] = 0
 

@@ -34,9 +34,9 @@ def survivors(
         slots = torch.arange(n - drop, device=device)
         return torch.where(slots < p.sinks, slots, slots + drop), cursor
     last = n - p.recents
-    # a stable sort drops the oldest of equals, so equal inputs always give equal choices
-    order = scores[..., p.sinks : last].sort(dim=-1, stable=True).indices[..., drop:]
-    kept = order.sort(-1).values + p.sinks
+    order = _total_order(scores[..., p.sinks : last], newest_first=True)
+    best = order.topk(order.shape[-1] - drop, sorted=False).indices
+    kept = best.sort(-1).values + p.sinks
     ends = [torch.arange(p.sinks, device=device), torch.arange(last, n, device=device)]
     head, tail = (e.expand(*kept.shape[:-1], -1) for e in ends)
     return torch.cat([head, kept, tail], -1), cursor
@@ -53,7 +53,7 @@ def _ladders(
         index = index.expand(*scores.shape[:-1], -1)
     cursor = max(cursor, p.sinks)
     while n > target:
-        if n - 1 - cursor - p.recents < rung.A:
+        if n - 1 - cursor - layer.spared < rung.A:
             cursor = p.sinks
         block = index[..., cursor : cursor + rung.B]
         if scores is None:
@@ -65,6 +65,20 @@ def _ladders(
         cursor += rung.A
         n -= rung.R
     return index, cursor
+
+
+_SPOILT, _PLACED = 1 << 61, -(1 << 62)  # below every order, and below every spoilt one
+
+
+def _total_order(scores: Tensor, *, newest_first: bool) -> Tensor:
+    """Integers `[..., N]` that rise with scores `[..., N]`, which are fp32 and not negative.
+
+    Their bits rise as they do; the slot decides between equals. One integer per slot needs no
+    stable sort, and no sort at all where only the best are asked for.
+    """
+    slot = torch.arange(scores.shape[-1], device=scores.device)
+    slot = slot if newest_first else (1 << 30) - 1 - slot
+    return torch.add(slot, scores.contiguous().view(torch.int32), alpha=1 << 30)
 
 
 def assign_pools(
@@ -88,24 +102,25 @@ def assign_pools(
     raw_pool = len(p.tiers)
     fixed = min(n, p.fp16_sinks)
     if scores is None or len(counts) == 1:
-        newest_first = [raw_pool] * fixed
-        for tier in range(len(counts) - 1, -1, -1):
-            newest_first += [tier] * counts[tier]
-        return torch.tensor(newest_first, dtype=torch.uint8, device=device)
+        by_age = torch.full((n,), raw_pool, dtype=torch.uint8, device=device)
+        end = n
+        for tier, count in enumerate(counts):  # newest first
+            by_age[end - count : end] = tier
+            end -= count
+        return by_age
     rank = scores.clone()
     rank[..., n - p.recents :] = float("inf")
     rank[..., : p.sinks] = float("inf")
     best = torch.where(old == raw_pool, torch.zeros_like(old), old).expand(rank.shape)
     pools = torch.full(rank.shape, len(counts) - 1, dtype=torch.uint8, device=device)
-    by_rank = rank.sort(dim=-1, descending=True, stable=True).indices
-    taken = torch.zeros(rank.shape, dtype=torch.uint8, device=device)
-    taken[..., :fixed] = 1
+    order = _total_order(rank, newest_first=False)
+    order[..., :fixed] = _PLACED
     for tier, count in enumerate(counts[:-1]):
-        spoilt = (best > tier).to(torch.uint8)
-        key = (2 * taken + spoilt).gather(-1, by_rank)
-        chosen = by_rank.gather(-1, key.sort(dim=-1, stable=True).indices[..., :count])
+        spoilt = (best > tier) & (order >= 0)
+        key = torch.where(spoilt, order - _SPOILT, order)
+        chosen = key.topk(count, sorted=False).indices
         pools.scatter_(-1, chosen, tier)
-        taken.scatter_(-1, chosen, 1)
+        order.scatter_(-1, chosen, _PLACED)
     pools[..., :fixed] = raw_pool
     return pools
 

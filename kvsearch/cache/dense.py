@@ -75,12 +75,14 @@ class DenseStore:
             keep: rising slot indices `[N]` or `[B, H, N]`; None keeps all.
             pools: pool of every kept slot, `[N]` or `[B, H, N]`.
         """
-        k, v = self.read()
+        assert self.k is not None and self.v is not None
         old = self.pools
         tail = self.raw
         settled = self._settled_in_place() if self.single else None
-        if keep is not None:
-            k, v, old = gather(k, keep), gather(v, keep), gather_flat(old, keep)
+        if keep is None:
+            k, v = self.read()  # views: what changes, changes in place
+        else:
+            k, v, old = gather(self.k, keep), gather(self.v, keep), gather_flat(old, keep)
             if settled is not None:  # slot -> its place in `settled`; older slots point anywhere
                 back = (keep - (self.n - self.raw)).clamp_min(0)[..., -tail:]
                 settled = (gather(settled[0], back), gather(settled[1], back))
@@ -90,15 +92,27 @@ class DenseStore:
             lo = max(0, n - tail)
             part = changed[..., lo:]
             self._settle_tail(k[:, :, lo:], v[:, :, lo:], part, settled, n - lo)
-        else:
-            k, v = k.clone() if keep is None else k, v.clone() if keep is None else v
-            for i, (kc, vc) in enumerate(self.codecs[:-1]):
-                moved = (changed & (pools == i)).expand(k.shape[:3])
-                k[moved], v[moved] = kc.fake(k[moved]), vc.fake(v[moved])
-        assert self.k is not None and self.v is not None
-        if keep is not None or not self.single:
+        if keep is not None:
             self.k[:, :, :n], self.v[:, :, :n] = k, v
+        if not self.single:
+            self._move(changed.expand(k.shape[:3]), pools)
         self.n, self.raw, self.pools, self.settled = n, 0, pools, None
+
+    def _move(self, changed: Tensor, pools: Tensor) -> None:
+        """Store the `changed` of the first slots `[B, H, N]` in their `pools`."""
+        assert self.k is not None and self.v is not None
+        T, D = self.k.shape[2:]
+        keys, values = self.k.view(-1, D), self.v.view(-1, D)
+        for i, (kc, vc) in enumerate(self.codecs[:-1]):
+            b, h, slot = (changed & (pools == i)).nonzero().unbind(-1)
+            rows = (b * self.k.shape[1] + h) * T + slot
+            k, v = keys.index_select(0, rows), values.index_select(0, rows)
+            if kc == vc:
+                k, v = kc.fake(torch.stack((k, v)))
+            else:
+                k, v = kc.fake(k), vc.fake(v)
+            keys.index_copy_(0, rows, k)
+            values.index_copy_(0, rows, v)
 
     def _settled_in_place(self) -> tuple[Tensor, Tensor] | None:
         kc, vc = self.codecs[0]
@@ -126,6 +140,11 @@ class DenseStore:
             k, v = torch.where(mask, kc.fake(k), k), torch.where(mask, vc.fake(v), v)
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.raw, self.pools, self.settled = k.shape[2], raw, pools, None
+
+    def hold(self, k: Tensor, v: Tensor, pools: Tensor) -> None:
+        """Hold ticked slots `[B, H, N, D]` whose values are those of their pools already."""
+        self.k, self.v = k.contiguous(), v.contiguous()
+        self.n, self.raw, self.pools, self.settled = k.shape[2], 0, pools, None
 
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""

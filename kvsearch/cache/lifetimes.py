@@ -157,7 +157,7 @@ def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
         if tick > T:
             break
         while len(live) > target:
-            if len(live) - 1 - cursor - p.recents < rung.A:
+            if len(live) - 1 - cursor - layer.spared < rung.A:
                 cursor = p.sinks
                 moved = live[cursor:]
                 close(moved, seen)

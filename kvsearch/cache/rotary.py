@@ -15,6 +15,7 @@ class Rotary:
     def __init__(self, inv_freq: Tensor) -> None:
         self.inv_freq = inv_freq.detach().float()
         self.width = 2 * inv_freq.shape[0]
+        self._slots: tuple[Tensor, Tensor] | None = None
 
     def turn(self, x: Tensor, by: Tensor) -> Tensor:
         """Rotate `x` `[..., N, D]` by `by` positions, `[N]` or broadcastable `[..., N]`.
@@ -25,13 +26,26 @@ class Rotary:
         angle = by.to(x.device, torch.float64).unsqueeze(-1) * self.inv_freq.double().to(x.device)
         return self._rotate(x, angle)
 
+    def turn_slots(self, x: Tensor, first: int) -> Tensor:
+        """`turn` of `x` `[..., N, D]` by slots `first`, `first + 1`, ..., whose angles are kept."""
+        stop = first + x.shape[-2]
+        held = self._slots
+        if held is None or held[0].shape[0] < stop or held[0].device != x.device:
+            index = torch.arange(max(64, 2 * stop), device=x.device, dtype=torch.float64)
+            angle = index.unsqueeze(-1) * self.inv_freq.double().to(x.device)
+            held = self._slots = (angle.cos(), angle.sin())
+        cos, sin = (y[first:stop].to(x.dtype) for y in held)
+        return self._mix(x, cos, sin)
+
     def undo(self, x: Tensor, at: Tensor) -> Tensor:
         """Take back the rotation that the model gave `x` at positions `at`, in its own float32."""
         angle = at.to(x.device, torch.float32).unsqueeze(-1) * self.inv_freq.to(x.device)
         return self._rotate(x, -angle)
 
     def _rotate(self, x: Tensor, angle: Tensor) -> Tensor:
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return self._mix(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+
+    def _mix(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rot, rest = x[..., : self.width], x[..., self.width :]
         a, b = rot.chunk(2, -1)
         out = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

@@ -1,13 +1,19 @@
-"""Token-by-token eviction by score, fast: the newest token takes the place of the evicted one.
+"""Eviction by score, fast: fill the cache in large pieces, then evict in place.
 
-With original positions the order of slots does not matter to attention, so nothing is moved: one
-write per token instead of a gather of the whole cache. The decisions are those of the segments.
+With original positions the order of slots does not matter to attention, so a tick need not move
+what stays: survivors among the newest take the places of the evicted. The decisions are those of
+the segments, which also take what is left over: up to the first tick, the one tick that evicts less
+than an interval, and the tokens after the last tick.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from kvsearch.cache import filling, inplace
 
 if TYPE_CHECKING:
     from kvsearch.cache.state import LayerState
@@ -15,93 +21,46 @@ if TYPE_CHECKING:
 
 def applies(state: "LayerState", m: int) -> bool:
     """Whether a call that brings `m` tokens to `state` can be scanned."""
-    p, s, target = state.layer.policy, state.layer.policy.score, state.layer.target
+    p = state.layer.policy
     return (
         not state.packed
-        and state.seen == 0
         and p.scored
-        and s is not None
-        and target is not None
-        and m > target + 1
-        and p.interval == 1
-        and p.trigger == "stream"
+        and p.evicts
+        and p.trigger != "prompt"
         and p.ladder is None
         and p.positions == "original"
         and len(p.tiers) == 1
-        and s.pool == 1
-        and p.score_blocks == 1
-        and p.fp16_sinks == 0
+        and m >= 2 * p.interval
     )
 
 
-def run(state: "LayerState", q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
-    """Replay a stream from its start: segments until the cache is full, then one write per token.
+def run(
+    state: "LayerState", q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+) -> Tensor:
+    """Replay many tokens, from whatever the state holds.
 
     Arguments are as in `LayerState.advance`, after rounding.
     """
-    layer, p, s = state.layer, state.layer.policy, state.layer.policy.score
-    target = layer.target
-    assert target is not None and s is not None
-    B, Hq, T, D = q.shape
-    H = k.shape[1]
-    out = torch.empty_like(q)
-    head = slice(0, target)  # nothing is evicted yet
-    out[:, :, head] = state._segments(q[:, :, head], k[:, :, head], v[:, :, head], scale, None)
-    assert state.book is not None
-    S, V = target + 1, state.book.sums.shape[2]
-    sums = torch.zeros(B, V, S, dtype=state.book.sums.dtype)
-    sums[..., :target] = state.book.sums[0]
-    born = torch.arange(S).repeat(B, V, 1)
-    keys, values = k.new_zeros(B, H, S, D), v.new_zeros(B, H, S, D)
-    keys[:, :, :target], values[:, :, :target] = state.store.read()
-    hole = torch.full((B, V, 1), target)
-    queries = (q * scale).view(B, H, Hq // H, T, D)
-    decay = 1 - 1 / s.horizon if s.horizon is not None and s.kind == "decay" else 1.0
-    fresh = s.horizon == 1 and s.kind == "window"  # only the last row counts
-    settled = state._settle_ahead(k, v)
-    inf = torch.tensor(float("inf"), dtype=sums.dtype)
-    weight = float(S) ** s.alpha
-    for t in range(target, T):
-        place = hole.expand(B, H, 1).unsqueeze(-1).expand(B, H, 1, D)
-        keys.scatter_(2, place, k[:, :, t : t + 1])
-        values.scatter_(2, place, v[:, :, t : t + 1])
-        prob = torch.softmax(queries[:, :, :, t] @ keys.transpose(-1, -2), -1)
-        out.view(B, H, Hq // H, T, D)[:, :, :, t] = prob @ values
-        received = prob.mean(2) if V == H else prob.mean((1, 2)).unsqueeze(1)
-        if fresh:
-            sums = (received * weight).to(sums.dtype)
+    layer, c, total = state.layer, state.layer.policy.interval, q.shape[2]
+    assert layer.target is not None
+    settled = state.settle_ahead(k, v)
+    out, done = torch.empty_like(q), 0
+    how: Callable[..., Tensor]
+    while done < total:
+        held, whole = state.store.n, (total - done) // c
+        room = (layer.target - held) // c
+        at_tick = state.store.raw == 0 and layer.ticks_at(state.seen, state.prompt)
+        if at_tick and min(room, whole) > 0:
+            step, how = min(room, whole) * c, partial(filling.run, state)
+        elif at_tick and held == layer.target and whole > 0:
+            step, how = whole * c, partial(inplace.run, state)
         else:
-            sums.scatter_(2, hole, 0.0)
-            if decay != 1.0:
-                sums.mul_(decay)
-            sums.add_(received, alpha=weight)
-        born.scatter_(2, hole, t)
-        if settled is not None:
-            keys.scatter_(2, place, settled[0][:, :, t : t + 1])
-            values.scatter_(2, place, settled[1][:, :, t : t + 1])
-        state.book.sums, state.book.born = sums[None], born
-        rank = state.book.ranks(t + 1, S)
-        if p.recents:
-            rank = torch.where(born > t - p.recents, inf, rank)
-        if p.sinks:
-            rank = torch.where(born < p.sinks, inf, rank)
-        hole = rank.argmin(-1, keepdim=True)
-    _leave(state, k, v, sums, born, hole)
+            end = layer.next_tick(state.seen, state.prompt)
+            assert end is not None
+            step, how = min(end - state.seen, total - done), state.segments
+        part = slice(done, done + step)
+        x = (q[:, :, part], k[:, :, part], v[:, :, part])
+        ready = None if settled is None else (settled[0][:, :, part], settled[1][:, :, part])
+        out[:, :, part] = how(*x, ready, scale=scale, softcap=softcap)
+        done += step
     return out
-
-
-def _leave(
-    state: "LayerState", k: Tensor, v: Tensor, sums: Tensor, born: Tensor, hole: Tensor
-) -> None:
-    """Fill store and book with what is held, in order of time."""
-    assert state.book is not None
-    order = born.scatter(2, hole, -1).argsort(-1)[..., 1:]
-    born = born.gather(-1, order)
-    index = born.expand(k.shape[0], k.shape[1], -1).unsqueeze(-1).expand(-1, -1, -1, k.shape[3])
-    n = born.shape[-1]
-    state.store.load(k.gather(2, index), v.gather(2, index), torch.zeros(n, dtype=torch.uint8), 0)
-    state.book.sums = sums.gather(-1, order)[None]
-    state.book.born = born.to(torch.int32) if state.layer.policy.needs_age else None
-    if state.book.score.horizon == 1 and state.book.score.kind == "window":
-        state.book.sums = torch.zeros_like(state.book.sums)
-    state.seen = k.shape[2]

@@ -86,15 +86,25 @@ class LayerState:
         k, v = k.to(self.native).to(k.dtype), v.to(self.native).to(v.dtype)
         if self.fast and self.seen == 0 and m > 1 and lifetimes.applies(p):
             return lifetimes.prefill(self, q, k, v, scale=scale, softcap=softcap)
-        if self.fast and m > 1 and scan.applies(self, m) and softcap is None:
-            return scan.run(self, q, k, v, scale=scale)
-        return self._segments(q, k, v, scale, softcap)
+        if self.fast and scan.applies(self, m):
+            return scan.run(self, q, k, v, scale=scale, softcap=softcap)
+        return self.segments(q, k, v, self.settle_ahead(k, v), scale=scale, softcap=softcap)
 
-    def _segments(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
+    def segments(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        settled: tuple[Tensor, Tensor] | None,
+        *,
+        scale: float,
+        softcap: float | None,
     ) -> Tensor:
+        """Take in tokens piece by piece, ticking where a tick is due; serves every policy.
+
+        Arguments are as in `advance`, after rounding; `settled` is from `settle_ahead`.
+        """
         out = torch.empty_like(q)
-        settled = self._settle_ahead(k, v)
         done, total = 0, q.shape[2]
         while done < total:
             end = self.layer.next_tick(self.seen, self.prompt)
@@ -117,13 +127,17 @@ class LayerState:
         if self.packed and ticked_prompt:
             self.peak_bytes = max(self.peak_bytes, self.nbytes)
 
-    def _settle_ahead(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    def settle_ahead(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """Quantise a whole call at once when there is one tier; the store then only copies."""
         p = self.layer.policy
         if self.packed or len(p.tiers) > 1 or not p.quantizes:
             return None
         kc, vc = self.codecs[0]
-        return kc.fake(k), vc.fake(v)
+        settled = kc.fake(k), vc.fake(v)
+        sinks = slice(0, max(0, p.fp16_sinks - self.seen))
+        for quantised, raw in zip(settled, (k, v), strict=True):
+            quantised[:, :, sinks] = raw[:, :, sinks]
+        return settled
 
     def _attend(self, q: Tensor, end: int | None, scale: float, softcap: float | None) -> Tensor:
         """Attend from the newest tokens, which the store already holds."""
@@ -132,7 +146,7 @@ class LayerState:
         slots = torch.arange(n, device=q.device)
         if self.reindex:
             assert self.rotary is not None
-            keys, q = self.rotary.turn(keys, slots), self.rotary.turn(q, slots[n - m :])
+            keys, q = self.rotary.turn_slots(keys, 0), self.rotary.turn_slots(q, n - m)
         if self.book is None:
             born = (slots - (n - m)).clamp_min(0)
             never = torch.full_like(slots, m)

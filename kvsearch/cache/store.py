@@ -51,8 +51,13 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
     """Take slots `index` (`[N]`, or per head `[B, V, N]`) of `x` `[B, H, T, D]`."""
     if index.dim() == 1:
         return x.index_select(2, index)
-    index = index.expand(x.shape[0], x.shape[1], -1)
-    return x.gather(2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+    B, H, T, D = x.shape
+    index = index.expand(B, H, -1)
+    if not x.is_contiguous():
+        return x.gather(2, index.unsqueeze(-1).expand(*index.shape, D))
+    first = torch.arange(0, B * H * T, T, device=x.device).view(B, H, 1)
+    rows = x.view(-1, D).index_select(0, (index + first).view(-1))  # copies rows, not numbers
+    return rows.view(*index.shape, D)
 
 
 def gather_flat(x: Tensor, index: Tensor) -> Tensor:
@@ -61,5 +66,4 @@ def gather_flat(x: Tensor, index: Tensor) -> Tensor:
         return x[index]
     if index.dim() == 1:
         return x.index_select(-1, index)
-    shape = torch.broadcast_shapes(x.shape[:-1], index.shape[:-1])
-    return x.expand(*shape, -1).gather(-1, index.expand(*shape, -1))
+    return torch.take_along_dim(x, index, -1)

@@ -36,7 +36,11 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     "--space", default="default", show_default=True, help="search space: name or YAML file"
 )
 @click.option("--sampler", default=DEFAULT, show_default=True, help=", ".join(NAMES))
+@click.option(
+    "--objectives", default="nll,bytes", show_default=True, help="nll,bytes or nll,bytes,throughput"
+)
 @click.option("--cold", is_flag=True, help="do not start from the published methods")
+@click.option("--without", multiple=True, metavar="METHOD", help="leave a method out of the start")
 @click.option("--no-race", is_flag=True, help="evaluate every proposal in full")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--workers", default=0, help="evaluate in this many processes [default: in this one]")
@@ -56,6 +60,7 @@ def command(
     no_bench: bool,
     cold: bool,
     no_race: bool,
+    objectives: str,
     as_json: bool,
     quiet: bool,
     **rest: Any,
@@ -71,7 +76,14 @@ def command(
     from kvsearch.report.terminal import closing, measured_so_far
 
     text = TextOptions(files, dataset, report_files, context, windows, report_windows)
-    options = RunOptions(text=text, bench=not no_bench, warm=not cold, racing=not no_race, **rest)
+    options = RunOptions(
+        text=text,
+        bench=not no_bench,
+        warm=not cold,
+        racing=not no_race,
+        objectives=tuple(objectives.split(",")),
+        **rest,
+    )
     run = Run(options, Shown(quiet))
     try:
         summary = run.go()

@@ -115,5 +115,4 @@ def continues(policy: Policy) -> bool:
 
     A prompt ends where a call ends, so a policy that waits for it must see all of it at once.
     """
-    one_pass = lifetimes.applies(policy) or (policy.scored and policy.interval == 1)
-    return policy.trigger == "stream" and not one_pass
+    return policy.trigger == "stream" and not lifetimes.applies(policy)

@@ -43,6 +43,11 @@ class LayerLayout:
         """Tokens left after a tick, at most."""
         return None if self.slots is None else self.slots - self.policy.interval
 
+    @property
+    def spared(self) -> int:
+        """Newest slots that a ladder's front keeps off, so that a whole ladder always fits."""
+        return _spared(self.policy, self.rungs)
+
     def ticks_at(self, seen: int, prompt: int = 0) -> bool:
         """Whether the layer compacts after its `seen`-th token (prompt tokens included)."""
         p = self.policy
@@ -200,9 +205,13 @@ class Layout:
         return total
 
 
+def _spared(policy: "Policy", rung: Rungs | None) -> int:
+    return policy.recents if rung is None else max(policy.recents, rung.R - 1)
+
+
 def _floor(policy: "Policy", rung: Rungs | None) -> int:
     """Fewest slots with which one layer can run the policy."""
-    kept = policy.sinks + policy.recents
+    kept = policy.sinks + _spared(policy, rung)
     if rung is not None:
         return kept + rung.A + policy.interval
     return max(kept, policy.sinks + 1) + policy.interval

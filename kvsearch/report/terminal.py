@@ -34,6 +34,9 @@ def closing(summary: Summary, folder: Path) -> str:
             f"  {c.policy} - {c.against} on {c.text}: {_interval(c.dnll)} (n = {c.tokens})"
         )
     counts = ", ".join(f"{n} {STATES.get(k, k)}" for k, n in sorted(summary.counts.items()))
+    if summary.importances:
+        top = [f"{k} {100 * v:.0f} %" for k, v in list(summary.importances.items())[:5]]
+        lines.append(f"  axes that matter most around the best policies: {', '.join(top)}")
     tokens = sum(t.tokens for t in summary.trials)
     lines += [
         f"  {len(summary.trials)} policies tried: {counts}",
@@ -59,6 +62,13 @@ def _answer(row: Row, summary: Summary) -> list[str]:
         lines.append(
             f"  against the best published method, {row.best}: PPL {change:+.1f} %, "
             f"dNLL {_interval(row.dnll_best)}{clear}"
+        )
+    pairs = [(r.speed, r.decode.ratio) for r in summary.rows if r.decode and r.speed]
+    if len(pairs) > 1:
+        off = sorted(abs(modelled / measured - 1) for modelled, measured in pairs)
+        lines.append(
+            f"  decode speed over the full cache, modelled against measured: median error "
+            f"{100 * off[len(off) // 2]:.0f} % over {len(pairs)} policies"
         )
     if row.decode is not None:
         lines.append("  " + bench_lines(row.name, row.decode).replace("\n", "\n  "))

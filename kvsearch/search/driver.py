@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvsearch.errors import PolicyError, RunError
 from kvsearch.knobs import Setting, Value, build
-from kvsearch.methods import METHODS
+from kvsearch.methods import METHODS, Method
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Kind, Trial
 from kvsearch.search import race
@@ -42,7 +42,9 @@ class Task:
         seed: of the sampler.
         sampler: makes the sampler of one proposal from its seed.
         warm: evaluate the published methods first.
+        without: names of methods to leave out all the same.
         racing: stop proposals that are behind for certain.
+        speed: modelled decode speed of a policy over the full cache's, as a third objective.
     """
 
     setting: Setting
@@ -52,7 +54,9 @@ class Task:
     seed: int
     sampler: MakeSampler
     warm: bool = True
+    without: tuple[str, ...] = ()
     racing: bool = True
+    speed: Callable[[Policy], float] | None = None
 
 
 Watch = Callable[[Trial, list[Trial]], None]
@@ -70,6 +74,16 @@ class Flight:
     seen: list[tuple[int, float]] = field(default_factory=list)
 
 
+def baselines(warm: bool = True, without: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
+    """Methods that a search starts from, strong ones first: they stop the others early."""
+    return [
+        (n, m)
+        for kind in ("composite", "single")
+        for n, m in METHODS.items()
+        if warm and m.baseline and m.kind == kind and n not in without
+    ]
+
+
 class Search:
     """Runs a task in a folder, and picks up where an earlier run of it stopped.
 
@@ -84,17 +98,13 @@ class Search:
         self.task, self.executor, self.folder, self.watch = task, executor, folder, watch
         self.trials = folder.trials()
         self.flights: dict[int, Flight] = {}  # by slot
-        self._study = Study(task.space, task.sampler, task.seed, task.setting.budget)
+        limit = task.setting.budget
+        self.study = Study(task.space, task.sampler, task.seed, limit, task.speed is not None)
         self._interrupted = folder.running()
-        self._study.restore([*self.trials, *self._interrupted])
+        self.study.restore([*self.trials, *self._interrupted])
         self._rivals: dict[str, race.Rival] = {}
         known = {t.name for t in [*self.trials, *self._interrupted]}
-        self._methods = [
-            (n, m)
-            for kind in ("composite", "single")  # the strong ones first: they stop the others early
-            for n, m in METHODS.items()
-            if task.warm and m.baseline and m.kind == kind and n not in known
-        ]
+        self._methods = [(n, m) for n, m in baselines(task.warm, task.without) if n not in known]
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
 
     def run(self) -> list[Trial]:
@@ -133,7 +143,7 @@ class Search:
                 kind: Kind = "composite" if method.kind == "composite" else "method"
                 trial = self._method(name, kind, method.knobs)
             elif self._wanted():
-                asked, knobs = self._study.ask()
+                asked, knobs = self.study.ask()
                 trial = self._check(asked, f"trial {asked.number}", "found", knobs)
             else:
                 return None
@@ -162,7 +172,7 @@ class Search:
     def _method(self, name: str, kind: Kind, knobs: Mapping[str, Value]) -> Trial | None:
         params = self.task.space.params(knobs)
         if params is not None:
-            asked, knobs = self._study.ask(params)
+            asked, knobs = self.study.ask(params)
             return self._check(asked, name, kind, knobs)
         numbers = [t.number for t in self.trials] + [f.trial.number for f in self.flights.values()]
         return self._check(min([0, *numbers]) - 1, name, kind, knobs)  # Optuna never hears of it
@@ -174,7 +184,7 @@ class Search:
         task, limit = self.task, self.task.setting.budget
         inside = isinstance(asked, optuna.Trial)
         number = asked.number if isinstance(asked, optuna.Trial) else asked
-        system = self._study.trials[number].system_attrs if inside else {}
+        system = self.study.trials[number].system_attrs if inside else {}
         trial = Trial(
             number, name, kind, "running", Policy(name=name), "", params=dict(knobs),
             system={k: v for k, v in system.items() if k != "fixed_params"},
@@ -187,6 +197,8 @@ class Search:
             peak = layout(policy, task.setting.shape).bytes_peak(task.setting.tokens)
             fingerprint = policy.fingerprint(task.setting.shape.layers)
             trial = replace(trial, policy=policy, fingerprint=fingerprint, bytes_peak=peak)
+            if task.speed is not None:
+                trial = replace(trial, speed=task.speed(policy))
             if limit is not None and peak > limit and kind == "found":
                 raise PolicyError(f"{peak} bytes are over the budget of {limit}")
         except PolicyError as e:
@@ -290,7 +302,7 @@ class Search:
         self.folder.append(trial)
         self.trials.append(trial)
         if trial.number >= 0:
-            self._study.tell(trial)
+            self.study.tell(trial)
         self._misses += trial.state in ("rejected", "duplicate")
         self.watch(trial, self.trials)
 
@@ -301,7 +313,9 @@ class Search:
         rivals = [
             self._rival(t)
             for t in self.trials
-            if t.state == "complete" and (t.bytes_peak or 0) <= peak
+            if t.state == "complete"
+            and (t.bytes_peak or 0) <= peak
+            and (t.speed or 0.0) >= (trial.speed or 0.0)
         ]
         mine = race.exposure(trial.policy, shape)
         return race.verdict(nll, mine, rivals, score_from=self.task.score_from)

@@ -37,21 +37,34 @@ class Study:
         sampler: from a seed to a sampler.
         seed: of the run.
         limit: bytes per sequence of the budget, or None.
+        speed: whether modelled decode speed is a third objective, to be maximised.
     """
 
     def __init__(
-        self, space: SearchSpace, sampler: MakeSampler, seed: int, limit: int | None
+        self,
+        space: SearchSpace,
+        sampler: MakeSampler,
+        seed: int,
+        limit: int | None,
+        speed: bool = False,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self.space, self._sampler, self._seed, self._limit = space, sampler, seed, limit
-        self._study = optuna.create_study(directions=["minimize", "minimize"])
+        self._study = optuna.create_study(
+            directions=["minimize", "minimize", *(["maximize"] if speed else [])]
+        )
         self._open: dict[int, optuna.Trial] = {}
 
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
         """All trials, for samplers, plots and importances."""
         return self._study.get_trials(deepcopy=False)
+
+    @property
+    def told(self) -> optuna.Study:
+        """The study itself, to be read."""
+        return self._study
 
     @property
     def next_number(self) -> int:
@@ -109,7 +122,8 @@ class Study:
 def _values(done: Trial) -> list[float] | None:
     if done.dnll is None or done.bytes_peak is None:
         return None
-    return [done.dnll, float(done.bytes_peak)]
+    values = [done.dnll, float(done.bytes_peak)]
+    return values if done.speed is None else [*values, done.speed]
 
 
 def _distribution(axis: Axis) -> BaseDistribution:

@@ -18,10 +18,9 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import continues
 from kvsearch.evaluate.sensitivity import kept_or_measured
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS
 from kvsearch.models.load import load_model
 from kvsearch.records import Trial
-from kvsearch.search.driver import Search, Task
+from kvsearch.search.driver import Search, Task, baselines
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.samplers import make_sampler
@@ -86,7 +85,7 @@ def main() -> None:
         o.place / "memory",
         loaded.shape.layers,
     )
-    methods = 0 if o.cold else sum(m.baseline and m.kind != "full" for m in METHODS.values())
+    methods = len(baselines(not o.cold))
     space = load_space("default")
     sampler = make_sampler(o.sampler, space, setting)
     task = Task(

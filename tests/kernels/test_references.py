@@ -1,5 +1,6 @@
 """What the references mean, on torch alone, and what `Op` picks where there is no GPU."""
 
+import itertools
 import os
 from importlib import import_module
 
@@ -13,9 +14,11 @@ from kvsearch_kernels.op import Op, UnsupportedError
 from kvsearch_kernels.quantize_kv import (
     Format,
     dequantize_kv,
+    fake,
     fake_quantize,
     quantize,
     quantize_kv,
+    reference,
 )
 from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
@@ -109,6 +112,27 @@ def test_scores_equal_those_of_scored_attention():
     args = {"first_query": 13, "scale": 0.125, "softcap": 9.0}
     lse = lifetime_attention.reference(q, k, k, birth, death, **args)[1]
     torch.testing.assert_close(score_keys.reference(q, k, lse, weights, birth, death, **args), want)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 70, 64), (5, 96), (1, 128)])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+@pytest.mark.parametrize("levels", ["uniform", "lloyd"])
+def test_the_fast_fake_quantisation_is_the_reference_bit_for_bit(shape, bits, levels):
+    x = torch.randn(shape) * torch.rand(*shape[:-1], 1) * 5
+    x[0, 0] = 0
+    for y in (x, x.double(), x.transpose(0, -2)):
+        for rotate, group in itertools.product((False, True), (32, shape[-1])):
+            fmt = Format(bits, group, levels, rotate)
+            assert torch.equal(fake_quantize(y, fmt), reference.fake_quantize(y, fmt))
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+def test_the_grid_rounds_as_a_search_does_on_and_around_every_edge(bits):
+    levels = reference.lloyd_levels(bits)
+    edges = (levels[1:] + levels[:-1]) / 2
+    around = [torch.nextafter(edges, edges + s) for s in (-1, 1)]
+    z = torch.cat([edges, *around, torch.linspace(-9, 9, 100001), torch.tensor([-torch.inf])])
+    assert torch.equal(fake.round_to_levels(z, bits), levels[torch.bucketize(z, edges)])
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])

@@ -1,12 +1,12 @@
 """Quantise and pack the heads of tokens, and read them back."""
 
 from kvsearch_kernels.op import Op
+from kvsearch_kernels.quantize_kv.fake import fake_quantize
 from kvsearch_kernels.quantize_kv.reference import (
     Format,
     Packed,
     dequantize,
     dequantize_slots,
-    fake_quantize,
     quantize,
     quantize_slots,
 )

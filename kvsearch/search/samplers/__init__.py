@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvsearch.errors import KvsearchError, nearest
 from kvsearch.knobs import Setting
-from kvsearch.search.samplers.pricing import Context, Priced, Pricer
+from kvsearch.search.samplers.pricing import Context, Priced, Pricer, Speed
 from kvsearch.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -122,8 +122,10 @@ def make(name: str, seed: int, context: Context) -> "BaseSampler":
     return SAMPLERS[name](seed % 2**32, context)
 
 
-def make_sampler(name: str, space: SearchSpace, setting: Setting) -> Callable[[int], "BaseSampler"]:
+def make_sampler(
+    name: str, space: SearchSpace, setting: Setting, speed: Speed | None = None
+) -> Callable[[int], "BaseSampler"]:
     """From a seed to a sampler; all of them share one context."""
     check_name(name)
-    context = Context(space, setting)
+    context = Context(space, setting, speed)
     return lambda seed: make(name, seed, context)

@@ -53,18 +53,30 @@ class Kvei(PointSampler):
         weights, pool = self._screen(model, history, rng)
         parents = [s.point.knobs for s in [*history.front(), *history.best()[:INCUMBENTS]]]
         space, price = self.context.space, self.context.price
+        floor = self._floor(history, rng)
         pool += [price(anything(space, rng)) for _ in range(ANYTHING)]
         best: list[Priced] = []
         for _ in range(ROUNDS):
             pool += [price(mutant(space, parents, weights, rng)) for _ in range(CHILDREN)]
-            candidates = usable([*best, *pool], history.tried)
+            candidates = [p for p in usable([*best, *pool], history.tried) if p.speed >= floor]
             if not candidates:
                 continue
-            gain = self._gain(model, history, candidates)
+            gain = self._gain(model, history, candidates, floor)
             order = np.argsort(-gain, kind="stable")[:LEADERS]
             best, pool = [candidates[i] for i in order], []
             parents = [p.knobs for p in best]
         return best[0].knobs if best else None
+
+    def _floor(self, history: History, rng: random.Random) -> float:
+        """Least modelled speed of this proposal, where speed is an objective.
+
+        A front in three dimensions is a family of fronts, one per least speed: every proposal
+        improves one of them, drawn anew, and the closed form in two dimensions stays what it is.
+        """
+        if self.context.speed is None or rng.random() < 1 / 3:
+            return 0.0
+        speeds = [s.point.speed for s in history.done]
+        return rng.uniform(min(speeds), max(speeds))
 
     def importances(self, study: Study) -> dict[str, float]:
         """Share of each axis in what the model expects to change around the best policies.
@@ -109,19 +121,21 @@ class Kvei(PointSampler):
                 moved[name] += float(np.abs(change).mean() + max(0.0, -change.min())) / 2
         return moved, pool
 
-    def _gain(self, model: Surrogate, history: History, candidates: list[Priced]) -> Array:
+    def _gain(
+        self, model: Surrogate, history: History, candidates: list[Priced], floor: float
+    ) -> Array:
         """Expected gain in decades of bytes times decades of loss; pending ones count as done."""
         points = [
             (log10(s.point.bytes_peak), y)
             for s, y in zip(history.done, model.heights, strict=True)
-            if s.point.feasible
+            if s.point.feasible and s.point.speed >= floor
         ]
         if history.pending:
             mean, _ = model.predict(history.pending)
             points += [
                 (log10(p.bytes_peak), float(y))
                 for p, y in zip(history.pending, mean, strict=True)
-                if p.feasible
+                if p.feasible and p.speed >= floor
             ]
         x = np.log10([float(p.bytes_peak) for p in candidates])
         mean, std = model.predict(candidates)

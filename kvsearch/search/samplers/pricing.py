@@ -1,15 +1,16 @@
 """What a point of the space costs, exactly and before a token is spent."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting, Value, build
-from kvsearch.policy import layout
+from kvsearch.policy import Policy, layout
 from kvsearch.search.samplers.features import features
 from kvsearch.space import SearchSpace
 
+Speed = Callable[[Policy], float]
 KEPT = 20_000  # prices remembered, about 40 MB; a search of a thousand trials asks for 300 000
 
 
@@ -24,6 +25,7 @@ class Priced:
         slots: most tokens a layer holds, mean over layers; the whole stream if nothing is evicted.
         features: see `features`.
         feasible: neither forbidden by the space nor over the budget.
+        speed: modelled decode tokens/s over the full cache's; 0 if speed is no objective.
     """
 
     knobs: dict[str, Value]
@@ -32,13 +34,14 @@ class Priced:
     slots: int
     features: tuple[float, ...]
     feasible: bool
+    speed: float = 0.0
 
 
 class Pricer:
     """Prices points; remembers them, which changes speed and never an answer."""
 
-    def __init__(self, space: SearchSpace, setting: Setting) -> None:
-        self.space, self.setting = space, setting
+    def __init__(self, space: SearchSpace, setting: Setting, speed: Speed | None = None) -> None:
+        self.space, self.setting, self.speed = space, setting, speed
         self._known: dict[tuple[tuple[str, Value], ...], Priced | None] = {}
 
     def __call__(self, knobs: Mapping[str, Value]) -> Priced | None:
@@ -71,6 +74,7 @@ class Pricer:
             policy.slots or setting.tokens,
             features(policy, setting),
             feasible and self.space.forbidden(knobs) is None,
+            0.0 if self.speed is None else self.speed(policy),
         )
 
 
@@ -81,12 +85,14 @@ class Context:
     Attributes:
         space: where to look.
         setting: model shape, budget and length that policies are sized for.
+        speed: modelled decode speed of a policy over the full cache's, if it is an objective.
     """
 
     space: SearchSpace
     setting: Setting
+    speed: Speed | None = None
 
     @cached_property
     def price(self) -> Pricer:
         """The pricer of all samplers of this study."""
-        return Pricer(self.space, self.setting)
+        return Pricer(self.space, self.setting, self.speed)

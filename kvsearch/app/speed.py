@@ -1,0 +1,85 @@
+"""Decode speed in a run: what is measured, and the model that a search may use instead."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.app.progress import Shown
+from kvsearch.errors import PolicyError, TextError
+from kvsearch.evaluate import speed, throughput
+from kvsearch.files import write_atomic
+from kvsearch.knobs import Setting
+from kvsearch.methods import at
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy
+
+PAIRS, STEPS = 5, 16
+PROBES = ("streamingllm", "h2o", "snapkv", "window+int4", "h2o+int4", "xmu", "h2o+int4-fine")
+
+
+def steps(policy: Policy) -> int:
+    """Tokens of one half of a pair: at least one whole interval, so that ticks are in the time."""
+    return max(STEPS, min(policy.interval, 64))
+
+
+def measure(
+    loaded: LoadedModel, policy: Policy, ids: NDArray[np.int64], shown: Shown, title: str
+) -> dict[str, Any] | None:
+    """Decode speed of a policy as near to the end of `ids` as fits; None if they are too few."""
+    n = steps(policy)
+    context = len(ids) - (PAIRS + 1) * n
+    if context < 1:
+        return None
+    with shown.step(title, PAIRS + 1) as step:
+        found = throughput.measure(
+            loaded, policy, ids, context=context, pairs=PAIRS, steps=n,
+            progress=lambda _: step.advance(),
+        )  # fmt: skip
+    return asdict(found)
+
+
+def model(
+    loaded: LoadedModel, setting: Setting, ids: NDArray[np.int64], folder: Path, shown: Shown
+) -> speed.SpeedModel:
+    """The speed model of a run: measured once with a few methods, then kept in `speed.json`.
+
+    Raises:
+        TextError: a window is too short to time anything.
+    """
+    file = folder / "speed.json"
+    context = len(ids) - (PAIRS + 1) * 64
+    if context < 64:
+        raise TextError("timing needs windows of at least 448 tokens; raise --context")
+    if file.exists():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return speed.SpeedModel(
+            tuple(kept["seconds"]), kept["context"], loaded.shape, kept["error"], kept["probes"]
+        )
+    probes = []
+    for name in PROBES:
+        try:
+            probes.append(at(name, setting))
+        except PolicyError:  # too large for this budget
+            continue
+    with shown.step("speed model", len(probes)) as step:
+
+        def pair(policy: Policy) -> tuple[float, float]:
+            found = throughput.measure(
+                loaded, policy, ids, context=context, pairs=3, steps=steps(policy)
+            )
+            step.advance(1, policy.name or "")
+            return 1 / found.tokens_per_s, 1 / found.full_tokens_per_s
+
+        fitted = speed.fit(probes, pair, loaded.shape, context)
+    kept = {k: v for k, v in asdict(fitted).items() if k != "shape"}
+    about = {"unit": "seconds per unit of work", "parts": speed.PARTS, "device": loaded.device}
+    write_atomic(file, json.dumps({**about, **kept}) + "\n")
+    shown.say(
+        f"speed model: fitted to {fitted.probes} policies at {context} tokens, median error "
+        f"{100 * fitted.error:.0f} %"
+    )
+    return fitted

@@ -1,0 +1,93 @@
+"""Scored attention while nothing is evicted yet: many intervals at once.
+
+Until the cache is full a tick does one thing: it settles the interval's keys and values in their
+tier. So a row sees settled keys everywhere except in its own interval, where they are still in 16
+bits; those are a diagonal of small blocks, computed apart.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.compaction import assign_pools
+
+if TYPE_CHECKING:
+    from kvsearch.cache.state import LayerState
+
+ROWS = 128  # queries of one attention map: small enough for the caches, large enough for a product
+
+
+def run(
+    state: "LayerState",
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    settled: tuple[Tensor, Tensor] | None,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Take in whole intervals that fit, starting at a tick.
+
+    Args:
+        state: holds `n` ticked tokens; with `q` it must stay within its target.
+        q: queries `[B, Hq, M, D]`.
+        k: raw keys `[B, H, M, D]`.
+        v: raw values, likewise.
+        settled: what their tier will read back, or None where nothing is quantised.
+        scale: factor on the dot products.
+        softcap: bound of the scaled products, if the model has one.
+    """
+    book, store, c = state.book, state.store, state.layer.policy.interval
+    assert book is not None
+    B, Hq, M, D = q.shape
+    H, n = k.shape[1], store.n
+    G = Hq // H
+    ks, vs = settled or (k, v)
+    if n:
+        ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
+    out = torch.empty_like(q)
+    rolls = book.blocks > 1  # partial sums of several intervals are kept apart
+    step = c if rolls else max(1, ROWS // c) * c
+    for start in range(0, M, step):
+        rows = slice(start, min(start + step, M))
+        R, N = rows.stop - start, n + rows.stop
+        part = (q[:, :, rows] * scale).reshape(B * H, G * R, D)
+        s = part @ ks[:, :, :N].reshape(B * H, N, D).transpose(-1, -2)
+        own = s.view(B * H, G, R, N)[..., N - R :]
+        if settled is not None:
+            raw = k[:, :, rows].reshape(B * H, 1, R // c, c, D)
+            _diagonal(own, c).copy_(part.view(B * H, G, R // c, c, D) @ raw.transpose(-1, -2))
+        if softcap is not None:
+            s = softcap * torch.tanh(s / softcap)
+            own = s.view(B * H, G, R, N)[..., N - R :]
+        future = torch.ones(R, R, dtype=torch.bool, device=q.device).triu(1)
+        own.masked_fill_(future, float("-inf"))
+        p = torch.softmax(s, -1)
+        o = p @ vs[:, :, :N].reshape(B * H, N, D)
+        if settled is not None:
+            own = _diagonal(p.view(B * H, G, R, N)[..., N - R :], c)
+            lost = v[:, :, rows] - vs[:, :, N - R : N]
+            o += (own @ lost.reshape(B * H, 1, R // c, c, D)).view_as(o)
+        out[:, :, rows] = o.view(B, Hq, R, D)
+        left = torch.arange(R - 1, -1, -1, device=q.device)
+        weights = book.row_weights(N - left, left % c)
+        if book.forgets and not rolls:
+            weights = torch.zeros_like(weights)  # a tick takes all that was received before it
+        votes = (weights / G).to(p.dtype).repeat(G).expand(B, H, 1, G * R)
+        book.add((votes @ p.view(B, H, G * R, N)).squeeze(2), state.seen, R)
+        state.seen += R
+        if rolls:
+            book.keep(None)
+    store.append(k, v, settled)
+    layer = state.layer
+    store.compact(None, assign_pools(layer, store.n, store.slot_pools(), None, q.device))
+    return out
+
+
+def _diagonal(x: Tensor, c: int) -> Tensor:
+    """The blocks `[..., R / c, c, c]` on the diagonal of `x` `[..., R, R]`, as a view."""
+    R = x.shape[-1]
+    blocks = x.unflatten(-1, (R // c, c)).unflatten(-3, (R // c, c))
+    return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)

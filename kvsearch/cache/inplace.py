@@ -1,0 +1,86 @@
+"""Eviction by score in a full cache, in place: new tokens take the places of the evicted.
+
+The first `target` slots hold what was kept, in any order; the last `interval` slots hold the newest
+tokens until their tick. A tick drops as many tokens as are new, and survivors among the new are
+written over the dropped: a few rows instead of the whole cache. Everything that the loop touches is
+laid out before it, because at short intervals the number of small operations is what it costs.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.compaction import assign_pools
+from kvsearch.cache.dense import DenseStore
+from kvsearch.cache.store import gather
+from kvsearch.cache.victims import Victims
+from kvsearch_kernels.scored_attention import scored_attention
+
+if TYPE_CHECKING:
+    from kvsearch.cache.state import LayerState
+
+
+def run(
+    state: "LayerState",
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    settled: tuple[Tensor, Tensor] | None,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Take in whole intervals, starting at a tick that left exactly `target` tokens.
+
+    Arguments are as in `filling.run`.
+    """
+    book, store, layer = state.book, state.store, state.layer
+    assert book is not None and isinstance(store, DenseStore)
+    B, Hq, M, D = q.shape
+    c, n, H, V = layer.policy.interval, store.n, k.shape[1], book.sums.shape[2]
+    S, J, G, voters = n + c, M // c, Hq // H, Hq // V
+    queries = _intervals(q * scale, c).view(J, B * H, G * c, D)
+    out = torch.empty_like(queries)
+    new = _intervals(torch.stack((k, v)), c)
+    kept = _intervals(torch.stack(settled), c) if settled else new
+    slots = torch.nn.functional.pad(torch.stack(store.read()), (0, 0, 0, c))
+    keys, values = slots.view(2, B * H, S, D)
+    first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
+    own = torch.arange(c, device=q.device)
+    weights = book.row_weights(n + 1 + own, c - 1 - own) / voters
+    votes = weights.to(q.dtype).repeat(voters).expand(B * V, 1, -1).contiguous()
+    future = torch.zeros(c, c, dtype=q.dtype, device=q.device)
+    future.masked_fill_(own > own.unsqueeze(-1), float("-inf"))
+    s = q.new_empty(B * H, G * c, S)
+    s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
+    transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
+    victims = Victims(layer, book, state.seen, n)
+    for query, fresh, held, result in zip(
+        queries.unbind(), new.unbind(), kept.unbind(), out.unbind(), strict=True
+    ):
+        newest.copy_(fresh)
+        torch.bmm(query, transposed, out=s)
+        if softcap is not None:
+            s.div_(softcap).tanh_().mul_(softcap)
+        if c > 1:
+            s_own.add_(future)
+        torch.softmax(s, -1, out=s)
+        torch.bmm(s, values, out=result)
+        victims.vote(votes, s_voters)
+        places, which = victims.tick()
+        if which is not None:
+            index = which.expand(2, B, H, c).unsqueeze(-1)
+            held = held.gather(-2, index.expand(2, B, H, c, D))
+        rows.index_copy_(0, (places + first).view(-1), held.view(-1, D))
+    state.seen += M
+    order = victims.leave()
+    pools = assign_pools(layer, n, store.slot_pools(), None, q.device)
+    store.hold(gather(slots[0], order), gather(slots[1], order), pools)
+    state.impls[scored_attention.name] = "inplace"
+    return out.view(J, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
+
+
+def _intervals(x: Tensor, c: int) -> Tensor:
+    """`x` `[..., J * c, D]` as contiguous intervals `[J, ..., c, D]`."""
+    return x.unflatten(-2, (-1, c)).movedim(-3, 0).contiguous()

@@ -1,0 +1,112 @@
+"""After the live runs: measure what they would have reported on the report text, and keep records.
+
+For every run, the front of its own search values at each checkpoint is a set that it would have
+reported there. All of them are measured on the report text, once; then trials and per-block losses
+of every policy go into `records/`.
+
+    python collect.py --place /tmp/bench --data ../shared/data
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from live import BUDGET, WINDOWS, Remembered, opened
+
+from kvsearch.app.progress import Shown
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.knobs import Setting
+from kvsearch.pareto import front
+from kvsearch.policy import Policy
+from kvsearch.records import Trial
+from kvsearch.search.journal import Journal
+from kvsearch.search.work import Job, ModelSession
+
+BLOCK, EVERY = 64, 10  # tokens of a block; evaluated policies between checkpoints
+HERE = Path(__file__).parent
+
+
+def checkpoints(trials: list[Trial]) -> list[list[Trial]]:
+    """Trials known at every checkpoint, the last one included."""
+    paid = [i for i, t in enumerate(trials, start=1) if t.state in ("complete", "pruned", "failed")]
+    ends = [i for n, i in enumerate(paid, start=1) if n % EVERY == 0]
+    if not ends or ends[-1] != paid[-1]:
+        ends.append(paid[-1])
+    return [trials[:i] for i in ends]
+
+
+def reported(trials: list[Trial]) -> list[Trial]:
+    """The front by search values: what a run that ended here would report."""
+    done = [t for t in trials if t.state == "complete"]
+    return [done[i] for i in front([(float(t.bytes_peak or 0), t.dnll or 0.0) for t in done])]
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("--place", type=Path, required=True)
+    ask.add_argument("--data", type=Path, required=True)
+    ask.add_argument("--records", type=Path, default=HERE / "records")
+    ask.add_argument("--only", default="", help="runs whose name contains this")
+    o = ask.parse_args()
+    runs = {p.parent.name: Journal(p).read() for p in sorted(o.place.glob("runs/*/trials.jsonl"))}
+    runs = {k: v for k, v in runs.items() if o.only in k}
+    raw = o.data / "wikitext2-test.raw"
+    loaded, parts, setting = opened(Shown(quiet=True), (f"{raw}:0-900000", f"{raw}:900000-"))
+    layers = loaded.shape.layers
+    memory = o.place / "memory"
+    session = Remembered(
+        ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows), memory, layers
+    )
+    wanted = {Policy().fingerprint(layers): Policy()}
+    for trials in runs.values():
+        for known in checkpoints(trials):
+            wanted |= {t.fingerprint: t.policy for t in reported(known)}
+    for i, (key, policy) in enumerate(wanted.items(), start=1):
+        session.run(Job(i, "report", policy, setting.tokens))
+        print(f"report text {i}/{len(wanted)} {key}", flush=True)
+    session.run(Job(0, "search", Policy(), setting.tokens))
+    keep(runs, memory, o.records, setting)
+
+
+def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Setting) -> None:
+    """Write `trials.parquet`, `blocks.parquet`, `policies.jsonl` and `about.json`."""
+    records.mkdir(parents=True, exist_ok=True)
+    columns = ("number", "name", "kind", "state", "fingerprint", "bytes_peak", "dnll", "tokens")
+    rows = [
+        {"run": run, **{c: getattr(t, c) for c in columns}, "rungs": json.dumps(t.rungs)}
+        for run, trials in runs.items()
+        for t in trials
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), records / "trials.parquet", compression="zstd")
+    used = {r["fingerprint"] for r in rows} | {Policy().fingerprint(setting.shape.layers)}
+    blocks, policies = [], {}
+    for file in sorted(memory.glob("*.npy")):
+        part, key = file.stem.split("-")
+        if key in used:
+            nll = np.load(file).astype(np.float64)[:, BUDGET - 1 :]  # scored tokens only
+            sums = np.add.reduceat(nll, np.arange(0, nll.shape[1], BLOCK), axis=1)
+            blocks.append({"part": part, "fingerprint": key, "sums": sums.ravel().tolist()})
+            policies[key] = (memory / f"{key}.json").read_text()
+    table = pa.Table.from_pylist(blocks)
+    table = table.set_column(2, "sums", table["sums"].cast(pa.list_(pa.float32())))
+    pq.write_table(table, records / "blocks.parquet", compression="zstd")
+    lines = [json.dumps({"key": k, "policy": json.loads(p)}) for k, p in sorted(policies.items())]
+    (records / "policies.jsonl").write_text("\n".join(lines) + "\n")
+    shape = setting.shape
+    full = Policy().fingerprint(shape.layers)
+    about = {
+        "budget_bytes": setting.budget,
+        "block": BLOCK,
+        "full": full,
+        "shape": asdict(shape),
+        "sensitivity": setting.sensitivity,
+    }
+    (records / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

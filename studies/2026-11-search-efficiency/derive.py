@@ -1,0 +1,128 @@
+"""From the records to the tables: hypervolume of the reported set, on report text, against tokens.
+
+python derive.py --out FOLDER
+"""
+
+import argparse
+import csv
+import io
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from kvsearch.pareto import front
+from kvsearch.search.volume import volume
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "records"
+EVERY = 10  # evaluated policies between checkpoints
+OPPONENT, AT = "nsga2-cold-full", 100  # KVTuner's settings: 2 generations of 50, all in full
+
+
+class Blocks:
+    """Losses per block of 64 scored tokens, by part and policy."""
+
+    def __init__(self) -> None:
+        table = pq.read_table(RECORDS / "blocks.parquet").to_pylist()
+        self.sums = {(r["part"], r["fingerprint"]): np.asarray(r["sums"]) for r in table}
+        self.about = json.loads((RECORDS / "about.json").read_text())
+        size = len(self.sums["search", self.about["full"]]) * self.about["block"]
+        self.tokens = float(size)
+
+    def dnll(self, part: str, key: str) -> float:
+        """Mean difference to the full cache in nats per token."""
+        full = self.sums[part, self.about["full"]]
+        return float((self.sums[part, key] - full).sum() / self.tokens)
+
+
+def checkpoints(trials: list[dict]) -> list[list[dict]]:
+    """As in collect.py, on records."""
+    paid = [i for i, t in enumerate(trials, 1) if t["state"] in ("complete", "pruned", "failed")]
+    ends = [i for n, i in enumerate(paid, 1) if n % EVERY == 0]
+    if not ends or ends[-1] != paid[-1]:
+        ends.append(paid[-1])
+    return [trials[:i] for i in ends]
+
+
+def live(blocks: Blocks) -> list[dict]:
+    """One row per run and checkpoint."""
+    budget, runs = blocks.about["budget_bytes"], defaultdict(list)
+    for row in pq.read_table(RECORDS / "trials.parquet").to_pylist():
+        runs[row["run"]].append(row)
+    rows = []
+    for run, trials in sorted(runs.items()):
+        name, seed = run.rsplit("-", 1)
+        for known in checkpoints(trials):
+            done = [t for t in known if t["state"] == "complete"]
+            points = [(float(t["bytes_peak"]), t["dnll"]) for t in done]
+            kept = [done[i] for i in front(points)]
+            reported = [
+                (float(t["bytes_peak"]), blocks.dnll("report", t["fingerprint"])) for t in kept
+            ]
+            best = min((d for b, d in reported if b <= budget), default=float("nan"))
+            states = [t["state"] for t in known]
+            rows.append(
+                {
+                    "contender": name,
+                    "seed": int(seed),
+                    "evaluated": sum(s in ("complete", "pruned", "failed") for s in states),
+                    "stopped": states.count("pruned"),
+                    "tokens": sum(t["tokens"] for t in known),
+                    "volume_search": volume(points, budget),
+                    "volume_report": volume(reported, budget),
+                    "best_dnll_report": best,
+                }
+            )
+    return rows
+
+
+def summary(rows: list[dict]) -> list[dict]:
+    """Per contender and checkpoint: mean over seeds with its standard error, and the target."""
+    groups = defaultdict(list)
+    for r in rows:
+        groups[r["contender"], r["evaluated"]].append(r)
+    target = [r["volume_report"] for r in groups.get((OPPONENT, AT), [])]
+    cost = [r["tokens"] for r in groups.get((OPPONENT, AT), [])]
+    out = []
+    for (name, evaluated), found in sorted(groups.items()):
+        v = np.array([r["volume_report"] for r in found])
+        tokens = float(np.mean([r["tokens"] for r in found]))
+        out.append(
+            {
+                "contender": name,
+                "evaluated": evaluated,
+                "seeds": len(found),
+                "tokens": round(tokens),
+                "volume_report": float(v.mean()),
+                "standard_error": float(v.std(ddof=1) / len(v) ** 0.5) if len(v) > 1 else "",
+                "best_dnll_report": float(np.mean([r["best_dnll_report"] for r in found])),
+                "above_nsga2_at_100": bool(target) and bool(v.mean() >= np.mean(target)),
+                "share_of_its_tokens": tokens / float(np.mean(cost)) if cost else "",
+            }
+        )
+    return out
+
+
+def write(rows: list[dict], file: Path) -> None:
+    text = io.StringIO()
+    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    for row in rows:
+        table.writerow({k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()})
+    file.write_text(text.getvalue())
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("--out", type=Path, default=HERE)
+    out = ask.parse_args().out
+    rows = live(Blocks())
+    write(rows, out / "live.csv")
+    write(summary(rows), out / "live-summary.csv")
+
+
+if __name__ == "__main__":
+    main()

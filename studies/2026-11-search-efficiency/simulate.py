@@ -1,0 +1,195 @@
+"""The comparison again on a surrogate that is fitted to all records: more seeds, longer runs.
+
+The surrogate maps a policy to its mean loss over the full cache (a Gaussian process on the features
+that kvei also uses, which favours kvei: the table of live runs is the one without that favour), and
+a prefix to a share of it. Noise is added per block with the spread seen among policies of like
+loss. Volumes are of true surrogate values of the reported sets.
+
+    python simulate.py --sampler kvei --seeds 1-20 --trials 240 --place /tmp/sim
+    python simulate.py --held-out            # error on records that it was not fitted to
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from kvsearch.knobs import Setting
+from kvsearch.pareto import front
+from kvsearch.policy import ModelShape, Policy
+from kvsearch.records import Trial
+from kvsearch.search.driver import Search, Task, baselines
+from kvsearch.search.executors.inline import Inline
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.race import exposure
+from kvsearch.search.samplers import make_sampler
+from kvsearch.search.samplers.features import features
+from kvsearch.search.samplers.gp import GP, fit
+from kvsearch.search.volume import FLOOR, volume
+from kvsearch.search.work import Job, Measured
+from kvsearch.space import load as load_space
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "records"
+CONTEXT, WINDOWS, BUDGET, BLOCK = 1024, 2, 128, 64
+AT = (20, 30, 40, 60, 80, 100, 120, 160, 200, 240)  # evaluated policies
+
+
+class Truth:
+    """What the records say, and a Gaussian process through it."""
+
+    def __init__(self, keep: np.ndarray | None = None) -> None:
+        about = json.loads((RECORDS / "about.json").read_text())
+        self.shape = ModelShape(**about["shape"])
+        self.setting = Setting(
+            self.shape, about["budget_bytes"], CONTEXT, tuple(about["sensitivity"])
+        )
+        sums = {
+            r["fingerprint"]: np.asarray(r["sums"])
+            for r in pq.read_table(RECORDS / "blocks.parquet").to_pylist()
+            if r["part"] == "search"
+        }
+        self.full = sums.pop(about["full"]) / BLOCK  # nats per token of each block
+        lines = (RECORDS / "policies.jsonl").read_text().splitlines()
+        policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
+        self.keys = sorted(k for k in sums if policies[k].slots is not None)
+        self.policies = [policies[k] for k in self.keys]
+        self.blocks = np.stack([sums[k] / BLOCK - self.full for k in self.keys])
+        self.x = torch.tensor([self._features(p) for p in self.policies], dtype=torch.float64)
+        self.y = torch.tensor(np.log10(np.maximum(self.blocks.mean(1), 0) + FLOOR))
+        rows = np.arange(len(self.keys)) if keep is None else keep
+        self.gp: GP = fit(self.x[rows], self.y[rows], torch.zeros(len(rows), dtype=torch.float64))
+        level = np.maximum(self.blocks.mean(1, keepdims=True), FLOOR)
+        spread = (self.blocks / level - (self.blocks / level).mean(0))[rows]
+        self.profile = (self.blocks / level)[rows].mean(0)  # how the loss is spread over blocks
+        self.noise = spread.std(0)
+
+    def _features(self, policy: Policy) -> tuple[float, ...]:
+        return features(policy, self.setting)
+
+    def dnll(self, policies: list[Policy]) -> np.ndarray:
+        """True mean loss over the full cache, nats per token."""
+        x = torch.tensor([self._features(p) for p in policies], dtype=torch.float64)
+        with torch.no_grad():
+            return 10 ** self.gp.posterior(x)[0].numpy() - FLOOR
+
+
+class Simulated:
+    """A session that answers from the surrogate, and charges tokens as the real one would."""
+
+    def __init__(self, truth: Truth) -> None:
+        self.truth, self.last = truth, ("", 0)
+
+    def run(self, job: Job) -> Measured:
+        t = self.truth
+        key = job.policy.fingerprint(t.shape.layers)
+        mean = 0.0 if job.policy.slots is None else float(t.dnll([job.policy])[0])
+        rng = np.random.default_rng(int(key, 16) % 2**32)
+        noise = t.noise * rng.standard_normal(len(t.full)) * (mean != 0.0)
+        block = mean * t.profile + max(mean, FLOOR) * (noise - noise.mean())
+        start = exposure(job.policy, t.shape).first
+        per_token = np.repeat(block, BLOCK).reshape(WINDOWS, -1)
+        if start > BUDGET:  # nothing is lost before the first eviction but bits
+            hidden = min(per_token.shape[1], int(min(start, CONTEXT)) - BUDGET)
+            per_token[:, :hidden] *= 0.3
+            per_token *= mean / per_token.mean() if abs(per_token.mean()) > 1e-9 else 1.0
+        full = np.repeat(t.full, BLOCK).reshape(WINDOWS, -1)
+        nll = np.zeros((WINDOWS, CONTEXT - 1), dtype=np.float32)
+        nll[:, BUDGET - 1 :] = (full + per_token)[:, : CONTEXT - BUDGET]
+        goes_on = self.last[0] == key
+        tokens = WINDOWS * (job.stop - (self.last[1] if goes_on else 0))
+        self.last = (key, job.stop)
+        return Measured(nll[:, : job.stop - 1], tokens)
+
+
+def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
+    """One run; a row per checkpoint."""
+    space = load_space("default")
+    methods = 0 if o.cold else len(baselines())
+    task = Task(
+        truth.setting, BUDGET, space, o.trials - methods, seed,
+        make_sampler(o.sampler, space, truth.setting), warm=not o.cold, racing=not o.no_race,
+    )  # fmt: skip
+    name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}"
+    folder = RunFolder(o.place / f"{name}-{seed}")
+    try:
+        trials = Search(task, Inline(Simulated(truth)), folder, lambda *_: None).run()
+    finally:
+        folder.close()
+    rows, paid = [], 0
+    for i, t in enumerate(trials, start=1):
+        paid += t.state in ("complete", "pruned", "failed")
+        if t.state in ("complete", "pruned", "failed") and paid in AT:
+            row = {"contender": name, "seed": seed, "evaluated": paid}
+            rows.append({**row, **at(truth, trials[:i])})
+    return rows
+
+
+def at(truth: Truth, trials: list[Trial]) -> dict:
+    """Tokens so far, and the true volume of what would be reported now."""
+    done = [t for t in trials if t.state == "complete"]
+    kept = [done[i] for i in front([(float(t.bytes_peak or 0), t.dnll or 0.0) for t in done])]
+    values = truth.dnll([t.policy for t in kept]) if kept else []
+    points = [(float(t.bytes_peak or 0), float(d)) for t, d in zip(kept, values, strict=True)]
+    return {
+        "tokens": sum(t.tokens for t in trials),
+        "volume": volume(points, float(truth.setting.budget or 0)),
+    }
+
+
+def _ranks(x: np.ndarray) -> np.ndarray:
+    return np.argsort(np.argsort(x))
+
+
+def held_out() -> None:
+    """Ten-fold error of the surrogate, in decades of loss."""
+    truth, rng = Truth(), np.random.default_rng(0)
+    order = rng.permutation(len(truth.keys))
+    errors = np.zeros(len(order))
+    for fold in range(10):
+        out = order[fold::10]
+        fitted = Truth(np.setdiff1d(order, out))
+        with torch.no_grad():
+            errors[out] = fitted.gp.posterior(truth.x[out])[0].numpy() - truth.y[out].numpy()
+    y = truth.y.numpy()
+    found = {
+        "records": len(y),
+        "rmse_decades": float(np.sqrt((errors**2).mean())),
+        "explained": float(1 - (errors**2).mean() / y.var()),
+        "rank_correlation": float(np.corrcoef(_ranks(y), _ranks(y + errors))[0, 1]),
+    }
+    (RECORDS / "surrogate.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("--sampler", default="kvei")
+    ask.add_argument("--seeds", default="1-20")
+    ask.add_argument("--trials", type=int, default=60)
+    ask.add_argument("--cold", action="store_true")
+    ask.add_argument("--no-race", action="store_true")
+    ask.add_argument("--held-out", action="store_true")
+    ask.add_argument("--place", type=Path, default=Path("/tmp/kvsearch-simulated"))
+    o = ask.parse_args()
+    if o.held_out:
+        held_out()
+        return
+    truth = Truth()
+    low, high = (int(s) for s in o.seeds.split("-"))
+    rows = []
+    for seed in range(low, high + 1):
+        rows += simulate(truth, o, seed)
+        print(rows[-1], flush=True)
+    name = f"{rows[0]['contender']}-{o.seeds}"
+    place = RECORDS / "simulated"
+    place.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), place / f"{name}.parquet", compression="zstd")
+
+
+if __name__ == "__main__":
+    main()

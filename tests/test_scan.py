@@ -1,0 +1,119 @@
+"""The fast ways through a scored stream decide and hold exactly what the segments do."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from kvsearch.cache import scan
+from kvsearch.cache.state import LayerState
+from kvsearch.policy import ModelShape, Policy, Quantizer, Score, Tier, layout
+
+B, HQ, H, D, T = 2, 6, 2, 16, 150
+SHAPE = ModelShape(1, H, D, HQ)
+K4 = dict(tiers=(Tier(key_bits=4, value_bits=2),), quantizer=Quantizer(group=8))
+SINKS16 = dict(
+    tiers=(Tier(key_bits=8, value_bits=4),), quantizer=Quantizer(group=16, fp16_sinks=True)
+)
+XMU, DECAY = Score(alpha=1, beta=1), Score(alpha=1, beta=0.5, horizon=20, kind="decay")
+POLICIES: dict[str, dict[str, Any]] = {
+    "one token": dict(slots=40, score=Score()),
+    "one token, protected": dict(slots=40, sinks=3, recents=9, score=XMU, **K4),
+    "one token, 16-bit sinks": dict(slots=40, sinks=3, score=DECAY, **SINKS16),
+    "newest may go": dict(slots=41, interval=7, score=Score(horizon=3), **K4),
+    "some of the newest may go": dict(slots=41, interval=7, sinks=2, recents=3, score=XMU, **K4),
+    "newest stay": dict(slots=40, interval=8, sinks=2, recents=8, score=Score(), **SINKS16),
+    "more recents than the interval": dict(slots=40, interval=5, recents=19, score=DECAY),
+    "heads vote together": dict(slots=40, interval=6, score=Score(beta=1, share="layer"), **K4),
+    "last row": dict(slots=40, score=Score(horizon=1, share="layer")),
+    "window over three intervals": dict(slots=44, interval=6, score=Score(beta=1, horizon=18)),
+    "literal": dict(slots=44, interval=6, score=Score(beta=1, horizon=18, literal=True)),
+    "smoothed": dict(slots=40, interval=8, sinks=1, recents=8, score=Score(horizon=8, pool=5)),
+    "smoothed maxima": dict(
+        slots=40, interval=8, recents=3, score=Score(pool=3, pool_kind="max"), **K4
+    ),
+    "interval above the target": dict(slots=40, interval=32, sinks=2, score=XMU, **K4),
+    "never full": dict(slots=300, interval=8, score=XMU, **K4),
+    "prompt": dict(slots=40, interval=8, score=Score(horizon=8), trigger="prompt+stream", **K4),
+}
+
+
+def state(name: str, *, fast: bool) -> LayerState:
+    layer = layout(Policy(**POLICIES[name]), SHAPE).layers[0]
+    return LayerState(layer, packed=False, native=torch.float64, fast=fast)
+
+
+def tokens(seed: int = 0, tokens: int = T) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(B, h, tokens, D, dtype=torch.float64) for h in (HQ, H, H))
+    return 2 * q, k, v
+
+
+def replay(
+    s: LayerState, stream: tuple[torch.Tensor, ...], cuts: list[int], cap: float | None
+) -> torch.Tensor:
+    parts = []
+    for a, b in pairwise([0, *cuts, stream[0].shape[2]]):
+        q, k, v = (x[:, :, a:b] for x in stream)
+        parts.append(s.advance(q, k, v, scale=0.3, softcap=cap))
+    return torch.cat(parts, 2)
+
+
+def assert_same(fast: LayerState, slow: LayerState) -> None:
+    assert (fast.seen, fast.store.n, fast.store.raw) == (slow.seen, slow.store.n, slow.store.raw)
+    for x, y in zip(fast.store.read(), slow.store.read(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-9)
+    a, b = fast.store.slot_pools(), slow.store.slot_pools()
+    assert bool((a == b).all())
+    assert fast.book is not None and slow.book is not None
+    torch.testing.assert_close(fast.book.sums, slow.book.sums, rtol=1e-4, atol=1e-5)
+    assert fast.book.sums.dtype == slow.book.sums.dtype
+    assert (fast.book.born is None) == (slow.book.born is None)
+    if fast.book.born is not None and slow.book.born is not None:
+        assert torch.equal(fast.book.born, slow.book.born)
+
+
+@pytest.mark.parametrize("cap", [None, 4.0])
+@pytest.mark.parametrize("cuts", [[], [1], [64, 101], [37, 38, 75, 149], [16, 32, 48, 96]])
+@pytest.mark.parametrize("name", POLICIES)
+def test_fast_equals_segments_from_any_state(name: str, cuts: list[int], cap: float | None) -> None:
+    if "trigger" in POLICIES[name]:
+        cuts = [60, *(c for c in cuts if c > 60)]  # the first call is the prompt
+    fast, slow = state(name, fast=True), state(name, fast=False)
+    got = replay(fast, tokens(), cuts, cap)
+    want = replay(slow, tokens(), cuts[:1] if "trigger" in POLICIES[name] else [], cap)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+    assert_same(fast, slow)
+
+
+@pytest.mark.parametrize("name", ["last row", "newest may go", "more recents than the interval"])
+def test_of_equal_scores_the_oldest_goes(name: str) -> None:
+    q, k, v = tokens()
+    stream = (q, torch.zeros_like(k), v)  # all keys alike
+    policy = Policy(**POLICIES[name])
+    equal = layout(policy.model_copy(update={"score": Score(horizon=1)}), SHAPE).layers[0]
+    fast, slow = (
+        LayerState(equal, packed=False, native=torch.float64, fast=f) for f in (True, False)
+    )
+    got, want = replay(fast, stream, [], None), replay(slow, stream, [], None)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+    newest = v[:, :, T - slow.store.n :]
+    if policy.tiers[0].native:
+        assert torch.equal(fast.store.read()[1], newest)
+    assert_same(fast, slow)
+
+
+@pytest.mark.parametrize("name", [n for n in POLICIES if n != "never full"])
+def test_a_continued_stream_is_fast_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def spy(s: LayerState, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        taken.append(q.shape[2])
+        return run(s, q, *args, **kwargs)
+
+    run = scan.inplace.run
+    monkeypatch.setattr(scan.inplace, "run", spy)
+    replay(state(name, fast=True), tokens(tokens=2 * T), [T], None)
+    assert len(taken) == (1 if "trigger" in POLICIES[name] else 2)
+    assert taken[-1] > T - 2 * Policy(**POLICIES[name]).interval

@@ -1,0 +1,69 @@
+"""Any point of the default space runs: exactly, within its budget, with the bytes it promised."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvsearch.errors import PolicyError
+from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.knobs import Setting, build
+from kvsearch.models.load import LoadedModel
+from kvsearch.models.shape import shape_of
+from kvsearch.policy import Policy, layout
+from kvsearch.space import load
+
+T, SHORT = 150, 110
+IDS = np.random.default_rng(1).integers(0, 97, size=(1, T))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.mul_(2)  # a flat random model would not notice a wrong cache
+    return LoadedModel(model, None, shape_of(config), "tiny", "random", "", None, "float64", "cpu")
+
+
+class Draw:
+    """Draws what a space asks for."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def suggest_categorical(self, name: str, choices: list) -> object:
+        return self.rng.choice(choices)
+
+
+def drawn(loaded: LoadedModel, count: int) -> list[Policy]:
+    shape = loaded.shape
+    setting = Setting(shape, shape.budget_bytes(56), T, (0.3, 0.6, 0.9, 1.2, 1.4, 1.6))
+    space, found, seed = load("default"), [], 0
+    while len(found) < count:
+        seed += 1
+        knobs = space.suggest(Draw(seed))
+        try:
+            if space.forbidden(knobs) is None:
+                found.append(build({**knobs, "fill": 1.0}, setting, name=f"draw {seed}"))
+        except PolicyError:  # too small for what it promises to keep
+            continue
+    return found
+
+
+def test_any_point_runs_exactly_within_its_bytes(loaded: LoadedModel) -> None:
+    evaluator = Evaluator(loaded)
+    for policy in drawn(loaded, 24):
+        found = evaluator.quality(policy, IDS).nll
+        sizes = layout(policy, loaded.shape)
+        assert sizes.bytes_peak(T) <= loaded.shape.budget_bytes(56), policy
+        one_by_one, cache = stepwise(loaded, policy, IDS[:, :SHORT])
+        assert np.abs(one_by_one - found[:, : SHORT - 1]).max() < 1e-5, policy.to_json()
+        assert cache.bytes_resident == sizes.bytes_at(SHORT), policy.to_json()

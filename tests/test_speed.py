@@ -1,0 +1,43 @@
+"""The modelled decode time: exact amounts of work, fitted costs, and an honest error."""
+
+import numpy as np
+import pytest
+
+from kvsearch.evaluate import speed
+from kvsearch.knobs import Setting
+from kvsearch.methods import at
+from kvsearch.policy import ModelShape, Policy
+
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(160), 1024)
+NAMES = ("streamingllm", "h2o", "window+int4", "h2o+int4", "xmu")
+
+
+def test_work_counts_what_is_held() -> None:
+    fixed, read, unpack, move, score = speed.work(Policy(), SHAPE, 1000)
+    assert (fixed, unpack, move, score) == (1, 0, 0, 0)
+    assert read == 1000 * 2 * 2 * 16 * 4  # keys and values, KV heads, channels, layers
+    window = Policy(slots=101, interval=1)
+    assert speed.work(window, SHAPE, 1000)[1] == 101 * 2 * 2 * 16 * 4
+    assert speed.work(at("window+int4", SETTING), SHAPE, 1000)[2] > 0
+
+
+def test_fit_finds_the_costs_of_a_machine_that_follows_the_model() -> None:
+    true = np.array([2e-2, 3e-9, 2e-8, 1e-9, 5e-9])
+    policies = [at(n, SETTING) for n in NAMES]
+
+    def measure(policy: Policy) -> tuple[float, float]:
+        return tuple(float(true @ speed.work(p, SHAPE, 1000)) for p in (policy, Policy()))
+
+    model = speed.fit(policies, measure, SHAPE, 1000)
+    assert model.error < 1e-6 and model.probes == len(NAMES)
+    assert model.seconds == pytest.approx(true, rel=1e-3)
+    faster, slower = at("streamingllm", SETTING), at("h2o+int4", SETTING)
+    assert model.ratio(faster) > 1 > model.ratio(slower)
+
+
+def test_a_machine_that_does_not_follow_it_shows_in_the_error() -> None:
+    rng = np.random.default_rng(0)
+    policies = [at(n, SETTING) for n in NAMES]
+    model = speed.fit(policies, lambda p: tuple(rng.uniform(0.01, 0.1, 2)), SHAPE, 1000)
+    assert model.error > 0.1 and min(model.seconds) >= 0
