@@ -13,7 +13,7 @@ from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel, load_model, max_context
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
-from kvsearch.search.work import ModelSession, ModelWork
+from kvsearch.search.model_work import ModelSession, ModelWork
 from kvsearch.text import (
     Source,
     builtin,
