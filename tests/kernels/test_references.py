@@ -19,10 +19,11 @@ from kvsearch_kernels.quantize_kv import (
 )
 from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
+from kvsearch_kernels.scored_decode import scored_decode
 
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
-    decode_attention,
+    decode_attention, scored_decode,
 ]  # fmt: skip
 NEVER = 1 << 40
 FMT = Format(4, 64)
@@ -45,6 +46,7 @@ def call(op, device="cpu"):
         "dequantize_kv": ((packed, FMT), {}),
         "gather_kv": ((k, birth), {}),
         "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
+        "scored_decode": ((q[:, :, 0], parts), {"scale": 0.1}),
     }[op.name]
 
 
@@ -140,6 +142,17 @@ def test_decoding_equals_attention_over_what_is_read_back():
     )
     torch.testing.assert_close(out, want[0].squeeze(2))
     torch.testing.assert_close(lse, want[1].squeeze(2))
+
+
+def test_what_a_slot_received_is_what_scored_attention_says():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, 64), torch.randn(2, 2, 30, 64), torch.randn(2, 2, 30, 64)
+    parts = [Part(k[:, :, :10], v[:, :, :10]), Part(k[:, :, 10:], v[:, :, 10:])]
+    out, received = scored_decode.reference(q, parts, scale=0.125, softcap=7.0)
+    one = torch.ones(1)
+    want = scored_attention.reference(q.unsqueeze(2), k, v, one, scale=0.125, softcap=7.0)
+    torch.testing.assert_close(out, want[0].squeeze(2))
+    torch.testing.assert_close(received, want[1])
 
 
 def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():

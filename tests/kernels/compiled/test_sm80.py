@@ -48,8 +48,9 @@ def test_attention_and_scores(D):
 def test_decode_attention(bits):
     D, tile = 128, decode_tile(128, 2, False)
     fmt = Format(bits, D)
-    pointers = {"partial bits levels": "fp32"}
-    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "PARTS": 2, "ASM": True}
+    pointers = {"partial bits products levels": "fp32"}
+    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "SCORES": False,
+             "PARTS": 2, "ASM": True}  # fmt: skip
     for i in range(4):
         use = fmt if i else None
         pointers |= {f"q{i} ks{i} vs{i}": "fp16", f"n{i}": "i32"}
