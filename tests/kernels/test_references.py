@@ -113,6 +113,25 @@ def test_scores_equal_those_of_scored_attention():
     torch.testing.assert_close(score_keys.reference(q, k, lse, weights, birth, death, **args), want)
 
 
+@pytest.mark.parametrize("impl", ["reference", "torch"])
+@pytest.mark.parametrize("first", [0, 3, 11])
+def test_anchors_are_isolated_as_anllm_says(impl, first):
+    T, marks = 12, (2, 5, 6, 11)
+    q, k, v = (torch.randn(1, 2, n, 64) for n in (T - first, T, T))
+    sequence = torch.tensor([sum(a < j for a in marks) for j in range(T)])
+    is_anchor = torch.tensor([j in marks for j in range(T)])
+    i, j = torch.arange(first, T).unsqueeze(-1), torch.arange(T)
+    # equation 4 with its condition read as the paper's prose: an anchor row sees no other anchor
+    seen = (j <= i) & ((sequence == sequence[i]) | (is_anchor & ~is_anchor[i]))
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, scale=0.1)
+    ends = torch.tensor([next((a for a in marks if a >= t), NEVER) for t in range(T)])
+    args = {"first_query": first, "scale": 0.1, "anchors": torch.where(is_anchor, j, -1)}
+    death = torch.where(is_anchor, NEVER, ends + 1)
+    out, lse = lifetime_attention.run(impl, q, k, v, j, death, **args)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(lse, lifetime_attention.reference(q, k, v, j, death, **args)[1])
+
+
 @pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
 @pytest.mark.parametrize("levels", ["uniform", "lloyd"])
 @pytest.mark.parametrize("rotate", [False, True])

@@ -10,6 +10,7 @@ from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slo
 from kvsearch_kernels.launch import (
     DTYPES,
     HEAD_DIMS,
+    ampere,
     ceil_div,
     emulated,
     why_not_here,
@@ -35,6 +36,8 @@ def _why_not_held(
         assert fmt is not None
         if reason := why_not_here(q, held.codes, held.scales) or why_not_packed(held, fmt):
             return f"{what}: {reason}"
+        if held.codes.data_ptr() % 2 or held.scales.data_ptr() % 4:  # read as words
+            return f"{what} must start at an even address, and their scales at a multiple of 4"
         got = (*held.codes.shape[:-1], held.codes.shape[-1] * 8 // fmt.bits)
     else:
         if reason := why_not_here(q, held):
@@ -189,7 +192,7 @@ def launch(
     G = Hq // H
     formats = [f for p, _, _ in found for f in (p.key_format, p.value_format) if f is not None]
     lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4) for f in formats)
-    tile = decode_tile(D, q.element_size(), lookups)
+    tile = decode_tile(D, q.element_size(), lookups, ampere=ampere(q.device))
     sizes = [slots_of(p) for p, _, _ in found]
     counts = _splits(
         [p for p, _, _ in found], sizes, max(1, DECODE_PROGRAMS // (B * H)), tile.columns

@@ -8,9 +8,12 @@ import triton.language as tl
 from kvsearch_kernels.decode_attention.read_kernels import (
     affine,
     mantissa,
+    place_of,
     query_plane,
     spread,
+    upper,
     values_of,
+    words,
 )
 from kvsearch_kernels.lifetime_attention.triton_kernels import soften
 from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
@@ -47,11 +50,10 @@ def _part(
     q += bh.to(tl.int64) * G * D
     qt = tl.load(q + g[None, :] * D + d[:, None], mask=(g < G)[None, :], other=0.0)
 
-    KW: tl.constexpr = max(32, D * KB // 8) if KF else D
-    KP: tl.constexpr = D // KW
-    KS: tl.constexpr = KW * 8 // D  # bits between planes
-    # lowest bit of a code; where words are shifted anyway, as high as the mantissa's 10 bits allow
-    KU: tl.constexpr = 10 - 8 + (KW * 8 // D - KB) if KW * 8 > D * KB else 0
+    # a product takes 16 channels at least, and is cheaper with 32
+    KS: tl.constexpr = D * KB // 16  # words of two bytes in a row
+    KW: tl.constexpr = max(32 if KG % 64 == 0 else 16, KS) if KF else D
+    KP: tl.constexpr = D // (2 * KW)
     bits_scale = scale * 1.4426950408889634
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes
     ones = ()
@@ -61,18 +63,18 @@ def _part(
             once = tl.zeros([GP], tl.float32)
             whole = tl.zeros([GP], tl.float32)
             for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
-                rounded = query_plane(q, G, bits_scale * 2.0 ** (-i * KS), D, GP, i, KW)
-                part = tl.sum(rounded.to(tl.float32), 0)
-                whole += part * 2.0 ** (i * KS)
-                once += part
+                place = place_of(KS, KB, KW, i)
+                for half in tl.static_range(2):
+                    part = query_plane(q, G, bits_scale, D, GP, KS, KW, i, half).to(tl.float32)
+                    whole += tl.sum(part * place[:, None], 0)
+                    once += tl.sum(part, 0)
             ones = ones + (once,)
             q_sums = q_sums + (whole,)
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
-    VW: tl.constexpr = max(64, D * VB // 8) if VF else D
+    VS: tl.constexpr = D * VB // 8  # bytes in a row
+    VW: tl.constexpr = max(64, VS) if VF else D
     VP: tl.constexpr = D // VW
-    VS: tl.constexpr = VW * 8 // D
-    VU: tl.constexpr = 10 - 8 + (VW * 8 // D - VB) if VW * 8 > D * VB else 0
     acc = ()
     for _ in tl.static_range(VP):
         acc = acc + (tl.zeros([VW, GP], tl.float32),)
@@ -85,21 +87,28 @@ def _part(
         zeros = zeros + (tl.zeros([BN, GP], tl.float32),)
         weights = weights + (tl.zeros([BN, GP], tl.float32),)
     for start in range(begin, end, BN):
-        row = (start + n).to(tl.int64)
         inside = start + n < end
+        # the last row again beyond the end, so that no load needs a mask; its weight there is 0
+        row = tl.minimum(start + n, end - 1).to(tl.int64)
         if KF:
-            packed = spread(k, row, inside, D, KB, KW, KU, ASM)
-            s = tl.zeros([BN, GP], tl.float32)
+            low = words(k, row, D, KB, KW)
+            high = upper(low, ASM)
             for j in tl.static_range(KN):
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
-                    keys = mantissa(packed, ((1 << KB) - 1) << (KU + i * KS), ASM)
-                    # the same for every turn of the loop: the compiler lifts it out
-                    q_i = query_plane(q, G, bits_scale * 2.0 ** (-i * KS), D, GP, i, KW)
-                    dots = tl.dot(keys, q_i, dots)
-                step, zero = affine(ks, row, inside, KB, KL, KN, j)
-                step = step * (1024.0 / 2**KU)
-                s += (dots - ones[j][None, :]) * step[:, None] + q_sums[j][None, :] * zero[:, None]
+                    # queries are the same for every turn of the loop: the compiler lifts them out
+                    q_low = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 0)
+                    dots = tl.dot(mantissa(low, KS, KB, KW, i, ASM), q_low, dots)
+                    q_high = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 1)
+                    dots = tl.dot(mantissa(high, KS, KB, KW, i, ASM), q_high, dots)
+                step, zero = affine(ks, row, KB, KL, KN, j)
+                step = step * 1024.0
+                dots = (dots - ones[j][None, :]) * step[:, None]
+                dots += q_sums[j][None, :] * zero[:, None]
+                if j == 0:
+                    s = dots  # adding to 0.0 is not free: -0.0 forbids it
+                else:
+                    s += dots
             if HAS_CAP:
                 s = soften(s * 0.6931471805599453, 1.0, cap, True)
         else:
@@ -115,18 +124,18 @@ def _part(
         total = total * shrink[None, :] + p
         top = higher
         if VF:
-            packed = spread(v, row, inside, D, VB, VW, VU, ASM)
+            packed = spread(v, row, D, VB, VW, ASM)
             new = ()
             new_zeros = ()
             new_weights = ()
             for j in tl.static_range(VN):
-                step, zero = affine(vs, row, inside, VB, VL, VN, j)
+                step, zero = affine(vs, row, VB, VL, VN, j)
                 w = (p * step[:, None]).to(tl.float16)
                 # as rounded: the ones cancel
                 new_weights = new_weights + (weights[j] * shrink[None, :] + w.to(tl.float32),)
                 new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * zero[:, None],)
                 for i in tl.static_range(j * VP // VN, (j + 1) * VP // VN):
-                    values = mantissa(packed, ((1 << VB) - 1) << (VU + i * VS), ASM)
+                    values = mantissa(packed, VS, VB, VW, i, ASM)
                     new = new + (tl.dot(tl.trans(values), w, acc[i] * shrink[None, :]),)
             acc = new
             zeros = new_zeros
@@ -138,7 +147,7 @@ def _part(
         new = ()
         for i in tl.static_range(VP):
             ones_in = tl.sum(weights[i * VN // VP], 0)
-            plane = (acc[i] - ones_in[None, :]) * (1024.0 / 2**VU * 2.0 ** (-i * VS))
+            plane = (acc[i] - ones_in[None, :]) * (1024.0 / place_of(VS, VB, VW, i))[:, None]
             new = new + (plane + tl.sum(zeros[i * VN // VP], 0)[None, :],)
         acc = new
     return acc, tl.sum(total, 0), top

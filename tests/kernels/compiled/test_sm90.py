@@ -29,27 +29,42 @@ from kvsearch_kernels.scored_decode.triton_kernels import receive
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-@pytest.mark.parametrize("softcap", [False, True])
+ATTEND_KINDS = [
+    ("fp16", 64), ("bf16", 64), ("fp16", 128), ("bf16", 128), ("fp16", 256), ("fp32", 64),
+    ("fp32", 128), ("fp32", 256),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("kind", "D"),
-    [("fp16", 64), ("bf16", 64), ("fp16", 128), ("bf16", 128), ("fp16", 256), ("fp32", 64),
-     ("fp32", 128), ("fp32", 256)],
-)  # fmt: skip
-def test_lifetime_attention(kind, D, softcap):
+    ("kind", "D", "more"),
+    [
+        *((*k, more) for k in ATTEND_KINDS for more in ("", "softcap")),
+        *(("fp16", D, "anchors") for D in (64, 128, 256)),
+    ],
+)
+def test_lifetime_attention(kind, D, more):
+    softcap = more == "softcap"
     tile = attend_tile(D, TYPES[kind], softcap)
     cost = compile_kernel(
         attend,
         types(
             attend,
-            {"q k v out": kind, "birth death table counts": "i32", "lse": "fp32"},
+            {"q k v out": kind, "birth death anchors isolated table counts": "i32", "lse": "fp32"},
             "scale cap",
             "sqb sqh sqm skb skh ske svb svh sve",
         ),
-        {"D": D, "DV": D, "BM": tile.rows, "BN": tile.columns, "HAS_CAP": softcap},
+        {
+            "D": D,
+            "DV": D,
+            "BM": tile.rows,
+            "BN": tile.columns,
+            "HAS_CAP": softcap,
+            "ISOLATE": more == "anchors",
+        },
         warps=tile.warps,
         stages=tile.stages,
     )
-    name = f"lifetime_attention/{kind}/{D}" + "/softcap" * softcap
+    name = f"lifetime_attention/{kind}/{D}" + (f"/{more}" if more else "")
     check(name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32")
 
 
