@@ -1,6 +1,7 @@
 """What the references mean, on torch alone, and what `Op` picks where there is no GPU."""
 
 import os
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -172,6 +173,30 @@ def test_what_a_slot_received_is_what_scored_attention_says():
     want = scored_attention.reference(q.unsqueeze(2), k, v, one, scale=0.125, softcap=7.0)
     torch.testing.assert_close(out, want[0].squeeze(2))
     torch.testing.assert_close(received, want[1])
+
+
+@pytest.mark.parametrize("bad", [-1, 6, 1 << 40])
+@pytest.mark.parametrize("op", [quantize_kv, gather_kv], ids=lambda op: op.name)
+def test_bad_slots_are_found_on_request(op, bad, monkeypatch):
+    monkeypatch.setenv("KVSEARCH_CHECK", "1")
+    (k, *_), _ = call(op)
+    slots = torch.tensor([0, bad])
+    args = (k, FMT) if op is quantize_kv else (k,)
+    with pytest.raises(IndexError, match=f"slot {bad} is out of range, there are 6"):
+        op(*args, slots=slots)
+    op(*args, slots=slots[:1])
+
+
+@pytest.mark.parametrize("bad", [-1, 7])
+@pytest.mark.parametrize("op", [decode_attention, scored_decode], ids=lambda op: op.name)
+def test_bad_lengths_are_found_on_request(op, bad, monkeypatch):
+    monkeypatch.setenv("KVSEARCH_CHECK", "1")
+    (q, (plain, packed)), kwargs = call(op)
+    for i in range(2):
+        used = [torch.tensor([[6, bad if i == j else 0]], dtype=torch.int32) for j in range(2)]
+        parts = [replace(p, lengths=n) for p, n in zip((plain, packed), used, strict=True)]
+        with pytest.raises(IndexError, match=f"lengths of part {i} must be in 0 to 6.*{bad}"):
+            op(q, parts, **kwargs)
 
 
 def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():

@@ -59,15 +59,6 @@ def affine(
         return step, zero
 
 
-@triton.constexpr_function
-def halves(D, bits, group):
-    """Whether values are read as `words` (2) or through `spread` (1).
-
-    Words make a plane of twice the channels, which must lie in one group.
-    """
-    return 2 if D >= 128 and group % max(128, D * bits // 8) == 0 else 1
-
-
 @triton.jit
 def spread(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, ASM: tl.constexpr):
     """Packed rows as uint16 `[BN, W]`, one byte in each; what values take, see `mantissa`.

@@ -51,8 +51,10 @@ def reference(
 
 def isolated_rows(anchors: Tensor, first_query: int, rows: int) -> Tensor:
     """Which query rows are anchors, `[M]` bool: those whose own key is among `anchors`."""
-    every = torch.arange(first_query, first_query + rows, device=anchors.device)
-    return torch.isin(every, anchors)
+    at = anchors.long() - first_query
+    flags = torch.zeros(rows + 1, dtype=torch.bool, device=anchors.device)
+    # not torch.isin: that waits for the device
+    return flags.scatter_(0, torch.where((at >= 0) & (at < rows), at, rows), True)[:rows]
 
 
 def visibility(

@@ -221,9 +221,10 @@ def test_what_cannot_be_taken_is_named():
         decode_attention.run("triton", torch.randn(1, 2, 96).half(), parts, scale=1.0)
 
 
-def test_lengths_are_checked_on_request(monkeypatch):
+@pytest.mark.parametrize("op", [decode_attention, scored_decode], ids=lambda op: op.name)
+def test_lengths_are_checked_on_request(op, monkeypatch):
     monkeypatch.setenv("KVSEARCH_CHECK", "1")
     q, parts = build(1, 64, F16, [(None, None, 5)])
     bad = dataclasses.replace(parts[0], lengths=torch.tensor([[5, 6]], dtype=torch.int32))
     with pytest.raises(IndexError, match="6"):
-        decode_attention.run("triton", q, [bad], scale=1.0)
+        op.run("triton", q, [bad], scale=1.0)
