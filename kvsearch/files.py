@@ -61,12 +61,16 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         RunError: no room or no permission; the file is as it was.
     """
+    raw = line.encode() + b"\n"
     try:
-        with path.open("ab") as f:
+        with path.open(
+            "ab", buffering=0
+        ) as f:  # a buffer would be written once more on the way out
             size = f.tell()
             try:
-                f.write(line.encode() + b"\n")
-                f.flush()
+                done = 0
+                while done < len(raw):  # a disk that fills up takes a part first
+                    done += f.write(raw[done:])
                 os.fsync(f.fileno())
             except OSError:
                 with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ KILLS = int(os.environ.get("KVSEARCH_KILLS", "50"))
 RAY_KILLS = int(os.environ.get("KVSEARCH_RAY_KILLS", "12"))
 
 
-def start(folder: Path, *options: str) -> "subprocess.Popen[str]":
-    """The toy search as a process of its own."""
+def start(
+    folder: Path, *options: str, before: Callable[[], None] | None = None
+) -> "subprocess.Popen[str]":
+    """The toy search as a process of its own; `before` runs in it first."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     return subprocess.Popen(
         [sys.executable, str(HERE / "toy.py"), str(folder), *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, preexec_fn=before,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -87,15 +88,27 @@ class Processes:
         process = _SPAWN.Process(
             target=_serve, args=(self.work, slot, theirs, os.getpid()), daemon=True
         )
-        process.start()
+        with _ignoring_interrupts():  # inherited: Ctrl-C is the driver's affair alone
+            process.start()
         theirs.close()
         self._children[slot] = _Child(process, mine, -1)
         return self._children[slot]
 
 
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _serve(work: Work, slot: int, pipe: Connection, driver: int) -> None:
     """A process: open the work, then answer jobs until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     threading.Thread(target=_watch, args=(driver,), daemon=True).start()
     session = None
     with contextlib.suppress(EOFError, OSError):
