@@ -61,20 +61,33 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         RunError: no room or no permission; the file is as it was.
     """
+    data = line.encode() + b"\n"
     try:
-        with path.open("ab") as f:
-            size = f.tell()
+        # Not a Python file: its buffer would try to write the rest again when it is closed.
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(handle).st_size
             try:
-                f.write(line.encode() + b"\n")
-                f.flush()
-                os.fsync(f.fileno())
+                while data:
+                    data = data[os.write(handle, data) :]
+                os.fsync(handle)
             except OSError:
                 with contextlib.suppress(OSError):
-                    f.truncate(size)
+                    os.ftruncate(handle, size)
                 raise
+        finally:
+            os.close(handle)
     except OSError as e:
         why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
         raise RunError(f"cannot write {path}: {why}") from e
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a kill left of half-written files; nobody else may be writing there."""
+    with contextlib.suppress(OSError):
+        for draft in folder.glob(".*.tmp"):
+            if draft.is_file():
+                draft.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

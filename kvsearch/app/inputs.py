@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel, load_model, max_context
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
-from kvsearch.search.work import ModelSession, ModelWork
+from kvsearch.search.model_work import ModelSession, ModelWork
 from kvsearch.text import (
     Source,
     builtin,
@@ -116,31 +117,56 @@ def executor(
     batch: int,
     workers: int,
     ray: str | None,
+    device: str,
     say: Say,
 ) -> Executor:
     """Where evaluations run: here, in `workers` processes, or on the Ray cluster at `ray`.
 
-    Evaluators load the model for themselves; the driver's own copy stays, for decode speed at the
-    end, which costs its device the memory of the weights.
+    Args:
+        loaded: the driver's own model; evaluators elsewhere load theirs by its name and dtype.
+        parts: token windows by name.
+        batch: windows per forward pass.
+        workers: processes or Ray actors; 0 is none, or what the cluster suggests.
+        ray: `local`, an address, or None.
+        device: as asked for; `auto` and `cuda` spread processes over all GPUs.
+        say: told where.
     """
     if not workers and ray is None:
         return Inline(ModelSession(Evaluator(loaded, batch), parts))
-    cpu = loaded.device == "cpu"
-    devices = ("cpu",) if cpu else tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    threads = max(1, torch.get_num_threads() // max(1, workers)) if cpu else 0
-    if ray is not None:  # Ray shows every actor its own devices
-        devices = (loaded.device.partition(":")[0],)
-    work = ModelWork(loaded.name, loaded.dtype, devices, parts, batch, threads)
+    devices: tuple[str, ...] = (loaded.device,)
     if ray is not None:
-        from kvsearch.search.executors.ray_actors import RayActors
+        devices = (loaded.device.partition(":")[0],)  # Ray shows every actor its own
+    elif loaded.device != "cpu" and device in ("auto", "cuda"):
+        devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    name = str(Path(loaded.name).resolve()) if Path(loaded.name).exists() else loaded.name
+    threads = max(1, torch.get_num_threads() // (workers or 2)) if loaded.device == "cpu" else 0
+    work = ModelWork(name, loaded.dtype, devices, parts, batch, threads)
+    if ray is None:
+        from kvsearch.search.executors.processes import Processes
 
-        actors = RayActors(work, workers, ray)
-        say(f"evaluating on Ray: {actors.slots} actors")
-        return actors
-    from kvsearch.search.executors.processes import Processes
+        say(f"evaluating in {workers} processes on {', '.join(devices)}")
+        return Processes(work, workers)
+    from kvsearch.search.executors.ray_actors import RayActors
 
-    say(f"evaluating in {workers} processes on {', '.join(devices)}")
-    return Processes(work, workers)
+    actors = RayActors(work, workers, ray)
+    say(f"evaluating on Ray: {actors.slots} actors")
+    return actors
+
+
+def park(loaded: LoadedModel, executor: Executor) -> None:
+    """Take the driver's own model off its GPU while evaluators elsewhere need the room.
+
+    It costs host memory for the weights and two copies of them over the bus. What stays on the GPU
+    is the driver's CUDA context, a few hundred MB.
+    """
+    if not isinstance(executor, Inline) and loaded.device != "cpu":
+        loaded.model.to("cpu")
+        torch.cuda.empty_cache()
+
+
+def unpark(loaded: LoadedModel) -> None:
+    """Bring the driver's model back to where it was loaded."""
+    loaded.model.to(loaded.device)
 
 
 def describe(parts: Parts) -> dict[str, dict[str, object]]:

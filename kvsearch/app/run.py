@@ -98,7 +98,7 @@ class Run:
             self.setting = self._with_sensitivity()
             executor = inputs.executor(
                 self.loaded, self.text.windows, batch=o.batch, workers=o.workers, ray=o.ray,
-                say=shown.say,
+                device=o.device, say=shown.say,
             )  # fmt: skip
             trials = self._search(executor)
             also = {f"also{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.also)}
@@ -106,6 +106,7 @@ class Run:
                 self.folder, executor, self.setting, self.score_from, shown, also
             ).go(trials)  # fmt: skip
             executor.close()
+            inputs.unpark(self.loaded)
             self._bench(ending)
             ending["seconds"] = time.perf_counter() - self.start
             write_atomic(self.folder.path / "measured.json", json.dumps(ending, indent=1) + "\n")
@@ -169,6 +170,7 @@ class Run:
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
                 watch(done, search.trials)
+            inputs.park(self.loaded, executor)
             trials = search.run()
         mattered = Kvei(o.seed, context).importances(search.study.told)
         write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")

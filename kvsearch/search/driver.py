@@ -5,6 +5,7 @@ so a kill costs the evaluations in flight and nothing else. A policy over budget
 bytes are exact. A policy seen before is told its old values.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -116,6 +117,13 @@ class Search:
         full = Policy(name="full")
         measure(self.executor, self.folder, PART, [full], self.task.setting, resident=False)
         self.full = self._load(full.fingerprint(self.task.setting.shape.layers))
+        try:
+            return self._loop()
+        except (KeyboardInterrupt, RunError):
+            self._lay_down()
+            raise
+
+    def _loop(self) -> list[Trial]:
         free = set(range(self.executor.slots))
         while True:
             while free and (flight := self._next()) is not None:
@@ -129,6 +137,14 @@ class Search:
             if self._ended(slot, outcome):
                 del self.flights[slot]
                 free.add(slot)
+
+    def _lay_down(self) -> None:
+        """Stopping for a reason that is no trial's fault does not count as one of its attempts."""
+        mine = {f.trial.number for f in self.flights.values()}
+        with contextlib.suppress(RunError):  # the disk may be full
+            for t in self.folder.running():  # not our own list: a stop can come between two lines
+                if t.number in mine:
+                    self.folder.append(replace(t, attempt=t.attempt - 1))
 
     # -- what comes next -----------------------------------------------------------------------
 
@@ -163,6 +179,8 @@ class Search:
 
     def _again(self, before: Trial) -> Trial | None:
         """A trial that was under way when the driver or its evaluator was killed."""
+        if self.folder.has_nll(PART, before.fingerprint):
+            return before  # killed after its NLL was saved: `_known` finishes it
         if before.attempt >= ATTEMPTS:
             error = f"killed {ATTEMPTS} times while it was evaluated"
             self._finish(replace(before, state="failed", error=error))
@@ -204,7 +222,12 @@ class Search:
         except PolicyError as e:
             self._finish(replace(trial, state="rejected", error=str(e)))
             return None
-        if (twin := self._twin(fingerprint)) is not None:
+        twin = self._twin(fingerprint)
+        if twin is not None and twin.state == "failed":  # it may have killed its evaluator
+            error = f"same policy as {twin.name}, which failed"
+            self._finish(replace(trial, state="rejected", error=error))
+            return None
+        if twin is not None:
             same: dict[str, Any] = {"nll": twin.nll, "dnll": twin.dnll, "rungs": twin.rungs}
             error = f"same policy as {twin.name}"
             self._finish(replace(trial, state="duplicate", error=error, **same))
@@ -217,7 +240,8 @@ class Search:
             (
                 t
                 for t in [*self.trials, *under_way, *self._interrupted]
-                if t.fingerprint == fingerprint and t.state in ("complete", "pruned", "running")
+                if t.fingerprint == fingerprint
+                and t.state in ("complete", "pruned", "running", "failed")
             ),
             None,
         )
@@ -238,6 +262,8 @@ class Search:
         """Finish a trial whose NLL was saved just before a kill."""
         if not self.folder.has_nll(PART, flight.trial.fingerprint):
             return False
+        _, about = self.folder.load_nll(PART, flight.trial.fingerprint)
+        flight.tokens, flight.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
         self._complete(flight)
         return True
 
@@ -249,6 +275,8 @@ class Search:
         """Take in what a slot says; False if its trial goes on there."""
         f = self.flights[slot]
         f.seconds += outcome.seconds
+        if outcome.status == "unopened":
+            raise RunError(outcome.error)
         if outcome.measured is None:
             if outcome.status == "died" and f.trial.attempt < ATTEMPTS:
                 f.trial = self._begin(replace(f.trial, attempt=f.trial.attempt + 1))

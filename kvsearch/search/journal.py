@@ -34,8 +34,8 @@ class Journal:
             return []
         lines = self.file.read_bytes().split(b"\n")
         tail = [lines.pop()]
-        while lines and not lines[-1].strip(b"\0\r "):
-            tail.insert(0, lines.pop())
+        while lines and (b"\0" in lines[-1] or not lines[-1].strip()):
+            tail.insert(0, lines.pop())  # no line of ours has a zero byte
         last: dict[int, Trial] = {}
         for number, line in enumerate(lines, start=1):
             try:

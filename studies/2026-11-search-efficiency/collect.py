@@ -24,7 +24,8 @@ from kvsearch.pareto import front
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
 from kvsearch.search.journal import Journal
-from kvsearch.search.work import Job, ModelSession
+from kvsearch.search.model_work import ModelSession
+from kvsearch.search.work import Job
 
 BLOCK, EVERY = 64, 10  # tokens of a block; evaluated policies between checkpoints
 HERE = Path(__file__).parent

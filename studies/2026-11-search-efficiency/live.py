@@ -23,9 +23,10 @@ from kvsearch.records import Trial
 from kvsearch.search.driver import Search, Task, baselines
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.model_work import ModelSession
 from kvsearch.search.samplers import make_sampler
 from kvsearch.search.volume import volume
-from kvsearch.search.work import Job, Measured, ModelSession
+from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 
 BUDGET, CONTEXT, WINDOWS = 128, 1024, 2
@@ -54,6 +55,9 @@ class Remembered:
         tokens = W * (job.stop - (self.last[1] if goes_on else 0))
         self.last = (key, job.stop)
         return Measured(np.load(file)[:, : job.stop - 1], tokens)
+
+    def forget(self) -> None:
+        self.inner.forget()
 
 
 def opened(shown: Shown, files: tuple[str, ...]):

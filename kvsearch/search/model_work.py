@@ -1,0 +1,76 @@
+"""Evaluating on a language model: what a slot loads, and how a trial goes on in it.
+
+Apart from `work`, so that a driver that only hands out jobs need not import torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluate.replay import Replay
+from kvsearch.models.load import load_model
+from kvsearch.policy import Policy
+from kvsearch.search.work import Job, Measured
+
+
+@dataclass(frozen=True, eq=False)
+class ModelWork:
+    """Evaluates on a language model that each slot loads for itself.
+
+    Attributes:
+        model, dtype, batch: as in `load_model` and `Evaluator`.
+        devices: slot i uses `devices[i % len]`.
+        parts: token windows `[W, T]` by name.
+        threads: CPU threads of one slot; 0 leaves torch's default.
+    """
+
+    model: str
+    dtype: str
+    devices: tuple[str, ...]
+    parts: Mapping[str, NDArray[np.int64]]
+    batch: int = 1
+    threads: int = 0
+
+    def open(self, slot: int) -> "ModelSession":
+        """Load the model on the slot's device."""
+        if self.threads:
+            import torch
+
+            torch.set_num_threads(self.threads)
+        device = self.devices[slot % len(self.devices)]
+        loaded = load_model(self.model, dtype=self.dtype, device=device, announce=lambda _: None)
+        return ModelSession(Evaluator(loaded, self.batch), self.parts)
+
+
+class ModelSession:
+    """A loaded model and the text parts; keeps the last replay, so that a trial can go on."""
+
+    def __init__(self, evaluator: Evaluator, parts: Mapping[str, NDArray[np.int64]]) -> None:
+        self.evaluator, self.parts = evaluator, parts
+        self._last: tuple[str, Policy, Replay] | None = None
+
+    def run(self, job: Job) -> Measured:
+        """Evaluate one job, going on from the last one where that is the same policy and part."""
+        windows = self.parts[job.part]
+        if self._last is not None and self._last[:2] == (job.part, job.policy):
+            replay = self._last[2]
+        else:
+            self._last = None  # frees the old caches first
+            replay = self.evaluator.replay(job.policy, windows)
+        before = replay.spent
+        nll = replay.to(job.stop)
+        held = replay.bytes_resident() if job.resident else 0
+        last = job.stop == windows.shape[1]
+        self._last = None if last else (job.part, job.policy, replay)
+        return Measured(nll, replay.spent - before, held, replay.impls)
+
+    def forget(self) -> None:
+        """Drop the caches of a job that failed, so that the next one has all the memory."""
+        self._last = None
+        if self.evaluator.loaded.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.empty_cache()
