@@ -221,8 +221,7 @@ def test_sixteen_bits_are_those_of_the_model(dtype: torch.dtype) -> None:
     cache = PolicyCache(POLICIES["tiers"], model)
     generate(model, PROMPT, cache)
     store: Any = cache.states[0].store
-    raw = {x.dtype for x in (store.raw_keys, store.raw_values) if x is not None}
-    sinks = store.keys[-1][0].dtype
-    assert raw | {sinks} == {torch.float16 if dtype == torch.float32 else dtype}
+    held = {x.dtype for x in (store.keys[-1][0], store.values[-1][0])}  # sinks and raw tokens
+    assert held == {torch.float16 if dtype == torch.float32 else dtype}
     sizes = layout(POLICIES["tiers"], cache.shape)
     assert cache.bytes_resident == sizes.bytes_at(PROMPT.shape[1] + NEW - 1)

@@ -262,20 +262,28 @@ def test_too_short_too_small_and_unwritable(
     assert code == 2 and "3 weights for a model with 2 layers" in err
 
 
-def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, prose: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", [[], ["--workers", "2"]], ids=["here", "processes"])
+def test_ctrl_c_keeps_what_was_measured(
+    extra: list[str], tiny_folder: Path, prose: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "stopped"
     argv = run_argv(tiny_folder, prose, out)
     argv[argv.index("3")] = "400"
     child = subprocess.Popen(
-        [sys.executable, "-m", "kvsearch", *argv, "--quiet"],
+        [sys.executable, "-m", "kvsearch", *argv, *extra, "--quiet"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ},
+        start_new_session=True,
     )  # fmt: skip
     file = out / "trials.jsonl"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (not file.exists() or file.read_text().count("\n") < 20):
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: every process of the group gets it
     printed, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
     assert "Traceback" not in err and "so far" in printed
     assert file.read_text().count("\n") >= 20
+    with pytest.raises(ProcessLookupError):  # nobody is left
+        for _ in range(100):
+            os.killpg(child.pid, 0)
+            time.sleep(0.05)

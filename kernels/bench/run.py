@@ -10,13 +10,12 @@ starts that would not end in time.
 
 import argparse
 import csv
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
@@ -26,16 +25,11 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).parent
-if str(HERE.parent) not in sys.path:
-    sys.path.insert(0, str(HERE.parent))
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
 
-from kvsearch_kernels.decode_attention import Part, decode_attention  # noqa: E402
-from kvsearch_kernels.gather_kv import gather_kv  # noqa: E402
-from kvsearch_kernels.lifetime_attention import lifetime_attention  # noqa: E402
-from kvsearch_kernels.quantize_kv import Format, quantize_kv  # noqa: E402
-from kvsearch_kernels.score_keys import score_keys  # noqa: E402
+from cases import Case, build, cases, tensors  # noqa: E402
 
-NEVER = 1 << 40
 COLUMNS = (
     "op", "impl", "model", "batch", "context", "variant", "dtype", "metric", "unit",
     "p20", "p50", "p80", "gpu", "driver", "torch", "triton", "commit",
@@ -44,204 +38,34 @@ SETS = 4  # input sets in rotation; caches of 60 MB must not hold what is read n
 CASE_SECONDS = 8.0  # what a case may take, compiled; none is started with less left
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Heads of one layer of a model."""
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Let `torch.empty` return NaN (integers: 0x7F), so that what is never written shows."""
+    real = torch.empty
 
-    name: str
-    queries: int
-    keys: int
-    dim: int
+    def empty(*size: Any, **options: Any) -> Tensor:
+        made: Tensor = real(*size, **options)
+        return made.fill_(float("nan") if made.is_floating_point() else 0x7F)
 
-
-MODELS = (
-    Heads("llama2-7b", 32, 32, 128),
-    Heads("llama3-8b", 32, 8, 128),
-    Heads("smollm2-135m", 9, 3, 64),
-)
-# share of tokens and bits of keys and values of each part
-TIERS: dict[str, tuple[tuple[float, int], ...]] = {
-    "16": ((1.0, 16),),
-    "8": ((1.0, 8),),
-    "4": ((1.0, 4),),
-    "2": ((1.0, 2),),
-    "1": ((1.0, 1),),
-    "20%4+80%1": ((0.2, 4), (0.8, 1)),
-    "1%16+20%4+79%1": ((0.01, 16), (0.2, 4), (0.79, 1)),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One op at one shape.
-
-    Attributes:
-        op: what is timed.
-        model: heads.
-        batch: sequences.
-        context: tokens.
-        variant: bits, budget or window.
-    """
-
-    op: str
-    model: Heads
-    batch: int
-    context: int
-    variant: str
-
-    @property
-    def label(self) -> str:
-        """For tables."""
-        return f"{self.op} {self.model.name} b{self.batch} t{self.context} {self.variant}"
-
-
-@dataclass(frozen=True)
-class Work:
-    """Callables that do the same, by implementation, and the bytes that one call must read."""
-
-    runs: dict[str, Callable[[], Any]]
-    nbytes: int
-
-
-def cases() -> Iterator[Case]:
-    """All cases, most wanted first."""
-    for model in MODELS:
-        for context, batch in ((32768, 8), (4096, 1), (32768, 1), (4096, 32), (131072, 1)):
-            for variant in TIERS:
-                yield Case("decode_attention", model, batch, context, variant)
-    for model in MODELS:
-        for context, budget in ((4096, 0), (16384, 1024), (16384, 0), (32768, 1024)):
-            yield Case("lifetime_attention", model, 1, context, str(budget or "full"))
-        yield Case("score_keys", model, 1, 4096, "last64")
-        yield Case("quantize_kv", model, 8, 64, "4")
-        yield Case("gather_kv", model, 8, 4096, "turn")
-
-
-def build(case: Case, device: str, seed: int, *, tiny: bool) -> Work:
-    """Fresh inputs and the callables over them."""
-    torch.manual_seed(seed)
-    m = case.model
-    B, T = (1, 96) if tiny else (case.batch, case.context)
-    dtype = torch.float16 if device == "cuda" else torch.float32
-
-    def data(heads: int, n: int) -> Tensor:
-        return torch.randn(B, heads, n, m.dim, device=device, dtype=dtype)
-
-    scale = m.dim**-0.5
-    if case.op == "decode_attention":
-        return _decode(case, data, T, scale, baseline=case.variant == "16")
-    if case.op in ("lifetime_attention", "score_keys"):
-        q, k, v = data(m.queries, T), data(m.keys, T), data(m.keys, T)
-        birth = torch.arange(T, device=device)
-        death = torch.full_like(birth, NEVER)
-        if case.op == "lifetime_attention":
-            if case.variant != "full":
-                death = birth + (8 if tiny else int(case.variant))
-            args = (q, k, v, birth, death)
-            runs = _impls(lifetime_attention, args, {"first_query": 0, "scale": scale})
-            runs["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=True
-            )
-            return Work(runs | _flash(q, k, v, scale), _size(q, k, v))
-        w = min(64, T)
-        last = q[:, :, T - w :]
-        lse = torch.full((B, m.queries, w), 10.0, device=device)
-        weights = torch.ones(w, device=device)
-        first = {"first_query": T - w, "scale": scale}
-        return Work(_impls(score_keys, (last, k, lse, weights, birth, death), first), _size(k))
-    if case.op == "quantize_kv":
-        x = data(m.keys, T)
-        fmt = Format(int(case.variant), m.dim)
-        return Work(_impls(quantize_kv, (x, fmt), {}), _size(x))
-    x = data(m.keys, T)
-    kept = torch.randperm(T, device=device)[: T // 2].sort().values
-    by = torch.arange(T // 2, device=device) - kept
-    inv_freq = 1e4 ** (-torch.arange(m.dim // 2, device=device) / (m.dim // 2))
-    runs = _impls(gather_kv, (x, kept), {"by": by, "inv_freq": inv_freq})
-    return Work(runs, _size(x) // 2)
-
-
-def _decode(
-    case: Case, data: Callable[[int, int], Tensor], T: int, scale: float, *, baseline: bool
-) -> Work:
-    m = case.model
-    q = data(m.queries, 1)
-    parts, nbytes, raw = [], 0, []
-    for share, bits in TIERS[case.variant]:
-        n = max(1, round(share * T))
-        k, v = data(m.keys, n), data(m.keys, n)
-        if bits == 16:
-            parts.append(Part(k, v))
-            raw.append((k, v))
-            nbytes += _size(k, v)
-        else:
-            fmt = Format(bits, m.dim)
-            pk, pv = quantize_kv(k, fmt), quantize_kv(v, fmt)
-            parts.append(Part(pk, pv, fmt, fmt))
-            nbytes += pk.nbytes + pv.nbytes
-    runs = _impls(decode_attention, (q.squeeze(2), parts), {"scale": scale})
-    if baseline:
-        ((k, v),) = raw
-        runs["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, scale=scale, enable_gqa=True
-        )
-        runs |= _flash(q, k, v, scale)
-    return Work(runs, nbytes)
-
-
-os.environ["KVSEARCH_TRITON"] = "1"  # this script is the gate that `auto` waits for
-
-
-def _impls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """The reference, and Triton where it can run."""
-    runs: dict[str, Callable[[], Any]] = {"reference": lambda: op.run("reference", *args, **kwargs)}
-    if op.pick(*args, **kwargs) == "triton":
-        runs["triton"] = lambda: op.run("triton", *args, **kwargs)
-    return runs
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Callable[[], Any]]:
-    """Compiled FlexAttention and flash-attn, where they can run."""
-    if not q.is_cuda:
-        return {}
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    runs: dict[str, Callable[[], Any]] = {}
-    mask = None
-    if q.shape[2] > 1:
-        n = q.shape[2]
-        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device="cuda")
-    flex = torch.compile(flex_attention)
-    runs["flex"] = lambda: flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+    torch.empty = empty  # type: ignore[assignment]
     try:
-        from flash_attn import flash_attn_func
-    except ImportError:
-        return runs
-    turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    runs["flash-attn"] = lambda: flash_attn_func(*turned, softmax_scale=scale, causal=True)
-    return runs
-
-
-def _size(*tensors: Tensor) -> int:
-    return sum(x.nbytes for x in tensors)
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    if isinstance(result, tuple):
-        return list(result)
-    return [result.codes, result.scales]
+        yield
+    finally:
+        torch.empty = real
 
 
 def gate(todo: Sequence[Case]) -> None:
-    """Raise unless Triton agrees with the reference on fresh small data, in 16-bit accuracy."""
+    """Raise unless Triton agrees with the reference on fresh small data, in 16-bit accuracy.
+
+    Whatever a kernel leaves unwritten, its output or its scratch, is NaN.
+    """
     for case in {(c.op, c.model.name, c.variant): c for c in todo}.values():
         runs = build(case, "cuda", 1234, tiny=True).runs
         if "triton" not in runs:
             raise RuntimeError(f"{case.label}: no Triton implementation can run")
-        pairs = zip(_tensors(runs["triton"]()), _tensors(runs["reference"]()), strict=True)
-        for got, want in pairs:
+        with poisoned():
+            found = tensors(runs["triton"]())
+        for got, want in zip(found, tensors(runs["reference"]()), strict=True):
             got, want = got.double(), want.double()
             if case.op == "quantize_kv":  # division may round differently: a code off by one
                 bad = (got != want).double().mean() > 0.02
@@ -359,7 +183,9 @@ def dry_run() -> int:
     distinct = {(c.op, c.model.name, c.variant): c for c in cases()}.values()
     for case in distinct:
         for name, run in build(case, "cpu", 0, tiny=True).runs.items():
-            for x in _tensors(run()):
+            with poisoned():
+                found = tensors(run())
+            for x in found:
                 if not x.isfinite().all():
                     raise RuntimeError(f"{case.label}: {name} is not finite")
     print(f"dry run: {len(distinct)} cases ran on the CPU at tiny shapes; nothing was timed")

@@ -1,7 +1,7 @@
 """Tile sizes of the kernels, per shape; a table instead of an autotuner, so that runs repeat.
 
-Every entry compiles for sm_90 without spills (`tests/kernels/compiled`). None was timed on a GPU:
-they are guesses from register counts.
+Every entry compiles without spills for sm_90, those of AMPERE for sm_80 (`tests/kernels/compiled`).
+None was timed on a GPU: they are guesses from register counts.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +32,12 @@ ATTEND = {
     (256, 4): Tile(32, 32, 16, 1),
 }
 ATTEND_CAPPED = {(256, 2): Tile(128, 16, 8, 2)}  # tanh needs registers
+# before sm_90 products come out of registers, so tiles are smaller; these also fit triton 3.6
+ATTEND_AMPERE = {
+    (64, 2): Tile(128, 32, 8, 2),
+    (128, 2): Tile(64, 64, 8, 2),
+    (256, 2): Tile(64, 32, 8, 2),
+}
 SCORE = {
     (64, 2): Tile(64, 64, 4, 2),
     (128, 2): Tile(64, 64, 4, 2),
@@ -42,9 +48,11 @@ SCORE = {
 }
 
 
-def attend_tile(head_dim: int, itemsize: int, capped: bool) -> Tile:
-    """Tile of `lifetime_attention`."""
+def attend_tile(head_dim: int, itemsize: int, capped: bool, *, ampere: bool = False) -> Tile:
+    """Tile of `lifetime_attention`; `ampere` for GPUs before sm_90."""
     key = head_dim, itemsize
+    if ampere and key in ATTEND_AMPERE:
+        return ATTEND_AMPERE[key]
     return ATTEND_CAPPED.get(key, ATTEND[key]) if capped else ATTEND[key]
 
 
@@ -52,6 +60,8 @@ QUANTIZE_ROWS = 16  # tokens of a program
 QUANTIZE_WARPS = 4
 GATHER_ROWS = 32
 GATHER_WARPS = 4
+RECEIVE_COLUMNS = 512  # slots of a program of `scored_decode`'s second kernel
+RECEIVE_WARPS = 4
 
 # (head_dim, bytes per element of the queries) -> keys of a tile as columns; half as many for a part
 # whose format is expanded to 16 or 32 bits a channel. Rows are the least query heads of a group.
@@ -61,14 +71,20 @@ DECODE = {
     (256, 2): Tile(8, 128, 8, 2),
     (64, 4): Tile(8, 64, 4, 1),
     (128, 4): Tile(8, 64, 4, 1),
-    (256, 4): Tile(8, 64, 8, 1),
+    (256, 4): Tile(8, 64, 16, 1),
+}
+DECODE_AMPERE = {
+    (64, 2): Tile(8, 64, 4, 2),
+    (128, 2): Tile(8, 64, 4, 2),
+    (256, 2): Tile(8, 64, 4, 2),
 }
 DECODE_PROGRAMS = 264  # aimed at: two waves of an H200's 132 multiprocessors
 # Share of splits per stored token, from the time per token that kernels.md estimates.
 DECODE_COST = {16: 7.4, 8: 3.8, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
 
 
-def decode_tile(head_dim: int, itemsize: int, lookups: bool) -> Tile:
+def decode_tile(head_dim: int, itemsize: int, lookups: bool, *, ampere: bool = False) -> Tile:
     """Tile of `decode_attention`; `lookups` if some levels come from a table."""
-    tile = DECODE[head_dim, itemsize]
+    key = head_dim, itemsize
+    tile = DECODE_AMPERE.get(key, DECODE[key]) if ampere else DECODE[key]
     return replace(tile, warps=8) if lookups else tile

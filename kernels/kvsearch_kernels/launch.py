@@ -66,6 +66,12 @@ def why_not_heads(q: Tensor, *others: Tensor) -> str | None:
     return None
 
 
+@cache
+def ampere(device: torch.device) -> bool:
+    """Whether tiles for GPUs before sm_90 are needed."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0)
+
+
 def rows_last(x: Tensor) -> Tensor:
     """`x`, copied only if its last axis is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -4,7 +4,7 @@ A named implementation never falls back: it runs, or it says in one sentence why
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -57,13 +57,22 @@ class Op(Generic[P, R]):
             UnsupportedError: the named implementation cannot take these arguments.
         """
         if impl == "auto":
-            impl = self.pick(*args, **kwargs)
+            return self._forward(self.pick(*args, **kwargs), *args, **kwargs)
+        if impl != "reference":
+            if impl not in self.impls:
+                raise UnsupportedError(f"{self.name} has no implementation called {impl!r}")
+            if reason := self._why_not(impl, *args, **kwargs):
+                raise UnsupportedError(f"{self.name}[{impl}]: {reason}")
+        return self._forward(impl, *args, **kwargs)
+
+    def record(self, ran: MutableMapping[str, str], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the implementation that `auto` picks, and note its name in `ran`."""
+        ran[self.name] = self.pick(*args, **kwargs)
+        return self._forward(ran[self.name], *args, **kwargs)
+
+    def _forward(self, impl: str, *args: P.args, **kwargs: P.kwargs) -> R:
         if impl == "reference":
             return self.reference(*args, **kwargs)
-        if impl not in self.impls:
-            raise UnsupportedError(f"{self.name} has no implementation called {impl!r}")
-        if reason := self._why_not(impl, *args, **kwargs):
-            raise UnsupportedError(f"{self.name}[{impl}]: {reason}")
         result: R = import_module(self.impls[impl]).forward(*args, **kwargs)
         return result
 

@@ -77,8 +77,8 @@ class Ending:
         best = sorted(self._within(trials), key=lambda t: t.nll or 0.0)[:FINALISTS]
         with self.shown.step("choose on other text", len(best)) as step:
             failures = measure(
-                self.executor, self.folder, "select", [Policy(), *(t.policy for t in best)],
-                self.setting, resident=False, progress=lambda n: step.advance(n != "", n),
+                self.executor, self.folder, "select", [t.policy for t in best],
+                self.setting, resident=False, progress=lambda name: step.advance(1, name),
             )  # fmt: skip
         scores = {
             t.name: self._loss("select", t.fingerprint)

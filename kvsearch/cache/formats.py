@@ -1,12 +1,23 @@
 """Which storage formats the pools of one layer use."""
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvsearch.policy import LayerLayout, Policy
-from kvsearch_kernels.quantize_kv import Format, Packed, dequantize, fake_quantize, quantize
+from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.quantize_kv import (
+    Format,
+    Packed,
+    dequantize_kv,
+    fake_quantize,
+    quantize_kv,
+)
+
+Held = tuple[Tensor, ...]
+Ran = MutableMapping[str, str]  # op -> the implementation of it that ran
 
 
 @dataclass(frozen=True)
@@ -22,20 +33,29 @@ class Codec:
             return x.to(self.native).to(x.dtype)
         return fake_quantize(x, self.fmt).to(x.dtype)
 
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The tensors that are really held."""
+    def encode(self, x: Tensor, ran: Ran, slots: Tensor | None = None) -> Held:
+        """The tensors that are really held of `x` `[B, H, N, D]`, or of its `slots`."""
         if self.fmt is None:
-            return (x.to(self.native),)
-        packed = quantize(x, self.fmt)
-        return (packed.codes, packed.scales.flatten(-2))
+            kept = x if slots is None else gather_kv.record(ran, x, slots)
+            return (kept.to(self.native),)
+        packed = quantize_kv.record(ran, x, self.fmt, slots=slots)
+        return packed.codes, packed.scales.flatten(-2)
 
-    def decode(self, held: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    def decode(self, held: Held, dtype: torch.dtype, ran: Ran) -> Tensor:
         """Values of held tensors."""
+        found = self.packed(held)
+        if isinstance(found, Tensor):
+            return found.to(dtype)
+        assert self.fmt is not None
+        return dequantize_kv.record(ran, found, self.fmt, dtype=dtype)
+
+    def packed(self, held: Held) -> Tensor | Packed:
+        """Held tensors as the ops name them."""
         if self.fmt is None:
-            return held[0].to(dtype)
+            return held[0]
         numbers = 1 if self.fmt.levels == "lloyd" else 2  # per group: scale, or scale and zero
         scales = held[1].unflatten(-1, (held[1].shape[-1] // numbers, numbers))
-        return dequantize(Packed(held[0], scales), self.fmt).to(dtype)
+        return Packed(held[0], scales)
 
 
 def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]:

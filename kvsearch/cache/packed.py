@@ -3,92 +3,179 @@
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Codec, codecs
-from kvsearch.cache.store import gather, gather_flat
+from kvsearch.cache.formats import Held, Ran, codecs
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.store import gather_flat
 from kvsearch.policy import LayerLayout
-
-Held = tuple[Tensor, ...]
+from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.gather_kv import gather_kv
 
 
 class PackedStore:
     """Slots of one layer in their real formats; the same interface as `DenseStore`.
 
-    Each pool keeps its tokens in order of time. Where a slot's tier follows from its order, nothing
-    more is held; where it follows from scores, one tag byte per slot is.
+    Each pool keeps its tokens in order of time; the last pool is 16 bits: fp16 sinks, then the raw
+    tokens that no tick has seen. Where a slot's tier follows from its order, nothing more is held;
+    where it follows from scores, one tag byte per slot is.
+
+    Args:
+        layer: integers of the layer.
+        native: the 16-bit type.
+        ran: where to note which implementation of each op ran.
     """
 
-    def __init__(self, layer: LayerLayout, native: torch.dtype) -> None:
+    def __init__(self, layer: LayerLayout, native: torch.dtype, ran: Ran | None = None) -> None:
         self.codecs = codecs(layer, native)
         self.raw_pool = len(self.codecs) - 1
         self.tagged = layer.policy.tagged
+        self.ran: Ran = {} if ran is None else ran
         self.n = self.raw = 0
         self.dtype = torch.float32
         self.keys: list[Held | None] = [None] * len(self.codecs)
         self.values: list[Held | None] = [None] * len(self.codecs)
-        self.raw_keys: Tensor | None = None
-        self.raw_values: Tensor | None = None
         self.pools = torch.empty(0, dtype=torch.uint8)  # of ticked slots; `[n - raw]` or per head
 
     def append(self, k: Tensor, v: Tensor, settled: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]` in 16 bits; `settled` is for the dense store only."""
         self.dtype = k.dtype
-        (k16,), (v16,) = (c.encode(x) for c, x in zip(self.codecs[-1], (k, v), strict=True))
-        self.raw_keys = k16 if self.raw_keys is None else torch.cat([self.raw_keys, k16], 2)
-        self.raw_values = v16 if self.raw_values is None else torch.cat([self.raw_values, v16], 2)
+        for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
+            (new,) = self.codecs[-1][which].encode(x, self.ran)
+            old = pools[-1]
+            pools[-1] = (new,) if old is None else (torch.cat([old[0], new], 2),)
         self.n += k.shape[2]
         self.raw += k.shape[2]
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` in order of time, unpacked for one use."""
-        return self._read(self.keys, self.raw_keys, 0), self._read(self.values, self.raw_values, 1)
+        order = self._order()
+        return self._read(0, order), self._read(1, order)
 
-    def _read(self, held: list[Held | None], raw: Tensor | None, which: int) -> Tensor:
+    def _read(self, which: int, order: Tensor | None) -> Tensor:
         parts = [
-            self.codecs[i][which].decode(x, self.dtype) for i, x in enumerate(held) if x is not None
+            self.codecs[i][which].decode(x, self.dtype, self.ran)
+            for i, x in enumerate((self.keys, self.values)[which])
+            if x is not None
         ]
-        ticked = torch.cat(parts, 2) if len(parts) > 1 else (parts[0] if parts else None)
-        if ticked is not None and len(parts) > 1:  # pools one after the other -> order of time
-            by_pool = self.pools.long().argsort(dim=-1, stable=True)
-            ticked = gather(ticked, by_pool.argsort(-1))
-        if raw is None:
-            assert ticked is not None
-            return ticked
-        raw = raw.to(self.dtype)
-        return raw if ticked is None else torch.cat([ticked, raw], 2)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return whole if order is None else gather_kv.record(self.ran, whole, order)
+
+    def _order(self) -> Tensor | None:
+        """Where the slots, one pool after the other, lie in order of time; None if they do."""
+        sizes = [0 if x is None else x[0].shape[2] for x in self.keys]
+        sizes[-1] -= self.raw
+        if sum(n > 0 for n in sizes) < 2:
+            return None  # raw tokens follow the one pool there is
+        return self.slot_pools().argsort(dim=-1, stable=True).argsort(-1)
+
+    def parts(self, dtype: torch.dtype, rotary: Rotary | None = None) -> list[Part]:
+        """What is held, packed as it is, for `decode_attention`.
+
+        With `rotary`, keys are those of slots that carry no angle: they are unpacked for one use
+        and turned to their slot's index, `dtype`; values stay packed.
+        """
+        found = []
+        pools = None if rotary is None else self.slot_pools()
+        for i, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
+            if k is None or v is None:
+                continue
+            kc, vc = self.codecs[i]
+            keys, key_format = kc.packed(k), kc.fmt
+            if rotary is not None and pools is not None:
+                n = k[0].shape[2]
+                keys, key_format = kc.decode(k, dtype, self.ran), None
+                keys = gather_kv.record(
+                    self.ran, keys, torch.arange(n, device=keys.device),
+                    by=_first(pools == i, n), inv_freq=rotary.inv_freq.to(keys.device),
+                )  # fmt: skip
+            found.append(Part(keys, vc.packed(v), key_format, vc.fmt))
+        return found
+
+    def in_time(self, x: Tensor) -> Tensor:
+        """Data `[B, H, N]` of the slots of `parts`, put into order of time."""
+        order = self._order()
+        return x if order is None else gather_flat(x, order)
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
-        k, v = self.read()
         if keep is None:
-            keep = torch.arange(self.n, device=k.device)
+            keep = torch.arange(self.n, device=self.device)
         if not self.tagged:
             pools = pools.reshape(-1, pools.shape[-1])[0]
         old = self.slot_pools()
         place = _place_in_pool(old, len(self.codecs))
-        new_keys: list[Held | None] = []
-        new_values: list[Held | None] = []
-        for i, (kc, vc) in enumerate(self.codecs):
+        moves: list[tuple[int, Tensor, Tensor] | None] = []
+        for i in range(len(self.codecs)):
             count = int((pools == i).sum(-1).flatten()[0])
-            if count == 0:
-                new_keys.append(None)
-                new_values.append(None)
-                continue
-            slots = (pools != i).long().argsort(dim=-1, stable=True)[..., :count]
-            source = gather_flat(keep, slots)
-            stays = gather_flat(old, source) == i
-            where = gather_flat(place, source)
-            raw16 = i == self.raw_pool
-            new_keys.append(_move(self.keys[i], k, kc, source, stays, where, raw16))
-            new_values.append(_move(self.values[i], v, vc, source, stays, where, raw16))
-        self.keys, self.values = new_keys, new_values
-        self.n, self.raw, self.raw_keys, self.raw_values = keep.shape[-1], 0, None, None
+            source = gather_flat(keep, _first(pools == i, count))
+            moves.append((i, source, gather_flat(old, source) != i) if count else None)
+        for which, held in enumerate((self.keys, self.values)):
+            held[:] = [m and self._move(which, held, *m, old, place) for m in moves]
+        self.n, self.raw = keep.shape[-1], 0
         self.pools = pools.to(torch.uint8)
+
+    def _move(
+        self,
+        which: int,
+        held: list[Held | None],
+        i: int,
+        source: Tensor,
+        enters: Tensor,
+        old: Tensor,
+        place: Tensor,
+    ) -> Held:
+        """Contents of pool `i` after a compaction: what stays is moved, what enters is encoded.
+
+        Args:
+            which: 0 for keys, 1 for values.
+            held: all pools before.
+            i: the pool.
+            source: slot before, of each slot after, `[n]` or `[B, V, n]`.
+            enters: whether that slot was in another pool, same shape.
+            old: pool of every slot before.
+            place: its index there.
+        """
+        most = int(enters.sum(-1).max())  # heads may differ: the others encode some in vain
+        mine = held[i]
+        size = 0 if mine is None else mine[0].shape[2]
+        if most == 0 and size == source.shape[-1]:
+            assert mine is not None
+            return mine
+        pick = gather_flat(place, source)
+        if most == 0:
+            new: Held | None = None
+        else:
+            slots = gather_flat(source, _first(enters, most))
+            new = self._enter(which, held, i, gather_flat(old, slots), gather_flat(place, slots))
+            pick = torch.where(enters, size + enters.cumsum(-1) - 1, pick)
+        both = [x for x in (mine, new) if x is not None]
+        joined = both[0] if len(both) == 1 else [torch.cat(x, 2) for x in zip(*both, strict=True)]
+        return tuple(gather_kv.record(self.ran, x, pick) for x in joined)
+
+    def _enter(
+        self, which: int, held: list[Held | None], i: int, old: Tensor, place: Tensor
+    ) -> Held:
+        """Slots that were at `place` of pools `old`, in the format of pool `i`."""
+        codec = self.codecs[i][which]
+        origins = [j for j, x in enumerate(held) if x is not None and j != i]
+        values: Tensor | None = None
+        for j in origins:
+            rows, source = held[j], self.codecs[j][which]
+            assert rows is not None
+            at = place.clamp_max(rows[0].shape[2] - 1)  # of other pools' slots: any row will do
+            if len(origins) == 1 and source.fmt is None:
+                return codec.encode(rows[0], self.ran, at)
+            rows = tuple(gather_kv.record(self.ran, x, at) for x in rows)
+            x = source.decode(rows, self.dtype, self.ran)
+            values = x if values is None else torch.where((old == j).unsqueeze(-1), x, values)
+        assert values is not None
+        return codec.encode(values, self.ran)
 
     def load(self, k: Tensor, v: Tensor, pools: Tensor, raw: int) -> None:
         """Start from 16-bit values `[B, H, N, D]`, see `DenseStore.load`."""
         ticked = k.shape[2] - raw
         self.n = self.raw = 0
-        self.raw_keys = self.raw_values = None
+        self.keys[:], self.values[:] = ([None] * len(self.codecs) for _ in range(2))
+        self.pools = self.pools.new_empty(0)
         if ticked:
             self.append(k[:, :, :ticked], v[:, :, :ticked])
             self.compact(None, pools[..., :ticked])
@@ -103,15 +190,12 @@ class PackedStore:
     @property
     def device(self) -> torch.device:
         """Where the slots are."""
-        held = [t for pool in self.keys if pool is not None for t in pool]
-        first = self.raw_keys if self.raw_keys is not None else (held[0] if held else None)
-        return torch.device("cpu") if first is None else first.device
+        return next((h[0].device for h in self.keys if h is not None), torch.device("cpu"))
 
     @property
     def nbytes(self) -> int:
         """Bytes per sequence of all tensors held."""
         held = [t for pool in (*self.keys, *self.values) if pool is not None for t in pool]
-        held += [t for t in (self.raw_keys, self.raw_values) if t is not None]
         if not held:
             return 0
         total = sum(t.nbytes for t in held) // held[0].shape[0]
@@ -123,10 +207,13 @@ class PackedStore:
         """Select batch rows (beam search)."""
         self.keys = [None if h is None else tuple(t[rows] for t in h) for h in self.keys]
         self.values = [None if h is None else tuple(t[rows] for t in h) for h in self.values]
-        if self.raw_keys is not None and self.raw_values is not None:
-            self.raw_keys, self.raw_values = self.raw_keys[rows], self.raw_values[rows]
         if self.pools.dim() == 3 and self.pools.shape[0] > 1:
             self.pools = self.pools[rows]
+
+
+def _first(mask: Tensor, count: int) -> Tensor:
+    """Where the first `count` true entries of `mask` `[..., N]` are; what is false comes after."""
+    return (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
 
 
 def _place_in_pool(pools: Tensor, kinds: int) -> Tensor:
@@ -136,22 +223,3 @@ def _place_in_pool(pools: Tensor, kinds: int) -> Tensor:
         mine = pools == i
         place = torch.where(mine, mine.cumsum(-1) - 1, place)
     return place
-
-
-def _move(
-    held: Held | None,
-    values: Tensor,
-    codec: Codec,
-    source: Tensor,
-    stays: Tensor,
-    where: Tensor,
-    raw16: bool,
-) -> Held:
-    """Contents of one pool after a compaction: what stays is moved, what enters is encoded."""
-    entering = codec.encode(gather(values, source))
-    if held is None or raw16:
-        return entering  # 16-bit values come back bit for bit, so moving is encoding again
-    return tuple(
-        torch.where(stays.unsqueeze(-1), gather(old, where.clamp_max(old.shape[2] - 1)), new)
-        for old, new in zip(held, entering, strict=True)
-    )

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvsearch.cache import lifetimes, scan
 from kvsearch.cache.book import ScoreBook
 from kvsearch.cache.compaction import tick
+from kvsearch.cache.decode import decode
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.formats import codecs
 from kvsearch.cache.packed import PackedStore
@@ -52,12 +53,13 @@ class LayerState:
 
     def reset(self) -> None:
         """Forget everything."""
-        kind = PackedStore if self.packed else DenseStore
-        self.store: Store = kind(self.layer, self.native)
+        self.impls: dict[str, str] = {}
+        self.store: Store = DenseStore(self.layer, self.native)
+        if self.packed:
+            self.store = PackedStore(self.layer, self.native, self.impls)
         self.book: ScoreBook | None = None
         self.seen = self.cursor = self.prompt = 0
         self.peak_bytes = 0
-        self.impls: dict[str, str] = {}
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None = None
@@ -141,6 +143,8 @@ class LayerState:
 
     def _attend(self, q: Tensor, end: int | None, scale: float, softcap: float | None) -> Tensor:
         """Attend from the newest tokens, which the store already holds."""
+        if self.packed and q.shape[2] == 1:
+            return decode(self, q, end, scale=scale, softcap=softcap)
         keys, values = self.store.read()
         n, m = keys.shape[2], q.shape[2]
         slots = torch.arange(n, device=q.device)
@@ -156,19 +160,15 @@ class LayerState:
         rows = torch.arange(m, device=q.device)
         last = self.seen + m if end is None else end
         weights = self.book.row_weights(n - m + rows + 1, last - self.seen - 1 - rows)
-        impl = scored_attention.pick(q, keys, values, weights, scale=scale, softcap=softcap)
-        self.impls[scored_attention.name] = impl
-        out, received = scored_attention.run(
-            impl, q, keys, values, weights, scale=scale, softcap=softcap
+        out, received = scored_attention.record(
+            self.impls, q, keys, values, weights, scale=scale, softcap=softcap
         )
         self.book.add(received, self.seen, m)
         return out
 
     def lifetime(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """`lifetime_attention`, and note which implementation ran."""
-        impl = lifetime_attention.pick(*args, **kwargs)
-        self.impls[lifetime_attention.name] = impl
-        return lifetime_attention.run(impl, *args, **kwargs)
+        return lifetime_attention.record(self.impls, *args, **kwargs)
 
     @property
     def nbytes(self) -> int:
@@ -185,6 +185,7 @@ class LayerState:
         other.store.load(k, v, self.store.slot_pools(), self.store.raw)
         other.book, other.seen = self.book, self.seen
         other.cursor, other.prompt = self.cursor, self.prompt
+        self.impls |= other.impls  # packing is part of what an evaluation measures
         return other
 
     def reorder(self, rows: Tensor) -> None:

@@ -1,5 +1,7 @@
 """The command line: parses, calls, prints. Results on stdout, everything else on stderr."""
 
+import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -57,6 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     args = sys.argv[1:] if argv is None else argv
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
+    before = signal.signal(signal.SIGINT, _interrupt)
     try:
         code: Any = cli.main(args=args, prog_name="kvsearch", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -80,3 +83,11 @@ def main(argv: list[str] | None = None) -> None:
             err=True,
         )
         sys.exit(1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(*_: Any) -> None:
+    """Ctrl-C: end in order, and at once if it comes again."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 The driver never loads a model and an evaluator never sees the study. A job says which policy, on
 which part of the text, up to which token; going on with the policy of the job before is cheap.
+Nothing heavy is imported here, so that an evaluator that died is back in a second.
 """
 
 import os

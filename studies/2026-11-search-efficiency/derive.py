@@ -14,10 +14,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from kvsearch.pareto import front
+from kvsearch.policy import ModelShape, Policy
+from kvsearch.search.race import exposure
 from kvsearch.search.volume import volume
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
+CONTEXT, WINDOWS = 1024, 2  # as in live.py
 EVERY = 10  # evaluated policies between checkpoints
 OPPONENT, AT = "nsga2-cold-full", 100  # KVTuner's settings: 2 generations of 50, all in full
 
@@ -106,6 +109,29 @@ def summary(rows: list[dict]) -> list[dict]:
     return out
 
 
+def prefix(blocks: Blocks) -> list[dict]:
+    """What computing the part before the first eviction only once would save, at most."""
+    shape = ModelShape(**blocks.about["shape"])
+    lines = (RECORDS / "policies.jsonl").read_text().splitlines()
+    policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
+    groups = defaultdict(list)
+    for t in pq.read_table(RECORDS / "trials.parquet").to_pylist():
+        policy = policies.get(t["fingerprint"])
+        if t["tokens"] and policy is not None:
+            alike = 0.0 if policy.quantizes else exposure(policy, shape).first
+            windows = WINDOWS * min(alike, CONTEXT)
+            groups[t["run"].rsplit("-", 1)[0]].append((min(windows, t["tokens"]), t["tokens"]))
+    return [
+        {
+            "contender": name,
+            "trials": len(found),
+            "with_a_shared_part": sum(s > 0 for s, _ in found),
+            "share_of_tokens": sum(s for s, _ in found) / sum(t for _, t in found),
+        }
+        for name, found in sorted(groups.items())
+    ]
+
+
 def write(rows: list[dict], file: Path) -> None:
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -119,9 +145,11 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, default=HERE)
     out = ask.parse_args().out
-    rows = live(Blocks())
+    blocks = Blocks()
+    rows = live(blocks)
     write(rows, out / "live.csv")
     write(summary(rows), out / "live-summary.csv")
+    write(prefix(blocks), out / "prefix.csv")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -22,10 +23,11 @@ from kvsearch_kernels.quantize_kv import (
 )
 from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
+from kvsearch_kernels.scored_decode import scored_decode
 
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
-    decode_attention,
+    decode_attention, scored_decode,
 ]  # fmt: skip
 NEVER = 1 << 40
 FMT = Format(4, 64)
@@ -48,6 +50,7 @@ def call(op, device="cpu"):
         "dequantize_kv": ((packed, FMT), {}),
         "gather_kv": ((k, birth), {}),
         "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
+        "scored_decode": ((q[:, :, 0], parts), {"scale": 0.1}),
     }[op.name]
 
 
@@ -135,6 +138,25 @@ def test_the_grid_rounds_as_a_search_does_on_and_around_every_edge(bits):
     assert torch.equal(fake.round_to_levels(z, bits), levels[torch.bucketize(z, edges)])
 
 
+@pytest.mark.parametrize("impl", ["reference", "torch"])
+@pytest.mark.parametrize("first", [0, 3, 11])
+def test_anchors_are_isolated_as_anllm_says(impl, first):
+    T, marks = 12, (2, 5, 6, 11)
+    q, k, v = (torch.randn(1, 2, n, 64) for n in (T - first, T, T))
+    sequence = torch.tensor([sum(a < j for a in marks) for j in range(T)])
+    is_anchor = torch.tensor([j in marks for j in range(T)])
+    i, j = torch.arange(first, T).unsqueeze(-1), torch.arange(T)
+    # equation 4 with its condition read as the paper's prose: an anchor row sees no other anchor
+    seen = (j <= i) & ((sequence == sequence[i]) | (is_anchor & ~is_anchor[i]))
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, scale=0.1)
+    ends = torch.tensor([next((a for a in marks if a >= t), NEVER) for t in range(T)])
+    args = {"first_query": first, "scale": 0.1, "anchors": torch.where(is_anchor, j, -1)}
+    death = torch.where(is_anchor, NEVER, ends + 1)
+    out, lse = lifetime_attention.run(impl, q, k, v, j, death, **args)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(lse, lifetime_attention.reference(q, k, v, j, death, **args)[1])
+
+
 @pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
 @pytest.mark.parametrize("levels", ["uniform", "lloyd"])
 @pytest.mark.parametrize("rotate", [False, True])
@@ -164,6 +186,41 @@ def test_decoding_equals_attention_over_what_is_read_back():
     )
     torch.testing.assert_close(out, want[0].squeeze(2))
     torch.testing.assert_close(lse, want[1].squeeze(2))
+
+
+def test_what_a_slot_received_is_what_scored_attention_says():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, 64), torch.randn(2, 2, 30, 64), torch.randn(2, 2, 30, 64)
+    parts = [Part(k[:, :, :10], v[:, :, :10]), Part(k[:, :, 10:], v[:, :, 10:])]
+    out, received = scored_decode.reference(q, parts, scale=0.125, softcap=7.0)
+    one = torch.ones(1)
+    want = scored_attention.reference(q.unsqueeze(2), k, v, one, scale=0.125, softcap=7.0)
+    torch.testing.assert_close(out, want[0].squeeze(2))
+    torch.testing.assert_close(received, want[1])
+
+
+@pytest.mark.parametrize("bad", [-1, 6, 1 << 40])
+@pytest.mark.parametrize("op", [quantize_kv, gather_kv], ids=lambda op: op.name)
+def test_bad_slots_are_found_on_request(op, bad, monkeypatch):
+    monkeypatch.setenv("KVSEARCH_CHECK", "1")
+    (k, *_), _ = call(op)
+    slots = torch.tensor([0, bad])
+    args = (k, FMT) if op is quantize_kv else (k,)
+    with pytest.raises(IndexError, match=f"slot {bad} is out of range, there are 6"):
+        op(*args, slots=slots)
+    op(*args, slots=slots[:1])
+
+
+@pytest.mark.parametrize("bad", [-1, 7])
+@pytest.mark.parametrize("op", [decode_attention, scored_decode], ids=lambda op: op.name)
+def test_bad_lengths_are_found_on_request(op, bad, monkeypatch):
+    monkeypatch.setenv("KVSEARCH_CHECK", "1")
+    (q, (plain, packed)), kwargs = call(op)
+    for i in range(2):
+        used = [torch.tensor([[6, bad if i == j else 0]], dtype=torch.int32) for j in range(2)]
+        parts = [replace(p, lengths=n) for p, n in zip((plain, packed), used, strict=True)]
+        with pytest.raises(IndexError, match=f"lengths of part {i} must be in 0 to 6.*{bad}"):
+            op(q, parts, **kwargs)
 
 
 def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():

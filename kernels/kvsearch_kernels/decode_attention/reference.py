@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.launch import checking
 from kvsearch_kernels.quantize_kv.reference import Format, Packed, dequantize
 
 
@@ -14,7 +15,7 @@ class Part:
     """Slots of a cache that share one format; keys and values may differ.
 
     Attributes:
-        keys: `[B, H, N, D]` in the type of the queries, or packed.
+        keys: `[B, H, N, D]` in the type of the queries (16 bits also with fp32 ones), or packed.
         values: likewise; their head size is that of the keys.
         key_format: format of packed keys; None if `keys` is a tensor.
         value_format: format of packed values; None if `values` is a tensor.
@@ -29,11 +30,19 @@ class Part:
     lengths: Tensor | None = None
 
 
-def _read(held: Tensor | Packed, fmt: Format | None, kind: torch.dtype) -> Tensor:
-    if isinstance(held, Packed):
-        assert fmt is not None
-        return dequantize(held, fmt).to(kind)
-    return held.to(kind)
+def slots_of(part: Part) -> int:
+    """Slots that a part has room for, in use or not."""
+    held = part.keys.codes if isinstance(part.keys, Packed) else part.keys
+    return held.shape[2]
+
+
+def check_lengths(parts: Sequence[Part]) -> None:
+    """Under `KVSEARCH_CHECK=1`, raise IndexError when a length is beyond its part's slots."""
+    for i, part in enumerate(parts):
+        n = slots_of(part)
+        used = part.lengths
+        if checking() and used is not None and bool(((used < 0) | (used > n)).any()):
+            raise IndexError(f"lengths of part {i} must be in 0 to {n}, got {used.tolist()}")
 
 
 def reference(
@@ -51,27 +60,50 @@ def reference(
         Output `[B, Hq, D]` in the type of `q` and log-sum-exp `[B, Hq]` in fp32 (fp64 of fp64);
         computed in fp32. With nothing held the output is zero, the log-sum-exp minus infinity.
     """
+    out, lse, _ = attend(q, parts, scale, softcap)
+    return out, lse
+
+
+def attend(
+    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and log-sum-exp as `reference` returns them, and probabilities `[B, H, G, N]`.
+
+    The N slots are those of all parts, one part after the other.
+    """
+    check_lengths(parts)
     B, Hq, D = q.shape
     kind = torch.promote_types(q.dtype, torch.float32)
-    keys = torch.cat([_read(p.keys, p.key_format, kind) for p in parts], 2)
-    values = torch.cat([_read(p.values, p.value_format, kind) for p in parts], 2)
+    keys = _joined([_read(p.keys, p.key_format, kind) for p in parts])
+    values = _joined([_read(p.values, p.value_format, kind) for p in parts])
     H = keys.shape[1]
-    held = torch.cat([_held(p, B, H, q.device) for p in parts], -1).unsqueeze(2)
     s = (q.to(kind) * scale).view(B, H, Hq // H, D) @ keys.transpose(-1, -2)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
-    s = s.masked_fill(~held, float("-inf"))
+    if any(p.lengths is not None for p in parts):
+        held = _joined([_held(p, B, H, q.device) for p in parts]).unsqueeze(2)
+        s = s.masked_fill(~held, float("-inf"))
+        # slots not in use may hold anything
+        values = values.masked_fill(~held.transpose(-1, -2), 0.0)
     lse = s.logsumexp(-1)
     p = (s - lse.clamp_min(torch.finfo(kind).min).unsqueeze(-1)).exp()
-    # slots not in use may hold anything
-    out = p @ values.masked_fill(~held.transpose(-1, -2), 0.0)
-    return out.view(B, Hq, D).to(q.dtype), lse.view(B, Hq)
+    return (p @ values).view(B, Hq, D).to(q.dtype), lse.view(B, Hq), p
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _read(held: Tensor | Packed, fmt: Format | None, kind: torch.dtype) -> Tensor:
+    if isinstance(held, Packed):
+        assert fmt is not None
+        return dequantize(held, fmt).to(kind)
+    return held.to(kind)
 
 
 def _held(part: Part, B: int, H: int, device: torch.device) -> Tensor:
     """Which slots of a part are in use, `[B, H, N]`."""
-    held = part.keys.codes if isinstance(part.keys, Packed) else part.keys
-    slots = torch.arange(held.shape[2], device=device)
+    slots = torch.arange(slots_of(part), device=device)
     if part.lengths is None:
-        return torch.ones(B, H, held.shape[2], dtype=torch.bool, device=device)
+        return torch.ones(B, H, slots.shape[0], dtype=torch.bool, device=device)
     return slots < part.lengths.unsqueeze(-1)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, decode_tile
-from kvsearch_kernels.decode_attention.reference import Part
+from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of
 from kvsearch_kernels.launch import (
     DTYPES,
     HEAD_DIMS,
+    ampere,
     ceil_div,
-    checking,
     emulated,
     why_not_here,
 )
@@ -36,11 +36,15 @@ def _why_not_held(
         assert fmt is not None
         if reason := why_not_here(q, held.codes, held.scales) or why_not_packed(held, fmt):
             return f"{what}: {reason}"
+        if held.codes.data_ptr() % 2 or held.scales.data_ptr() % 4:  # read as words
+            return f"{what} must start at an even address, and their scales at a multiple of 4"
         got = (*held.codes.shape[:-1], held.codes.shape[-1] * 8 // fmt.bits)
     else:
         if reason := why_not_here(q, held):
             return reason
-        if held.dtype is not q.dtype:
+        if held.dtype is not q.dtype and not (
+            q.dtype is torch.float32 and held.dtype in (torch.float16, torch.bfloat16)
+        ):  # an fp32 model holds its cache in 16 bits
             return f"{what} must have the dtype of the queries, {q.dtype}, got {held.dtype}"
         got = tuple(held.shape)
     wanted = (*shape, D)
@@ -158,21 +162,38 @@ def forward(
     q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `reference`."""
+    out, lse, _ = launch(q, parts, scale, softcap, scores=False)
+    return out, lse
+
+
+def launch(
+    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None, *, scores: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Output and log-sum-exp, and with `scores` the products in bits `[B, Hq, N]` fp32.
+
+    The N slots are those of all parts, one part after the other; slots not in use hold -inf.
+    """
     from kvsearch_kernels.decode_attention.triton_kernels import combine, decode
 
     B, Hq, D = q.shape
+    check_lengths(parts)
     out = torch.empty(B, Hq, D, dtype=q.dtype, device=q.device)
     lse = torch.empty(B, Hq, dtype=torch.float32, device=q.device)
-    found = [(p, *_pools(p)) for p in parts]
-    found = [(p, pools, capacity) for p, pools, capacity in found if pools[0].shape[2]]
+    width = sum(slots_of(p) for p in parts)
+    products: Tensor | None = None
+    if scores:
+        products = torch.empty(B, Hq, width, dtype=torch.float32, device=q.device)
+        if any(p.lengths is not None for p in parts):
+            products.fill_(float("-inf"))  # what is not in use is not written
+    found = [(p, *_pools(p)) for p in parts if slots_of(p)]
     if not found or out.numel() == 0:
-        return out.zero_(), lse.fill_(float("-inf"))
+        return out.zero_(), lse.fill_(float("-inf")), products
     H = found[0][1][0].shape[1]
     G = Hq // H
     formats = [f for p, _, _ in found for f in (p.key_format, p.value_format) if f is not None]
     lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4) for f in formats)
-    tile = decode_tile(D, q.element_size(), lookups)
-    sizes = [pools[0].shape[2] for _, pools, _ in found]
+    tile = decode_tile(D, q.element_size(), lookups, ampere=ampere(q.device))
+    sizes = [slots_of(p) for p, _, _ in found]
     counts = _splits(
         [p for p, _, _ in found], sizes, max(1, DECODE_PROGRAMS // (B * H)), tile.columns
     )
@@ -184,28 +205,26 @@ def forward(
     turned: list[bool] = []
     for i in range(MOST_PARTS):
         part, pools, capacity = found[min(i, len(found) - 1)]
-        n = pools[0].shape[2]
         lengths = part.lengths
         if lengths is None:
-            lengths = torch.full((B, H), n, dtype=torch.int32, device=q.device)
-        elif checking() and bool(((lengths < 0) | (lengths > n)).any()):
-            raise IndexError(f"lengths of part {i} must be in 0 to {n}, got {lengths.tolist()}")
+            lengths = torch.full((B, H), slots_of(part), dtype=torch.int32, device=q.device)
         own = q
         if part.key_format is not None and part.key_format.rotate:
             if rotated is None:
                 rotated = hadamard(q.float()).to(q.dtype)
             own = rotated
         count = counts[i] if i < len(found) else 0
-        args += [own, *pools, lengths.int().contiguous(), capacity, count]
+        args += [own, *pools, lengths.int().contiguous(), capacity, count, sum(sizes[:i])]
         own_constants = constants(part.key_format, part.value_format, D, q.dtype)
         fixed |= {f"{name}{i}": value for name, value in own_constants.items()}
         turned += [part.value_format is not None and part.value_format.rotate] * count
     partial = torch.empty(B * H, splits, G, D, dtype=torch.float32, device=q.device)
     bits = torch.empty(B * H, splits, G, dtype=torch.float32, device=q.device)
     decode[(splits, B * H)](
-        *args, partial, bits, _levels_on(q.device), G, splits, scale, softcap or 1.0,
+        *args, partial, bits, bits if products is None else products, _levels_on(q.device),
+        G, splits, width, scale, softcap or 1.0,
         D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
-        HAS_CAP=softcap is not None, PARTS=len(found), ASM=not emulated(), **fixed,
+        HAS_CAP=softcap is not None, SCORES=scores, PARTS=len(found), ASM=not emulated(), **fixed,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     combine[(B * H, G)](
@@ -214,4 +233,4 @@ def forward(
         G, splits, D=D, SP=1 << (splits - 1).bit_length(), ROTATED=any(turned),
         STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=4,
     )  # fmt: skip
-    return out, lse
+    return out, lse, products

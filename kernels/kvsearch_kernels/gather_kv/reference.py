@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.launch import check_slots
+
 
 def reference(
     x: Tensor, slots: Tensor, *, by: Tensor | None = None, inv_freq: Tensor | None = None
@@ -12,7 +14,7 @@ def reference(
     The copy goes to new memory: in place, one program could overwrite what another still reads.
 
     Args:
-        x: keys or values `[B, H, N, D]`.
+        x: keys or values `[B, H, N, D]`, or any rows held per slot, such as codes and scales.
         slots: which of the N tokens, in the order of the result, `[n]` or per head
             `[B or 1, H or 1, n]`, int32 or int64.
         by: positions to move each copied key by (new minus old), in the shapes of `slots`; needs
@@ -21,21 +23,29 @@ def reference(
             half-split layout turns channels i and i + R / 2, those from `R` on stay.
 
     Returns:
-        `[B, H, n, D]`; turned in fp32 and rounded once to the type of `x`.
+        `[B, H, n, D]`; turned in fp32 (fp64 of fp64) and rounded once to the type of `x`.
     """
-    index = slots.long().expand(*x.shape[:2], slots.shape[-1]).unsqueeze(-1)
-    kept = x.gather(2, index.expand(*index.shape[:3], x.shape[-1]))
+    check_slots(slots, x.shape[2])
+    index = slots.long()
+    if index.dim() == 1:
+        kept = x.index_select(2, index)
+    else:
+        index = index.expand(*x.shape[:2], index.shape[-1]).unsqueeze(-1)
+        kept = x.gather(2, index.expand(*index.shape[:3], x.shape[-1]))
     if by is None or inv_freq is None:
         return kept
-    cos, sin = angles(by, inv_freq)
-    half = inv_freq.shape[0]
     kind = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angles(by, inv_freq, kind)
+    half = inv_freq.shape[0]
     a, b, rest = kept.to(kind).tensor_split([half, 2 * half], -1)
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
-    return torch.cat([turned, rest.to(x.dtype)], -1)
+    return torch.cat([turned, rest.to(x.dtype)], -1) if rest.shape[-1] else turned
 
 
-def angles(by: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine `[..., n, R / 2]` fp32 of moving by `by` positions `[..., n]`."""
-    angle = by.float().unsqueeze(-1) * inv_freq.to(by.device, torch.float32)
-    return angle.cos(), angle.sin()
+def angles(by: Tensor, inv_freq: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine `[..., n, R / 2]` of type `kind` of moving by `by` positions `[..., n]`.
+
+    The angle itself is exact: at position 100,000 its fp32 would be off by 0.004 radians.
+    """
+    angle = by.double().unsqueeze(-1) * inv_freq.to(by.device, torch.float64)
+    return angle.cos().to(kind), angle.sin().to(kind)

@@ -18,6 +18,8 @@ from kvsearch_kernels.launch import (
 
 __all__ = ["emulated", "forward", "why_not"]
 
+MOST_WIDE = 1024  # elements of a row that is only copied
+
 
 def why_not(
     x: Tensor, slots: Tensor, *, by: Tensor | None = None, inv_freq: Tensor | None = None
@@ -27,9 +29,13 @@ def why_not(
         return reason
     if x.dim() != 4:
         return f"x must have 4 axes, got shape {tuple(x.shape)}"
-    if x.dtype not in DTYPES:
+    if by is None and x.dtype is torch.uint8:
+        pass  # codes: bytes are copied as they are
+    elif x.dtype not in DTYPES:
         return f"dtype must be float16, bfloat16 or float32, got {x.dtype}"
-    if x.shape[-1] not in HEAD_DIMS:
+    if by is None and not 1 <= x.shape[-1] <= MOST_WIDE:
+        return f"rows must have 1 to {MOST_WIDE} elements, got {x.shape[-1]}"
+    if by is not None and x.shape[-1] not in HEAD_DIMS:
         return f"head_dim must be 64, 128 or 256, got {x.shape[-1]}"
     if (by is None) != (inv_freq is None):
         return "by and inv_freq must be given together, got one of them"
@@ -57,13 +63,13 @@ def forward(
     cos = sin = x  # never read without an angle
     strides, half = (0, 0, 0), 1
     if by is not None and inv_freq is not None:
-        cos, sin = angles(by, inv_freq)
+        cos, sin = angles(by, inv_freq, torch.float32)
         half = inv_freq.shape[0]
         wide = cos.expand(B, H, n, half)
         strides = (wide.stride(0), wide.stride(1), wide.stride(2))
     gather[(ceil_div(n, GATHER_ROWS), B * H)](
         x, picks, cos, sin, out, *x.stride()[:3], *picks.stride()[:3], *strides, n, H,
-        D=D, HALF=half, WIDE=1 << (half - 1).bit_length(), TURN=by is not None, BT=GATHER_ROWS,
-        num_warps=GATHER_WARPS,
+        D=D, PAD=1 << (D - 1).bit_length(), HALF=half, WIDE=1 << (half - 1).bit_length(),
+        TURN=by is not None, BT=GATHER_ROWS, num_warps=GATHER_WARPS,
     )  # fmt: skip
     return out

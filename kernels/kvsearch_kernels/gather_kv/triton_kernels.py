@@ -8,10 +8,11 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["n"])
 def gather(
     x, slots, cos, sin, out, sxb, sxh, sxn, ssb, ssh, ssn, scb, sch, scn, n, H,
-    D: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr, TURN: tl.constexpr, BT: tl.constexpr,
+    D: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr, TURN: tl.constexpr,
+    BT: tl.constexpr,
 ):  # fmt: skip
-    """One program: BT tokens of one head. `out` is contiguous; HALF pairs turn, WIDE is the next
-    power of two."""
+    """One program: BT tokens of one head. `out` is contiguous; HALF pairs turn. WIDE and PAD are
+    HALF and D up to the next power of two."""
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
@@ -21,7 +22,7 @@ def gather(
     source = tl.load(at, mask=inside, other=0).to(tl.int64)
     x_row = (x + b * sxb + h * sxh + source * sxn)[:, None]
     out_row = (out + (bh.to(tl.int64) * n + t) * D)[:, None]
-    d = tl.arange(0, D)[None, :]
+    d = tl.arange(0, PAD)[None, :]
     if TURN:
         i = tl.arange(0, WIDE)[None, :]
         pair = inside[:, None] & (i < HALF)
@@ -37,6 +38,5 @@ def gather(
             rest = inside[:, None] & (d >= 2 * HALF)
             tl.store(out_row + d, tl.load(x_row + d, mask=rest, other=0.0), mask=rest)
     else:
-        tl.store(
-            out_row + d, tl.load(x_row + d, mask=inside[:, None], other=0.0), mask=inside[:, None]
-        )
+        whole = inside[:, None] if PAD == D else inside[:, None] & (d < D)
+        tl.store(out_row + d, tl.load(x_row + d, mask=whole, other=0), mask=whole)

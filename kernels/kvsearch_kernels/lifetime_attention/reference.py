@@ -14,6 +14,7 @@ def reference(
     first_query: int,
     scale: float,
     softcap: float | None = None,
+    anchors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend with one lifetime per key instead of a mask per pair.
 
@@ -26,6 +27,9 @@ def reference(
         first_query: token index of the first row of `q`.
         scale: factor on the dot products.
         softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
+        anchors: AnLLM's isolation of anchors (arXiv:2402.07616): token index of each key that is an
+            anchor, -1 of the others, `[E]`, integer. A row whose token is an anchor sees no earlier
+            anchor. Which keys an anchor summarises is a matter of `death`.
 
     Returns:
         Output `[B, Hq, M, Dv]` and log-sum-exp `[B, Hq, M]`; a row that sees no key is zero with
@@ -33,8 +37,7 @@ def reference(
     """
     B, Hq, M, D = q.shape
     H = k.shape[1]
-    rows = torch.arange(first_query, first_query + M, device=q.device).unsqueeze(-1)
-    visible = (birth <= rows) & (rows < death)
+    visible = visibility(birth, death, anchors, first_query, M)
     s = (q * scale).reshape(B, H, Hq // H * M, D) @ k.transpose(-1, -2)
     s = s.view(B, Hq, M, -1)
     if softcap is not None:
@@ -44,3 +47,23 @@ def reference(
     p = (s - lse.clamp_min(torch.finfo(s.dtype).min).unsqueeze(-1)).exp()
     out = p.view(B, H, Hq // H * M, -1) @ v
     return out.view(B, Hq, M, -1), lse
+
+
+def isolated_rows(anchors: Tensor, first_query: int, rows: int) -> Tensor:
+    """Which query rows are anchors, `[M]` bool: those whose own key is among `anchors`."""
+    at = anchors.long() - first_query
+    flags = torch.zeros(rows + 1, dtype=torch.bool, device=anchors.device)
+    # not torch.isin: that waits for the device
+    return flags.scatter_(0, torch.where((at >= 0) & (at < rows), at, rows), True)[:rows]
+
+
+def visibility(
+    birth: Tensor, death: Tensor, anchors: Tensor | None, first_query: int, rows: int
+) -> Tensor:
+    """Which keys each row sees, `[M, E]`."""
+    every = torch.arange(first_query, first_query + rows, device=birth.device).unsqueeze(-1)
+    visible = (birth <= every) & (every < death)
+    if anchors is not None:
+        alone = isolated_rows(anchors, first_query, rows).unsqueeze(-1)
+        visible &= ~(alone & (anchors >= 0) & (anchors < every))
+    return visible

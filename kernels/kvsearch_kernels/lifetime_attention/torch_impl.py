@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.lifetime_attention.reference import visibility
+
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -16,6 +18,7 @@ def why_not(
     first_query: int,
     scale: float,
     softcap: float | None = None,
+    anchors: Tensor | None = None,
 ) -> str | None:
     """Why these arguments cannot be taken, or None."""
     if q.device.type != "cpu":
@@ -41,15 +44,18 @@ def forward(
     first_query: int,
     scale: float,
     softcap: float | None = None,
+    anchors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and meaning as the reference."""
     B, Hq, M, D = q.shape
     H = k.shape[1]
     G = Hq // H
     rows = torch.arange(first_query, first_query + M)
-    everything = bool(birth.max() <= first_query) and bool(death.min() >= first_query + M)
+    plain = anchors is None
+    everything = plain and bool(birth.max() <= first_query) and bool(death.min() >= first_query + M)
     if (
-        not everything
+        plain
+        and not everything
         and k.shape[2] == M
         and torch.equal(birth, rows)
         and bool(death.min() >= first_query + M)
@@ -62,7 +68,7 @@ def forward(
     if everything:
         out, lse = _fused(folded, k, v, 0.0, False, scale=scale)
         return out.reshape(B, Hq, M, D), lse.reshape(B, Hq, M)
-    visible = (birth <= rows.unsqueeze(-1)) & (rows.unsqueeze(-1) < death)
+    visible = visibility(birth, death, anchors, first_query, M)
     mask = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))
     out, lse = _fused(
         folded, k, v, 0.0, False, attn_mask=mask.repeat(G, 1)[None, None], scale=scale

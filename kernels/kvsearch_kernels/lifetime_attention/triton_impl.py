@@ -7,6 +7,7 @@ from torch.nn.functional import pad
 from kvsearch_kernels.configs import attend_tile
 from kvsearch_kernels.launch import (
     INT32_MAX,
+    ampere,
     ceil_div,
     emulated,
     int32,
@@ -14,6 +15,7 @@ from kvsearch_kernels.launch import (
     why_not_heads,
     why_not_here,
 )
+from kvsearch_kernels.lifetime_attention.reference import isolated_rows
 
 __all__ = ["emulated", "forward", "why_not"]
 
@@ -28,10 +30,17 @@ def why_not(
     first_query: int,
     scale: float,
     softcap: float | None = None,
+    anchors: Tensor | None = None,
 ) -> str | None:
     """Reason why these arguments cannot be taken, or None."""
-    if reason := why_not_here(q, k, v, birth, death) or why_not_heads(q, k, v):
+    more = [] if anchors is None else [anchors]
+    if reason := why_not_here(q, k, v, birth, death, *more) or why_not_heads(q, k, v):
         return reason
+    if anchors is not None and (anchors.shape != birth.shape or anchors.is_floating_point()):
+        return (
+            f"anchors must be integers of shape {tuple(birth.shape)}, "
+            f"got {tuple(anchors.shape)} of {anchors.dtype}"
+        )
     return why_not_lives(birth, death, k.shape[2], first_query, q.shape[2], scale, softcap)
 
 
@@ -60,7 +69,14 @@ def why_not_lives(
 
 
 def plan(
-    birth: Tensor, death: Tensor, *, first_query: int, rows: int, tile: tuple[int, int]
+    birth: Tensor,
+    death: Tensor,
+    *,
+    first_query: int,
+    rows: int,
+    tile: tuple[int, int],
+    anchors: Tensor | None = None,
+    alone: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Key blocks that each query block has to visit.
 
@@ -70,6 +86,7 @@ def plan(
         first_query: token index of the first query.
         rows: number of queries.
         tile: queries of a query block and keys of a key block.
+        anchors: as the op takes them, int32; with `alone`, the rows that are anchors, `[M]`.
 
     Returns:
         Block lists `[queries / tile, keys / tile]` int32, of which the first `counts[:, 0]` are
@@ -85,6 +102,10 @@ def plan(
     high = (low + bm - 1).clamp_max(first_query + rows - 1)
     alive = (born.amin(-1) <= high) & (dies.amax(-1) > low)
     whole = (born.amax(-1) <= low) & (dies.amin(-1) > high)
+    if anchors is not None and alone is not None:
+        hidden = (pad(anchors, short, value=-1).view(blocks, bn) >= 0).any(-1)
+        short = (0, low.shape[0] * bm - rows)
+        whole &= ~(hidden & pad(alone, short).view(-1, bm).any(-1, keepdim=True))
     kind = torch.where(alive, torch.where(whole, 0, 1), 2).to(torch.uint8)
     table = kind.argsort(dim=-1, stable=True).to(torch.int32)
     counts = torch.stack([(kind == 0).sum(-1), (kind < 2).sum(-1)], -1).to(torch.int32)
@@ -101,6 +122,7 @@ def forward(
     first_query: int,
     scale: float,
     softcap: float | None = None,
+    anchors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference`, except that the log-sum-exp is fp32 whatever the type of `q`."""
     from kvsearch_kernels.lifetime_attention.triton_kernels import attend
@@ -115,15 +137,22 @@ def forward(
         return out.zero_(), lse.fill_(float("-inf"))
     q, k, v = rows_last(q), rows_last(k), rows_last(v)
     birth, death = int32(birth), int32(death)
-    tile = attend_tile(max(D, DV), q.element_size(), softcap is not None)
+    alone: Tensor | None = None
+    if anchors is not None:
+        anchors = int32(anchors)
+        alone = isolated_rows(anchors, first_query, M)
+    capped = softcap is not None
+    tile = attend_tile(max(D, DV), q.element_size(), capped, ampere=ampere(q.device))
     table, counts = plan(
-        birth, death, first_query=first_query, rows=M, tile=(tile.rows, tile.columns)
-    )
+        birth, death, first_query=first_query, rows=M, tile=(tile.rows, tile.columns),
+        anchors=anchors, alone=alone,
+    )  # fmt: skip
     attend[(table.shape[0], B * Hq)](
-        q, k, v, birth, death, table, counts, out, lse,
+        q, k, v, birth, death, birth if anchors is None else anchors,
+        birth if alone is None else alone.int(), table, counts, out, lse,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         M, E, first_query, Hq, Hq // H, table.shape[1], scale, softcap or 1.0,
-        D=D, DV=DV, BM=tile.rows, BN=tile.columns, HAS_CAP=softcap is not None,
-        num_warps=tile.warps, num_stages=tile.stages,
+        D=D, DV=DV, BM=tile.rows, BN=tile.columns, HAS_CAP=capped,
+        ISOLATE=anchors is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out, lse

@@ -19,9 +19,9 @@ def soften(s, scale, cap, HAS_CAP: tl.constexpr):
 
 @triton.jit
 def _blocks(
-    acc, total, top, q, k, v, birth, death, table, lo, hi, rows, E, sk, sv, scale, cap,
-    D: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
-    HAS_CAP: tl.constexpr,
+    acc, total, top, q, k, v, birth, death, anchors, alone, table, lo, hi, rows, E, sk, sv, scale,
+    cap, D: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
+    HAS_CAP: tl.constexpr, ISOLATE: tl.constexpr,
 ):  # fmt: skip
     """Attend over the key blocks `table[lo:hi]`; without MASKED every row sees all their keys."""
     cols = tl.arange(0, BN)
@@ -41,6 +41,10 @@ def _blocks(
             born = tl.load(birth + first + cols, mask=there, other=2147483647)
             dies = tl.load(death + first + cols, mask=there, other=-2147483647)
             seen = (born[None, :] <= rows[:, None]) & (rows[:, None] < dies[None, :])
+            if ISOLATE:
+                anchor = tl.load(anchors + first + cols, mask=there, other=-1)
+                earlier = (anchor >= 0)[None, :] & (anchor[None, :] < rows[:, None])
+                seen = seen & ~(earlier & alone[:, None])
             s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         if MASKED:  # a row that has seen no key yet: -inf - -inf would be NaN
@@ -61,16 +65,17 @@ def _blocks(
 
 @triton.jit(do_not_specialize=["first_query", "M", "E"])
 def attend(
-    q, k, v, birth, death, table, counts, out, lse,
+    q, k, v, birth, death, anchors, isolated, table, counts, out, lse,
     sqb, sqh, sqm, skb, skh, ske, svb, svh, sve,
     M, E, first_query, Hq, G, width, scale, cap,
     D: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_CAP: tl.constexpr,
+    HAS_CAP: tl.constexpr, ISOLATE: tl.constexpr,
 ):  # fmt: skip
     """One program: BM query rows of one head.
 
     `table[block]` lists key blocks: first `counts[block, 0]` that every row sees whole, then up to
-    `counts[block, 1]` that need the mask. `out` and `lse` are contiguous.
+    `counts[block, 1]` that need the mask. `out` and `lse` are contiguous. With ISOLATE, rows whose
+    flag in `isolated` is set see no earlier key that `anchors` gives a token index.
     """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows start first
     bh = tl.program_id(1)
@@ -94,13 +99,16 @@ def attend(
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     rows = first_query + local
+    alone = inside
+    if ISOLATE:
+        alone = tl.load(isolated + local, mask=inside, other=0) != 0
     acc, total, top = _blocks(
-        acc, total, top, qt, k, v, birth, death, table, 0, full, rows, E, ske, sve, scale, cap,
-        D, DV, BN, False, HAS_CAP,
+        acc, total, top, qt, k, v, birth, death, anchors, alone, table, 0, full, rows, E, ske, sve,
+        scale, cap, D, DV, BN, False, HAS_CAP, ISOLATE,
     )  # fmt: skip
     acc, total, top = _blocks(
-        acc, total, top, qt, k, v, birth, death, table, full, alive, rows, E, ske, sve, scale, cap,
-        D, DV, BN, True, HAS_CAP,
+        acc, total, top, qt, k, v, birth, death, anchors, alone, table, full, alive, rows, E, ske,
+        sve, scale, cap, D, DV, BN, True, HAS_CAP, ISOLATE,
     )  # fmt: skip
     some = total > 0
     acc = acc / tl.where(some, total, 1.0)[:, None]

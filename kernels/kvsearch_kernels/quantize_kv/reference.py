@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.launch import check_slots
+
 
 @dataclass(frozen=True)
 class Format:
@@ -172,6 +174,7 @@ def quantize_slots(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Pa
         Codes `[B, H, n, D * bits / 8]` and scales `[B, H, n, D / group, 1 or 2]`.
     """
     if slots is not None:
+        check_slots(slots, x.shape[2])
         index = slots.long().expand(*x.shape[:2], slots.shape[-1]).unsqueeze(-1)
         x = x.gather(2, index.expand(*index.shape[:3], x.shape[-1]))
     return quantize(x, fmt)

@@ -10,6 +10,8 @@ from kvsearch_kernels.configs import (
     GATHER_WARPS,
     QUANTIZE_ROWS,
     QUANTIZE_WARPS,
+    RECEIVE_COLUMNS,
+    RECEIVE_WARPS,
     SCORE,
     attend_tile,
     decode_tile,
@@ -22,31 +24,47 @@ from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.quantize_kv.triton_impl import constants as format_constants
 from kvsearch_kernels.quantize_kv.triton_kernels import dequantize, quantize
 from kvsearch_kernels.score_keys.triton_kernels import score
+from kvsearch_kernels.scored_decode.triton_kernels import receive
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-@pytest.mark.parametrize("softcap", [False, True])
+ATTEND_KINDS = [
+    ("fp16", 64), ("bf16", 64), ("fp16", 128), ("bf16", 128), ("fp16", 256), ("fp32", 64),
+    ("fp32", 128), ("fp32", 256),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("kind", "D"),
-    [("fp16", 64), ("bf16", 64), ("fp16", 128), ("bf16", 128), ("fp16", 256), ("fp32", 64),
-     ("fp32", 128), ("fp32", 256)],
-)  # fmt: skip
-def test_lifetime_attention(kind, D, softcap):
+    ("kind", "D", "more"),
+    [
+        *((*k, more) for k in ATTEND_KINDS for more in ("", "softcap")),
+        *(("fp16", D, "anchors") for D in (64, 128, 256)),
+    ],
+)
+def test_lifetime_attention(kind, D, more):
+    softcap = more == "softcap"
     tile = attend_tile(D, TYPES[kind], softcap)
     cost = compile_kernel(
         attend,
         types(
             attend,
-            {"q k v out": kind, "birth death table counts": "i32", "lse": "fp32"},
+            {"q k v out": kind, "birth death anchors isolated table counts": "i32", "lse": "fp32"},
             "scale cap",
             "sqb sqh sqm skb skh ske svb svh sve",
         ),
-        {"D": D, "DV": D, "BM": tile.rows, "BN": tile.columns, "HAS_CAP": softcap},
+        {
+            "D": D,
+            "DV": D,
+            "BM": tile.rows,
+            "BN": tile.columns,
+            "HAS_CAP": softcap,
+            "ISOLATE": more == "anchors",
+        },
         warps=tile.warps,
         stages=tile.stages,
     )
-    name = f"lifetime_attention/{kind}/{D}" + "/softcap" * softcap
+    name = f"lifetime_attention/{kind}/{D}" + (f"/{more}" if more else "")
     check(name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32")
 
 
@@ -109,7 +127,7 @@ def test_gather_kv(kind, D, half):
         gather,
         types(gather, {"x out": kind, "slots": "i64", "cos sin": "fp32"},
               even="sxb sxh sxn scb sch scn"),
-        {"D": D, "HALF": half or 1, "WIDE": wide, "TURN": half > 0, "BT": GATHER_ROWS},
+        {"D": D, "PAD": D, "HALF": half or 1, "WIDE": wide, "TURN": half > 0, "BT": GATHER_ROWS},
         warps=GATHER_WARPS,
         stages=1,
     )  # fmt: skip
@@ -145,20 +163,21 @@ PARTS = {  # name -> head_dim and formats of keys and values of each part
 
 
 VARIANTS = [
-    *((name, "fp16", False) for name in PARTS),
-    ("16/128", "bf16", False), ("4/128", "bf16", True), ("4/128/group64", "bf16", False),
-    ("16/64", "fp32", False), ("16,4,1/128", "fp32", False), ("1/256", "fp32", False),
+    *((name, "fp16", "") for name in PARTS),
+    ("16/128", "bf16", ""), ("4/128", "bf16", "softcap"), ("4/128/group64", "bf16", ""),
+    ("16/64", "fp32", ""), ("16,4,1/128", "fp32", ""), ("1/256", "fp32", ""),
+    ("4/128", "fp16", "scores"), ("16,4,1/128", "fp16", "scores"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "kind", "softcap"), VARIANTS)
-def test_decode_attention(name, kind, softcap):
+@pytest.mark.parametrize(("name", "kind", "more"), VARIANTS)
+def test_decode_attention(name, kind, more):
     D, parts = PARTS[name]
     tile = decode_tile(D, TYPES[kind], "lloyd" in name)
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[kind]
-    pointers = {"partial bits levels": "fp32"}
-    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": softcap, "PARTS": len(parts),
-             "ASM": True}  # fmt: skip
+    pointers = {"partial bits products levels": "fp32"}
+    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": more == "softcap",
+             "SCORES": more == "scores", "PARTS": len(parts), "ASM": True}  # fmt: skip
     for i in range(4):
         key, value = parts[min(i, len(parts) - 1)]
         pointers |= {f"q{i}": kind, f"ks{i} vs{i}": "fp16", f"n{i}": "i32"}
@@ -170,9 +189,11 @@ def test_decode_attention(name, kind, softcap):
     )
     direct = all(fixed[f"{side}F{i}"] for side in "KV" for i in range(len(parts)))
     keys = tile.columns if direct or len(parts) > 1 else tile.columns // 2
-    label = f"decode_attention/{name}" + (f"/{kind}" if kind != "fp16" else "")
+    label = "/".join(
+        x for x in ("decode_attention", name, kind if kind != "fp16" else "", more) if x
+    )
     check(
-        label + "/softcap" * softcap, cost, elements=2 * keys * D, warps=tile.warps,
+        label, cost, elements=2 * keys * D, warps=tile.warps,
         tensor=kind != "fp32", wide=name != "1/64",  # a row of 8 bytes
     )  # fmt: skip
 
@@ -186,3 +207,15 @@ def test_combine():
         stages=2,
     )
     check("decode_attention/combine", cost, elements=16 * 128, warps=4, tensor=False)
+
+
+def test_receive():
+    cost = compile_kernel(
+        receive,
+        types(receive, {"products lse received": "fp32"}),
+        {"BN": RECEIVE_COLUMNS},
+        warps=RECEIVE_WARPS,
+        stages=1,
+    )
+    check("scored_decode/receive", cost, elements=RECEIVE_COLUMNS, warps=RECEIVE_WARPS,
+          tensor=False, wide=False)  # fmt: skip

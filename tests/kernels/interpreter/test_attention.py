@@ -97,6 +97,31 @@ def test_dead_key_blocks_are_never_read():
     assert torch.equal(got[1], want[1])
 
 
+def anllm(T, marks):
+    """Lives and anchors of a text whose sequences end at `marks`."""
+    birth, death = torch.arange(T), torch.full((T,), NEVER)
+    anchors = torch.full((T,), -1)
+    anchors[list(marks)] = torch.tensor(marks)
+    for j in range(T):
+        ends = [a for a in marks if a >= j]
+        if ends and ends[0] != j:
+            death[j] = ends[0] + 1
+    return birth, death, anchors
+
+
+@pytest.mark.parametrize(("first", "M"), [(0, 300), (150, 30), (299, 1)])
+def test_an_anchor_sees_its_own_sequence_alone(first, M):
+    q, k, v = inputs(M, 300, 64, 3, F16)
+    marks = (5, 6, 70, 130, 199, 299)  # two in a row; a stretch of rows without any
+    birth, death, anchors = (arena(x) for x in anllm(300, marks))
+    args = {"first_query": first, "scale": 0.125, "anchors": anchors}
+    with poisoned():
+        out, lse = lifetime_attention.run("triton", q, k, v, birth, death, **args)
+    exact = lifetime_attention.reference(q.double(), k.double(), v.double(), birth, death, **args)
+    close(out, lifetime_attention.reference(q, k, v, birth, death, **args)[0], exact[0])
+    torch.testing.assert_close(lse.double(), exact[1], rtol=1e-6, atol=1e-5)
+
+
 def test_the_plan_lists_whole_blocks_first():
     birth = torch.arange(100, dtype=torch.int32)
     death = torch.full_like(birth, 1000)

@@ -118,3 +118,13 @@ def test_gather_and_turn(n, D, R, dtype):
 def test_gather_takes_one_list_for_all_heads():
     x, slots = torch.randn(2, 3, 9, 64).half(), torch.tensor([8, 0, 0, 3], dtype=torch.int32)
     assert torch.equal(gather_kv.run("triton", x, slots), x[:, :, slots.long()])
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float16])
+@pytest.mark.parametrize("width", [1, 2, 8, 48])
+def test_gather_moves_codes_and_scales_of_any_width(kind, width):
+    x = arena(torch.randint(0, 100, (2, 3, 20, width)).to(kind))
+    slots = arena(torch.randint(0, 20, (2, 3, 33)))
+    with poisoned():
+        got = gather_kv.run("triton", x, slots)
+    assert torch.equal(got, gather_kv.reference(x, slots))

@@ -1,0 +1,166 @@
+# mypy: ignore-errors
+"""How `decode_attention` reads packed rows: as values, or as tensor-core operands in registers.
+
+For affine formats with one scale a token that needs one AND-OR per pair of channels: the code, left
+in place inside the mantissa of 1.0, is 1 + code * 2**(place - 10); the 1 and the power of two leave
+through sums outside the loop.
+"""
+
+import triton
+import triton.language as tl
+
+from kvsearch_kernels.quantize_kv.triton_kernels import read_codes
+
+
+@triton.jit
+def values_of(
+    held, scales, levels, row, inside, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    LLOYD: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """Rows `[BN, D]` of any format as values of type `kind`; rows not `inside` hold anything."""
+    d = tl.arange(0, D)[None, :]
+    r = row[:, None]
+    there = inside[:, None]
+    if BITS == 16:
+        return tl.load(held + r * D + d).to(kind)
+    else:
+        codes = read_codes(held + r * (D * BITS // 8), d, there, D, BITS)
+        if LLOYD:
+            step = tl.load(scales + r * (D // GROUP) + d // GROUP, mask=there, other=0.0)
+            # `levels` holds the tables of 1, 2, 3, 4 and 8 bits, one after the other
+            table = levels + ((1 << BITS) - 2 if BITS < 8 else 30)
+            return (tl.load(table + codes) * step.to(tl.float32)).to(kind)
+        else:
+            at = scales + r * (2 * (D // GROUP)) + d // GROUP * 2
+            step = tl.load(at, mask=there, other=0.0).to(tl.float32)
+            zero = tl.load(at + 1, mask=there, other=0.0).to(tl.float32)
+            return (codes.to(tl.float32) * step + zero).to(kind)
+
+
+@triton.jit
+def affine(
+    scales, row, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Step and zero `[BN]` fp32 of group number `GROUP` in formats with evenly spaced levels."""
+    if LLOYD:
+        at = scales + row * GROUPS + GROUP
+        s = tl.load(at).to(tl.float32)
+        if BITS == 1:
+            return s * 1.5958, s * -0.7979
+        else:
+            return s * (8.4 / 255), s * -4.2
+    else:
+        # step and zero are neighbours: one load
+        at = scales.to(tl.pointer_type(tl.uint32)) + row * GROUPS + GROUP
+        both = tl.load(at)
+        step = (both & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        zero = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        return step, zero
+
+
+@triton.jit
+def spread(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, ASM: tl.constexpr):
+    """Packed rows as uint16 `[BN, W]`, one byte in each; what values take, see `mantissa`.
+
+    Word w holds byte `w % S` of the `S` bytes of a row: S is W, or less where a row has too few
+    bytes for a tile; then bytes are read several times, each time for another of their channels.
+    """
+    S: tl.constexpr = D * BITS // 8
+    w = tl.arange(0, W)
+    packed = tl.load(held + row[:, None] * S + (w % S)[None, :])
+    if ASM:  # two instructions for four codes, where Triton would take eight
+        wide = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;", "=r,=r,r",
+            [packed], dtype=tl.uint16, is_pure=True, pack=4,
+        )  # fmt: skip
+        # a shift by nothing, as LLVM sees and Triton does not: a second operand keeps Triton from
+        # moving bytes, not words, into the layout of the product, with a shuffle for every one
+        nothing = tl.broadcast_to((w // W)[None, :].to(tl.uint16), packed.shape)
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 t; and.b32 t, $2, 15; shl.b32 $0, $1, t; }", "=r,r,r",
+            [wide, nothing], dtype=tl.uint16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        return packed.to(tl.uint16)
+
+
+@triton.jit
+def words(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr):
+    """Packed rows as uint16 `[BN, W]`, two bytes in each; what keys take.
+
+    Like 16-bit keys these reach the product without a detour. Word w holds bytes `2 * (w % S)` and
+    the next, of the `2 * S` bytes of a row; the lower one is used in place, see `upper`.
+    """
+    S: tl.constexpr = D * BITS // 16
+    w = tl.arange(0, W)
+    return tl.load(held.to(tl.pointer_type(tl.uint16)) + row[:, None] * S + (w % S)[None, :])
+
+
+@triton.jit
+def upper(packed, ASM: tl.constexpr):
+    """The upper bytes of `words`, where `mantissa` looks for them."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, 0, 0x4341;", "=r,r", [packed], dtype=tl.uint16, is_pure=True, pack=2
+        )
+    else:
+        return packed >> 8
+
+
+@triton.jit
+def mantissa(
+    packed, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """1 + code * 2**place / 1024 in fp16, from words `[BN, W]` that hold `S` different bytes.
+
+    The code of word w is number `w // S + PLANE * W / S` of its byte. It stays where it is, under
+    the exponent of 1. Where words look for different codes in the same bytes, their masks differ;
+    they do not change in the loop, so that costs nothing there.
+    """
+    MASK: tl.constexpr = ((1 << BITS) - 1) << (PLANE * (W // S) * BITS)
+    if W == S:
+        if ASM:  # one instruction for two codes
+            both: tl.constexpr = MASK * 65537
+            return tl.inline_asm_elementwise(
+                f"lop3.b32 $0, $1, {both}, 0x3c003c00, 0xea;", "=r,r",
+                [packed], dtype=tl.float16, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            return ((packed & MASK) | 0x3C00).to(tl.float16, bitcast=True)
+    else:
+        masks = (MASK << (tl.arange(0, W) // S * BITS)).to(tl.uint16)[None, :]
+        if ASM:
+            return tl.inline_asm_elementwise(
+                "lop3.b32 $0, $1, $2, 0x3c003c00, 0xea;", "=r,r,r",
+                [packed, tl.broadcast_to(masks, packed.shape)], dtype=tl.float16, is_pure=True,
+                pack=2,
+            )  # fmt: skip
+        else:
+            return ((packed & masks) | 0x3C00).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def place_of(S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr):
+    """`2**place` `[W]` fp32 of the codes that `mantissa` takes."""
+    within = (tl.arange(0, W) // S * BITS).to(tl.float32)
+    return tl.exp2(within) * 2.0 ** (PLANE * (W // S) * BITS)
+
+
+@triton.jit
+def query_plane(
+    q, G, factor, D: tl.constexpr, GP: tl.constexpr, S: tl.constexpr, W: tl.constexpr,
+    PLANE: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Queries `[W, GP]` in fp16, times `factor`, over `place_of`: what meets a plane of keys.
+
+    Channels are those that `mantissa` takes from the lower (HALF 0) or upper bytes of `words`.
+    """
+    BITS: tl.constexpr = 16 * S // D
+    g = tl.arange(0, GP)
+    w = tl.arange(0, W)
+    channel = (w // S + PLANE * (W // S)) * (2 * S) + 2 * (w % S) + HALF
+    found = tl.load(q + g[None, :] * D + channel[:, None], mask=(g < G)[None, :], other=0.0)
+    scaled = found.to(tl.float32) * (factor / place_of(S, BITS, W, PLANE))[:, None]
+    return scaled.to(tl.float16)

@@ -1,0 +1,10 @@
+"""Decoding that also says how much attention each slot received from the query token."""
+
+from kvsearch_kernels.op import Op
+from kvsearch_kernels.scored_decode.reference import reference
+
+scored_decode = Op(
+    "scored_decode", reference, {"triton": "kvsearch_kernels.scored_decode.triton_impl"}
+)
+
+__all__ = ["scored_decode"]

@@ -1,0 +1,77 @@
+"""The deployed cache on Triton's kernels alone, against the same cache on the references."""
+
+import pytest
+import torch
+
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.state import LayerState
+from kvsearch.policy import ModelShape, Policy, Quantizer, Score, Tier, layout
+from kvsearch_kernels.op import Op
+
+D = 64
+SHAPE = ModelShape(1, 2, D, 6)
+Q = Quantizer(group=32, fp16_sinks=True)
+TIERS = (
+    Tier(share=0.3),
+    Tier(share=0.4, key_bits=8, value_bits=4),
+    Tier(share=0.3, key_bits=4, value_bits=2),
+)
+K2 = (Tier(key_bits=2, value_bits=1),)
+POLICIES = {
+    "full": Policy(),
+    "window": Policy(slots=12, sinks=2, interval=2),
+    "tiers by age": Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q),
+    "tiers by score": Policy(
+        slots=20, sinks=2, recents=3, interval=3, tiers=TIERS, quantizer=Q, score=Score(beta=1)
+    ),
+    "rotated": Policy(
+        slots=20, interval=4, tiers=K2, quantizer=Quantizer(levels="lloyd", rotate=True)
+    ),
+    "re-indexed": Policy(
+        slots=16, sinks=2, interval=3, positions="cache", tiers=K2, quantizer=Quantizer()
+    ),
+    "scored, re-indexed": Policy(
+        slots=16, recents=4, interval=2, positions="cache", score=Score(share="layer")
+    ),
+}
+
+
+def replay(policy, dtype, softcap=None):
+    torch.manual_seed(0)
+    rotary = Rotary(100.0 ** (-torch.arange(D // 2) / (D // 2)))
+    state = LayerState(layout(policy, SHAPE).layers[0], packed=True, rotary=rotary)
+    outs = []
+    for m in (24, *[1] * 5):
+        q, k, v = (torch.randn(2, h, m, D).to(dtype) for h in (6, 2, 2))
+        outs.append(state.advance(q, k, v, scale=0.2, softcap=softcap))
+    return torch.cat(outs, 2), state
+
+
+# fp16 rounding may change which token is dropped, and all that follows: scores are run in fp32
+CASES = [(name, torch.float32 if p.scored else torch.float16) for name, p in POLICIES.items()]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*CASES, ("re-indexed", torch.float32)])
+def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, monkeypatch):
+    policy = POLICIES[name]
+    cap = 5.0 if name == "window" else None
+    want, state = replay(policy, dtype, cap)
+    assert "triton" not in state.impls.values()
+
+    def pick(op, *args, **kwargs):
+        reason = op._why_not("triton", *args, **kwargs)
+        assert reason is None, f"{op.name}: {reason}"
+        return "triton"
+
+    monkeypatch.setattr(Op, "pick", pick)
+    got, other = replay(policy, dtype, cap)
+    ops = {"scored_decode"} if policy.scored else {"decode_attention"}
+    if policy.quantizes:
+        ops |= {"quantize_kv"}
+    if policy.evicts:
+        ops |= {"gather_kv"}
+    assert set(other.impls) >= ops
+    assert set(other.impls.values()) == {"triton"}
+    assert other.nbytes == state.nbytes
+    room = 4e-3 if dtype is torch.float16 else 1e-5
+    torch.testing.assert_close(got, want, rtol=room, atol=room)

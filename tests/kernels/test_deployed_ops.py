@@ -1,0 +1,54 @@
+"""The deployed cache asks the ops for attention, scores, packing and compaction, and notes it."""
+
+import pytest
+import torch
+
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.state import LayerState
+from kvsearch.policy import ModelShape, Policy, Quantizer, Score, Tier, layout
+
+SHAPE = ModelShape(1, 2, 16, 6)
+TIERS = (
+    Tier(share=0.2),
+    Tier(share=0.4, key_bits=8, value_bits=4),
+    Tier(share=0.4, key_bits=3, value_bits=2),
+)
+Q = Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True)
+BASE = {"gather_kv", "lifetime_attention", "decode_attention"}
+PACKS = {"quantize_kv", "dequantize_kv"}
+SCORES = {"scored_attention", "scored_decode", "gather_kv"}
+POLICIES = {
+    "window": (Policy(slots=16, sinks=2, interval=3), BASE),
+    "tiers by age": (Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q), BASE | PACKS),
+    "scores": (Policy(slots=16, recents=3, interval=2, score=Score(beta=1)), SCORES),
+    "tiers by score": (
+        Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q, score=Score()),
+        SCORES | PACKS,
+    ),
+    "re-indexed": (
+        Policy(slots=20, interval=4, positions="cache", tiers=TIERS, quantizer=Q),
+        BASE | PACKS,
+    ),
+}
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("name", POLICIES)
+def test_decoding_is_attention_over_what_is_read_back(name, softcap):
+    policy, ops = POLICIES[name]
+    rotary = Rotary(100.0 ** (-torch.arange(8) / 8))
+    packed, plain = (
+        LayerState(layout(policy, SHAPE).layers[0], packed=True, rotary=rotary) for _ in range(2)
+    )
+    torch.manual_seed(0)
+    for m in (24, *[1] * 9):
+        qkv = [torch.randn(2, h, m, 16, dtype=torch.float64) for h in (6, 2, 2)]
+        got = packed.advance(*qkv, scale=0.3, softcap=softcap)
+        plain.packed = False  # takes the path of many tokens over what `read` unpacks
+        want = plain.advance(*qkv, scale=0.3, softcap=softcap)
+        assert (got - want).abs().max() < 1e-12
+        if packed.book is not None and plain.book is not None:
+            torch.testing.assert_close(packed.book.sums, plain.book.sums)
+    assert set(packed.impls) == ops
+    assert set(packed.impls.values()) <= {"reference", "torch"}
+    assert packed.nbytes == plain.nbytes

@@ -1,0 +1,129 @@
+"""Torn, damaged, locked, full and read-only: what a folder survives, and what it refuses."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import outcomes, start
+
+from kvsearch.errors import RunError
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.journal import Journal
+
+
+@pytest.fixture
+def run(uninterrupted: Path, tmp_path: Path) -> Path:
+    """A finished toy run of its own."""
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b'{"number": 3, "na', b"\0" * 700, b"\0" * 64 + b"\n", b'{"num\0\0\0', b"\0\n\0\0\n\0"],
+    ids=["torn", "zeros", "zeros and a newline", "torn into zeros", "lines of zeros"],
+)
+def test_a_tail_that_a_crash_left_is_set_aside(run: Path, tail: bytes) -> None:
+    file = run / "trials.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + tail)
+    before = outcomes(run)
+    assert file.read_bytes() == whole
+    assert tail.strip(b"\n") in (run / "trials.torn").read_bytes()
+    child = start(run, "--trials", "62", "--seconds", "0")
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert [t for t in outcomes(run) if t in before] == before
+
+
+def test_a_damaged_line_in_the_middle_stops_with_its_number(run: Path) -> None:
+    file = run / "trials.jsonl"
+    lines = file.read_bytes().split(b"\n")
+    lines[4] = lines[4][:50] + b"\xff\0" + lines[4][52:]
+    file.write_bytes(b"\n".join(lines))
+    child = start(run, "--trials", "62")
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 2 and "line 5 is damaged" in err and "Traceback" not in err
+    assert file.read_bytes() == b"\n".join(lines)
+
+
+def test_a_second_driver_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = start(folder, "--trials", "400", "--seconds", "0.2")
+    while not (folder / "trials.jsonl").exists():
+        assert first.poll() is None
+    second = start(folder, "--trials", "400")
+    _, err = second.communicate(timeout=120)
+    assert second.returncode == 2 and "another kvsearch is working" in err
+    first.kill()
+    first.communicate(timeout=60)
+    RunFolder(folder).close()  # at once, without waiting for a stale lock
+
+
+def limited() -> None:
+    """No file may grow beyond 24 kB: the nearest thing to a full disk that needs no rights."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (24_000, 24_000))
+
+
+def test_no_room_for_the_journal_loses_nothing(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    child = start(folder, "--trials", "60", "--seconds", "0", before=limited)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 2 and "cannot write" in err and "Traceback" not in err
+    whole = (folder / "trials.jsonl").read_bytes()
+    assert whole.endswith(b"\n") and all(json.loads(line) for line in whole.splitlines())
+    assert not list(folder.rglob("*.tmp"))
+    child = start(folder, "--trials", "60", "--seconds", "0")
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert outcomes(folder) == outcomes(uninterrupted)
+
+
+@pytest.fixture
+def disk(tmp_path: Path):
+    """A disk of 192 kB, where this user may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    options = ["mount", "-t", "tmpfs", "-o", "size=192k", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(options, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip("mounting a small disk needs rights that this user lacks")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_and_then_room_again(uninterrupted: Path, disk: Path, tmp_path: Path) -> None:
+    folder, log = disk / "run", str(tmp_path / "log")
+    child = start(folder, "--trials", "60", "--seconds", "0", "--log", log)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 2 and "the disk is full" in err and "Traceback" not in err
+    before = Journal(folder / "trials.jsonl").read()
+    assert not list(folder.rglob("*.tmp"))
+    subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+    child = start(folder, "--trials", "60", "--seconds", "0", "--log", log)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert len(before) > 3 and outcomes(folder) == outcomes(uninterrupted)
+
+
+def test_a_read_only_disk_is_one_sentence(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    child = start(disk / "run", "--trials", "3")
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 2 and "another --out" in err and "Traceback" not in err
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(RunError, match="give another --out"):
+        RunFolder(tmp_path / "run")

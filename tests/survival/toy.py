@@ -1,0 +1,142 @@
+"""A search over a toy: losses follow from the policy, every evaluation is written down.
+
+As a script it runs (or resumes) a search in a folder, to be killed by tests:
+
+    python toy.py FOLDER --trials 40 --workers 2
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from math import log2
+from pathlib import Path
+
+import numpy as np
+
+from kvsearch.errors import KvsearchError
+from kvsearch.knobs import Setting
+from kvsearch.policy import ModelShape, Policy
+from kvsearch.search.driver import Search, Task
+from kvsearch.search.executors import Executor
+from kvsearch.search.executors.inline import Inline
+from kvsearch.search.executors.processes import Processes
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.samplers import make_sampler
+from kvsearch.search.work import Job, Measured
+from kvsearch.space import load as load_space
+
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
+TOKENS, FROM = 512, 64
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(96), TOKENS, (0.4, 0.8, 1.2, 1.6))
+SPACE = load_space("default")
+
+
+def loss(policy: Policy) -> float:
+    """Nats per token over the full cache; falls with slots and bits."""
+    if policy.slots is None:
+        return 0.0
+    bits = sum(t.share * (t.key_bits + 0.5 * t.value_bits) for t in policy.tiers)
+    score = 0.0 if policy.score is None else 0.2 + 0.1 * policy.score.beta
+    return 8.0 / policy.slots * (1.2 - score) + 0.1 / bits + 0.002 * log2(1 + policy.interval)
+
+
+def nll(policy: Policy, stop: int) -> np.ndarray:
+    """NLL `[1, stop - 1]`: the text's difficulty, the policy's loss, and its own noise."""
+    text = np.random.default_rng(0).gamma(2.0, 1.5, size=TOKENS - 1)
+    own = np.random.default_rng(int(policy.fingerprint(SHAPE.layers), 16) % 2**32)
+    noise = 0.1 * own.standard_normal(TOKENS - 1) * (policy.slots is not None)
+    return (text + loss(policy) + noise)[None, : stop - 1].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Work that writes `PID WHAT KEY FINGERPRINT STOP` for every evaluation.
+
+    Attributes:
+        log: where.
+        seconds: of one evaluation.
+        bad: score horizon whose policies misbehave, and how: `kill`, `nan`, `raise`, `oom`.
+    """
+
+    log: Path
+    seconds: float = 0.02
+    bad: str = ""
+
+    def open(self, slot: int) -> "Session":
+        return Session(self)
+
+
+class Session:
+    def __init__(self, toy: Toy) -> None:
+        self.toy, self.forgot = toy, 0
+
+    def run(self, job: Job) -> Measured:
+        self._write("start", job)
+        time.sleep(self.toy.seconds)
+        found = nll(job.policy, job.stop)
+        if self.toy.bad and job.policy.score is not None and job.policy.score.share == "layer":
+            if self.toy.bad == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.toy.bad == "raise":
+                raise ZeroDivisionError("as planned")
+            if self.toy.bad == "oom":
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            found[:] = np.nan if self.toy.bad == "nan" else np.inf
+        self._write("end", job)
+        return Measured(found, job.stop)
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+    def _write(self, what: str, job: Job) -> None:
+        key = job.policy.fingerprint(SHAPE.layers)
+        line = f"{os.getpid()} {what} {job.key} {key} {job.stop}\n"
+        with open(self.toy.log, "a") as f:
+            f.write(line)
+
+
+def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> Task:
+    make = make_sampler(sampler, SPACE, SETTING)
+    return Task(SETTING, FROM, SPACE, trials, seed, make, **more)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser()
+    ask.add_argument("folder", type=Path)
+    ask.add_argument("--trials", type=int, default=40)
+    ask.add_argument("--workers", type=int, default=0)
+    ask.add_argument("--ray", action="store_true")
+    ask.add_argument("--seconds", type=float, default=0.02)
+    ask.add_argument("--bad", default="")
+    ask.add_argument("--log", type=Path)
+    o = ask.parse_args()
+    # the module's importable name, so that a spawned process finds it again
+    import toy
+
+    work = toy.Toy(o.log or o.folder.with_suffix(".log"), o.seconds, o.bad)
+    executor: Executor | None = None
+    try:
+        folder = RunFolder(o.folder)
+        if o.ray:
+            from kvsearch.search.executors.ray_actors import RayActors
+
+            executor = RayActors(work, o.workers, "local")
+        elif o.workers:
+            executor = Processes(work, o.workers)
+        else:
+            executor = Inline(work.open(0))
+        Search(task(o.trials), executor, folder, lambda *_: None).run()
+        folder.close()
+    except KvsearchError as e:
+        print(f"kvsearch: {e}", file=sys.stderr)
+        sys.exit(2)
+    finally:
+        if executor is not None:
+            executor.close()
+
+
+if __name__ == "__main__":
+    main()
