@@ -55,8 +55,14 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     return path
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add one line to a file, on disk when the call returns, whole or not at all.
+def append_line(path: Path, line: str, *, sync: bool = True) -> None:
+    """Add one line to a file, whole or not at all.
+
+    Args:
+        path: the file.
+        line: without its end.
+        sync: be on disk when the call returns, with all lines before; otherwise the line survives
+            a kill of this process, but perhaps not of the machine.
 
     Raises:
         RunError: no room or no permission; the file is as it was.
@@ -70,7 +76,8 @@ def append_line(path: Path, line: str) -> None:
             try:
                 while data:
                     data = data[os.write(handle, data) :]
-                os.fsync(handle)
+                if sync:
+                    os.fsync(handle)
             except OSError:
                 with contextlib.suppress(OSError):
                     os.ftruncate(handle, size)

@@ -110,45 +110,49 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say, also: tuple[str, .
     return Text(parts, found, further)
 
 
-def executor(
+def work(
     loaded: LoadedModel,
     parts: dict[str, NDArray[np.int64]],
     *,
     batch: int,
     workers: int,
-    ray: str | None,
+    ray: bool,
     device: str,
-    say: Say,
-) -> Executor:
-    """Where evaluations run: here, in `workers` processes, or on the Ray cluster at `ray`.
+) -> ModelWork:
+    """What evaluators elsewhere load: the driver's model by its name and dtype.
 
     Args:
-        loaded: the driver's own model; evaluators elsewhere load theirs by its name and dtype.
+        loaded: the driver's own model.
         parts: token windows by name.
         batch: windows per forward pass.
-        workers: processes or Ray actors; 0 is none, or what the cluster suggests.
-        ray: `local`, an address, or None.
+        workers: how many evaluators share this machine's CPU threads; 0 if Ray decides.
+        ray: Ray shows every actor its own device.
         device: as asked for; `auto` and `cuda` spread processes over all GPUs.
-        say: told where.
     """
-    if not workers and ray is None:
-        return Inline(ModelSession(Evaluator(loaded, batch), parts))
     devices: tuple[str, ...] = (loaded.device,)
-    if ray is not None:
-        devices = (loaded.device.partition(":")[0],)  # Ray shows every actor its own
+    if ray:
+        devices = (loaded.device.partition(":")[0],)
     elif loaded.device != "cpu" and device in ("auto", "cuda"):
         devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
     name = str(Path(loaded.name).resolve()) if Path(loaded.name).exists() else loaded.name
     threads = max(1, torch.get_num_threads() // (workers or 2)) if loaded.device == "cpu" else 0
-    work = ModelWork(name, loaded.dtype, devices, parts, batch, threads)
+    return ModelWork(name, loaded.dtype, devices, parts, batch, threads)
+
+
+def executor(
+    loaded: LoadedModel, there: ModelWork, *, workers: int, ray: str | None, say: Say
+) -> Executor:
+    """Where evaluations run: here, in `workers` processes, or on the Ray cluster at `ray`."""
+    if not workers and ray is None:
+        return Inline(ModelSession(Evaluator(loaded, there.batch), there.parts))
     if ray is None:
         from kvsearch.search.executors.processes import Processes
 
-        say(f"evaluating in {workers} processes on {', '.join(devices)}")
-        return Processes(work, workers)
+        say(f"evaluating in {workers} processes on {', '.join(there.devices)}")
+        return Processes(there, workers)
     from kvsearch.search.executors.ray_actors import RayActors
 
-    actors = RayActors(work, workers, ray)
+    actors = RayActors(there, workers, ray)
     say(f"evaluating on Ray: {actors.slots} actors")
     return actors
 

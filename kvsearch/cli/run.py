@@ -54,6 +54,13 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     metavar="ADDRESS|local",
     help="evaluate in actors of a Ray cluster, or of a local Ray started for this run",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["kvsearch", "tune"]),
+    default="kvsearch",
+    show_default=True,
+    help="tune runs the evaluations in Ray Tune: no races, and Tune's own tables",
+)
 @click.option("--no-bench", is_flag=True, help="skip the decode speed")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="folder of the run [default: runs/...]"

@@ -114,31 +114,51 @@ class Search:
         Raises:
             RunError: nothing works, or the folder cannot be written.
         """
+        self.begin()
+        free = set(range(self.executor.slots))
+        try:
+            while True:
+                while free and (job := self.take(min(free))) is not None:
+                    slot = min(free)
+                    free.discard(slot)
+                    self.executor.submit(slot, job)
+                if not self.flights:
+                    return self.trials
+                slot, outcome = self.executor.wait()
+                if (job := self.give(slot, outcome)) is not None:
+                    self.executor.submit(slot, job)
+                else:
+                    free.add(slot)
+        except (KeyboardInterrupt, RunError):
+            self.lay_down()
+            raise
+
+    def begin(self) -> None:
+        """Measure the full cache, which everything is compared with."""
         full = Policy(name="full")
         measure(self.executor, self.folder, PART, [full], self.task.setting, resident=False)
         self.full = self._load(full.fingerprint(self.task.setting.shape.layers))
-        try:
-            return self._loop()
-        except (KeyboardInterrupt, RunError):
-            self._lay_down()
-            raise
 
-    def _loop(self) -> list[Trial]:
-        free = set(range(self.executor.slots))
-        while True:
-            while free and (flight := self._next()) is not None:
-                slot = min(free)
-                free.discard(slot)
-                self.flights[slot] = flight
-                self._submit(slot)
-            if not self.flights:
-                return self.trials
-            slot, outcome = self.executor.wait()
-            if self._ended(slot, outcome):
-                del self.flights[slot]
-                free.add(slot)
+    def take(self, slot: int) -> Job | None:
+        """The next job for a free slot, or None when there is nothing to start now."""
+        flight = self._next()
+        if flight is None:
+            return None
+        self.flights[slot] = flight
+        return self._job(flight)
 
-    def _lay_down(self) -> None:
+    def give(self, slot: int, outcome: Outcome) -> Job | None:
+        """Take in what a slot says; its trial's next job, or None if the slot is free again.
+
+        Raises:
+            RunError: nothing works, or the folder cannot be written.
+        """
+        job = self._after(self.flights[slot], outcome)
+        if job is None:
+            del self.flights[slot]
+        return job
+
+    def lay_down(self) -> None:
         """Stopping for a reason that is no trial's fault does not count as one of its attempts."""
         mine = {f.trial.number for f in self.flights.values()}
         with contextlib.suppress(RunError):  # the disk may be full
@@ -267,13 +287,11 @@ class Search:
         self._complete(flight)
         return True
 
-    def _submit(self, slot: int) -> None:
-        f = self.flights[slot]
-        self.executor.submit(slot, Job(f.trial.number, PART, f.trial.policy, f.rungs[f.rung]))
+    def _job(self, f: Flight) -> Job:
+        return Job(f.trial.number, PART, f.trial.policy, f.rungs[f.rung])
 
-    def _ended(self, slot: int, outcome: Outcome) -> bool:
-        """Take in what a slot says; False if its trial goes on there."""
-        f = self.flights[slot]
+    def _after(self, f: Flight, outcome: Outcome) -> Job | None:
+        """What follows from an outcome; a job if the trial goes on, or begins again."""
         f.seconds += outcome.seconds
         if outcome.status == "unopened":
             raise RunError(outcome.error)
@@ -281,25 +299,23 @@ class Search:
             if outcome.status == "died" and f.trial.attempt < ATTEMPTS:
                 f.trial = self._begin(replace(f.trial, attempt=f.trial.attempt + 1))
                 f.rung, f.seen = 0, []
-                self._submit(slot)
-                return False
+                return self._job(f)
             self._failed(f, outcome)
-            return True
+            return None
         f.tokens += outcome.measured.tokens
         nll, last = outcome.measured.nll, f.rung == len(f.rungs) - 1
         about = {"name": f.trial.name, "tokens": f.tokens, "seconds": f.seconds}
         if last:
             self.folder.save_nll(PART, f.trial.fingerprint, nll, about)
             self._complete(f)
-            return True
+            return None
         f.seen.append((f.rungs[f.rung], self._dnll(nll)))
         if reason := self._behind(f.trial, nll):
             self.folder.save_nll(f"{PART}-stopped", f.trial.fingerprint, nll, about)
             self._finish(self._done(f, state="pruned", rungs=tuple(f.seen), error=reason))
-            return True
+            return None
         f.rung += 1
-        self._submit(slot)
-        return False
+        return self._job(f)
 
     def _complete(self, f: Flight) -> None:
         nll, start = self._load(f.trial.fingerprint), self.task.score_from - 1

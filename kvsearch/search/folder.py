@@ -86,7 +86,7 @@ class RunFolder:
         )
 
     def append(self, trial: Trial) -> None:
-        """Add one started or finished trial, synced to disk."""
+        """Add one started or finished trial to the journal."""
         self.journal.append(trial)
 
     # -- per-token NLL -------------------------------------------------------------------------

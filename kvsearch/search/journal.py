@@ -51,8 +51,9 @@ class Journal:
         return list(last.values())
 
     def append(self, trial: Trial) -> None:
-        """Add an event, synced to disk, whole or not at all."""
-        append_line(self.file, json.dumps(plain(trial)))
+        """Add an event, whole or not at all; synced to disk if it holds what an evaluation cost."""
+        costly = trial.state in ("complete", "pruned", "failed")
+        append_line(self.file, json.dumps(plain(trial)), sync=costly)
 
     def _set_aside(self, torn: bytes, rest: bytes) -> None:
         aside = self.file.with_suffix(".torn")

@@ -51,7 +51,8 @@ class Cluster:
         if address == "local":
             self._folder = tempfile.mkdtemp(prefix="kvray-")  # short: sockets are put inside
             how |= {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": self._folder}
-            how |= {"object_store_memory": _STORE}
+            # Ray would make its workers yield to everything else on the machine
+            how |= {"object_store_memory": _STORE, "_system_config": {"worker_niceness": 0}}
         try:
             self.ray.init(address=address, **how)
         except Exception as e:
