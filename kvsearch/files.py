@@ -55,30 +55,46 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     return path
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add one line to a file, on disk when the call returns, whole or not at all.
+def append_line(path: Path, line: str, *, sync: bool = True) -> None:
+    """Add one line to a file, whole or not at all.
+
+    Args:
+        path: the file.
+        line: without its end.
+        sync: be on disk when the call returns, with all lines before; otherwise the line survives
+            a kill of this process, but perhaps not of the machine.
 
     Raises:
         RunError: no room or no permission; the file is as it was.
     """
-    raw = line.encode() + b"\n"
+    data = line.encode() + b"\n"
     try:
-        with path.open(
-            "ab", buffering=0
-        ) as f:  # a buffer would be written once more on the way out
-            size = f.tell()
+        # Not a Python file: its buffer would try to write the rest again when it is closed.
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(handle).st_size
             try:
-                done = 0
-                while done < len(raw):  # a disk that fills up takes a part first
-                    done += f.write(raw[done:])
-                os.fsync(f.fileno())
+                while data:
+                    data = data[os.write(handle, data) :]
+                if sync:
+                    os.fsync(handle)
             except OSError:
                 with contextlib.suppress(OSError):
-                    f.truncate(size)
+                    os.ftruncate(handle, size)
                 raise
+        finally:
+            os.close(handle)
     except OSError as e:
         why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
         raise RunError(f"cannot write {path}: {why}") from e
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a kill left of half-written files; nobody else may be writing there."""
+    with contextlib.suppress(OSError):
+        for draft in folder.glob(".*.tmp"):
+            if draft.is_file():
+                draft.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

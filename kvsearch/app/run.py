@@ -24,6 +24,7 @@ from kvsearch.report import write_report
 from kvsearch.search.driver import Search, Task, baselines
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.model_work import ModelWork
 from kvsearch.search.samplers import DEFAULT, Context, check_name, make
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.space import load as load_space
@@ -55,6 +56,7 @@ class RunOptions:
     dtype: str = "auto"
     device: str = "auto"
     batch: int = 1
+    engine: str = "kvsearch"
     workers: int = 0
     ray: str | None = None
     out: Path | None = None
@@ -96,16 +98,22 @@ class Run:
         executor: Executor | None = None
         try:
             self.setting = self._with_sensitivity()
-            executor = inputs.executor(
-                self.loaded, self.text.windows, batch=o.batch, workers=o.workers, ray=o.ray,
-                say=shown.say,
+            tune = o.engine == "tune"  # then `workers` and `ray` are Tune's, and the rest is here
+            work = inputs.work(
+                self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
+                ray=tune or o.ray is not None, device=o.device,
             )  # fmt: skip
-            trials = self._search(executor)
+            executor = inputs.executor(
+                self.loaded, work, workers=0 if tune else o.workers,
+                ray=None if tune else o.ray, say=shown.say,
+            )  # fmt: skip
+            trials = self._search(executor, work)
             also = {f"also{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.also)}
             ending = Ending(
                 self.folder, executor, self.setting, self.score_from, shown, also
             ).go(trials)  # fmt: skip
             executor.close()
+            inputs.unpark(self.loaded)
             self._bench(ending)
             ending["seconds"] = time.perf_counter() - self.start
             write_atomic(self.folder.path / "measured.json", json.dumps(ending, indent=1) + "\n")
@@ -139,7 +147,7 @@ class Run:
         per_layer = tuple(json.loads(file.read_text(encoding="utf-8"))["per_layer"])
         return replace(self.setting, sensitivity=per_layer)
 
-    def _search(self, executor: Executor) -> list[Trial]:
+    def _search(self, executor: Executor, work: ModelWork) -> list[Trial]:
         o = self.options
         ratio = None
         if self._fast:
@@ -156,7 +164,7 @@ class Run:
             lambda seed: make(o.sampler, seed, context),
             warm=o.warm,
             without=o.without,
-            racing=o.racing,
+            racing=self._racing,
             speed=ratio,
         )
         methods = len(baselines(o.warm, o.without))
@@ -169,7 +177,13 @@ class Run:
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
                 watch(done, search.trials)
-            trials = search.run()
+            inputs.park(self.loaded, executor)
+            if o.engine == "tune":
+                from kvsearch.search import tune
+
+                trials = tune.run(search, work, slots=o.workers, address=o.ray or "local")
+            else:
+                trials = search.run()
         mattered = Kvei(o.seed, context).importances(search.study.told)
         write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")
         return trials
@@ -185,6 +199,10 @@ class Run:
                 ids = self.text.windows["report"][0]
                 title = f"decode speed {row['name']}"
                 row["decode"] = speed.measure(self.loaded, policy, ids, self.shown, title)
+
+    @property
+    def _racing(self) -> bool:
+        return self.options.racing and self.options.engine != "tune"
 
     @property
     def _fast(self) -> bool:
@@ -214,7 +232,7 @@ class Run:
                 "score_from": self.score_from,
                 "seed": o.seed,
                 "sampler": o.sampler,
-                "racing": o.racing,
+                "racing": self._racing,
                 "objectives": list(o.objectives),
                 "warm": o.warm,
                 "without": list(o.without),

@@ -43,8 +43,24 @@ from kvsearch.search.samplers import DEFAULT, NAMES
 @click.option("--without", multiple=True, metavar="METHOD", help="leave a method out of the start")
 @click.option("--no-race", is_flag=True, help="evaluate every proposal in full")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--workers", default=0, help="evaluators: processes or Ray actors [default: here]")
-@click.option("--ray", metavar="ADDRESS|local", help="evaluate as actors of a Ray cluster")
+@click.option(
+    "--workers",
+    default=0,
+    help="evaluate in this many processes, one per GPU in turn; with --ray, actors "
+    "[default: in this process; with --ray, one per GPU of the cluster, or 2]",
+)
+@click.option(
+    "--ray",
+    metavar="ADDRESS|local",
+    help="evaluate in actors of a Ray cluster, or of a local Ray started for this run",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["kvsearch", "tune"]),
+    default="kvsearch",
+    show_default=True,
+    help="tune runs the evaluations in Ray Tune: no races, and Tune's own tables",
+)
 @click.option("--no-bench", is_flag=True, help="skip the decode speed")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="folder of the run [default: runs/...]"

@@ -5,6 +5,7 @@ so a kill costs the evaluations in flight and nothing else. A policy over budget
 bytes are exact. A policy seen before is told its old values.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -113,22 +114,57 @@ class Search:
         Raises:
             RunError: nothing works, or the folder cannot be written.
         """
+        self.begin()
+        free = set(range(self.executor.slots))
+        try:
+            while True:
+                while free and (job := self.take(min(free))) is not None:
+                    slot = min(free)
+                    free.discard(slot)
+                    self.executor.submit(slot, job)
+                if not self.flights:
+                    return self.trials
+                slot, outcome = self.executor.wait()
+                if (job := self.give(slot, outcome)) is not None:
+                    self.executor.submit(slot, job)
+                else:
+                    free.add(slot)
+        except (KeyboardInterrupt, RunError):
+            self.lay_down()
+            raise
+
+    def begin(self) -> None:
+        """Measure the full cache, which everything is compared with."""
         full = Policy(name="full")
         measure(self.executor, self.folder, PART, [full], self.task.setting, resident=False)
         self.full = self._load(full.fingerprint(self.task.setting.shape.layers))
-        free = set(range(self.executor.slots))
-        while True:
-            while free and (flight := self._next()) is not None:
-                slot = min(free)
-                free.discard(slot)
-                self.flights[slot] = flight
-                self._submit(slot)
-            if not self.flights:
-                return self.trials
-            slot, outcome = self.executor.wait()
-            if self._ended(slot, outcome):
-                del self.flights[slot]
-                free.add(slot)
+
+    def take(self, slot: int) -> Job | None:
+        """The next job for a free slot, or None when there is nothing to start now."""
+        flight = self._next()
+        if flight is None:
+            return None
+        self.flights[slot] = flight
+        return self._job(flight)
+
+    def give(self, slot: int, outcome: Outcome) -> Job | None:
+        """Take in what a slot says; its trial's next job, or None if the slot is free again.
+
+        Raises:
+            RunError: nothing works, or the folder cannot be written.
+        """
+        job = self._after(self.flights[slot], outcome)
+        if job is None:
+            del self.flights[slot]
+        return job
+
+    def lay_down(self) -> None:
+        """Stopping for a reason that is no trial's fault does not count as one of its attempts."""
+        mine = {f.trial.number for f in self.flights.values()}
+        with contextlib.suppress(RunError):  # the disk may be full
+            for t in self.folder.running():  # not our own list: a stop can come between two lines
+                if t.number in mine:
+                    self.folder.append(replace(t, attempt=t.attempt - 1))
 
     # -- what comes next -----------------------------------------------------------------------
 
@@ -163,6 +199,8 @@ class Search:
 
     def _again(self, before: Trial) -> Trial | None:
         """A trial that was under way when the driver or its evaluator was killed."""
+        if self.folder.has_nll(PART, before.fingerprint):
+            return before  # killed after its NLL was saved: `_known` finishes it
         if before.attempt >= ATTEMPTS:
             error = f"killed {ATTEMPTS} times while it was evaluated"
             self._finish(replace(before, state="failed", error=error))
@@ -204,7 +242,12 @@ class Search:
         except PolicyError as e:
             self._finish(replace(trial, state="rejected", error=str(e)))
             return None
-        if (twin := self._twin(fingerprint)) is not None:
+        twin = self._twin(fingerprint)
+        if twin is not None and twin.state == "failed":  # it may have killed its evaluator
+            error = f"same policy as {twin.name}, which failed"
+            self._finish(replace(trial, state="rejected", error=error))
+            return None
+        if twin is not None:
             same: dict[str, Any] = {"nll": twin.nll, "dnll": twin.dnll, "rungs": twin.rungs}
             error = f"same policy as {twin.name}"
             self._finish(replace(trial, state="duplicate", error=error, **same))
@@ -217,7 +260,8 @@ class Search:
             (
                 t
                 for t in [*self.trials, *under_way, *self._interrupted]
-                if t.fingerprint == fingerprint and t.state in ("complete", "pruned", "running")
+                if t.fingerprint == fingerprint
+                and t.state in ("complete", "pruned", "running", "failed")
             ),
             None,
         )
@@ -238,40 +282,40 @@ class Search:
         """Finish a trial whose NLL was saved just before a kill."""
         if not self.folder.has_nll(PART, flight.trial.fingerprint):
             return False
+        _, about = self.folder.load_nll(PART, flight.trial.fingerprint)
+        flight.tokens, flight.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
         self._complete(flight)
         return True
 
-    def _submit(self, slot: int) -> None:
-        f = self.flights[slot]
-        self.executor.submit(slot, Job(f.trial.number, PART, f.trial.policy, f.rungs[f.rung]))
+    def _job(self, f: Flight) -> Job:
+        return Job(f.trial.number, PART, f.trial.policy, f.rungs[f.rung])
 
-    def _ended(self, slot: int, outcome: Outcome) -> bool:
-        """Take in what a slot says; False if its trial goes on there."""
-        f = self.flights[slot]
+    def _after(self, f: Flight, outcome: Outcome) -> Job | None:
+        """What follows from an outcome; a job if the trial goes on, or begins again."""
         f.seconds += outcome.seconds
+        if outcome.status == "unopened":
+            raise RunError(outcome.error)
         if outcome.measured is None:
             if outcome.status == "died" and f.trial.attempt < ATTEMPTS:
                 f.trial = self._begin(replace(f.trial, attempt=f.trial.attempt + 1))
                 f.rung, f.seen = 0, []
-                self._submit(slot)
-                return False
+                return self._job(f)
             self._failed(f, outcome)
-            return True
+            return None
         f.tokens += outcome.measured.tokens
         nll, last = outcome.measured.nll, f.rung == len(f.rungs) - 1
         about = {"name": f.trial.name, "tokens": f.tokens, "seconds": f.seconds}
         if last:
             self.folder.save_nll(PART, f.trial.fingerprint, nll, about)
             self._complete(f)
-            return True
+            return None
         f.seen.append((f.rungs[f.rung], self._dnll(nll)))
         if reason := self._behind(f.trial, nll):
             self.folder.save_nll(f"{PART}-stopped", f.trial.fingerprint, nll, about)
             self._finish(self._done(f, state="pruned", rungs=tuple(f.seen), error=reason))
-            return True
+            return None
         f.rung += 1
-        self._submit(slot)
-        return False
+        return self._job(f)
 
     def _complete(self, f: Flight) -> None:
         nll, start = self._load(f.trial.fingerprint), self.task.score_from - 1

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from kvsearch.errors import RunError
-from kvsearch.files import write_atomic
+from kvsearch.files import sweep, write_atomic
 from kvsearch.records import Trial
 from kvsearch.search.journal import Journal
 
@@ -39,7 +39,8 @@ class RunFolder:
             raise RunError(f"another kvsearch is working in {path}; give another --out") from e
         except OSError as e:
             raise RunError(f"cannot write to {path}: {e.strerror or e}; give another --out") from e
-        self._seen: dict[Path, NDArray[np.float32]] = {}
+        for place in (path, path / "nll", path / "policies"):
+            sweep(place)
 
     def close(self) -> None:
         """Let others in."""
@@ -85,7 +86,7 @@ class RunFolder:
         )
 
     def append(self, trial: Trial) -> None:
-        """Add one started or finished trial, synced to disk."""
+        """Add one started or finished trial to the journal."""
         self.journal.append(trial)
 
     # -- per-token NLL -------------------------------------------------------------------------

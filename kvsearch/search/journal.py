@@ -34,8 +34,8 @@ class Journal:
             return []
         lines = self.file.read_bytes().split(b"\n")
         tail = [lines.pop()]
-        while lines and not lines[-1].strip(b"\0\r "):
-            tail.insert(0, lines.pop())
+        while lines and (b"\0" in lines[-1] or not lines[-1].strip()):
+            tail.insert(0, lines.pop())  # no line of ours has a zero byte
         last: dict[int, Trial] = {}
         for number, line in enumerate(lines, start=1):
             try:
@@ -51,8 +51,9 @@ class Journal:
         return list(last.values())
 
     def append(self, trial: Trial) -> None:
-        """Add an event, synced to disk, whole or not at all."""
-        append_line(self.file, json.dumps(plain(trial)))
+        """Add an event, whole or not at all; synced to disk if it holds what an evaluation cost."""
+        costly = trial.state in ("complete", "pruned", "failed")
+        append_line(self.file, json.dumps(plain(trial)), sync=costly)
 
     def _set_aside(self, torn: bytes, rest: bytes) -> None:
         aside = self.file.with_suffix(".torn")

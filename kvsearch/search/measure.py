@@ -38,7 +38,8 @@ def measure(
         Why a policy could not be measured, by its fingerprint.
 
     Raises:
-        RunError: the full cache could not be measured; nothing can be compared then.
+        RunError: no evaluator could be opened, or the full cache could not be measured; nothing
+            can be compared then.
     """
     keyed = {p.fingerprint(setting.shape.layers): p for p in policies}
     todo = []
@@ -61,6 +62,8 @@ def measure(
         slot, outcome = executor.wait()
         i = running.pop(slot)
         key, policy = todo[i]
+        if outcome.status == "unopened":
+            raise RunError(outcome.error)
         if outcome.status == "died" and tries[i] < ATTEMPTS:
             queue.insert(0, i)
             continue

@@ -1,10 +1,12 @@
-"""Evaluators that hold a language model: what a slot loads, and how it goes on with a policy."""
+"""Evaluating on a language model: what a slot loads, and how a trial goes on in it.
+
+Apart from `work`, so that a driver that only hands out jobs need not import torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kvsearch.evaluate.quality import Evaluator
@@ -35,6 +37,8 @@ class ModelWork:
     def open(self, slot: int) -> "ModelSession":
         """Load the model on the slot's device."""
         if self.threads:
+            import torch
+
             torch.set_num_threads(self.threads)
         device = self.devices[slot % len(self.devices)]
         loaded = load_model(self.model, dtype=self.dtype, device=device, announce=lambda _: None)
@@ -64,7 +68,9 @@ class ModelSession:
         return Measured(nll, replay.spent - before, held, replay.impls)
 
     def forget(self) -> None:
-        """Drop the caches of the last replay."""
+        """Drop the caches of a job that failed, so that the next one has all the memory."""
         self._last = None
         if self.evaluator.loaded.device.startswith("cuda"):
+            import torch
+
             torch.cuda.empty_cache()

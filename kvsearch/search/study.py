@@ -97,6 +97,12 @@ class Study:
         for t in sorted(trials, key=lambda t: t.number):
             if t.number < 0:
                 continue
+            while self.next_number < t.number:  # a line that was removed by hand: keep its number
+                self._study.add_trial(
+                    optuna.trial.create_trial(
+                        state=optuna.trial.TrialState.PRUNED, constraints={FITS: 1.0}
+                    )
+                )
             if t.state == "running":
                 self.ask(t.params)
                 continue

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvsearch.errors import KvsearchError, OutOfMemory
 from kvsearch.policy import Policy
 
-Status = Literal["ok", "failed", "oom", "died"]
+Status = Literal["ok", "failed", "oom", "died", "unopened"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Outcome:
 
     Attributes:
         key: of the job.
-        status: `oom` keeps the model loaded; `died` means that the evaluator is gone.
+        status: `oom` keeps the model loaded; `died` means that the evaluator is gone; `unopened`
+            that it never got as far as the job, which is no fault of the policy.
         measured: present when `ok`.
         error: one sentence otherwise.
         seconds: wall time.
@@ -81,7 +82,7 @@ class Session(Protocol):
         """Evaluate; any exception becomes a failed outcome."""
 
     def forget(self) -> None:
-        """Drop what a failed job left, so that the next one has all the memory."""
+        """Drop what a failed job left behind; the next job finds all the memory."""
 
 
 class Work(Protocol):
@@ -94,27 +95,31 @@ class Work(Protocol):
 def attempt(session: Session, job: Job) -> Outcome:
     """Run a job; whatever happens is an outcome, and the session stays usable."""
     start = time.perf_counter()
-
-    def ended(status: Status, measured: Measured | None = None, error: str = "") -> Outcome:
-        return Outcome(job.key, status, measured, error, time.perf_counter() - start)
-
+    status: Status = "failed"
     try:
         measured = session.run(job)
-        if not np.isfinite(measured.nll).all():
-            session.forget()
-            return ended("failed", error="it gave an NLL that is not finite")
-        return ended("ok", measured)
+        if np.isfinite(measured.nll).all():
+            return Outcome(job.key, "ok", measured, seconds=time.perf_counter() - start)
+        error = f"policy {job.policy.name or job.key} gave an NLL that is not finite"
     except (OutOfMemory, MemoryError) as e:
-        session.forget()
-        return ended("oom", error=str(e) or "out of memory")
+        status, error = "oom", str(e) or "out of memory"
     except KvsearchError as e:
-        session.forget()
-        return ended("failed", error=str(e))
+        error = str(e)
     except Exception as e:  # a fault of ours must not end the study
-        session.forget()
         text = " ".join(str(e).split())[:300]
         if "out of memory" in text or "can't allocate memory" in text:  # torch's own RuntimeErrors
-            return ended("oom", error=text)
-        if os.environ.get("KVSEARCH_DEBUG"):
+            status, error = "oom", text
+        elif os.environ.get("KVSEARCH_DEBUG"):
             raise
-        return ended("failed", error=f"{type(e).__name__}: {text}")
+        else:
+            error = f"{type(e).__name__}: {text}"
+    # only now: until an `except` ends, the traceback holds the frames and with them the caches
+    session.forget()
+    return Outcome(job.key, status, error=error, seconds=time.perf_counter() - start)
+
+
+def why_unopened(error: Exception) -> str:
+    """Why an evaluator could not be opened, in one sentence that crosses processes."""
+    if isinstance(error, KvsearchError):
+        return str(error)
+    return f"an evaluator could not start ({type(error).__name__}: {' '.join(str(error).split())})"

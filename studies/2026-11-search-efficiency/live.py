@@ -56,6 +56,9 @@ class Remembered:
         self.last = (key, job.stop)
         return Measured(np.load(file)[:, : job.stop - 1], tokens)
 
+    def forget(self) -> None:
+        self.inner.forget()
+
 
 def opened(shown: Shown, files: tuple[str, ...]):
     """Model, text and setting of the benchmark."""

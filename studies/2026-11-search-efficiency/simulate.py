@@ -105,6 +105,9 @@ class Simulated:
         self.last = (key, job.stop)
         return Measured(nll[:, : job.stop - 1], tokens)
 
+    def forget(self) -> None:
+        pass
+
 
 def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
     """One run; a row per checkpoint."""

@@ -1,32 +1,32 @@
 """Jobs in spawned processes, one per device. The driver never loads a model for them.
 
-A process ends when its pipe closes, so a driver that is killed leaves no orphan that works on. A
-process that is killed ends its job as `died`, and its slot opens anew with the next job.
+A process ends with its driver, however that ends. A process that is killed ends its job as `died`,
+and its slot opens anew with the next job. Dying before the work is open is not held against the
+job: the process is started again, and after a few times the run ends with a sentence.
 """
 
-import contextlib
 import multiprocessing
-import os
 import signal
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from kvsearch.errors import KvsearchError
-from kvsearch.search.work import Job, Outcome, Work, attempt
+from kvsearch.search.executors.lifeline import die_with_parent, undisturbed
+from kvsearch.search.work import Job, Outcome, Work, attempt, why_unopened
 
 _SPAWN = multiprocessing.get_context("spawn")  # forked CUDA and OpenMP states do not work
+_OPENED = "opened"
+STARTS = 3  # times in a row that a slot may die before it has opened its work
 
 
 @dataclass
 class _Child:
-    """A process, the driver's end of its pipe, and the job it has."""
+    """A process and the driver's end of its pipe."""
 
     process: Any
     pipe: Connection
-    key: int
+    opened: bool = False
 
 
 class Processes:
@@ -40,91 +40,106 @@ class Processes:
     def __init__(self, work: Work, slots: int) -> None:
         self.work, self.slots = work, slots
         self._children: dict[int, _Child] = {}
-        self._busy: set[int] = set()
+        self._jobs: dict[int, Job] = {}
+        self._starts: dict[int, int] = {}
 
     def submit(self, slot: int, job: Job) -> None:
         """Send a job; the process starts with the slot's first one."""
+        self._jobs[slot] = job
         child = self._children.get(slot)
         if child is None or not child.process.is_alive():
+            self._remove(slot)
             child = self._start(slot)
-        child.key = job.key
-        self._busy.add(slot)
-        with contextlib.suppress(OSError):  # it died just now; `wait` will say so
-            child.pipe.send(job)
+        self._send(child, job)
 
     def wait(self) -> tuple[int, Outcome]:
         """Block until a process answers or dies."""
         while True:
-            of: dict[Any, int] = {self._children[s].pipe: s for s in self._busy}
-            of |= {self._children[s].process.sentinel: s for s in self._busy}
-            for ready in wait(list(of)):
-                slot = of[ready]
-                child = self._children[slot]
-                try:
-                    outcome: Outcome = child.pipe.recv()
-                except (EOFError, OSError):
-                    child.process.join()
-                    code = child.process.exitcode
-                    why = (
-                        f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-                    )
-                    outcome = Outcome(child.key, "died", error=f"its evaluator died ({why})")
-                    del self._children[slot]
-                self._busy.discard(slot)
-                return slot, outcome
+            busy = {slot: self._children[slot] for slot in self._jobs}
+            of: dict[Any, int] = {c.pipe: slot for slot, c in busy.items()}
+            of |= {c.process.sentinel: slot for slot, c in busy.items()}
+            for slot in {of[ready] for ready in wait(list(of))}:
+                outcome = self._hear(slot)
+                if outcome is not None:
+                    return slot, replace(outcome, key=self._jobs.pop(slot).key)
 
     def close(self) -> None:
         """Kill all processes; nothing they do is worth waiting for."""
-        for child in self._children.values():
+        for child in self._children.values():  # all first, so that they end side by side
             child.process.kill()
-        for child in self._children.values():
-            child.process.join()
-            child.pipe.close()
-        self._children.clear()
-        self._busy.clear()
+        for slot in list(self._children):
+            self._remove(slot)
+        self._jobs.clear()
+
+    def _hear(self, slot: int) -> Outcome | None:
+        """What a process says, or that it died; None if there is more to come."""
+        child = self._children[slot]
+        try:
+            said = child.pipe.recv() if child.pipe.poll() else None
+        except (EOFError, OSError):
+            said = None
+        if said == _OPENED:
+            child.opened, self._starts[slot] = True, 0
+            return None
+        if isinstance(said, Outcome):
+            return said
+        child.process.join(5)  # it is ending; killed below if it cannot
+        why = _ending(child.process.exitcode)
+        self._remove(slot)
+        if child.opened:
+            return Outcome(-1, "died", error=f"its evaluator died ({why})")
+        if self._starts[slot] < STARTS:
+            self._send(self._start(slot), self._jobs[slot])
+            return None
+        return Outcome(
+            -1, "unopened", error=f"evaluator {slot} died {STARTS} times while it started ({why})"
+        )
 
     def _start(self, slot: int) -> _Child:
+        self._starts[slot] = self._starts.get(slot, 0) + 1
+        resource_tracker.ensure_running()  # its start would let Ctrl-C through again
         mine, theirs = _SPAWN.Pipe()
-        process = _SPAWN.Process(
-            target=_serve, args=(self.work, slot, theirs, os.getpid()), daemon=True
-        )
-        with _ignoring_interrupts():  # inherited: Ctrl-C is the driver's affair alone
+        with undisturbed():
+            process = _SPAWN.Process(target=_serve, args=(slot, theirs), daemon=True)
             process.start()
         theirs.close()
-        self._children[slot] = _Child(process, mine, -1)
-        return self._children[slot]
+        child = self._children[slot] = _Child(process, mine)
+        self._send(child, self.work)
+        return child
+
+    def _send(self, child: _Child, thing: object) -> None:
+        try:
+            child.pipe.send(thing)
+        except OSError:  # it died just now; `wait` will see that
+            return
+
+    def _remove(self, slot: int) -> None:
+        child = self._children.pop(slot, None)
+        if child is not None:
+            child.process.kill()
+            child.process.join()
+            child.pipe.close()
 
 
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def _serve(slot: int, pipe: Connection) -> None:
+    """A process: open the work, then answer jobs until it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
+    die_with_parent()
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _serve(work: Work, slot: int, pipe: Connection, driver: int) -> None:
-    """A process: open the work, then answer jobs until the pipe closes."""
-    threading.Thread(target=_watch, args=(driver,), daemon=True).start()
-    session = None
-    with contextlib.suppress(EOFError, OSError):
+        work: Work = pipe.recv()
+        try:
+            session = work.open(slot)
+        except Exception as e:
+            pipe.send(Outcome(-1, "unopened", error=why_unopened(e)))
+            return
+        pipe.send(_OPENED)
         while True:
-            job: Job = pipe.recv()
-            if session is None:
-                try:
-                    session = work.open(slot)
-                except KvsearchError as e:
-                    pipe.send(Outcome(job.key, "failed", error=str(e)))
-                    continue
-            pipe.send(attempt(session, job))
-
-
-def _watch(driver: int) -> None:
-    """End with the driver, even in the middle of a job."""
-    while os.getppid() == driver:
-        threading.Event().wait(0.5)
-    os._exit(0)
+            pipe.send(attempt(session, pipe.recv()))
+    except (EOFError, OSError):  # the driver is gone
+        return

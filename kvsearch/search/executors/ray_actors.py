@@ -1,14 +1,18 @@
 """Jobs on a Ray cluster: core actors that load the model once, refilled one by one.
 
-Not Ray Tune: there, an exception costs the model, a NaN leaves Optuna's trial running for ever, and
-a killed driver leaves two truths (docs/search.md).
+Not Ray Tune, which `kvsearch.search.tune` is for: there an exception costs the model, and a killed
+driver leaves two truths (docs/search.md).
 """
 
-from importlib.util import find_spec
+import contextlib
+import math
 from typing import Any
 
 from kvsearch.errors import KvsearchError
-from kvsearch.search.work import Job, Outcome, Session, Work, attempt
+from kvsearch.search.executors.cluster import Cluster
+from kvsearch.search.work import Job, Outcome, Session, Work, attempt, why_unopened
+
+STARTS = 3  # times in a row that a slot may die before it has opened its work
 
 
 class RayActors:
@@ -20,79 +24,98 @@ class RayActors:
         address: of a cluster, or `local` to start one here.
 
     Raises:
-        KvsearchError: Ray is not installed, or the cluster cannot be reached.
+        KvsearchError: Ray is not installed, the cluster cannot be reached, or it is too small.
     """
 
     def __init__(self, work: Work, slots: int, address: str) -> None:
-        if find_spec("ray") is None:
-            raise KvsearchError("--ray needs Ray: pip install 'kvsearch[ray]'")
-        import ray
-
-        self._ray, self._started = ray, not ray.is_initialized()
-        if self._started:
-            _connect(ray, address, max(slots, 2))
-        gpus = float(ray.cluster_resources().get("GPU", 0.0))
-        self.slots = slots or int(gpus) or 2
-        # a share of a GPU is bookkeeping, not memory: more actors than GPUs must fit together
-        self._options = {"num_cpus": 0 if gpus else 1, "num_gpus": min(1.0, gpus / self.slots)}
-        self._options |= {"max_restarts": 0, "max_concurrency": 1}
-        self._work = ray.put(work)
-        self._actors: dict[int, Any] = {}
-        self._jobs: dict[Any, tuple[int, int]] = {}
+        self._cluster = Cluster(address, slots or 2)
+        self._ray = self._cluster.ray
+        gpus, cpus = self._cluster.has("GPU"), self._cluster.has("CPU")
+        self.slots = slots or gpus or 2
+        if not gpus and self.slots > cpus:
+            self.close()
+            raise KvsearchError(f"the Ray cluster has {cpus} CPUs: no room for --workers {slots}")
+        # Actors that share a GPU share its memory; Ray only counts, and 2/3 + 2/3 fit nowhere.
+        share = 1 / math.ceil(self.slots / gpus) if gpus else 0.0
+        self._actor = self._ray.remote(_Evaluator).options(
+            num_cpus=0 if gpus else 1, num_gpus=share, max_restarts=0, max_concurrency=1
+        )
+        self._work = self._ray.put(work)
+        self._actors: dict[int, tuple[Any, Any]] = {}  # slot -> actor, and whether it has opened
+        self._refs: dict[Any, int] = {}
+        self._jobs: dict[int, Job] = {}
+        self._starts: dict[int, int] = {}
 
     def submit(self, slot: int, job: Job) -> None:
         """Send a job; the actor starts with the slot's first one."""
+        self._jobs[slot] = job
         if slot not in self._actors:
-            remote = self._ray.remote(_Evaluator).options(**self._options)
-            self._actors[slot] = remote.remote(self._work, slot)
-        self._jobs[self._actors[slot].run.remote(job)] = (slot, job.key)
+            self._starts[slot] = self._starts.get(slot, 0) + 1
+            actor = self._actor.remote(self._work, slot)
+            self._actors[slot] = actor, actor.open.remote()
+        self._refs[self._actors[slot][0].run.remote(job)] = slot
 
     def wait(self) -> tuple[int, Outcome]:
         """Block until an actor answers or dies."""
-        ready, _ = self._ray.wait(list(self._jobs), num_returns=1)
-        slot, key = self._jobs.pop(ready[0])
-        try:
-            outcome: Outcome = self._ray.get(ready[0])
-        except self._ray.exceptions.RayError as e:
-            self._actors.pop(slot, None)
-            what = (str(e).splitlines() or [type(e).__name__])[0]
-            outcome = Outcome(key, "died", error=f"its evaluator died ({what[:160]})")
-        return slot, outcome
+        while True:
+            ready, _ = self._ray.wait(list(self._refs), num_returns=1)
+            slot = self._refs.pop(ready[0])
+            job = self._jobs.pop(slot)
+            try:
+                outcome: Outcome = self._ray.get(ready[0])
+            except self._ray.exceptions.RayError as e:
+                what = (str(e).splitlines() or [type(e).__name__])[0][:160]
+                opened = self._opened(slot)
+                self._drop(slot)
+                if opened:
+                    return slot, Outcome(job.key, "died", error=f"its evaluator died ({what})")
+                if self._starts[slot] < STARTS:
+                    self.submit(slot, job)
+                    continue
+                error = f"evaluator {slot} died {STARTS} times while it started ({what})"
+                return slot, Outcome(job.key, "unopened", error=error)
+            if outcome.status == "unopened":
+                self._drop(slot)
+            else:
+                self._starts[slot] = 0
+            return slot, outcome
 
     def close(self) -> None:
         """Kill the actors, and the local cluster if this started it."""
-        for actor in self._actors.values():
+        for slot in list(getattr(self, "_actors", ())):
+            self._drop(slot)
+        self._cluster.close()
+
+    def _opened(self, slot: int) -> bool:
+        """Whether the actor had opened its work before it died."""
+        try:
+            self._ray.get(self._actors[slot][1], timeout=0)
+        except self._ray.exceptions.RayError:  # a timeout is one too
+            return False
+        return True
+
+    def _drop(self, slot: int) -> None:
+        actor, _ = self._actors.pop(slot)
+        with contextlib.suppress(Exception):  # it may be gone, and so may the cluster
             self._ray.kill(actor, no_restart=True)
-        self._actors.clear()
-        self._jobs.clear()
-        if self._started and self._ray.is_initialized():
-            self._ray.shutdown()
 
 
 class _Evaluator:
     """The actor."""
 
     def __init__(self, work: Work, slot: int) -> None:
-        self.work, self.slot = work, slot
+        self.work, self.slot, self.error = work, slot, ""
         self.session: Session | None = None
 
+    def open(self) -> None:
+        """Load what is needed, once."""
+        try:
+            self.session = self.work.open(self.slot)
+        except Exception as e:
+            self.error = why_unopened(e)
+
     def run(self, job: Job) -> Outcome:
-        """One job; the first one opens the work."""
+        """One job."""
         if self.session is None:
-            try:
-                self.session = self.work.open(self.slot)
-            except KvsearchError as e:
-                return Outcome(job.key, "failed", error=str(e))
+            return Outcome(job.key, "unopened", error=self.error)
         return attempt(self.session, job)
-
-
-def _connect(ray: Any, address: str, cpus: int) -> None:
-    quiet = {"logging_level": "error", "log_to_driver": False}
-    try:
-        if address == "local":
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
-        else:
-            ray.init(address=address, **quiet)
-    except Exception as e:
-        text = " ".join(str(e).split())[:200]
-        raise KvsearchError(f"cannot reach the Ray cluster {address!r}: {text}") from e

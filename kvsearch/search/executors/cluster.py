@@ -1,0 +1,62 @@
+"""A connection to Ray: an address, or a small quiet cluster of our own on this machine."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from typing import Any
+
+from kvsearch.errors import KvsearchError
+
+_STORE = 256 * 2**20  # bytes of Ray's object store on this machine; only NLL passes through it
+
+
+class Cluster:
+    """Ray, connected.
+
+    Args:
+        address: of a cluster, or `local` to start one here.
+        cpus: of a cluster started here: as many as there are actors, whatever the machine has.
+
+    Raises:
+        KvsearchError: Ray is not installed, or the cluster cannot be reached.
+    """
+
+    def __init__(self, address: str, cpus: int) -> None:
+        if find_spec("ray") is None:
+            raise KvsearchError("Ray is not installed: pip install 'kvsearch[ray]'")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what you run
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and silence its warning
+        import ray
+
+        self.ray: Any = ray
+        self._mine, self._folder = not ray.is_initialized(), ""
+        if self._mine:
+            self._connect(address, cpus)
+
+    def has(self, resource: str) -> int:
+        """Whole units of `CPU` or `GPU` in the cluster."""
+        return int(self.ray.cluster_resources().get(resource, 0))
+
+    def close(self) -> None:
+        """Leave; a cluster started here ends."""
+        if self._mine and self.ray.is_initialized():
+            self.ray.shutdown()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _connect(self, address: str, cpus: int) -> None:
+        how: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
+        if address == "local":
+            self._folder = tempfile.mkdtemp(prefix="kvray-")  # short: sockets are put inside
+            how |= {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": self._folder}
+            # Ray would make its workers yield to everything else on the machine
+            how |= {"object_store_memory": _STORE, "_system_config": {"worker_niceness": 0}}
+        try:
+            self.ray.init(address=address, **how)
+        except Exception as e:
+            with contextlib.suppress(Exception):
+                self.close()
+            text = " ".join(str(e).split())[:200]
+            raise KvsearchError(f"cannot reach the Ray cluster {address!r}: {text}") from e
