@@ -147,7 +147,8 @@ def _trainable(tune: Any) -> Any:
         """One result per policy; whatever happens is a result, so that the actor stays."""
 
         def setup(self, config: dict[str, Any], work: Work) -> None:
-            self.work, self.session = work, None
+            self.work = work
+            self.session: Session | None = None
 
         def reset_config(self, new_config: dict[str, Any]) -> bool:
             return True
@@ -167,7 +168,7 @@ def _trainable(tune: Any) -> Any:
             """Nothing."""
 
         def _run(self, job: Job) -> Outcome:
-            session: Session | None = self.session
+            session = self.session
             if session is None:
                 try:
                     session = self.session = self.work.open(0)  # Ray shows it its own device
