@@ -21,12 +21,13 @@ from kvsearch.methods import at, find
 from kvsearch.policy import Policy
 from kvsearch.records import Summary, Trial
 from kvsearch.report import write_report
-from kvsearch.search.driver import Search, Task, baselines
+from kvsearch.search.driver import Search
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.model_work import ModelWork
 from kvsearch.search.samplers import DEFAULT, Context, check_name, make
 from kvsearch.search.samplers.kvei import Kvei
+from kvsearch.search.task import Task, baselines
 from kvsearch.space import load as load_space
 
 SENSITIVITY_TOKENS = 768  # of the search text

@@ -14,51 +14,21 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 
-from kvsearch.errors import PolicyError, RunError
-from kvsearch.knobs import Setting, Value, build
-from kvsearch.methods import METHODS, Method
-from kvsearch.policy import Policy, layout
+from kvsearch.errors import RunError
+from kvsearch.knobs import Value
+from kvsearch.policy import Policy
 from kvsearch.records import Kind, Trial
 from kvsearch.search import race
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.measure import PART, measure
-from kvsearch.search.study import MakeSampler, Study
+from kvsearch.search.rivals import Rivals
+from kvsearch.search.study import Study
+from kvsearch.search.task import Task, admitted, baselines
 from kvsearch.search.work import Job, Outcome
-from kvsearch.space import SearchSpace
 
 ATTEMPTS = 3  # a trial whose evaluator dies this often is given up
 HOPELESS = 5  # failures in a row, without one success, that end a run
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the search is about.
-
-    Attributes:
-        setting: shape, budget and length of a window.
-        score_from: first scored position; before it no cache is full.
-        space: where to look.
-        trials: free proposals to evaluate, beyond the methods; stopped ones count.
-        seed: of the sampler.
-        sampler: makes the sampler of one proposal from its seed.
-        warm: evaluate the published methods first.
-        without: names of methods to leave out all the same.
-        racing: stop proposals that are behind for certain.
-        speed: modelled decode speed of a policy over the full cache's, as a third objective.
-    """
-
-    setting: Setting
-    score_from: int
-    space: SearchSpace
-    trials: int
-    seed: int
-    sampler: MakeSampler
-    warm: bool = True
-    without: tuple[str, ...] = ()
-    racing: bool = True
-    speed: Callable[[Policy], float] | None = None
-
 
 Watch = Callable[[Trial, list[Trial]], None]
 
@@ -73,16 +43,6 @@ class Flight:
     tokens: int = 0
     seconds: float = 0.0
     seen: list[tuple[int, float]] = field(default_factory=list)
-
-
-def baselines(warm: bool = True, without: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
-    """Methods that a search starts from, strong ones first: they stop the others early."""
-    return [
-        (n, m)
-        for kind in ("composite", "single")
-        for n, m in METHODS.items()
-        if warm and m.baseline and m.kind == kind and n not in without
-    ]
 
 
 class Search:
@@ -103,7 +63,7 @@ class Search:
         self.study = Study(task.space, task.sampler, task.seed, limit, task.speed is not None)
         self._interrupted = folder.running()
         self.study.restore([*self.trials, *self._interrupted])
-        self._rivals: dict[str, race.Rival] = {}
+        self._rivals = Rivals(task.setting.shape, task.score_from, self._load)
         known = {t.name for t in [*self.trials, *self._interrupted]}
         self._methods = [(n, m) for n, m in baselines(task.warm, task.without) if n not in known]
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
@@ -219,30 +179,15 @@ class Search:
         self, asked: optuna.Trial | int, name: str, kind: Kind, knobs: Mapping[str, Value]
     ) -> Trial | None:
         """Start a proposal, or finish it at once where that costs nothing."""
-        task, limit = self.task, self.task.setting.budget
         inside = isinstance(asked, optuna.Trial)
         number = asked.number if isinstance(asked, optuna.Trial) else asked
         system = self.study.trials[number].system_attrs if inside else {}
-        trial = Trial(
-            number, name, kind, "running", Policy(name=name), "", params=dict(knobs),
-            system={k: v for k, v in system.items() if k != "fixed_params"},
-        )  # fmt: skip
-        try:
-            if reason := task.space.forbidden(knobs) if inside else None:
-                raise PolicyError(reason)
-            policy = build(knobs, task.setting, name=name)
-            policy.check(task.setting.shape)
-            peak = layout(policy, task.setting.shape).bytes_peak(task.setting.tokens)
-            fingerprint = policy.fingerprint(task.setting.shape.layers)
-            trial = replace(trial, policy=policy, fingerprint=fingerprint, bytes_peak=peak)
-            if task.speed is not None:
-                trial = replace(trial, speed=task.speed(policy))
-            if limit is not None and peak > limit and kind == "found":
-                raise PolicyError(f"{peak} bytes are over the budget of {limit}")
-        except PolicyError as e:
-            self._finish(replace(trial, state="rejected", error=str(e)))
+        noted = {k: v for k, v in system.items() if k != "fixed_params"}
+        trial = admitted(self.task, number, name, kind, knobs, noted)
+        if trial.state == "rejected":
+            self._finish(trial)
             return None
-        twin = self._twin(fingerprint)
+        twin = self._twin(trial.fingerprint)
         if twin is not None and twin.state == "failed":  # it may have killed its evaluator
             error = f"same policy as {twin.name}, which failed"
             self._finish(replace(trial, state="rejected", error=error))
@@ -310,7 +255,7 @@ class Search:
             self._complete(f)
             return None
         f.seen.append((f.rungs[f.rung], self._dnll(nll)))
-        if reason := self._behind(f.trial, nll):
+        if reason := self._rivals.verdict(f.trial, nll, self.trials):
             self.folder.save_nll(f"{PART}-stopped", f.trial.fingerprint, nll, about)
             self._finish(self._done(f, state="pruned", rungs=tuple(f.seen), error=reason))
             return None
@@ -351,24 +296,6 @@ class Search:
         self.watch(trial, self.trials)
 
     # -- comparing -----------------------------------------------------------------------------
-
-    def _behind(self, trial: Trial, nll: NDArray[np.float32]) -> str | None:
-        shape, peak = self.task.setting.shape, trial.bytes_peak or 0
-        rivals = [
-            self._rival(t)
-            for t in self.trials
-            if t.state == "complete"
-            and (t.bytes_peak or 0) <= peak
-            and (t.speed or 0.0) >= (trial.speed or 0.0)
-        ]
-        mine = race.exposure(trial.policy, shape)
-        return race.verdict(nll, mine, rivals, score_from=self.task.score_from)
-
-    def _rival(self, t: Trial) -> race.Rival:
-        if t.fingerprint not in self._rivals:
-            seen = race.exposure(t.policy, self.task.setting.shape)
-            self._rivals[t.fingerprint] = race.Rival(t.name, seen, self._load(t.fingerprint))
-        return self._rivals[t.fingerprint]
 
     def _dnll(self, nll: NDArray[np.float32]) -> float:
         start = self.task.score_from - 1

@@ -22,13 +22,14 @@ from kvsearch.knobs import Setting
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.records import Trial
-from kvsearch.search.driver import Search, Task, baselines
+from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.race import exposure
 from kvsearch.search.samplers import make_sampler
 from kvsearch.search.samplers.features import features
 from kvsearch.search.samplers.gp import GP, fit
+from kvsearch.search.task import Task, baselines
 from kvsearch.search.volume import FLOOR, volume
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space

@@ -19,12 +19,13 @@ import numpy as np
 from kvsearch.errors import KvsearchError
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.search.driver import Search, Task
+from kvsearch.search.driver import Search
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.executors.processes import Processes
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.samplers import make_sampler
+from kvsearch.search.task import Task
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 

@@ -1,0 +1,91 @@
+"""What a search is about, and how a proposal becomes a trial before it costs a token."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvsearch.errors import PolicyError
+from kvsearch.knobs import Setting, Value, build
+from kvsearch.methods import METHODS, Method
+from kvsearch.policy import Policy, layout
+from kvsearch.records import Kind, Trial
+from kvsearch.search.study import MakeSampler
+from kvsearch.space import SearchSpace
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the search is about.
+
+    Attributes:
+        setting: shape, budget and length of a window.
+        score_from: first scored position; before it no cache is full.
+        space: where to look.
+        trials: free proposals to evaluate, beyond the methods; stopped ones count.
+        seed: of the sampler.
+        sampler: makes the sampler of one proposal from its seed.
+        warm: evaluate the published methods first.
+        without: names of methods to leave out all the same.
+        racing: stop proposals that are behind for certain.
+        speed: modelled decode speed of a policy over the full cache's, as a third objective.
+    """
+
+    setting: Setting
+    score_from: int
+    space: SearchSpace
+    trials: int
+    seed: int
+    sampler: MakeSampler
+    warm: bool = True
+    without: tuple[str, ...] = ()
+    racing: bool = True
+    speed: Callable[[Policy], float] | None = None
+
+
+def baselines(warm: bool = True, without: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
+    """Methods that a search starts from, strong ones first: they stop the others early."""
+    return [
+        (n, m)
+        for kind in ("composite", "single")
+        for n, m in METHODS.items()
+        if warm and m.baseline and m.kind == kind and n not in without
+    ]
+
+
+def admitted(
+    task: Task,
+    number: int,
+    name: str,
+    kind: Kind,
+    knobs: Mapping[str, Value],
+    system: dict[str, Any],
+) -> Trial:
+    """A proposal as a trial: `running` if it may cost an evaluation, else `rejected`.
+
+    Args:
+        task: what the search is about.
+        number: Optuna's, or below 0 for a method that the space does not contain.
+        name, kind: of the trial.
+        knobs: what was proposed.
+        system: what the sampler noted.
+    """
+    shape, limit = task.setting.shape, task.setting.budget
+    trial = Trial(
+        number, name, kind, "running", Policy(name=name), "", params=dict(knobs), system=system
+    )
+    try:
+        if reason := task.space.forbidden(knobs) if number >= 0 else None:
+            raise PolicyError(reason)
+        policy = build(knobs, task.setting, name=name)
+        policy.check(shape)
+        peak = layout(policy, shape).bytes_peak(task.setting.tokens)
+        speed = None if task.speed is None else task.speed(policy)
+        trial = replace(
+            trial, policy=policy, fingerprint=policy.fingerprint(shape.layers), bytes_peak=peak,
+            speed=speed,
+        )  # fmt: skip
+        if limit is not None and peak > limit and kind == "found":
+            raise PolicyError(f"{peak} bytes are over the budget of {limit}")
+    except PolicyError as e:
+        return replace(trial, state="rejected", error=str(e))
+    return trial
