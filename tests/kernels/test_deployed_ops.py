@@ -38,7 +38,8 @@ def test_decoding_is_attention_over_what_is_read_back(name, softcap):
     policy, ops = POLICIES[name]
     rotary = Rotary(100.0 ** (-torch.arange(8) / 8))
     packed, plain = (
-        LayerState(layout(policy, SHAPE).layers[0], packed=True, rotary=rotary) for _ in range(2)
+        LayerState(layout(policy, SHAPE).layers[0], packed=True, rotary=rotary, fast=fast)
+        for fast in (True, False)
     )
     torch.manual_seed(0)
     for m in (24, *[1] * 9):
