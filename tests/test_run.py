@@ -262,10 +262,16 @@ def test_too_short_too_small_and_unwritable(
     assert code == 2 and "3 weights for a model with 2 layers" in err
 
 
-@pytest.mark.parametrize("extra", [[], ["--workers", "2"]], ids=["here", "processes"])
+@pytest.mark.parametrize(
+    "extra",
+    [[], ["--workers", "2"], ["--ray", "local", "--workers", "2"]],
+    ids=["here", "processes", "ray"],
+)
 def test_ctrl_c_keeps_what_was_measured(
     extra: list[str], tiny_folder: Path, prose: Path, tmp_path: Path
 ) -> None:
+    if "--ray" in extra:
+        pytest.importorskip("ray")
     out = tmp_path / "stopped"
     argv = run_argv(tiny_folder, prose, out)
     argv[argv.index("3")] = "400"

@@ -147,7 +147,8 @@ def _trainable(tune: Any) -> Any:
         """One result per policy; whatever happens is a result, so that the actor stays."""
 
         def setup(self, config: dict[str, Any], work: Work) -> None:
-            self.work, self.session = work, None
+            self.work = work
+            self.session: Session | None = None
 
         def reset_config(self, new_config: dict[str, Any]) -> bool:
             return True
@@ -167,12 +168,11 @@ def _trainable(tune: Any) -> Any:
             """Nothing."""
 
         def _run(self, job: Job) -> Outcome:
-            session: Session | None = self.session
-            if session is None:
+            if self.session is None:
                 try:
-                    session = self.session = self.work.open(0)  # Ray shows it its own device
+                    self.session = self.work.open(0)  # Ray shows it its own device
                 except Exception as e:
                     return Outcome(job.key, "unopened", error=why_unopened(e))
-            return attempt(session, job)
+            return attempt(self.session, job)
 
     return Evaluate
