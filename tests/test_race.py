@@ -16,6 +16,7 @@ SHAPE = ModelShape(layers=2, kv_heads=2, head_dim=8, heads=4)
 @pytest.mark.parametrize("name", ["h2o+int4", "xmu", "h2o", "window+int4", "tova", "lacache"])
 def test_a_replay_that_stops_on_the_way_is_the_same_replay(name: str, tiny_folder) -> None:
     loaded = load_model(str(tiny_folder), device="cpu", announce=lambda _: None)
+    loaded.model.double()  # in fp32 a value on the boundary of two codes may fall on either side
     evaluator = Evaluator(loaded, batch=2)
     policy = at(name, Setting(loaded.shape, loaded.shape.budget_bytes(150), 320))
     ids = np.random.default_rng(0).integers(0, 256, size=(3, 320))
@@ -24,7 +25,7 @@ def test_a_replay_that_stops_on_the_way_is_the_same_replay(name: str, tiny_folde
     for stop in (100, 101, 260, 320):
         part = replay.to(stop)
         assert part.shape == (3, stop - 1)
-        np.testing.assert_allclose(part, whole[:, : stop - 1], atol=2e-3)
+        np.testing.assert_allclose(part, whole[:, : stop - 1], atol=1e-5)
 
 
 def noise(offset: float, seed: int, tokens: int = 2047) -> np.ndarray:

@@ -4,7 +4,6 @@ A study is a run folder, whose `front.csv` follows from the losses in `nll/`, or
 `derive.py` that writes its tables into the folder given by `--out`.
 """
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,14 +52,7 @@ def _derived(study: Path) -> dict[str, bytes]:
 
 
 def _from_run(study: Path) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as place:
-        copy = Path(place) / study.name  # a lock file has no place among kept records
-        shutil.copytree(study, copy)
-        folder = RunFolder(copy)
-        try:
-            rows = summary.read(folder).rows
-        finally:
-            folder.close()
+    rows = summary.read(RunFolder(study, write=False)).rows
     return {"front.csv": front_csv(rows).encode()}
 
 

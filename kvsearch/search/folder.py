@@ -26,10 +26,16 @@ class RunFolder:
 
     Args:
         path: the folder; made if missing.
+        write: False only reads: nothing is locked, made or mended.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.journal = path, Journal(path / "trials.jsonl")
+    def __init__(self, path: Path, write: bool = True) -> None:
+        self.path, self.journal = path, Journal(path / "trials.jsonl", mend=write)
+        self._lock: FileLock | None = None
+        if write:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
         try:
             (path / "nll").mkdir(parents=True, exist_ok=True)
             (path / "policies").mkdir(exist_ok=True)
@@ -44,7 +50,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Let others in."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     # -- what was asked ------------------------------------------------------------------------
 

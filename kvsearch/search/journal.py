@@ -19,10 +19,11 @@ class Journal:
 
     Args:
         file: `trials.jsonl`; need not exist.
+        mend: set a torn tail aside when it is found; otherwise it is only skipped.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, mend: bool = True) -> None:
+        self.file, self.mend = file, mend
 
     def read(self) -> list[Trial]:
         """Trials as they stand, in the order of their last line; a torn tail is cut off first.
@@ -46,7 +47,8 @@ class Journal:
                 ) from e
             last.pop(trial.number, None)
             last[trial.number] = trial
-        if torn := b"\n".join(tail):
+        torn = b"\n".join(tail)
+        if torn and self.mend:
             self._set_aside(torn, b"\n".join([*lines, b""]) if lines else b"")
         return list(last.values())
 

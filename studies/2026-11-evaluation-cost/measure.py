@@ -2,10 +2,11 @@
 
     python studies/2026-11-evaluation-cost/measure.py [--context 2048 8192] [--exact]
 
-Cost: seconds of `Evaluator.quality` divided by seconds of one plain full-cache forward of the same
-tokens with the same head, in interleaved pairs; the median of the pairs is kept. Exactness: largest
+Cost: CPU seconds of one thread for `Evaluator.quality`, divided by those of one plain full-cache
+forward of the same tokens with the same head, in interleaved pairs; the median pair is kept.
+CPU seconds, because wall seconds of a shared machine measure its other users. Exactness: largest
 per-token difference between the one-pass replay and a deployed cache filled token by token.
-Rows are appended to results.csv beside this file.
+Rows are appended to results.csv beside this file as they are measured.
 """
 
 import csv
@@ -51,10 +52,10 @@ def main(
     context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool
 ) -> None:
     """Measure and append to results.csv."""
+    torch.set_num_threads(1)
     loaded = load_model()
     evaluator = Evaluator(loaded)
     tokens = tokenize(loaded.tokenizer, read_file(text) if text else builtin())
-    rows = []
     for T in context:
         ids = windows(tokens, count=1, length=T)
         setting = Setting(loaded.shape, loaded.shape.budget_bytes(256), T)
@@ -68,26 +69,27 @@ def main(
             ratios = []
             for _ in range(pairs):
                 base = plain(loaded, ids)
-                ratios.append(evaluator.quality(policy, ids, resident=False).seconds / base)
-            rows.append(row("cost ratio", name, T, "fp32", float(np.median(ratios)), ratios))
+                start = time.process_time()
+                evaluator.quality(policy, ids, resident=False)
+                ratios.append((time.process_time() - start) / base)
+            write(row("cost ratio", name, T, "fp32", float(np.median(ratios)), ratios))
     if exact:
-        rows += exactness(loaded, tokens)
-    write(rows)
+        exactness(loaded, tokens)
 
 
 def plain(loaded, ids) -> float:
-    """Seconds of the unmodified model over the same tokens, loss included."""
+    """CPU seconds of the unmodified model over the same tokens, loss included."""
     head = Evaluator(loaded)._head
     x = torch.from_numpy(ids)
-    start = time.perf_counter()
+    start = time.process_time()
     with torch.inference_mode():
         head.nll(head.body(x, use_cache=False).last_hidden_state, x)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def exactness(loaded, tokens):
     """Largest per-token |dNLL| to a deployed cache filled token by token, fp32 and fp64."""
-    T, rows = 128, []
+    T = 128
     ids = windows(tokens, count=1, length=T)
     setting = Setting(loaded.shape, loaded.shape.budget_bytes(72), T)
     for dtype in (torch.float32, torch.float64):
@@ -99,9 +101,8 @@ def exactness(loaded, tokens):
             slow, _ = stepwise(loaded, policy, ids)
             fast = Evaluator(loaded).quality(policy, ids, resident=False).nll
             gap = np.abs(slow - fast)
-            rows.append(row("max |dNLL|", name, T, str(dtype)[6:], float(gap.max()), []))
-            rows.append(row("mean dNLL", name, T, str(dtype)[6:], float((fast - slow).mean()), []))
-    return rows
+            write(row("max |dNLL|", name, T, str(dtype)[6:], float(gap.max()), []))
+            write(row("mean dNLL", name, T, str(dtype)[6:], float((fast - slow).mean()), []))
 
 
 def row(what: str, name: str, T: int, dtype: str, value: float, spread: list[float]):
@@ -116,15 +117,15 @@ def row(what: str, name: str, T: int, dtype: str, value: float, spread: list[flo
     }  # fmt: skip
 
 
-def write(rows) -> None:
+def write(row) -> None:
     """Append to results.csv."""
     file = Path(__file__).with_name("results.csv")
     new = not file.exists()
     with file.open("a", newline="") as f:
-        out = csv.DictWriter(f, rows[0].keys())
+        out = csv.DictWriter(f, row.keys())
         if new:
             out.writeheader()
-        out.writerows(rows)
+        out.writerow(row)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.journal import Journal
 from kvsearch.stats import corrected, paired
 
 HERE = Path(__file__).parent
@@ -26,8 +25,7 @@ class Kept:
     """One kept run: its rows and their losses."""
 
     def __init__(self, path: Path) -> None:
-        self.folder = RunFolder.__new__(RunFolder)  # read only: no lock, nothing made
-        self.folder.path, self.folder.journal = path, Journal(path / "trials.jsonl")
+        self.folder = RunFolder(path, write=False)
         self.asked = json.loads((path / "study.json").read_text())
         self.measured = json.loads((path / "measured.json").read_text())
         self.rows = {r["name"]: r for r in self.measured["rows"]}

@@ -109,6 +109,30 @@ def summary(rows: list[dict]) -> list[dict]:
     return out
 
 
+def simulated() -> list[dict]:
+    """Per contender and checkpoint of the runs on the surrogate: means over seeds."""
+    groups = defaultdict(list)
+    for file in sorted(RECORDS.glob("simulated/*.parquet")):
+        for row in pq.read_table(file).to_pylist():
+            groups[row["contender"], row["evaluated"]].append(row)
+    out = []
+    for (name, evaluated), found in sorted(groups.items()):
+        v = np.array([r["volume"] for r in found])
+        half = 1.96 * v.std(ddof=1) / len(v) ** 0.5 if len(v) > 1 else float("nan")
+        out.append(
+            {
+                "contender": name,
+                "evaluated": evaluated,
+                "seeds": len(found),
+                "tokens": round(float(np.mean([r["tokens"] for r in found]))),
+                "volume": float(v.mean()),
+                "lo": float(v.mean() - half),
+                "hi": float(v.mean() + half),
+            }
+        )
+    return out
+
+
 def prefix(blocks: Blocks) -> list[dict]:
     """What computing the part before the first eviction only once would save, at most."""
     shape = ModelShape(**blocks.about["shape"])
@@ -150,6 +174,8 @@ def main() -> None:
     write(rows, out / "live.csv")
     write(summary(rows), out / "live-summary.csv")
     write(prefix(blocks), out / "prefix.csv")
+    if found := simulated():
+        write(found, out / "simulated.csv")
 
 
 if __name__ == "__main__":
