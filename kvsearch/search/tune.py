@@ -168,12 +168,11 @@ def _trainable(tune: Any) -> Any:
             """Nothing."""
 
         def _run(self, job: Job) -> Outcome:
-            session = self.session
-            if session is None:
+            if self.session is None:
                 try:
-                    session = self.session = self.work.open(0)  # Ray shows it its own device
+                    self.session = self.work.open(0)  # Ray shows it its own device
                 except Exception as e:
                     return Outcome(job.key, "unopened", error=why_unopened(e))
-            return attempt(session, job)
+            return attempt(self.session, job)
 
     return Evaluate

@@ -1,19 +1,21 @@
 """What one driver costs, and what is lost by asking before the others have answered.
 
-    python measure.py cost      # 1, 2, 4, 8 processes, evaluations that cost nothing: driver's time
+    python measure.py cost      # 1, 2, 4, 8 processes, evaluations of a second: driver's time
     python measure.py volume    # hypervolume with 1 and 8 evaluators at equal trials, simulated
 
 Both append to results.csv. The objective is the toy of tests/survival, so this needs no model.
 """
 
 import argparse
+import contextlib
 import csv
+import os
 import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "survival"))
@@ -80,18 +82,40 @@ def search(executor: Executor, place: Path, **task: object) -> list[Trial]:
         executor.close()
 
 
-def cost(slots: int, sampler: str, trials: int) -> dict[str, object]:
-    """Seconds of the driver per evaluated trial: between an outcome and the next wait."""
+@contextlib.contextmanager
+def synced() -> Iterator[list[float]]:
+    """Seconds of every fsync inside."""
+    real, spent = os.fsync, []
+
+    def timed(handle: int) -> None:
+        start = time.perf_counter()
+        real(handle)
+        spent.append(time.perf_counter() - start)
+
+    os.fsync = timed
+    try:
+        yield spent
+    finally:
+        os.fsync = real
+
+
+def cost(slots: int, sampler: str, trials: int, seconds: float) -> dict[str, object]:
+    """Seconds of the driver per evaluated trial, between an outcome and the next wait.
+
+    Three clocks: the wall's, which counts whatever else the machine does; the driver's own CPU; and
+    what syncing to disk took.
+    """
     with tempfile.TemporaryDirectory() as place:
-        executor = Timed(Processes(toy.Toy(Path(place) / "log", 0.0), slots))
-        done = search(executor, Path(place), trials=trials, sampler=sampler)
+        executor = Timed(Processes(toy.Toy(Path(place) / "log", seconds), slots))
+        task = {"trials": trials, "sampler": sampler, "warm": False, "racing": False}
+        with synced() as disk:
+            done = search(executor, Path(place), **task)
     evaluated = sum(t.state in ("complete", "pruned", "failed") for t in done)
-    jobs = len(executor.wall)
     return {
         "what": "cost", "sampler": sampler, "evaluators": slots, "trials": evaluated,
         "driver_s": round(sum(executor.wall[slots:]) / evaluated, 4),
-        "driver_median_s": round(median(executor.wall[slots:]) * jobs / evaluated, 4),
         "driver_cpu_s": round(sum(executor.cpu[slots:]) / evaluated, 4),
+        "disk_s": round(sum(disk) / evaluated, 4),
     }  # fmt: skip
 
 
@@ -109,8 +133,8 @@ def reached(slots: int, sampler: str, trials: int, seed: int) -> float:
 
 def add(rows: list[dict[str, object]]) -> None:
     file = HERE / "results.csv"
-    names = ["what", "sampler", "evaluators", "trials", "seed", "driver_s", "driver_median_s",
-             "driver_cpu_s", "volume"]  # fmt: skip
+    names = ["what", "sampler", "evaluators", "trials", "seed", "driver_s",
+             "driver_cpu_s", "disk_s", "volume"]  # fmt: skip
     new = not file.exists()
     with file.open("a", newline="") as f:
         out = csv.DictWriter(f, names, lineterminator="\n")
@@ -124,11 +148,12 @@ def main() -> None:
     ask.add_argument("what", choices=["cost", "volume"])
     ask.add_argument("--sampler", default="tpe")
     ask.add_argument("--trials", type=int, default=60)
+    ask.add_argument("--seconds", type=float, default=1.0, help="of one evaluation (cost)")
     ask.add_argument("--seeds", type=int, default=10)
     o = ask.parse_args()
     for slots in (1, 2, 4, 8) if o.what == "cost" else (1, 8):
         if o.what == "cost":
-            rows = [cost(slots, o.sampler, o.trials)]
+            rows = [cost(slots, o.sampler, o.trials, o.seconds)]
         else:
             rows = [
                 {"what": "volume", "sampler": o.sampler, "evaluators": slots, "trials": o.trials,

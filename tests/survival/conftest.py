@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # spawned evaluators inherit it and find `toy`
 
 KILLS = int(os.environ.get("KVSEARCH_KILLS", "50"))
-RAY_KILLS = int(os.environ.get("KVSEARCH_RAY_KILLS", "12"))
+RAY_KILLS = int(os.environ.get("KVSEARCH_RAY_KILLS", "20"))
 
 
 def start(

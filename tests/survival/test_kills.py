@@ -85,7 +85,7 @@ def test_ray_actors_are_killed(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     log, folder = tmp_path / "log", tmp_path / "run"
-    trials = survive(RayActors(Toy(log, 0.1), 2, "local"), log, folder, RAY_KILLS, (0.5, 2.5))
+    trials = survive(RayActors(Toy(log, 0.1), 2, "local"), log, folder, RAY_KILLS, (0.1, 0.9))
     check(trials, log, folder, RAY_KILLS)
 
 

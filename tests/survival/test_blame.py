@@ -1,0 +1,216 @@
+"""Whose fault it was: what stops a run, what a trial is blamed for, and what it is not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from conftest import start
+from toy import Session, Toy, task
+
+from kvsearch.errors import KvsearchError, RunError
+from kvsearch.policy import Policy
+from kvsearch.records import Trial
+from kvsearch.search.driver import Search
+from kvsearch.search.executors.inline import Inline
+from kvsearch.search.executors.processes import Processes
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.work import Job, Measured
+
+
+def quiet(trial: Trial, trials: list[Trial]) -> None:
+    """Nobody watches."""
+
+
+class Stops(Session):
+    """Raises in the driver's own process at the n-th job."""
+
+    def __init__(self, toy: Toy, error: BaseException, jobs: int) -> None:
+        super().__init__(toy)
+        self.error, self.jobs = error, jobs
+
+    def run(self, job: Job) -> Measured:
+        self.jobs -= 1
+        if self.jobs == 0:
+            raise self.error
+        return super().run(job)
+
+
+def test_ctrl_c_is_no_attempt_however_often_it_comes(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "log", 0.0)
+    for _ in range(5):
+        folder = RunFolder(tmp_path / "run")
+        jobs = 6 if not folder.trials() else 1
+        session = Stops(toy, KeyboardInterrupt(), jobs)
+        with pytest.raises(KeyboardInterrupt):
+            Search(task(3, racing=False), Inline(session), folder, quiet).run()
+        assert [t.attempt for t in folder.running()] == [0]
+        folder.close()
+    folder = RunFolder(tmp_path / "run")
+    trials = Search(task(3, racing=False), Inline(Session(toy)), folder, quiet).run()
+    folder.close()
+    assert all(t.state != "failed" and t.attempt == 1 for t in trials)
+
+
+def test_a_trial_whose_nll_was_saved_is_complete_even_after_three_kills(tmp_path: Path) -> None:
+    toy, folder = Toy(tmp_path / "log", 0.0), RunFolder(tmp_path / "run")
+    trials = Search(task(3, racing=False), Inline(Session(toy)), folder, quiet).run()
+    last = next(t for t in reversed(trials) if t.state == "complete")
+    folder.append(replace(last, state="running", nll=None, dnll=None, tokens=0, attempt=3))
+    lines = toy.log.read_text()
+    again = Search(task(3, racing=False), Inline(Session(toy)), folder, quiet).run()
+    folder.close()
+    found = next(t for t in again if t.number == last.number)
+    assert (found.state, found.nll, found.tokens) == ("complete", last.nll, last.tokens)
+    assert toy.log.read_text() == lines  # and nothing was evaluated
+
+
+def test_a_line_removed_by_hand_keeps_its_number(tmp_path: Path) -> None:
+    toy, folder = Toy(tmp_path / "log", 0.0), RunFolder(tmp_path / "run")
+    trials = Search(task(4), Inline(Session(toy)), folder, quiet).run()
+    gone = next(t.number for t in trials if t.kind == "found")
+    assert gone < max(t.number for t in trials)
+    kept = [t for t in trials if t.number != gone]
+    (folder.path / "trials.jsonl").unlink()
+    for t in kept:
+        folder.append(t)
+    more = Search(task(8), Inline(Session(toy)), folder, quiet).run()
+    folder.close()
+    assert [(t.number, t.nll) for t in more[: len(kept)]] == [(t.number, t.nll) for t in kept]
+    assert len({t.number for t in more}) == len(more) and gone not in {t.number for t in more}
+
+
+def test_a_policy_that_failed_is_not_tried_again(tmp_path: Path) -> None:
+    toy, folder = Toy(tmp_path / "log", 0.0), RunFolder(tmp_path / "run")
+    trials = Search(task(60, sampler="random"), Inline(Session(toy)), folder, quiet).run()
+    done = next(t for t in trials if t.kind == "found" and t.state == "complete")
+    folder.append(replace(done, state="failed", nll=None, dnll=None, error="killed"))
+    search = Search(task(60, sampler="random"), Inline(Session(toy)), folder, quiet)
+    asked, knobs = search.study.ask(done.params)
+    assert search._check(asked, "again", "found", knobs) is None
+    folder.close()
+    assert search.trials[-1].state == "rejected"
+    assert search.trials[-1].error == f"same policy as {done.name}, which failed"
+    assert search.study.trials[-1].constraints["fits"] > 0
+
+
+def test_drafts_of_a_killed_run_are_swept(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "run").close()
+    draft = tmp_path / "run" / "nll" / ".search-0123.parquet.ab12.tmp"
+    draft.write_bytes(b"half")
+    RunFolder(tmp_path / "run").close()
+    assert not draft.exists()
+
+
+@dataclass(frozen=True)
+class Unopened(Toy):
+    """Work that cannot be opened on the second slot: a sentence, an exception, or a kill."""
+
+    how: str = ""
+
+    def open(self, slot: int) -> Session:
+        if slot == 0:
+            return super().open(slot)
+        if self.how == "sentence":
+            raise KvsearchError("the model needs 2 GiB and the device has 1")
+        if self.how == "exception":
+            raise ZeroDivisionError("as planned")
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("sentence", "^the model needs 2 GiB and the device has 1$"),
+        ("exception", r"could not start \(ZeroDivisionError: as planned\)"),
+        ("kill", "evaluator 1 died 3 times while it started .killed by SIGKILL."),
+    ],
+)
+def test_an_evaluator_that_cannot_open_stops_the_run_and_blames_no_policy(
+    how: str, said: str, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    executor = Processes(Unopened(tmp_path / "log", 0.2, "", how), 2)
+    with pytest.raises(RunError, match=said):
+        Search(task(4), executor, folder, quiet).run()
+    executor.close()
+    assert not [t for t in folder.trials() if t.state == "failed"]
+    assert all(t.attempt == 0 for t in folder.running())
+    folder.close()
+
+
+def test_an_evaluator_killed_while_idle_is_replaced_in_silence(tmp_path: Path) -> None:
+    executor = Processes(Toy(tmp_path / "log", 0.0), 1)
+    for key in range(3):
+        executor.submit(0, Job(key, "search", Policy(), 100))
+        slot, outcome = executor.wait()
+        assert (slot, outcome.key, outcome.status) == (0, key, "ok")
+        process = executor._children[0].process
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    executor.close()
+    assert len({line.split()[0] for line in (tmp_path / "log").read_text().splitlines()}) == 3
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time; from pathlib import Path\n"
+        "from kvsearch.cli import _interrupt; import toy\n"
+        "from kvsearch.policy import Policy; from kvsearch.search.work import Job\n"
+        "from kvsearch.search.executors.processes import Processes\n"
+        "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, _interrupt)\n"
+        "    e = Processes(toy.Toy(Path(sys.argv[1]), 60.0), 2)\n"
+        "    for i in range(2): e.submit(i, Job(i, 'search', Policy(), 100))\n"
+        "    try: e.wait()\n"
+        "    except KeyboardInterrupt: print('first', flush=True); time.sleep(60)\n"
+    )
+    script, log = tmp_path / "wait.py", tmp_path / "log"
+    script.write_text(code)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    child = subprocess.Popen(
+        [sys.executable, str(script), str(log)], env=env, start_new_session=True,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not log.exists() or log.read_text().count("start") < 2:
+        assert child.poll() is None
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGINT)
+    assert child.stdout is not None and child.stdout.readline() == "first\n"
+    begun = time.monotonic()
+    os.killpg(child.pid, signal.SIGINT)
+    assert child.wait(timeout=30) == 130 and time.monotonic() - begun < 10
+    child.stdout.close()
+    pids = {line.split()[0] for line in log.read_text().splitlines()}
+    for _ in range(100):
+        if not any(Path(f"/proc/{p}").exists() for p in pids):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"orphans: {pids}")
+
+
+def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    folder, options = tmp_path / "run", ["--ray", "--workers", "2", "--trials", "5"]
+    child = start(folder, *options, "--seconds", "0.3")
+    log = tmp_path / "run.log"
+    while not log.exists() or log.read_text().count("end") < 4:
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.kill()
+    child.communicate(timeout=60)
+    pids = {line.split()[0] for line in log.read_text().splitlines()}
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{p}").exists() for p in pids):
+        assert time.monotonic() < deadline, "actors outlive their driver"
+        time.sleep(0.1)
+    run = RunFolder(folder)  # at once
+    before = run.trials()
+    search = Search(task(5), Inline(Session(Toy(log, 0.0))), run, quiet)
+    assert search.run()[: len(before)] == before
+    run.close()

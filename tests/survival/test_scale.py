@@ -1,0 +1,28 @@
+"""The driver is cheap, and eight evaluators find what one finds; studies/2026-11-scale has more."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy import Toy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "2026-11-scale"))
+
+from measure import Simulated, Timed, reached, search, toy
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_the_driver_costs_less_than_a_twentieth_of_a_second_evaluation(
+    slots: int, tmp_path: Path
+) -> None:
+    executor = Timed(Simulated(toy.Session(Toy(tmp_path / "log", 0.0)), slots))
+    done = search(executor, tmp_path, trials=40, sampler="tpe", warm=False)
+    evaluated = sum(t.state in ("complete", "pruned", "failed") for t in done)
+    assert evaluated == 40
+    assert sum(executor.cpu) / evaluated < 0.05  # seconds of CPU; the wall's depend on neighbours
+
+
+def test_eight_evaluators_reach_the_volume_of_one() -> None:
+    one, eight = (np.mean([reached(n, "tpe", 40, seed) for seed in range(1, 6)]) for n in (1, 8))
+    assert eight > 0.95 * one
