@@ -96,7 +96,7 @@ SAMPLERS: dict[str, Callable[[int, Context], "BaseSampler"]] = {
 
 
 NAMES = tuple(SAMPLERS)
-DEFAULT = "tpe"
+DEFAULT = "kvei"
 
 
 def check_name(name: str) -> None:
