@@ -43,19 +43,23 @@ def trusted(op: "Op[Any, Any]", impl: str, device: torch.device, dtype: torch.dt
     with _lock:
         if key in _verdicts:
             return _verdicts[key]
+        where = f"{op.name}[{impl}] on {device} in {dtype}"
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             # a probe waits for the device, which would break the capture; the next call may prove
-            return _warn(op.name, impl, device, dtype, "a CUDA graph is being captured")
+            return _warned(f"auto passes over {where}: a CUDA graph is captured before the proof")
         try:
             reason = prove(op, impl, device, dtype)
         except Exception as error:  # whatever a compiler or a launch may raise
             line = (str(error).strip() or "no message").splitlines()[0]
             reason = f"{type(error).__name__}: {line}"
-        _verdicts[key] = None
-        if reason is not None:
-            _verdicts[key] = _sentence(op.name, impl, device, dtype, reason)
-            return _warn(op.name, impl, device, dtype, reason)
-        return None
+        sentence = None if reason is None else f"auto passes over {where}: {reason}"
+        _verdicts[key] = sentence  # before the warning, which may be set to raise
+        return sentence and _warned(sentence)
+
+
+def _warned(sentence: str) -> str:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+    return sentence
 
 
 def prove(op: "Op[Any, Any]", impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -75,13 +79,3 @@ def prove(op: "Op[Any, Any]", impl: str, device: torch.device, dtype: torch.dtyp
             if reason is not None:
                 return f"case {number}: {reason}"
     return None
-
-
-def _sentence(name: str, impl: str, device: torch.device, dtype: torch.dtype, reason: str) -> str:
-    return f"auto passes over {name}[{impl}] on {device} in {dtype}, which is not proven: {reason}"
-
-
-def _warn(name: str, impl: str, device: torch.device, dtype: torch.dtype, reason: str) -> str:
-    sentence = _sentence(name, impl, device, dtype, reason)
-    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-    return sentence

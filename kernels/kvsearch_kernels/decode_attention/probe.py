@@ -12,6 +12,7 @@ from kvsearch_kernels.probing import Case, Draw
 from kvsearch_kernels.quantize_kv.reference import Format, Packed, dequantize, quantize
 
 Formats = Sequence[tuple[Format | None, Format | None, int]]  # of keys, of values, slots
+Mixed = tuple[int, int, Formats]  # head size, query heads per KV head, formats
 
 
 def lloyd(bits: int, group: int, rotate: bool = True) -> Format:
@@ -20,8 +21,8 @@ def lloyd(bits: int, group: int, rotate: bool = True) -> Format:
 
 
 # Four formats a launch, because every set of formats is a compilation of its own.
-# head size, query heads per KV head, formats; each width with both kinds of levels
-MIXED: tuple[tuple[int, int, Formats], ...] = (
+# Each width with both kinds of levels.
+MIXED: tuple[Mixed, ...] = (
     (128, 4, ((None, None, 70), (Format(8, 128), Format(4, 128), 64),
               (Format(4, 64), Format(2, 64), 300), (lloyd(2, 128), Format(1, 128), 257))),
     (64, 3, ((None, Format(4, 64), 65), (Format(3, 64), Format(3, 32), 70),
@@ -44,9 +45,11 @@ def parts(draw: Draw, B: int, H: int, D: int, formats: Formats) -> list[Part]:
     return [Part(held(k, n), held(v, n), k, v) for k, v, n in formats]
 
 
-def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+def cases(
+    device: torch.device, dtype: torch.dtype, mixed: Sequence[Mixed] = MIXED
+) -> Iterator[Case]:
     """Every head size, width and kind of level, groups, lengths, softcap, pools, nothing held."""
-    for seed, (D, G, formats) in enumerate(MIXED):
+    for seed, (D, G, formats) in enumerate(mixed):
         draw = Draw(device, dtype, seed)
         q, held = draw.normal(2, G * 2, D), parts(draw, 2, 2, D, formats)
         yield (q, held), {"scale": D**-0.5}
@@ -58,7 +61,7 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         yield (q, some), {"scale": D**-0.5}
         none = [replace(p, lengths=torch.zeros_like(n)) for p, n in zip(held, used, strict=True)]
         yield (q, none), {"scale": D**-0.5}
-    draw = Draw(device, dtype, len(MIXED))
+    draw = Draw(device, dtype, len(mixed))
     q = draw.normal(1, 2, 64)
     (one,) = parts(draw, 1, 2, 64, ((Format(2, 64), Format(2, 64), 200),))
     yield (q, [replace(one, keys=_front(one.keys), values=_front(one.values))]), {"scale": 0.125}

@@ -1,15 +1,21 @@
 """Probe of `scored_decode`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from kvsearch_kernels.budget import HARDWARE, over_budget
-from kvsearch_kernels.decode_attention.probe import cases, eager
+from kvsearch_kernels.decode_attention.probe import MIXED, eager
+from kvsearch_kernels.decode_attention.probe import cases as decoded
 from kvsearch_kernels.decode_attention.reference import Part
+from kvsearch_kernels.probing import Case
 from kvsearch_kernels.scored_decode.reference import reference
 
-__all__ = ["cases", "differs"]
+
+def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Those of `decode_attention`, of whose formats some are enough: the reading is the same."""
+    return decoded(device, dtype, (MIXED[0], MIXED[1], MIXED[-1]))
 
 
 def differs(
