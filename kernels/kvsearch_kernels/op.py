@@ -26,25 +26,38 @@ class Op(Generic[P, R]):
         reference: torch only; defines the meaning.
         impls: name -> module with `forward`, same signature, and `why_not`, which returns None
             or the reason why these arguments cannot be taken. The first that can is `auto`, but
-            never one whose module says that it is `emulated()`, and Triton only when
-            KVSEARCH_TRITON=1: it has not run on a GPU yet.
+            never one whose module says that it is `emulated()`, and Triton only after it has
+            passed the op's probe on that device, in that type (`trust`). KVSEARCH_TRITON=0 keeps
+            `auto` from Triton, KVSEARCH_TRITON=1 skips the proof.
+        probe: module of the probe that Triton has to pass; without one, `auto` never takes it.
     """
 
     name: str
     reference: Callable[P, R]
     impls: Mapping[str, str] = field(default_factory=dict)
+    probe: str | None = None
 
     def pick(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Name of the implementation that `auto` runs on these arguments."""
-        for name, module in self.impls.items():
-            if name == "triton" and os.environ.get("KVSEARCH_TRITON") != "1":
-                continue  # until a GPU has passed the gate of kernels/bench, one has to ask
-            if self._why_not(name, *args, **kwargs) is None:
-                emulated: Callable[[], bool] | None
-                emulated = getattr(import_module(module), "emulated", None)
-                if emulated is None or not emulated():
-                    return name
+        for name in self.impls:
+            if self._passes(name, *args, **kwargs):
+                return name
         return "reference"
+
+    def _passes(self, impl: str, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether `auto` may use `impl` on these arguments; proves it where that is due."""
+        wish = os.environ.get("KVSEARCH_TRITON") if impl == "triton" else "1"
+        if wish == "0" or self._why_not(impl, *args, **kwargs) is not None:
+            return False
+        emulated: Callable[[], bool] | None
+        emulated = getattr(import_module(self.impls[impl]), "emulated", None)
+        if emulated is not None and emulated():
+            return False
+        if wish == "1":
+            return True
+        from kvsearch_kernels.trust import subject, trusted  # torch; this module has none
+
+        return trusted(self, impl, *subject(*args, **kwargs)) is None
 
     def _why_not(self, impl: str, *args: Any, **kwargs: Any) -> str | None:
         reason: str | None = import_module(self.impls[impl]).why_not(*args, **kwargs)

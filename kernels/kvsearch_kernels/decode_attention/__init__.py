@@ -4,7 +4,10 @@ from kvsearch_kernels.decode_attention.reference import Part, reference
 from kvsearch_kernels.op import Op
 
 decode_attention = Op(
-    "decode_attention", reference, {"triton": "kvsearch_kernels.decode_attention.triton_impl"}
+    "decode_attention",
+    reference,
+    {"triton": "kvsearch_kernels.decode_attention.triton_impl"},
+    "kvsearch_kernels.decode_attention.probe",
 )
 
 __all__ = ["Part", "decode_attention"]

@@ -3,6 +3,11 @@
 from kvsearch_kernels.gather_kv.reference import reference
 from kvsearch_kernels.op import Op
 
-gather_kv = Op("gather_kv", reference, {"triton": "kvsearch_kernels.gather_kv.triton_impl"})
+gather_kv = Op(
+    "gather_kv",
+    reference,
+    {"triton": "kvsearch_kernels.gather_kv.triton_impl"},
+    "kvsearch_kernels.gather_kv.probe",
+)
 
 __all__ = ["gather_kv"]

@@ -10,6 +10,7 @@ lifetime_attention = Op(
         "triton": "kvsearch_kernels.lifetime_attention.triton_impl",
         "torch": "kvsearch_kernels.lifetime_attention.torch_impl",  # CPU
     },
+    "kvsearch_kernels.lifetime_attention.probe",
 )
 
 __all__ = ["lifetime_attention"]

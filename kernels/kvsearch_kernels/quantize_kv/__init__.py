@@ -12,10 +12,16 @@ from kvsearch_kernels.quantize_kv.reference import (
 )
 
 quantize_kv = Op(
-    "quantize_kv", quantize_slots, {"triton": "kvsearch_kernels.quantize_kv.triton_impl"}
+    "quantize_kv",
+    quantize_slots,
+    {"triton": "kvsearch_kernels.quantize_kv.triton_impl"},
+    "kvsearch_kernels.quantize_kv.probe",
 )
 dequantize_kv = Op(
-    "dequantize_kv", dequantize_slots, {"triton": "kvsearch_kernels.quantize_kv.triton_inverse"}
+    "dequantize_kv",
+    dequantize_slots,
+    {"triton": "kvsearch_kernels.quantize_kv.triton_inverse"},
+    "kvsearch_kernels.quantize_kv.probe_inverse",
 )
 
 __all__ = [

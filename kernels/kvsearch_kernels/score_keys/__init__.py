@@ -3,6 +3,11 @@
 from kvsearch_kernels.op import Op
 from kvsearch_kernels.score_keys.reference import reference
 
-score_keys = Op("score_keys", reference, {"triton": "kvsearch_kernels.score_keys.triton_impl"})
+score_keys = Op(
+    "score_keys",
+    reference,
+    {"triton": "kvsearch_kernels.score_keys.triton_impl"},
+    "kvsearch_kernels.score_keys.probe",
+)
 
 __all__ = ["score_keys"]

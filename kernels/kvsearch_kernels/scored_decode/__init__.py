@@ -4,7 +4,10 @@ from kvsearch_kernels.op import Op
 from kvsearch_kernels.scored_decode.reference import reference
 
 scored_decode = Op(
-    "scored_decode", reference, {"triton": "kvsearch_kernels.scored_decode.triton_impl"}
+    "scored_decode",
+    reference,
+    {"triton": "kvsearch_kernels.scored_decode.triton_impl"},
+    "kvsearch_kernels.scored_decode.probe",
 )
 
 __all__ = ["scored_decode"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from kernel_tools import arena, close, poisoned
 
-from kvsearch_kernels.decode_attention import Part, decode_attention
+from kvsearch_kernels.decode_attention import Part, decode_attention, probe
 from kvsearch_kernels.op import UnsupportedError
-from kvsearch_kernels.quantize_kv import Format, Packed, dequantize, quantize
+from kvsearch_kernels.quantize_kv import Format, Packed, quantize
 from kvsearch_kernels.scored_decode import scored_decode
 
 F16, F32 = torch.float16, torch.float32
@@ -39,32 +39,9 @@ def build(G, D, dtype, formats, *, H=2, B=1, lengths=None, spread=1.0):
 
 
 def widened(part, kind):
-    """The part as tensors of another type, as eager attention would read a dequantised cache."""
-    k, v = (
-        dequantize(x, f).to(kind) if f else x.to(kind)
-        for x, f in ((part.keys, part.key_format), (part.values, part.value_format))
-    )
+    """The part as tensors of another type."""
+    k, v = probe.widened(part, kind)
     return dataclasses.replace(part, keys=k, values=v, key_format=None, value_format=None)
-
-
-def eager(q, parts, scale, softcap=None):
-    """The same attention the plain way, everything in the type of `q`."""
-    wide = [widened(p, q.dtype) for p in parts]
-    k, v = (torch.cat([getattr(p, name) for p in wide], 2) for name in ("keys", "values"))
-    G = q.shape[1] // k.shape[1]
-    s = (q * scale).unflatten(1, (-1, G)) @ k.mT
-    if softcap is not None:
-        s = softcap * torch.tanh(s / softcap)
-    used = torch.cat(
-        [
-            torch.arange(p.keys.shape[2]) < (
-                torch.full(k.shape[:2], p.keys.shape[2]) if p.lengths is None else p.lengths
-            ).unsqueeze(-1)
-            for p in wide
-        ], -1,
-    ).unsqueeze(2)  # fmt: skip
-    s = s.masked_fill(~used, float("-inf"))
-    return (s.softmax(-1).nan_to_num() @ v).flatten(1, 2)
 
 
 def verify(q, parts, scale, softcap=None):
@@ -74,7 +51,7 @@ def verify(q, parts, scale, softcap=None):
     exact = decode_attention.reference(q.double(), wide, scale=scale, softcap=softcap)
     assert out.dtype is q.dtype
     assert lse.dtype is F32
-    close(out, eager(q, parts, scale, softcap), exact[0])
+    close(out, probe.eager(q, parts, scale=scale, softcap=softcap)[0], exact[0])
     # q is rounded once more where it is scaled or rotated before the product
     room = torch.finfo(q.dtype).eps * q.float().norm(dim=-1).max() * scale * 4
     assert torch.equal(lse.isinf(), exact[1].isinf())

@@ -1,0 +1,81 @@
+"""Whether `auto` may use a compiled implementation here: it proves itself on small cases first.
+
+The proof runs in this process, once per op, implementation, device and type. It cannot survive a
+kernel that never ends, or one that reads outside its memory: then CUDA itself refuses everything
+that follows in the process. KVSEARCH_TRITON=0 leaves Triton out.
+"""
+
+import warnings
+from importlib import import_module
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.probing import on_cpu
+
+if TYPE_CHECKING:
+    from kvsearch_kernels.op import Op
+
+Key: TypeAlias = tuple[str, str, torch.device, torch.dtype]
+
+_verdicts: dict[Key, str | None] = {}
+_lock = RLock()
+
+
+def subject(*args: Any, **kwargs: Any) -> tuple[torch.device, torch.dtype]:
+    """Device and type that a call is about: those of its first tensor, or the type asked for."""
+    first = next(iter((*args, *kwargs.values())))
+    held: Tensor = first if isinstance(first, Tensor) else first.codes
+    dtype: torch.dtype = kwargs.get("dtype", held.dtype)
+    return held.device, dtype
+
+
+def trusted(op: "Op[Any, Any]", impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """None if `impl` passed the probe of `op` here, or one sentence why `auto` passes over it.
+
+    The first call runs the probe, and a failure warns; later ones look the answer up.
+    """
+    key = (op.name, op.impls[impl], device, dtype)
+    if key in _verdicts:  # without the lock: this is on the way of every call
+        return _verdicts[key]
+    with _lock:
+        if key in _verdicts:
+            return _verdicts[key]
+        where = f"{op.name}[{impl}] on {device} in {dtype}"
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # a probe waits for the device, which would break the capture; the next call may prove
+            return _warned(f"auto passes over {where}: a CUDA graph is captured before the proof")
+        try:
+            reason = prove(op, impl, device, dtype)
+        except Exception as error:  # whatever a compiler or a launch may raise
+            line = (str(error).strip() or "no message").splitlines()[0]
+            reason = f"{type(error).__name__}: {line}"
+        sentence = None if reason is None else f"auto passes over {where}: {reason}"
+        _verdicts[key] = sentence  # before the warning, which may be set to raise
+        return sentence and _warned(sentence)
+
+
+def _warned(sentence: str) -> str:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+    return sentence
+
+
+def prove(op: "Op[Any, Any]", impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Run the probe of `op` with `impl`, by name: None, or the first thing that is wrong.
+
+    Raises:
+        Exception: whatever the implementation raises.
+    """
+    if op.probe is None:
+        return "the op has no probe"
+    probe = import_module(op.probe)
+    # under a caller's autocast the yardsticks would be computed in another type
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        for number, (args, kwargs) in enumerate(probe.cases(device, dtype)):
+            got = on_cpu(op.run(impl, *args, **kwargs))  # waits, so that errors show here
+            reason: str | None = probe.differs(got, *on_cpu(args), **on_cpu(kwargs))
+            if reason is not None:
+                return f"case {number}: {reason}"
+    return None

@@ -1,0 +1,275 @@
+"""`auto` takes a compiled implementation only where it has passed the probe of its op."""
+
+import sys
+import warnings
+from dataclasses import replace
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+import torch
+from test_references import OPS
+
+from kvsearch_kernels import trust
+from kvsearch_kernels.op import Op
+
+CPU, F16, F32 = torch.device("cpu"), torch.float16, torch.float32
+DTYPES = [F16, torch.bfloat16, F32]
+PROVEN = [(op, dtype) for op in OPS for dtype in DTYPES]
+PROVEN += [(op, torch.uint8) for op in OPS if op.name in ("gather_kv", "dequantize_kv")]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(trust, "_verdicts", {})
+    monkeypatch.delenv("KVSEARCH_TRITON", raising=False)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Makes modules; `made(name, f=...)` can be imported as `name` during the test."""
+
+    def make(name, **content):
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+        return name
+
+    return make
+
+
+def doubling(made, forward, **more):
+    """An op that doubles, whose `triton` is `forward`, and the list of what was probed."""
+    probed = []
+
+    def cases(device, dtype):
+        probed.append((device, dtype))
+        yield (torch.arange(3.0, device=device).to(dtype),), {}
+
+    def differs(got, x):
+        return None if torch.equal(got, x * 2) else "the output is not twice the input"
+
+    impl = made("fake_impl", forward=forward, why_not=lambda x: None, **more)
+    probe = made("fake_probe", cases=cases, differs=differs)
+    return Op("doubling", lambda x: x * 2, {"triton": impl}, probe), probed
+
+
+def raising(x):
+    raise RuntimeError("no kernel image\nand a long trace")
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (lambda x: x * 3, r"doubling\[triton\] on cpu in torch.float32: case 0: .* not twice"),
+        (lambda x: x * float("nan"), "case 0: the output is not twice"),
+        (raising, r"doubling\[triton\] on cpu in torch.float32: RuntimeError: no kernel image$"),
+    ],
+)
+def test_what_fails_its_probe_is_passed_over_with_one_warning(made, forward, said):
+    op, probed = doubling(made, forward)
+    ran = {}
+    with pytest.warns(RuntimeWarning, match=said) as caught:
+        got = op.record(ran, torch.ones(2))
+    assert len(caught) == 1
+    assert torch.equal(got, torch.full((2,), 2.0))
+    assert ran == {"doubling": "reference"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert op.pick(torch.ones(5)) == "reference"
+    assert len(probed) == 1
+
+
+def test_auto_goes_on_to_the_next_implementation(made):
+    op, _ = doubling(made, raising)
+    other = made("fake_torch", forward=lambda x: x + x, why_not=lambda x: None)
+    with pytest.warns(RuntimeWarning):
+        assert replace(op, impls={**op.impls, "torch": other}).pick(torch.ones(2)) == "torch"
+
+
+def test_what_passes_is_used_and_proven_once_for_each_type(made):
+    calls = []
+    op, probed = doubling(made, lambda x: calls.append(x) or x * 2)
+    ran = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            op.record(ran, torch.ones(2))
+        op(torch.ones(2).half())
+        op.pick(torch.ones(2).half())
+    assert ran == {"doubling": "triton"}
+    assert probed == [(CPU, F32), (CPU, F16)]
+    assert len(calls) == 3 + 1 + len(probed)
+
+
+def test_a_warning_that_raises_leaves_the_verdict(made):
+    op, probed = doubling(made, raising)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning):
+            op.pick(torch.ones(2))
+        assert op.pick(torch.ones(2)) == "reference"
+    assert len(probed) == 1
+
+
+def test_the_environment_says_never_or_without_proof(made, monkeypatch):
+    op, probed = doubling(made, raising)
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    assert op.pick(torch.ones(2)) == "reference"
+    monkeypatch.setenv("KVSEARCH_TRITON", "1")
+    assert op.pick(torch.ones(2)) == "triton"
+    assert probed == []
+
+
+def test_a_named_implementation_is_not_probed(made, monkeypatch):
+    op, probed = doubling(made, raising)
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        op.run("triton", torch.ones(2))
+    assert probed == []
+
+
+def test_what_cannot_run_here_is_not_probed(made):
+    op, probed = doubling(made, lambda x: x * 2, emulated=lambda: True)
+    assert op.pick(torch.ones(2)) == "reference"
+    import_module("fake_impl").emulated = lambda: False
+    import_module("fake_impl").why_not = lambda x: "not here"
+    assert op.pick(torch.ones(2)) == "reference"
+    assert probed == []
+
+
+def test_an_op_without_a_probe_never_gets_triton(made):
+    op, _ = doubling(made, lambda x: x * 2)
+    with pytest.warns(RuntimeWarning, match="no probe"):
+        assert replace(op, probe=None).pick(torch.ones(2)) == "reference"
+
+
+def test_during_a_capture_nothing_is_proven_and_nothing_remembered(made, monkeypatch):
+    op, probed = doubling(made, lambda x: x * 2)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.warns(RuntimeWarning, match="CUDA graph is captured"):
+        assert trust.trusted(op, "triton", torch.device("cuda", 0), F16) is not None
+    assert probed == []
+    assert trust._verdicts == {}
+
+
+def test_the_callers_random_state_and_settings_stay(made):
+    before = torch.get_rng_state()
+    for op in OPS:
+        assert trust.prove(op, "reference", CPU, F16) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("op", "dtype"), PROVEN, ids=lambda x: getattr(x, "name", str(x)))
+def test_the_reference_passes_every_probe(op, dtype):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert trust.prove(op, "reference", CPU, dtype) is None
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_triton_takes_every_case_of_its_probe(op, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # as if this were a device that it runs on
+    assert "triton" in op.impls
+    count = 0
+    for dtype in (F16, F32):
+        for args, kwargs in import_module(op.probe).cases(CPU, dtype):
+            count += 1
+            assert op._why_not("triton", *args, **kwargs) is None
+            assert trust.subject(*args, **kwargs)[0] == CPU
+    assert count >= 8
+
+
+def flipped(x):
+    return x.flip(1).contiguous()
+
+
+def without_lengths(parts):
+    return [replace(p, lengths=None) for p in parts]
+
+
+def plain(fmt):
+    return replace(fmt, rotate=False)
+
+
+def nudged(packed):
+    codes = packed.codes.clone()
+    codes[0, 0, 0, 0] ^= 1
+    return replace(packed, codes=codes)
+
+
+MUTANTS = {
+    "lifetime_attention": {
+        "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
+        "no anchors": lambda f, *a, anchors=None, **k: f(*a, **k),
+        "a row late": lambda f, *a, first_query, **k: f(*a, first_query=first_query + 1, **k),
+        "wrong heads": lambda f, q, k, *a, **kw: f(q, flipped(k), *a, **kw),
+        "a key less": lambda f, q, k, v, b, d, **kw: f(q, k, v, b, d.where(d != d.max(), b), **kw),
+        "log2 for log": lambda f, *a, **k: (f(*a, **k)[0], f(*a, **k)[1] * 1.4427),
+        "NaN for blind rows": lambda f, *a, **k: (f(*a, **k)[0].where(
+            ~f(*a, **k)[1].isinf().unsqueeze(-1), float("nan")), f(*a, **k)[1]),
+    },
+    "score_keys": {
+        "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
+        "always sums": lambda f, *a, reduce="sum", **k: f(*a, **k),
+        "wrong heads": lambda f, q, k, *a, **kw: f(q, flipped(k), *a, **kw),
+        "no weights": lambda f, q, k, lse, w, *a, **kw: f(q, k, lse, torch.ones_like(w), *a, **kw),
+        "a row early": lambda f, *a, first_query, **k: f(*a, first_query=first_query - 1, **k),
+    },
+    "scored_attention": {
+        "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
+        "no weights": lambda f, q, k, v, w, **kw: f(q, k, v, torch.ones_like(w), **kw),
+        "wrong heads": lambda f, q, k, v, *a, **kw: f(q, k, flipped(v), *a, **kw),
+    },
+    "quantize_kv": {
+        "no rotation": lambda f, x, fmt, **k: f(x, plain(fmt), **k),
+        "a bit flipped": lambda f, *a, **k: nudged(f(*a, **k)),
+        "one list for all heads": lambda f, x, fmt, slots=None: f(
+            x, fmt, slots=slots if slots is None or slots.dim() == 1 else slots[0, 0]),
+        "a thousandth more": lambda f, x, fmt, **k: f(x.float() * 1.001, fmt, **k),
+    },
+    "dequantize_kv": {
+        "no rotation": lambda f, p, fmt, **k: f(p, plain(fmt), **k),
+        "a bit flipped": lambda f, p, fmt, **k: f(nudged(p), fmt, **k),
+    },
+    "gather_kv": {
+        "other slots": lambda f, x, slots, **k: f(x, slots.flip(-1), **k),
+        "turned back": lambda f, x, slots, by=None, inv_freq=None: f(
+            x, slots, by=None if by is None else -by, inv_freq=inv_freq),
+        "not turned": lambda f, x, slots, by=None, inv_freq=None: f(x, slots),
+    },
+}  # fmt: skip
+DECODES = {
+    "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
+    "no lengths": lambda f, q, parts, **k: f(q, without_lengths(parts), **k),
+    "wrong groups": lambda f, q, parts, **k: f(q.flip(1), parts, **k),
+    "values of the next slot": lambda f, q, parts, **k: f(
+        q, [p if p.value_format else replace(p, values=p.values.roll(1, 2)) for p in parts], **k),
+}  # fmt: skip
+MUTANTS |= {"decode_attention": DECODES, "scored_decode": DECODES}
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [(op, name) for op in OPS for name in MUTANTS[op.name]],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_a_probe_finds_what_is_wrong(op, name, made):
+    def forward(*args, **kwargs):
+        return MUTANTS[op.name][name](op.reference, *args, **kwargs)
+
+    assert mutant(op, forward, made, F16) is not None
+
+
+def mutant(op, forward, made, dtype):
+    impl = made("mutant", forward=forward, why_not=lambda *args, **kwargs: None)
+    return trust.prove(Op(op.name, op.reference, {"mutant": impl}, op.probe), "mutant", CPU, dtype)
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in OPS if "attention" in op.name or "score" in op.name], ids=lambda o: o.name
+)
+def test_fp32_with_the_mantissa_of_tf32_is_not_enough(op, made):
+    def forward(q, *args, **kwargs):
+        return op.reference(q.half().float(), *args, **kwargs)
+
+    assert mutant(op, forward, made, F32) is not None
