@@ -3,7 +3,7 @@
     python kernels/bench/run.py --seconds 480          # on a GPU; appends to results.csv
     python kernels/bench/run.py --dry-run              # anywhere: tiny shapes, no timing, no file
 
-Order: the correctness gate (each Triton result against the reference on fresh data), the measured
+Order: the correctness gate (probes, then each Triton result against the reference), the measured
 read bandwidth, parallel compilation, then timing by CUDA-graph replay over rotating inputs. No case
 starts that would not end in time.
 """
@@ -28,7 +28,9 @@ HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from cases import Case, build, cases, tensors  # noqa: E402
+from cases import OPS, Case, build, cases, tensors  # noqa: E402
+
+from kvsearch_kernels.trust import prove  # noqa: E402
 
 COLUMNS = (
     "op", "impl", "model", "batch", "context", "variant", "dtype", "metric", "unit",
@@ -57,8 +59,15 @@ def poisoned() -> Iterator[None]:
 def gate(todo: Sequence[Case]) -> None:
     """Raise unless Triton agrees with the reference on fresh small data, in 16-bit accuracy.
 
-    Whatever a kernel leaves unwritten, its output or its scratch, is NaN.
+    First the probes that `auto` goes by, then the shapes of the cases, cut short. Whatever a kernel
+    leaves unwritten, its output or its scratch, is NaN.
     """
+    device = torch.device("cuda", torch.cuda.current_device())
+    for name in sorted({c.op for c in todo}):
+        with poisoned():
+            reason = prove(OPS[name], "triton", device, torch.float16)
+        if reason is not None:
+            raise RuntimeError(f"{name}: Triton does not pass its probe: {reason}")
     for case in {(c.op, c.model.name, c.variant): c for c in todo}.values():
         runs = build(case, "cuda", 1234, tiny=True).runs
         if "triton" not in runs:

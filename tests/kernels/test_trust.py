@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from test_references import OPS
+from test_references import OPS, call
 
 from kvsearch_kernels import trust
 from kvsearch_kernels.op import Op
@@ -136,6 +136,15 @@ def test_what_cannot_run_here_is_not_probed(made):
     import_module("fake_impl").why_not = lambda x: "not here"
     assert op.pick(torch.ones(2)) == "reference"
     assert probed == []
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("interpreted", ["0", "1"])
+def test_on_a_cpu_nothing_is_even_asked(op, interpreted, monkeypatch):
+    args, kwargs = call(op)
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    monkeypatch.delattr(trust, "trusted")
+    assert op.pick(*args, **kwargs) != "triton"
 
 
 def test_an_op_without_a_probe_never_gets_triton(made):

@@ -16,11 +16,11 @@ def test_interpreted_kernels_pass(op):
         assert prove(op, "triton", torch.device("cpu"), F16) is None
 
 
-# the other ops take fp32 through the same lines, and are tested in it elsewhere
+# score_keys and the scored ones take fp32 through the same lines as these
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("quantize_kv", F32), ("dequantize_kv", torch.uint8), ("gather_kv", F32),
-     ("gather_kv", torch.uint8)],
+    [("lifetime_attention", F32), ("decode_attention", F32), ("quantize_kv", F32),
+     ("dequantize_kv", torch.uint8), ("gather_kv", F32), ("gather_kv", torch.uint8)],
 )  # fmt: skip
 def test_so_do_they_in_other_types(name, dtype):
     (op,) = (op for op in OPS if op.name == name)
