@@ -28,12 +28,12 @@ def run(
     if context < 1 or pairs < 1 or steps < 1:
         raise KvsearchError("--context, --pairs and --steps must be at least 1")
     check_names(EvalOptions((policy,), budget=budget))
-    need = context + (pairs + 1) * steps
+    need = throughput.needed(context, pairs, steps)
     loaded = inputs.model(model, dtype=dtype, device=device, context=need, say=shown.say)
     chosen = resolve((policy,), inputs.setting(loaded, budget, need))[0]
     tokens = tokenize(loaded.tokenizer, inputs.source(files, dataset, shown.say))
     ids = windows(tokens, count=1, length=need)[0]
-    with shown.step("decode speed", pairs + 1) as step:
+    with shown.step("decode speed", pairs) as step:
         found = throughput.measure(
             loaded,
             chosen,

@@ -17,7 +17,7 @@ from kvsearch.methods import at
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 
-PAIRS, STEPS = 5, 16
+STEPS = 16
 PROBES = ("streamingllm", "h2o", "snapkv", "window+int4", "h2o+int4", "xmu", "h2o+int4-fine")
 
 
@@ -26,17 +26,22 @@ def steps(policy: Policy) -> int:
     return max(STEPS, min(policy.interval, 64))
 
 
+def pairs(n: int) -> int:
+    """Pairs of `n` tokens each: five short ones, or three that hold a long interval."""
+    return max(3, 80 // n)
+
+
 def measure(
     loaded: LoadedModel, policy: Policy, ids: NDArray[np.int64], shown: Shown, title: str
 ) -> dict[str, Any] | None:
     """Decode speed of a policy as near to the end of `ids` as fits; None if they are too few."""
     n = steps(policy)
-    context = len(ids) - (PAIRS + 1) * n
+    context = len(ids) - throughput.needed(0, pairs(n), n)
     if context < 1:
         return None
-    with shown.step(title, PAIRS + 1) as step:
+    with shown.step(title, pairs(n)) as step:
         found = throughput.measure(
-            loaded, policy, ids, context=context, pairs=PAIRS, steps=n,
+            loaded, policy, ids, context=context, pairs=pairs(n), steps=n,
             progress=lambda _: step.advance(),
         )  # fmt: skip
     return asdict(found)
@@ -51,9 +56,9 @@ def model(
         TextError: a window is too short to time anything.
     """
     file = folder / "speed.json"
-    context = len(ids) - (PAIRS + 1) * 64
+    context = len(ids) - throughput.needed(0, pairs(64), 64)
     if context < 64:
-        raise TextError("timing needs windows of at least 448 tokens; raise --context")
+        raise TextError("timing needs windows of at least 260 tokens; raise --context")
     if file.exists():
         kept = json.loads(file.read_text(encoding="utf-8"))
         return speed.SpeedModel(
@@ -69,7 +74,7 @@ def model(
 
         def pair(policy: Policy) -> tuple[float, float]:
             found = throughput.measure(
-                loaded, policy, ids, context=context, pairs=3, steps=steps(policy)
+                loaded, policy, ids, context=context, pairs=pairs(64), steps=steps(policy)
             )
             step.advance(1, policy.name or "")
             return 1 / found.tokens_per_s, 1 / found.full_tokens_per_s

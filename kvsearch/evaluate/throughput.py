@@ -18,6 +18,13 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Throughput
 
+WARM = 4  # tokens decoded before the clock starts
+
+
+def needed(context: int, pairs: int, steps: int) -> int:
+    """How many tokens a measurement takes."""
+    return context + WARM + pairs * steps
+
 
 def measure(
     loaded: LoadedModel,
@@ -34,16 +41,16 @@ def measure(
     Args:
         loaded: the model.
         policy: what the deployed cache holds.
-        ids: tokens `[N]`; `context + (pairs + 1) * steps` are needed.
-        context: tokens in the cache when the clock starts.
-        pairs: timed pairs, after one that is not counted.
+        ids: tokens `[N]`; `needed(context, pairs, steps)` of them.
+        context: tokens in the cache when warming up starts.
+        pairs: timed pairs, after a few tokens of each that are not counted.
         steps: tokens decoded per half of a pair.
         progress: called after each pair.
 
     Returns:
         Medians and quartiles over pairs, in tokens per second of one sequence.
     """
-    need = context + (pairs + 1) * steps
+    need = needed(context, pairs, steps)
     if len(ids) < need:
         raise TextError(f"{len(ids)} tokens are too few to time {need}; lower --context")
     x = torch.from_numpy(np.asarray(ids[:need])).to(loaded.device)[None]
@@ -53,13 +60,14 @@ def measure(
     with torch.inference_mode():
         for cache in (mine, full):
             loaded.model.base_model(x[:, :context], past_key_values=cache, use_cache=True)
-        for pair in range(pairs + 1):
-            part = x[:, context + pair * steps : context + (pair + 1) * steps]
+        for cache in (mine, full):
+            _decode(loaded, cache, x[:, context : context + WARM])
+        for pair in range(pairs):
+            start = context + WARM + pair * steps
+            part = x[:, start : start + steps]
             order = ("mine", "full") if pair % 2 else ("full", "mine")
             for name in order:
-                spent = _decode(loaded, mine if name == "mine" else full, part)
-                if pair:
-                    times[name].append(spent)
+                times[name].append(_decode(loaded, mine if name == "mine" else full, part))
             if progress is not None:
                 progress(pair)
     a, b = np.array(times["mine"]), np.array(times["full"])
