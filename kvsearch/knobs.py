@@ -164,38 +164,51 @@ def _largest(get: dict[str, Value], setting: Setting, limit: int, name: str | No
     The policy is validated once and sized by copying: only slots, and recents that are half of
     them, differ between the sizes tried.
     """
-    low, high, best = 1, 2, 0
-    base = _policy(get, setting, low, name)
+    base = _policy(get, setting, 2, name)
     cost = Cost(base, setting.shape)
 
     def sized(slots: int) -> Policy:
         return base.model_copy(update={"slots": slots, "recents": _recents(get, setting, slots)})
 
-    def fits(slots: int) -> bool | None:
-        """Whether `slots` are within the limit; None if they are too few to exist."""
+    def peak(slots: int) -> int | None:
+        """Bytes of so many slots, or None if they are too few to exist."""
         try:
-            peak = peak_of(sized(slots), setting.shape, cost, setting.tokens, setting.prompt)
+            return peak_of(sized(slots), setting.shape, cost, setting.tokens, setting.prompt)
         except PolicyError:
             return None
-        return peak <= limit
 
-    while high < 4 * setting.tokens and (ok := fits(high)) is not False:
-        best, low, high = high if ok else best, high, 2 * high
+    low, high = 1, 1 << (4 * setting.tokens - 1).bit_length()
+    under, over = (0, 0), (0, 0)  # slots and bytes of the nearest sizes known, on either side
+    turn = 0
     while low + 1 < high:
-        mid = (low + high) // 2
-        ok = fits(mid)
-        if ok is False:
-            high = mid
+        mid = _guess(low, high, under, over, limit) if turn % 3 < 2 else (low + high) // 2
+        held = peak(mid)
+        if held is not None and held > limit:
+            high, over = mid, (mid, held)
         else:
-            best, low = mid if ok else best, mid
-    if best:
-        return sized(best)
+            low, under = mid, under if held is None else (mid, held)
+        turn += 1
+    if under[0]:
+        return sized(under[0])
     reason = f"{limit} bytes pay for no slot"
     try:
         layout(sized(low), setting.shape)
     except PolicyError as e:
         reason = str(e)
     raise PolicyError(f"budget too small: {reason}")
+
+
+def _guess(low: int, high: int, under: tuple[int, int], over: tuple[int, int], limit: int) -> int:
+    """A size between `low` and `high` that holds about `limit` bytes, which are nearly linear."""
+    if under[0] and over[0] and over[1] > under[1]:
+        slope = (over[0] - under[0]) / (over[1] - under[1])
+        mid = under[0] + int((limit - under[1]) * slope)
+    elif under[1] or over[1]:
+        slots, held = under if under[1] else over
+        mid = slots * limit // held
+    else:
+        mid = (low + high) // 2
+    return min(max(mid, low + 1), high - 1)
 
 
 def _recents(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
