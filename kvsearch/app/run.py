@@ -14,7 +14,7 @@ from kvsearch.app.ending import Ending
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, TextError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.sensitivity import kept_or_measured
+from kvsearch.evaluate.sensitivity import groups_for, kept_or_measured
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.methods import at, find
@@ -143,7 +143,12 @@ class Run:
         file = self.folder.path / "sensitivity.json"
         if not file.exists():
             short = self.text.windows["search"][:1, :SENSITIVITY_TOKENS]
-            found = kept_or_measured(Evaluator(self.loaded), short, self.shown.step)
+            o = self.options
+            policies = len(baselines(o.warm, o.without)) + o.trials
+            groups = groups_for(
+                policies * o.text.windows * o.text.context, short.size, self.loaded.shape.layers
+            )
+            found = kept_or_measured(Evaluator(self.loaded), short, self.shown.step, groups)
             write_atomic(file, json.dumps({"unit": "mean 1", "per_layer": found}) + "\n")
         per_layer = tuple(json.loads(file.read_text(encoding="utf-8"))["per_layer"])
         return replace(self.setting, sensitivity=per_layer)
