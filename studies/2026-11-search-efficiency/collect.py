@@ -2,7 +2,8 @@
 
 For every run, the front of its own search values at each checkpoint is a set that it would have
 reported there. All of them are measured on the report text, once; then trials and per-block losses
-of every policy go into `records/`.
+of every policy go into `records/`. Runs and policies that are there already stay, so a study can be
+made in several sittings, with the same version of the evaluator.
 
     python collect.py --place /tmp/bench --data ../shared/data
 """
@@ -27,14 +28,15 @@ from kvsearch.search.journal import Journal
 from kvsearch.search.model_work import ModelSession
 from kvsearch.search.work import Job
 
-BLOCK, EVERY = 64, 10  # tokens of a block; evaluated policies between checkpoints
+BLOCK = 64  # tokens
+AT = (15, 30, 60, 100)  # evaluated policies at a checkpoint
 HERE = Path(__file__).parent
 
 
 def checkpoints(trials: list[Trial]) -> list[list[Trial]]:
     """Trials known at every checkpoint, the last one included."""
     paid = [i for i, t in enumerate(trials, start=1) if t.state in ("complete", "pruned", "failed")]
-    ends = [i for n, i in enumerate(paid, start=1) if n % EVERY == 0]
+    ends = [i for n, i in enumerate(paid, start=1) if n in AT]
     if not ends or ends[-1] != paid[-1]:
         ends.append(paid[-1])
     return [trials[:i] for i in ends]
@@ -82,17 +84,27 @@ def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Set
         for run, trials in runs.items()
         for t in trials
     ]
-    pq.write_table(pa.Table.from_pylist(rows), records / "trials.parquet", compression="zstd")
+    if (file := records / "trials.parquet").exists():
+        rows = [r for r in pq.read_table(file).to_pylist() if r["run"] not in runs] + rows
+    rows.sort(key=lambda r: (r["run"], r["number"]))
+    pq.write_table(pa.Table.from_pylist(rows), file, compression="zstd")
     used = {r["fingerprint"] for r in rows} | {Policy().fingerprint(setting.shape.layers)}
-    blocks, policies = [], {}
+    blocks, policies = {}, {}
+    if (records / "blocks.parquet").exists():
+        for r in pq.read_table(records / "blocks.parquet").to_pylist():
+            blocks[r["part"], r["fingerprint"]] = r["sums"]
+        lines = (records / "policies.jsonl").read_text().splitlines()
+        policies = {d["key"]: json.dumps(d["policy"]) for d in map(json.loads, lines)}
     for file in sorted(memory.glob("*.npy")):
         part, key = file.stem.split("-")
         if key in used:
             nll = np.load(file).astype(np.float64)[:, BUDGET - 1 :]  # scored tokens only
             sums = np.add.reduceat(nll, np.arange(0, nll.shape[1], BLOCK), axis=1)
-            blocks.append({"part": part, "fingerprint": key, "sums": sums.ravel().tolist()})
+            blocks[part, key] = sums.ravel().tolist()
             policies[key] = (memory / f"{key}.json").read_text()
-    table = pa.Table.from_pylist(blocks)
+    table = pa.Table.from_pylist(
+        [{"part": p, "fingerprint": k, "sums": v} for (p, k), v in sorted(blocks.items())]
+    )
     table = table.set_column(2, "sums", table["sums"].cast(pa.list_(pa.float32())))
     pq.write_table(table, records / "blocks.parquet", compression="zstd")
     lines = [json.dumps({"key": k, "policy": json.loads(p)}) for k, p in sorted(policies.items())]

@@ -21,8 +21,8 @@ from kvsearch.search.volume import volume
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 CONTEXT, WINDOWS = 1024, 2  # as in live.py
-EVERY = 10  # evaluated policies between checkpoints
-OPPONENT, AT = "nsga2-cold-full", 100  # KVTuner's settings: 2 generations of 50, all in full
+AT = (15, 30, 60, 100)  # evaluated policies at a checkpoint, as in collect.py
+OPPONENT, LAST = "nsga2-cold-full", 100  # KVTuner's settings: 2 generations of 50, all in full
 
 
 class Blocks:
@@ -44,7 +44,7 @@ class Blocks:
 def checkpoints(trials: list[dict]) -> list[list[dict]]:
     """As in collect.py, on records."""
     paid = [i for i, t in enumerate(trials, 1) if t["state"] in ("complete", "pruned", "failed")]
-    ends = [i for n, i in enumerate(paid, 1) if n % EVERY == 0]
+    ends = [i for n, i in enumerate(paid, 1) if n in AT]
     if not ends or ends[-1] != paid[-1]:
         ends.append(paid[-1])
     return [trials[:i] for i in ends]
@@ -87,8 +87,8 @@ def summary(rows: list[dict]) -> list[dict]:
     groups = defaultdict(list)
     for r in rows:
         groups[r["contender"], r["evaluated"]].append(r)
-    target = [r["volume_report"] for r in groups.get((OPPONENT, AT), [])]
-    cost = [r["tokens"] for r in groups.get((OPPONENT, AT), [])]
+    target = [r["volume_report"] for r in groups.get((OPPONENT, LAST), [])]
+    cost = [r["tokens"] for r in groups.get((OPPONENT, LAST), [])]
     out = []
     for (name, evaluated), found in sorted(groups.items()):
         v = np.array([r["volume_report"] for r in found])
