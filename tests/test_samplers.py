@@ -290,3 +290,21 @@ def test_with_speed_as_an_objective_proposals_spread_over_speeds(
         speeds.append(point.speed)
         study.tell(trial, state=TrialState.PRUNED)
     assert set(speeds) == {0.5, 2.0}
+
+
+def test_the_gp_of_optuna_does_not_repeat_what_was_rejected() -> None:
+    pytest.importorskip("scipy")
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    sampler = make("gp", 1, Context(SPACE, SETTING))
+    flag = {"x": optuna.distributions.CategoricalDistribution((0, 1))}
+    for i in range(12):
+        values = [float(i), float(-i)]
+        study.add_trial(optuna.create_trial(params={"x": i % 2}, distributions=flag, values=values))
+    assert "x" in sampler.infer_relative_search_space(study, study.ask())
+    study.add_trial(
+        optuna.create_trial(
+            params={"x": 0}, distributions=flag, state=optuna.trial.TrialState.PRUNED,
+            constraints={"fits": 1.0},
+        )
+    )  # fmt: skip
+    assert sampler.infer_relative_search_space(study, study.ask()) == {}

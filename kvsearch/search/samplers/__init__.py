@@ -8,7 +8,7 @@ therefore know only its seed, the context and `study.trials`.
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsearch.errors import KvsearchError, nearest
 from kvsearch.knobs import Setting
@@ -61,10 +61,20 @@ def _tpe(seed: int, context: Context) -> "BaseSampler":
 
 
 def _gp(seed: int, context: Context) -> "BaseSampler":
-    """Optuna's own; it models only the axes that are always active."""
+    """Optuna's own; it models only the axes that are always active.
+
+    It learns nothing from what was rejected and would propose the same for ever, so the proposal
+    after a rejected one is drawn at random.
+    """
     from optuna.samplers import GPSampler, RandomSampler
 
-    return GPSampler(
+    class Gp(GPSampler):
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+            before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number]
+            stuck = bool(before) and any(v > 0 for v in before[-1].constraints.values())
+            return {} if stuck else super().infer_relative_search_space(study, trial)
+
+    return Gp(
         seed=seed,
         independent_sampler=RandomSampler(seed=seed),
         n_startup_trials=10,
