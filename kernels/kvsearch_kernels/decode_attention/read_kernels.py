@@ -126,8 +126,8 @@ def mantissa(
     """1024 + code * 2**place in fp16, from words `[BN, W]` that hold `S` different bytes.
 
     The code of word w is number `w // S + PLANE * W / S` of its byte. It stays where it is, under
-    the exponent of 1024. Where words look for different codes in the same bytes, their masks differ,
-    see `first_bits`; they do not change in the loop, so that costs nothing there.
+    the exponent of 1024. Where words look for different codes in the same bytes, their masks
+    differ, see `first_bits`; they do not change in the loop, so that costs nothing there.
     """
     MASK: tl.constexpr = ((1 << BITS) - 1) << (PLANE * (W // S) * BITS)
     if W == S:

@@ -59,7 +59,11 @@ def _part(
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes
     ones = ()
     q_sums = ()
-    planes = ()  # made before the loop: made in it, they would go to shared memory at every turn
+    # Planes of the query made before the loop stay in shared memory; made in it they are stored at
+    # every turn, with two barriers each. But at 8 bits and 128 channels, next to other parts, their
+    # addresses fill the uniform registers, and moving those takes more than is saved.
+    HELD: tl.constexpr = KB < 8 or D != 128
+    planes = ()
     if KF:
         for j in tl.static_range(KN):
             once = tl.zeros([GP], tl.float32)
@@ -103,9 +107,15 @@ def _part(
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
                     in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
-                    dots = tl.dot(in_low, planes[2 * i], dots)
+                    q_low = planes[2 * i]
+                    if not HELD:
+                        q_low = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 0)
+                    dots = tl.dot(in_low, q_low, dots)
                     in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
-                    dots = tl.dot(in_high, planes[2 * i + 1], dots)
+                    q_high = planes[2 * i + 1]
+                    if not HELD:
+                        q_high = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 1)
+                    dots = tl.dot(in_high, q_high, dots)
                 step, zero = affine(ks, row, KB, KL, KN, j)
                 dots = (dots - ones[j][None, :]) * step[:, None]
                 dots += q_sums[j][None, :] * zero[:, None]
