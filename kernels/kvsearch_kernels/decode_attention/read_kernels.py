@@ -2,8 +2,8 @@
 """How `decode_attention` reads packed rows: as values, or as tensor-core operands in registers.
 
 For affine formats with one scale a token that needs one AND-OR per pair of channels: the code, left
-in place inside the mantissa of 1.0, is 1 + code * 2**(place - 10); the 1 and the power of two leave
-through sums outside the loop.
+in place inside the mantissa of 1024.0, is 1024 + code * 2**place; the 1024 and the power of two
+leave through sums outside the loop.
 """
 
 import triton
@@ -109,36 +109,46 @@ def upper(packed, ASM: tl.constexpr):
 
 
 @triton.jit
+def first_bits(levels, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr):
+    """Lowest bit `[W]` of the code that word w of plane 0 looks for, as a number.
+
+    Read from memory, behind the levels: a number that depends on w but is computed in the kernel
+    would keep Triton from loading packed words straight into the layout of the product.
+    """
+    return tl.load(levels + 286 + tl.arange(0, W) // S * BITS).to(tl.uint32)
+
+
+@triton.jit
 def mantissa(
-    packed, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr,
+    packed, firsts, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
-    """1 + code * 2**place / 1024 in fp16, from words `[BN, W]` that hold `S` different bytes.
+    """1024 + code * 2**place in fp16, from words `[BN, W]` that hold `S` different bytes.
 
     The code of word w is number `w // S + PLANE * W / S` of its byte. It stays where it is, under
-    the exponent of 1. Where words look for different codes in the same bytes, their masks differ;
-    they do not change in the loop, so that costs nothing there.
+    the exponent of 1024. Where words look for different codes in the same bytes, their masks
+    differ, see `first_bits`; they do not change in the loop, so that costs nothing there.
     """
     MASK: tl.constexpr = ((1 << BITS) - 1) << (PLANE * (W // S) * BITS)
     if W == S:
         if ASM:  # one instruction for two codes
             both: tl.constexpr = MASK * 65537
             return tl.inline_asm_elementwise(
-                f"lop3.b32 $0, $1, {both}, 0x3c003c00, 0xea;", "=r,r",
+                f"lop3.b32 $0, $1, {both}, 0x64006400, 0xea;", "=r,r",
                 [packed], dtype=tl.float16, is_pure=True, pack=2,
             )  # fmt: skip
         else:
-            return ((packed & MASK) | 0x3C00).to(tl.float16, bitcast=True)
+            return ((packed & MASK) | 0x6400).to(tl.float16, bitcast=True)
     else:
-        masks = (MASK << (tl.arange(0, W) // S * BITS)).to(tl.uint16)[None, :]
+        masks = (firsts * MASK).to(tl.uint16)[None, :]
         if ASM:
             return tl.inline_asm_elementwise(
-                "lop3.b32 $0, $1, $2, 0x3c003c00, 0xea;", "=r,r,r",
+                "lop3.b32 $0, $1, $2, 0x64006400, 0xea;", "=r,r,r",
                 [packed, tl.broadcast_to(masks, packed.shape)], dtype=tl.float16, is_pure=True,
                 pack=2,
             )  # fmt: skip
         else:
-            return ((packed & masks) | 0x3C00).to(tl.float16, bitcast=True)
+            return ((packed & masks) | 0x6400).to(tl.float16, bitcast=True)
 
 
 @triton.jit

@@ -92,9 +92,11 @@ def why_not(
 
 
 def _levels_on(device: torch.device) -> Tensor:
-    """Lloyd-Max levels of 1, 2, 3, 4 and 8 bits, one table after the other."""
+    """Lloyd-Max levels of 1, 2, 3, 4 and 8 bits, one table after the other, then 2**0 to 2**7."""
     if device not in _levels:
-        _levels[device] = torch.cat([lloyd_levels(b) for b in (1, 2, 3, 4, 8)]).to(device)
+        tables = [lloyd_levels(b) for b in (1, 2, 3, 4, 8)]
+        powers = torch.exp2(torch.arange(8, dtype=torch.float32))
+        _levels[device] = torch.cat([*tables, powers]).to(device)
     return _levels[device]
 
 

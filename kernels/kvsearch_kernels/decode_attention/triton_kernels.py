@@ -7,6 +7,7 @@ import triton.language as tl
 
 from kvsearch_kernels.decode_attention.read_kernels import (
     affine,
+    first_bits,
     mantissa,
     place_of,
     query_plane,
@@ -58,6 +59,11 @@ def _part(
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes
     ones = ()
     q_sums = ()
+    # Planes of the query made before the loop stay in shared memory; made in it they are stored at
+    # every turn, with two barriers each. But at 8 bits and 128 channels, next to other parts, their
+    # addresses fill the uniform registers, and moving those takes more than is saved.
+    HELD: tl.constexpr = KB < 8 or D != 128
+    planes = ()
     if KF:
         for j in tl.static_range(KN):
             once = tl.zeros([GP], tl.float32)
@@ -65,10 +71,12 @@ def _part(
             for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
                 place = place_of(KS, KB, KW, i)
                 for half in tl.static_range(2):
-                    part = query_plane(q, G, bits_scale, D, GP, KS, KW, i, half).to(tl.float32)
+                    plane = query_plane(q, G, bits_scale, D, GP, KS, KW, i, half)
+                    planes = planes + (plane,)
+                    part = plane.to(tl.float32)
                     whole += tl.sum(part * place[:, None], 0)
                     once += tl.sum(part, 0)
-            ones = ones + (once,)
+            ones = ones + (once * 1024.0,)
             q_sums = q_sums + (whole,)
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
@@ -86,6 +94,8 @@ def _part(
     for _ in tl.static_range(VN):
         zeros = zeros + (tl.zeros([BN, GP], tl.float32),)
         weights = weights + (tl.zeros([BN, GP], tl.float32),)
+    k_first = first_bits(levels, KS, KB, KW) if KF else 0
+    v_first = first_bits(levels, VS, VB, VW) if VF else 0
     for start in range(begin, end, BN):
         inside = start + n < end
         # the last row again beyond the end, so that no load needs a mask; its weight there is 0
@@ -96,13 +106,17 @@ def _part(
             for j in tl.static_range(KN):
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
-                    # queries are the same for every turn of the loop: the compiler lifts them out
-                    q_low = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 0)
-                    dots = tl.dot(mantissa(low, KS, KB, KW, i, ASM), q_low, dots)
-                    q_high = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 1)
-                    dots = tl.dot(mantissa(high, KS, KB, KW, i, ASM), q_high, dots)
+                    in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
+                    q_low = planes[2 * i]
+                    if not HELD:
+                        q_low = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 0)
+                    dots = tl.dot(in_low, q_low, dots)
+                    in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
+                    q_high = planes[2 * i + 1]
+                    if not HELD:
+                        q_high = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 1)
+                    dots = tl.dot(in_high, q_high, dots)
                 step, zero = affine(ks, row, KB, KL, KN, j)
-                step = step * 1024.0
                 dots = (dots - ones[j][None, :]) * step[:, None]
                 dots += q_sums[j][None, :] * zero[:, None]
                 if j == 0:
@@ -135,7 +149,7 @@ def _part(
                 new_weights = new_weights + (weights[j] * shrink[None, :] + w.to(tl.float32),)
                 new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * zero[:, None],)
                 for i in tl.static_range(j * VP // VN, (j + 1) * VP // VN):
-                    values = mantissa(packed, VS, VB, VW, i, ASM)
+                    values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
                     new = new + (tl.dot(tl.trans(values), w, acc[i] * shrink[None, :]),)
             acc = new
             zeros = new_zeros
@@ -146,8 +160,8 @@ def _part(
     if VF:
         new = ()
         for i in tl.static_range(VP):
-            ones_in = tl.sum(weights[i * VN // VP], 0)
-            plane = (acc[i] - ones_in[None, :]) * (1024.0 / place_of(VS, VB, VW, i))[:, None]
+            ones_in = tl.sum(weights[i * VN // VP], 0) * 1024.0
+            plane = (acc[i] - ones_in[None, :]) * (1.0 / place_of(VS, VB, VW, i))[:, None]
             new = new + (plane + tl.sum(zeros[i * VN // VP], 0)[None, :],)
         acc = new
     return acc, tl.sum(total, 0), top
