@@ -196,7 +196,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
 
 def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    folder, options = tmp_path / "run", ["--ray", "--workers", "2", "--trials", "5"]
+    folder, options = tmp_path / "run", ["--ray", "local", "--workers", "2", "--trials", "5"]
     child = start(folder, *options, "--seconds", "0.3")
     log = tmp_path / "run.log"
     while not log.exists() or log.read_text().count("end") < 4:

@@ -3,6 +3,8 @@
 As a script it runs (or resumes) a search in a folder, to be killed by tests:
 
     python toy.py FOLDER --trials 40 --workers 2
+
+What only drivers need is imported where they use it: evaluators that are killed come back faster.
 """
 
 import argparse
@@ -13,21 +15,19 @@ import time
 from dataclasses import dataclass
 from math import log2
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsearch.errors import KvsearchError
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.search.driver import Search
-from kvsearch.search.executors import Executor
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.executors.processes import Processes
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.samplers import make_sampler
-from kvsearch.search.task import Task
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
+
+if TYPE_CHECKING:
+    from kvsearch.search.executors import Executor
+    from kvsearch.search.task import Task
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
 TOKENS, FROM = 512, 64
@@ -99,23 +99,31 @@ class Session:
             f.write(line)
 
 
-def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> Task:
+def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "Task":
+    from kvsearch.search.samplers import make_sampler
+    from kvsearch.search.task import Task
+
     make = make_sampler(sampler, SPACE, SETTING)
     return Task(SETTING, FROM, SPACE, trials, seed, make, **more)
 
 
-def main() -> None:
+def main(options: list[str] | None = None) -> None:
     ask = argparse.ArgumentParser()
     ask.add_argument("folder", type=Path)
     ask.add_argument("--trials", type=int, default=40)
     ask.add_argument("--workers", type=int, default=0)
-    ask.add_argument("--ray", action="store_true")
+    ask.add_argument("--ray", default="", help="address, or local")
     ask.add_argument("--seconds", type=float, default=0.02)
     ask.add_argument("--bad", default="")
     ask.add_argument("--log", type=Path)
-    o = ask.parse_args()
+    o = ask.parse_args(options)
     # the module's importable name, so that a spawned process finds it again
     import toy
+
+    from kvsearch.search.driver import Search
+    from kvsearch.search.executors.inline import Inline
+    from kvsearch.search.executors.processes import Processes
+    from kvsearch.search.folder import RunFolder
 
     work = toy.Toy(o.log or o.folder.with_suffix(".log"), o.seconds, o.bad)
     executor: Executor | None = None
@@ -124,7 +132,7 @@ def main() -> None:
         if o.ray:
             from kvsearch.search.executors.ray_actors import RayActors
 
-            executor = RayActors(work, o.workers, "local")
+            executor = RayActors(work, o.workers, o.ray)
         elif o.workers:
             executor = Processes(work, o.workers)
         else:
