@@ -10,11 +10,12 @@ import sys
 
 
 def main() -> None:
+    import pandas  # noqa: F401  # by pyarrow with its first table
     import ray  # noqa: F401
     import toy
 
     # what a run imports on its way; nothing of it starts a thread that a fork would miss
-    import kvsearch.search.driver
+    import kvsearch.app.ending
     import kvsearch.search.executors.ray_actors  # noqa: F401
 
     while line := sys.stdin.readline():

@@ -8,6 +8,7 @@ What only drivers need is imported where they use it: evaluators that are killed
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -59,7 +60,8 @@ class Toy:
     Attributes:
         log: where.
         seconds: of one evaluation.
-        bad: score horizon whose policies misbehave, and how: `kill`, `nan`, `raise`, `oom`.
+        bad: how policies misbehave that score per layer: `kill`, `nan`, `raise`, `oom`, or
+            `kill-late` for a kill on other text than the search's.
     """
 
     log: Path
@@ -81,11 +83,14 @@ class Session:
         if self.toy.bad and job.policy.score is not None and job.policy.score.share == "layer":
             if self.toy.bad == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.toy.bad == "kill-late" and job.part != "search":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.toy.bad == "raise":
                 raise ZeroDivisionError("as planned")
             if self.toy.bad == "oom":
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            found[:] = np.nan if self.toy.bad == "nan" else np.inf
+            if self.toy.bad in ("nan", "inf"):
+                found[:] = float(self.toy.bad)
         self._write("end", job)
         return Measured(found, job.stop)
 
@@ -115,6 +120,7 @@ def main(options: list[str] | None = None) -> None:
     ask.add_argument("--ray", default="", help="address, or local")
     ask.add_argument("--seconds", type=float, default=0.02)
     ask.add_argument("--bad", default="")
+    ask.add_argument("--ending", action="store_true", help="choose and report, too")
     ask.add_argument("--log", type=Path)
     o = ask.parse_args(options)
     # the module's importable name, so that a spawned process finds it again
@@ -137,7 +143,13 @@ def main(options: list[str] | None = None) -> None:
             executor = Processes(work, o.workers)
         else:
             executor = Inline(work.open(0))
-        Search(task(o.trials), executor, folder, lambda *_: None).run()
+        trials = Search(task(o.trials), executor, folder, lambda *_: None).run()
+        if o.ending:
+            from kvsearch.app.ending import Ending
+            from kvsearch.app.progress import Shown
+
+            ending = Ending(folder, executor, SETTING, FROM, Shown(), {}).go(trials)
+            (o.folder / "measured.json").write_text(json.dumps(ending))
         folder.close()
     except KvsearchError as e:
         print(f"kvsearch: {e}", file=sys.stderr)
