@@ -75,11 +75,8 @@ class Ending:
     def _recommend(self, trials: list[Trial]) -> str | None:
         """The best few within the budget again on the select text; the best there is deployed."""
         best = sorted(self._within(trials), key=lambda t: t.nll or 0.0)[:FINALISTS]
-        with self.shown.step("choose on other text", len(best)) as step:
-            failures = measure(
-                self.executor, self.folder, "select", [t.policy for t in best],
-                self.setting, resident=False, progress=lambda name: step.advance(1, name),
-            )  # fmt: skip
+        policies = [t.policy for t in best]
+        failures = self._measure("select", "choose on other text", policies, resident=False)
         scores = {
             t.name: self._loss("select", t.fingerprint)
             for t in best
@@ -102,11 +99,7 @@ class Ending:
         return chosen
 
     def _report(self, chosen: list[Candidate]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        with self.shown.step("report text", len(chosen)) as step:
-            failures = measure(
-                self.executor, self.folder, "report", [c.policy for c in chosen], self.setting,
-                progress=lambda name: step.advance(1, name),
-            )  # fmt: skip
+        failures = self._measure("report", "report text", [c.policy for c in chosen])
         rows = []
         for c in chosen:
             if c.key not in failures:
@@ -120,11 +113,7 @@ class Ending:
         out: dict[str, Any] = {}
         wanted = self._opponents(chosen, recommended)
         for part, (label, digest) in self.also.items():
-            with self.shown.step(f"also {label}", len(wanted)) as step:
-                measure(
-                    self.executor, self.folder, part, [c.policy for c in wanted], self.setting,
-                    resident=False, progress=lambda name: step.advance(1, name),
-                )  # fmt: skip
+            self._measure(part, f"also {label}", [c.policy for c in wanted], resident=False)
             names = [c.name for c in wanted if self.folder.has_nll(part, c.key)]
             out[part] = {"label": label, "names": names, "token_sha256": digest}
         return out
@@ -136,6 +125,20 @@ class Ending:
             mine = [c for c in chosen if c.kind == kind]
             best += sorted(mine, key=lambda c: self._loss("report", c.key))[:count]
         return list({c.name: c for c in best}.values())
+
+    def _measure(
+        self, part: str, title: str, policies: list[Policy], resident: bool = True
+    ) -> dict[str, str]:
+        """`measure` with progress, and a sentence for every policy that it leaves out."""
+        with self.shown.step(title, len(policies)) as step:
+            failures = measure(
+                self.executor, self.folder, part, policies, self.setting,
+                resident=resident, progress=lambda name: step.advance(1, name),
+            )  # fmt: skip
+        names = {p.fingerprint(self.setting.shape.layers): p.name for p in policies}
+        for key, why in failures.items():
+            self.shown.say(f"{title}: {names[key] or key} is left out: {why}")
+        return failures
 
     def _loss(self, part: str, key: str) -> float:
         nll, _ = self.folder.load_nll(part, key)

@@ -5,6 +5,7 @@ a trial starts, and one when it ended, after its NLL file is safely on disk. Run
 command again goes on.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,22 @@ class RunFolder:
         windows = int(table["window"].to_numpy()[-1]) + 1
         about = json.loads(table.schema.metadata[b"about"])
         return table["nll"].to_numpy().reshape(windows, -1), about
+
+    # -- attempts outside the journal ----------------------------------------------------------
+
+    def tries(self, part: str, fingerprint: str) -> int:
+        """How often a measurement was begun that neither ended nor was stopped on purpose."""
+        file = self._nll(part, fingerprint).with_suffix(".tries")
+        return len(file.read_bytes()) if file.exists() else 0
+
+    def set_tries(self, part: str, fingerprint: str, tries: int) -> None:
+        """Keep that number, one byte each; nothing is kept of 0."""
+        file = self._nll(part, fingerprint).with_suffix(".tries")
+        if tries:
+            write_atomic(file, b"x" * tries)
+            return
+        with contextlib.suppress(OSError):  # gone already, or a disk that says so at the next write
+            file.unlink(missing_ok=True)
 
     def _nll(self, part: str, fingerprint: str) -> Path:
         return self.path / "nll" / f"{part}-{fingerprint}.parquet"

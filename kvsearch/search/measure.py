@@ -1,5 +1,6 @@
 """Measuring a fixed list of policies on one part of the text, over all slots."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from kvsearch.errors import RunError
@@ -25,6 +26,8 @@ def measure(
 ) -> dict[str, str]:
     """Bring the NLL of every policy on a part into the folder; what is there is not done again.
 
+    A policy that kills its evaluator three times, or the driver with it, is left out from then on.
+
     Args:
         executor: where evaluations run; all of its slots are free.
         folder: where NLL and resident bytes go.
@@ -42,37 +45,56 @@ def measure(
             can be compared then.
     """
     keyed = {p.fingerprint(setting.shape.layers): p for p in policies}
-    todo = []
+    full = Policy().fingerprint(setting.shape.layers)
+    todo, failures, tries = [], dict[str, str](), dict[str, int]()
     for key, policy in keyed.items():
+        # without the full cache there is no run: whoever kills that driver, it is tried again
+        tries[key] = 0 if key == full else folder.tries(part, key)
         if folder.has_nll(part, key):
-            progress(policy.name or key)
-        else:
+            folder.set_tries(part, key, 0)  # a kill can come between the two
+        elif tries[key] < ATTEMPTS:
             todo.append((key, policy))
-    failures: dict[str, str] = {}
-    tries = [0] * len(todo)
+            continue
+        else:
+            failures[key] = f"killed {ATTEMPTS} times while it was evaluated"
+        progress(policy.name or key)
     queue = list(range(len(todo)))
     running: dict[int, int] = {}
-    while queue or running:
-        while queue and len(running) < executor.slots:
-            i = queue.pop(0)
-            slot = min(set(range(executor.slots)) - set(running))
-            running[slot] = i
-            tries[i] += 1
-            executor.submit(slot, Job(i, part, todo[i][1], setting.tokens, resident))
-        slot, outcome = executor.wait()
-        i = running.pop(slot)
-        key, policy = todo[i]
-        if outcome.status == "unopened":
-            raise RunError(outcome.error)
-        if outcome.status == "died" and tries[i] < ATTEMPTS:
-            queue.insert(0, i)
-            continue
-        if outcome.measured is None:
-            failures[key] = outcome.error or "its evaluator died"
-        else:
-            _keep(folder, part, key, policy, outcome)
-        progress(policy.name or key)
-    full = Policy().fingerprint(setting.shape.layers)
+
+    def tried(i: int, by: int) -> None:
+        key = todo[i][0]
+        tries[key] += by
+        if key != full:
+            folder.set_tries(part, key, tries[key])
+
+    try:
+        while queue or running:
+            while queue and len(running) < executor.slots:
+                i = queue.pop(0)
+                slot = min(set(range(executor.slots)) - set(running))
+                running[slot] = i
+                tried(i, 1)
+                executor.submit(slot, Job(i, part, todo[i][1], setting.tokens, resident))
+            slot, outcome = executor.wait()
+            if outcome.status == "unopened":
+                raise RunError(outcome.error)
+            i = running.pop(slot)
+            key, policy = todo[i]
+            if outcome.status == "died" and tries[key] < ATTEMPTS:
+                queue.insert(0, i)
+                continue
+            if outcome.measured is None:
+                failures[key] = outcome.error or "its evaluator died"
+            else:
+                _keep(folder, part, key, policy, outcome)
+            if outcome.status != "died":
+                tried(i, -tries[key])
+            progress(policy.name or key)
+    except (KeyboardInterrupt, RunError):
+        with contextlib.suppress(RunError):  # the disk may be full
+            for i in running.values():  # stopping is no policy's fault
+                tried(i, -1)
+        raise
     if full in failures:
         raise RunError(f"the full cache cannot be evaluated: {failures[full]}")
     return failures

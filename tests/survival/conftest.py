@@ -1,10 +1,13 @@
 """Tools for tests that kill."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +16,79 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # spawned evaluators inherit it and find `toy`
 
+# What Ray chooses for a cluster that it starts itself; who connects to one has to say so.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+
 KILLS = int(os.environ.get("KVSEARCH_KILLS", "50"))
-RAY_KILLS = int(os.environ.get("KVSEARCH_RAY_KILLS", "20"))
+RAY_KILLS = int(os.environ.get("KVSEARCH_RAY_KILLS", "50"))
+
+
+def script(name: str, *options: str, **how: Any) -> "subprocess.Popen[str]":
+    """A file of this folder as a process of its own; what it starts finds `toy` too."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    command = [sys.executable, str(HERE / name), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, **how)
 
 
 def start(
     folder: Path, *options: str, before: Callable[[], None] | None = None
 ) -> "subprocess.Popen[str]":
     """The toy search as a process of its own; `before` runs in it first."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "toy.py"), str(folder), *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, preexec_fn=before,
-    )  # fmt: skip
+    return script("toy.py", str(folder), *options, stderr=subprocess.PIPE, preexec_fn=before)
+
+
+class Driver:
+    """The toy search as a process that the nursery forked; used like a `Popen`."""
+
+    def __init__(self, ask: Callable[..., Any], folder: Path, options: tuple[str, ...]) -> None:
+        self.ask, self.returncode = ask, None
+        self.err = folder.with_suffix(".err")
+        self.pid = ask("start", os.devnull, str(self.err), [str(folder), *options])
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.ask("poll", self.pid)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:  # until it is polled, its number belongs to nobody else
+            os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            assert time.monotonic() < deadline, "the driver does not end"
+            time.sleep(0.005)
+        return "", self.err.read_text()
+
+
+Fork = Callable[..., Driver]
+
+
+@pytest.fixture(scope="session")
+def fork() -> Iterator[Fork]:
+    """Like `start`, in milliseconds."""
+    nursery = script("nursery.py", stdin=subprocess.PIPE)
+
+    def ask(*what: Any) -> Any:
+        assert nursery.stdin is not None and nursery.stdout is not None
+        print(json.dumps(what), file=nursery.stdin, flush=True)
+        return json.loads(nursery.stdout.readline())
+
+    yield lambda folder, *options: Driver(ask, folder, options)
+    nursery.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Of a Ray cluster that drivers, and their deaths, come and go in."""
+    pytest.importorskip("ray")
+    cluster = script("cluster.py", stdin=subprocess.PIPE)
+    assert cluster.stdout is not None
+    found = cluster.stdout.readline().strip()
+    assert found, "no cluster"
+    yield found
+    cluster.communicate(timeout=60)
 
 
 def outcomes(folder: Path) -> list[tuple[Any, ...]]:
@@ -34,6 +97,22 @@ def outcomes(folder: Path) -> list[tuple[Any, ...]]:
 
     found = Journal(folder / "trials.jsonl").read()
     return sorted((t.number, t.name, t.state, t.fingerprint, t.nll) for t in found)
+
+
+def calm(place: Path, trials: int) -> list[tuple[Any, ...]]:
+    """`outcomes` of a search that nobody disturbed, with one evaluator and the same seed."""
+    from toy import Session, Toy, task
+
+    from kvsearch.search.driver import Search
+    from kvsearch.search.executors.inline import Inline
+    from kvsearch.search.folder import RunFolder
+
+    folder = RunFolder(place / "calm")
+    Search(
+        task(trials), Inline(Session(Toy(place / "calm.log", 0.0))), folder, lambda *_: None
+    ).run()
+    folder.close()
+    return outcomes(place / "calm")
 
 
 def ends(log: Path) -> Counter[tuple[str, str]]:

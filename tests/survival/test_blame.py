@@ -1,9 +1,11 @@
 """Whose fault it was: what stops a run, what a trial is blamed for, and what it is not."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from kvsearch.errors import KvsearchError, RunError
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
 from kvsearch.search.driver import Search
+from kvsearch.search.executors import cluster
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.executors.processes import Processes
 from kvsearch.search.folder import RunFolder
@@ -194,9 +197,14 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
     raise AssertionError(f"orphans: {pids}")
 
 
-def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(tmp_path: Path) -> None:
+def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
-    folder, options = tmp_path / "run", ["--ray", "--workers", "2", "--trials", "5"]
+    room = Path(tempfile.mkdtemp(prefix="kv"))  # of its own; short: sockets are put inside
+    monkeypatch.setenv("TMPDIR", str(room))
+    monkeypatch.setattr("tempfile.tempdir", str(room))
+    folder, options = tmp_path / "run", ["--ray", "local", "--workers", "2", "--trials", "5"]
     child = start(folder, *options, "--seconds", "0.3")
     log = tmp_path / "run.log"
     while not log.exists() or log.read_text().count("end") < 4:
@@ -210,7 +218,39 @@ def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(tmp_path: P
         assert time.monotonic() < deadline, "actors outlive their driver"
         time.sleep(0.1)
     run = RunFolder(folder)  # at once
-    before = run.trials()
+    known = run.trials()
     search = Search(task(5), Inline(Session(Toy(log, 0.0))), run, quiet)
-    assert search.run()[: len(before)] == before
+    assert search.run()[: len(known)] == known
     run.close()
+    (left,) = room.glob("kvray-*")
+    os.utime(left, (1, 1))  # long ago, so that it cannot be one that is just starting
+    cluster._sweep()
+    assert not left.exists()
+    shutil.rmtree(room)
+
+
+def test_only_folders_of_dead_drivers_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("kvray-dead", "kvray-alive", "kvray-young", "kvray-unlocked", "other"):
+        (tmp_path / name).mkdir()
+        if name != "kvray-unlocked":
+            (tmp_path / name / ".lock").touch()
+        os.utime(tmp_path / name, None if name == "kvray-young" else (1, 1))
+    (tmp_path / "kvray-link").symlink_to(tmp_path / "other")
+    code = (
+        "import sys, time; from filelock import FileLock; lock = FileLock(sys.argv[1])\n"
+        "lock.acquire(); print(flush=True); time.sleep(60)"
+    )
+    lock = str(tmp_path / "kvray-alive" / ".lock")
+    holder = subprocess.Popen([sys.executable, "-c", code, lock], stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline()
+    cluster._sweep()
+    kept = {"kvray-alive", "kvray-young", "kvray-unlocked", "kvray-link", "other"}
+    assert {f.name for f in tmp_path.iterdir()} == kept
+    os.utime(tmp_path / "kvray-alive", (1, 1))
+    holder.kill()
+    holder.communicate()
+    cluster._sweep()
+    assert {f.name for f in tmp_path.iterdir()} == kept - {"kvray-alive"}

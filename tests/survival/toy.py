@@ -3,9 +3,12 @@
 As a script it runs (or resumes) a search in a folder, to be killed by tests:
 
     python toy.py FOLDER --trials 40 --workers 2
+
+What only drivers need is imported where they use it: evaluators that are killed come back faster.
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -13,21 +16,19 @@ import time
 from dataclasses import dataclass
 from math import log2
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsearch.errors import KvsearchError
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.search.driver import Search
-from kvsearch.search.executors import Executor
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.executors.processes import Processes
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.samplers import make_sampler
-from kvsearch.search.task import Task
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
+
+if TYPE_CHECKING:
+    from kvsearch.search.executors import Executor
+    from kvsearch.search.task import Task
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
 TOKENS, FROM = 512, 64
@@ -59,7 +60,8 @@ class Toy:
     Attributes:
         log: where.
         seconds: of one evaluation.
-        bad: score horizon whose policies misbehave, and how: `kill`, `nan`, `raise`, `oom`.
+        bad: how policies misbehave that score per layer: `kill`, `nan`, `raise`, `oom`, or
+            `kill-late` for a kill on other text than the search's.
     """
 
     log: Path
@@ -81,11 +83,14 @@ class Session:
         if self.toy.bad and job.policy.score is not None and job.policy.score.share == "layer":
             if self.toy.bad == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.toy.bad == "kill-late" and job.part != "search":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.toy.bad == "raise":
                 raise ZeroDivisionError("as planned")
             if self.toy.bad == "oom":
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            found[:] = np.nan if self.toy.bad == "nan" else np.inf
+            if self.toy.bad in ("nan", "inf"):
+                found[:] = float(self.toy.bad)
         self._write("end", job)
         return Measured(found, job.stop)
 
@@ -99,23 +104,32 @@ class Session:
             f.write(line)
 
 
-def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> Task:
+def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "Task":
+    from kvsearch.search.samplers import make_sampler
+    from kvsearch.search.task import Task
+
     make = make_sampler(sampler, SPACE, SETTING)
     return Task(SETTING, FROM, SPACE, trials, seed, make, **more)
 
 
-def main() -> None:
+def main(options: list[str] | None = None) -> None:
     ask = argparse.ArgumentParser()
     ask.add_argument("folder", type=Path)
     ask.add_argument("--trials", type=int, default=40)
     ask.add_argument("--workers", type=int, default=0)
-    ask.add_argument("--ray", action="store_true")
+    ask.add_argument("--ray", default="", help="address, or local")
     ask.add_argument("--seconds", type=float, default=0.02)
     ask.add_argument("--bad", default="")
+    ask.add_argument("--ending", action="store_true", help="choose and report, too")
     ask.add_argument("--log", type=Path)
-    o = ask.parse_args()
+    o = ask.parse_args(options)
     # the module's importable name, so that a spawned process finds it again
     import toy
+
+    from kvsearch.search.driver import Search
+    from kvsearch.search.executors.inline import Inline
+    from kvsearch.search.executors.processes import Processes
+    from kvsearch.search.folder import RunFolder
 
     work = toy.Toy(o.log or o.folder.with_suffix(".log"), o.seconds, o.bad)
     executor: Executor | None = None
@@ -124,12 +138,18 @@ def main() -> None:
         if o.ray:
             from kvsearch.search.executors.ray_actors import RayActors
 
-            executor = RayActors(work, o.workers, "local")
+            executor = RayActors(work, o.workers, o.ray)
         elif o.workers:
             executor = Processes(work, o.workers)
         else:
             executor = Inline(work.open(0))
-        Search(task(o.trials), executor, folder, lambda *_: None).run()
+        trials = Search(task(o.trials), executor, folder, lambda *_: None).run()
+        if o.ending:
+            from kvsearch.app.ending import Ending
+            from kvsearch.app.progress import Shown
+
+            ending = Ending(folder, executor, SETTING, FROM, Shown(), {}).go(trials)
+            (o.folder / "measured.json").write_text(json.dumps(ending))
         folder.close()
     except KvsearchError as e:
         print(f"kvsearch: {e}", file=sys.stderr)

@@ -4,12 +4,18 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from kvsearch.errors import KvsearchError
 
 _STORE = 256 * 2**20  # bytes of Ray's object store on this machine; only NLL passes through it
+_PREFIX, _LOCK = "kvray-", ".lock"  # folders of clusters started here; the driver holds the lock
+_YOUNG = 60  # seconds in which a folder may not be locked yet
 
 
 class Cluster:
@@ -45,11 +51,15 @@ class Cluster:
             self.ray.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+            self._lock.release()
 
     def _connect(self, address: str, cpus: int) -> None:
         how: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
         if address == "local":
-            self._folder = tempfile.mkdtemp(prefix="kvray-")  # short: sockets are put inside
+            _sweep()
+            self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # short: sockets are put inside
+            self._lock = FileLock(os.path.join(self._folder, _LOCK))
+            self._lock.acquire(timeout=0)
             how |= {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": self._folder}
             # Ray would make its workers yield to everything else on the machine
             how |= {"object_store_memory": _STORE, "_system_config": {"worker_niceness": 0}}
@@ -60,3 +70,13 @@ class Cluster:
                 self.close()
             text = " ".join(str(e).split())[:200]
             raise KvsearchError(f"cannot reach the Ray cluster {address!r}: {text}") from e
+
+
+def _sweep() -> None:
+    """Remove folders of drivers that were killed: nobody holds the lock of such a folder."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, Timeout):  # somebody else's, or alive
+            lock, age = folder / _LOCK, time.time() - folder.lstat().st_mtime
+            if age > _YOUNG and lock.exists() and not folder.is_symlink():
+                with FileLock(lock, timeout=0):
+                    shutil.rmtree(folder, ignore_errors=True)

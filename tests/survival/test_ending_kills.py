@@ -1,0 +1,130 @@
+"""kill -9 while the end of a run measures: by chance it costs nothing, by a policy that policy."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import Fork
+from toy import SETTING, SHAPE, Session, Toy
+
+from kvsearch.errors import RunError
+from kvsearch.policy import Policy
+from kvsearch.records import Trial
+from kvsearch.search.executors.inline import Inline
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.measure import measure
+from kvsearch.search.work import Job, Measured
+
+FULL, OTHER = Policy(), Policy(slots=40, name="other")
+KEY = OTHER.fingerprint(SHAPE.layers)
+
+
+def ended(fork: Fork, folder: Path, *options: str) -> tuple[int, dict]:
+    """Run the ending, again and again if it kills its driver; how often, and what was measured."""
+    for times in range(1, 60):
+        child = fork(folder, "--trials", "60", "--ending", *options)
+        _, err = child.communicate(timeout=240)
+        if not child.returncode:
+            return times, json.loads((folder / "measured.json").read_text())
+        assert child.returncode == -signal.SIGKILL, err
+    raise AssertionError("it never ends")
+
+
+def rows(found: dict) -> list[tuple[str, str]]:
+    return [(row["name"], row["fingerprint"]) for row in found["rows"]]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_policy_that_kills_the_ending_is_left_out(
+    workers: str, uninterrupted: Path, fork: Fork, tmp_path: Path
+) -> None:
+    folder, log = tmp_path / "run", tmp_path / "late.log"
+    shutil.copytree(uninterrupted, folder)
+    poison = {t.fingerprint for t in RunFolder(folder, write=False).trials() if per_layer(t)}
+    how = ["--seconds", "0", "--workers", workers, "--log", str(log), "--bad", "kill-late"]
+    times, found = ended(fork, folder, *how)
+    assert (times == 1) is (workers == "2")  # in this process, it takes the driver along
+    assert found["dropped"] and found["recommended"]
+    assert not poison & {key for _, key in rows(found)}
+    lines = [line.split() for line in log.read_text().splitlines()]
+    starts = Counter(w[3] for w in lines if w[1] == "start")
+    assert all(n in (3, 6) for key, n in starts.items() if key in poison)  # on one part, or two
+    assert all(n <= 2 for key, n in starts.items() if key not in poison | in_flight(lines))
+
+
+def per_layer(trial: Trial) -> bool:
+    return trial.policy.score is not None and trial.policy.score.share == "layer"
+
+
+def in_flight(lines: list[list[str]]) -> set[str]:
+    """Fingerprints that a driver which died had begun and not ended."""
+    begun: Counter[tuple[str, str]] = Counter()
+    for pid, what, _, key, _ in lines:
+        begun[pid, key] += 1 if what == "start" else -1
+    return {key for (_, key), n in begun.items() if n}
+
+
+def test_kills_by_chance_change_nothing_in_the_ending(
+    uninterrupted: Path, fork: Fork, tmp_path: Path
+) -> None:
+    rng, calm, folder = random.Random(5), tmp_path / "calm", tmp_path / "run"
+    shutil.copytree(uninterrupted, calm)
+    shutil.copytree(uninterrupted, folder)
+    _, expected = ended(fork, calm, "--seconds", "0")
+    for _ in range(10):
+        before = len(list(folder.glob("nll/*.parquet")))
+        child = fork(folder, "--trials", "60", "--ending", "--seconds", "0.05")
+        while child.poll() is None and len(list(folder.glob("nll/*.parquet"))) <= before:
+            time.sleep(0.005)  # it gets somewhere, so no policy is killed three times
+        time.sleep(rng.uniform(0, 0.1))
+        child.kill()
+        child.communicate(timeout=60)
+    _, found = ended(fork, folder, "--seconds", "0")
+    assert (rows(found), found["recommended"]) == (rows(expected), expected["recommended"])
+    assert not found["dropped"] and not list(folder.glob("nll/*.tries"))
+
+
+class Stops(Session):
+    """Raises at its first job."""
+
+    def __init__(self, log: Path, error: BaseException) -> None:
+        super().__init__(Toy(log, 0.0))
+        self.error = error
+
+    def run(self, job: Job) -> Measured:
+        raise self.error
+
+
+def test_ctrl_c_is_no_attempt_and_three_kills_are_final(tmp_path: Path) -> None:
+    folder, log = RunFolder(tmp_path / "run"), tmp_path / "log"
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            ask = Inline(Stops(log, KeyboardInterrupt()))
+            measure(ask, folder, "report", [OTHER], SETTING)
+    assert folder.tries("report", KEY) == 0
+    folder.set_tries("report", KEY, 3)
+    inline = Inline(Session(Toy(log, 0.0)))
+    why = {KEY: "killed 3 times while it was evaluated"}
+    assert measure(inline, folder, "report", [OTHER], SETTING) == why and not log.exists()
+    assert measure(inline, folder, "select", [OTHER], SETTING) == {}
+    folder.close()
+
+
+def test_the_full_cache_is_never_given_up_for_kills_of_the_driver(tmp_path: Path) -> None:
+    folder, log = RunFolder(tmp_path / "run"), tmp_path / "log"
+
+    class Killed(BaseException):
+        """No handler of ours, as if by kill -9."""
+
+    for _ in range(5):
+        with pytest.raises(Killed):
+            measure(Inline(Stops(log, Killed())), folder, "report", [FULL], SETTING)
+    assert measure(Inline(Session(Toy(log, 0.0))), folder, "report", [FULL], SETTING) == {}
+    with pytest.raises(RunError, match="the full cache cannot be evaluated"):
+        measure(Inline(Stops(log, ValueError("no"))), folder, "select", [FULL], SETTING)
+    folder.close()
