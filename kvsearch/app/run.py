@@ -28,6 +28,7 @@ from kvsearch.search.model_work import ModelWork
 from kvsearch.search.samplers import DEFAULT, Context, check_name, make
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
+from kvsearch.search.volume import volume
 from kvsearch.space import load as load_space
 
 SENSITIVITY_TOKENS = 768  # of the search text
@@ -290,7 +291,7 @@ def _default_out(options: RunOptions, asked: dict[str, Any]) -> Path:
 
 
 def _best(trials: list[Trial], limit: int | None) -> str:
-    """Best found and best published within the budget so far, as a note beside the bar."""
+    """Best losses within the budget and volume of the front so far, as a note beside the bar."""
 
     def top(kind: str) -> str:
         done = [
@@ -301,7 +302,9 @@ def _best(trials: list[Trial], limit: int | None) -> str:
         return f"{min(done):+.3f}" if done else "-"
 
     tokens = sum(t.tokens for t in trials)
+    points = [(float(t.bytes_peak or 0), t.dnll) for t in trials if t.dnll is not None]
+    grown = f"volume {volume(points, limit):.3f}, " if limit else ""
     return (
         f"dNLL to full: found {top('found')}, published {top('method')}, by hand "
-        f"{top('composite')}; {tokens / 1000:.0f} k tokens"
+        f"{top('composite')}; {grown}{tokens / 1000:.0f} k tokens"
     )
