@@ -1,6 +1,7 @@
 """Whose fault it was: what stops a run, what a trial is blamed for, and what it is not."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,6 @@ from kvsearch.search.executors.inline import Inline
 from kvsearch.search.executors.processes import Processes
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.work import Job, Measured
-
-TEMP = Path(tempfile.gettempdir())
 
 
 def quiet(trial: Trial, trials: list[Trial]) -> None:
@@ -198,10 +197,14 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
     raise AssertionError(f"orphans: {pids}")
 
 
-def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(tmp_path: Path) -> None:
+def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
+    room = Path(tempfile.mkdtemp(prefix="kv"))  # of its own; short: sockets are put inside
+    monkeypatch.setenv("TMPDIR", str(room))
+    monkeypatch.setattr("tempfile.tempdir", str(room))
     folder, options = tmp_path / "run", ["--ray", "local", "--workers", "2", "--trials", "5"]
-    before = set(TEMP.glob("kvray-*"))
     child = start(folder, *options, "--seconds", "0.3")
     log = tmp_path / "run.log"
     while not log.exists() or log.read_text().count("end") < 4:
@@ -219,12 +222,11 @@ def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(tmp_path: P
     search = Search(task(5), Inline(Session(Toy(log, 0.0))), run, quiet)
     assert search.run()[: len(known)] == known
     run.close()
-    left = {f for f in TEMP.glob("kvray-*") if f.stat().st_uid == os.getuid()} - before
-    assert left
-    for f in left:
-        os.utime(f, (1, 1))  # long ago, so that it cannot be one that is just starting
+    (left,) = room.glob("kvray-*")
+    os.utime(left, (1, 1))  # long ago, so that it cannot be one that is just starting
     cluster._sweep()
-    assert not any(f.exists() for f in left)
+    assert not left.exists()
+    shutil.rmtree(room)
 
 
 def test_only_folders_of_dead_drivers_are_swept(
