@@ -1,14 +1,21 @@
 """Fixtures that several test files share."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from kvsearch.errors import ModelError
 from kvsearch.models.load import LoadedModel, load_model
+
+# Processes that run tests side by side share the cores, and so does what they start.
+threads = max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+torch.set_num_threads(threads)
+os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 @pytest.fixture(scope="session")

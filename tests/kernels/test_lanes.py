@@ -15,7 +15,15 @@ KERNELS = HERE.parents[1] / "kernels"
 def test_the_kernels_agree_with_their_references_in_the_interpreter():
     # Triton reads the variable when it decorates a kernel, hence a process of its own
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "interpreter")],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n0",
+            "-p",
+            "no:cacheprovider",
+            str(HERE / "interpreter"),
+        ],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=HERE.parents[1],
         capture_output=True,
