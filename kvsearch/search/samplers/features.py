@@ -37,7 +37,8 @@ FEATURES = (
     "span",
     "overlap",
     "pyramid",
-    "sensitivity",  # the exponent: 0 is a uniform spread, so that small ones lie near it
+    "sensitivity",
+    "exponent",
     "positions",
     "prompt",
 )
@@ -85,6 +86,7 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         ladder.span if ladder is not None else 0,
         ladder.overlap if ladder is not None else 0,
         1 - 1 / spread.beta if spread.kind == "pyramid" else 0,
+        spread.kind == "sensitivity",
         spread.exponent if spread.kind == "sensitivity" else 0,
         p.positions == "cache",
         0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
