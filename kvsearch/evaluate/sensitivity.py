@@ -29,8 +29,8 @@ INTERVAL = 16
 def groups_for(search_tokens: int, tokens: int, layers: int) -> int:
     """How finely to measure: single layers in a long search, coarser groups in a short one.
 
-    On SmolLM2-135M at 4096 tokens, budgets from single layers lost 14 % less than budgets from
-    groups of three (`docs/evaluation.md`).
+    On SmolLM2-135M, budgets from groups of three layers gained nothing on other text, budgets from
+    single layers a third of the loss (`studies/2026-11-layer-budgets`).
 
     Args:
         search_tokens: tokens that the search will evaluate.

@@ -91,7 +91,7 @@ def main() -> None:
         loaded.shape.layers,
     )
     methods = len(baselines(not o.cold))
-    space = load_space("default")
+    space = load_space(str(Path(__file__).with_name("space.yaml")))
     sampler = make_sampler(o.sampler, space, setting)
     task = Task(
         setting, BUDGET, space, o.trials - methods, o.seed, sampler,

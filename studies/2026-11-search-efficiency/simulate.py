@@ -112,7 +112,7 @@ class Simulated:
 
 def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
     """One run; a row per checkpoint."""
-    space = load_space("default")
+    space = load_space(str(Path(__file__).with_name("space.yaml")))
     methods = 0 if o.cold else len(baselines())
     task = Task(
         truth.setting, BUDGET, space, o.trials - methods, seed,

@@ -14,9 +14,7 @@ from torch import Tensor
 STEPS = 25  # L-BFGS iterations; the fit is done after about 15
 LEAST_NOISE = 1e-4  # variance, in units of the data's
 # Normal priors of the logarithms. Of some twenty tried, these predicted best what other runs of the
-# benchmark found (studies/2026-11-search-efficiency: fitted to 20, 30 and 45 policies of one run,
-# asked for those of all others): an error of 0.26, 0.22 and 0.19 decades where losses spread by 0.30,
-# and squared errors 1.9 times what was claimed.
+# benchmark found, and claimed little too much (`predict.py` of studies/2026-11-search-efficiency).
 LENGTH, SPREAD = -0.5, 1.0  # of the length scales, beside half the log of the dimension
 SCALE = (2.0, 0.5)  # of the variance of the process
 NOISE = (-3.0, 1.0)  # of the variance of the noise
