@@ -13,8 +13,10 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
-COLOURS = {"kvei": "#bb3355", "tpe": "#004488", "gp": "#117733", "random": "#777777",
-           "nsga2": "#a37200"}  # fmt: skip
+COLOURS = {
+    "kvei": "#bb3355", "kvei0": "#e8a0b4", "tpe": "#004488", "gp": "#117733",
+    "random": "#777777", "nsga2": "#a37200",
+}  # fmt: skip
 STYLES = {"warm-race": "-", "warm-full": "--", "cold-race": ":", "cold-full": "-."}
 
 
