@@ -13,9 +13,9 @@ from torch import Tensor
 
 STEPS = 25  # L-BFGS iterations; the fit is done after about 15
 LEAST_NOISE = 1e-4  # variance, in units of the data's
-# Normal priors of the logarithms: of some twenty tried on the first runs of the benchmark, these were
-# about as near to what other runs found as any, and less sure of themselves than those. Squared
-# errors are still about twice what is claimed (`predict.csv` of studies/2026-11-search-efficiency).
+# Normal priors of the logarithms: of some twenty tried on the first runs of the benchmark, these
+# were about as near to what other runs found as any, and less sure of themselves. Squared
+# errors are still about twice what is claimed (`predict.csv`, studies/2026-11-search-efficiency).
 LENGTH, SPREAD = -0.5, 1.0  # of the length scales, beside half the log of the dimension
 SCALE = (2.0, 0.5)  # of the variance of the process
 NOISE = (-3.0, 1.0)  # of the variance of the noise
