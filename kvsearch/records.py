@@ -63,7 +63,7 @@ class Trial:
         seconds: wall time of the evaluation.
         error: why it failed, was rejected or was stopped.
         params: values of the space's active axes.
-        rungs: how far it came: (tokens of every window, dNLL on them) per rung.
+        rungs: how far it came: (windows, tokens of each, dNLL on them) per rung.
         tokens: tokens that went through the model for it.
         attempt: 1, or more after its evaluator or the driver was killed.
         system: what the sampler noted about it.
@@ -82,7 +82,7 @@ class Trial:
     seconds: float | None = None
     error: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
-    rungs: tuple[tuple[int, float], ...] = ()
+    rungs: tuple[tuple[int, int, float], ...] = ()
     tokens: int = 0
     attempt: int = 1
     system: dict[str, Any] = field(default_factory=dict)

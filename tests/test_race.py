@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluate.replay import continues
 from kvsearch.knobs import Setting
 from kvsearch.methods import at
 from kvsearch.models.load import load_model
@@ -22,10 +23,12 @@ def test_a_replay_that_stops_on_the_way_is_the_same_replay(name: str, tiny_folde
     ids = np.random.default_rng(0).integers(0, 256, size=(3, 320))
     whole = evaluator.quality(policy, ids).nll
     replay = evaluator.replay(policy, ids)
-    for stop in (100, 101, 260, 320):
-        part = replay.to(stop)
-        assert part.shape == (3, stop - 1)
-        np.testing.assert_allclose(part, whole[:, : stop - 1], atol=1e-5)
+    for stop, windows in ((100, 2), (101, 2), (320, 2), (260, 3), (320, 3)):
+        part = replay.to(stop, windows)
+        assert part.shape == (windows, stop - 1)
+        np.testing.assert_allclose(part, whole[:windows, : stop - 1], atol=1e-5)
+    if continues(policy):
+        assert replay.spent == ids.size  # every token was paid for once
 
 
 def noise(offset: float, seed: int, tokens: int = 2047) -> np.ndarray:
@@ -41,25 +44,30 @@ def test_only_what_is_certainly_behind_is_stopped() -> None:
     prefix = 1024
     for offset, stopped in ((0.2, True), (0.002, False), (-0.2, False)):
         mine = noise(offset, 2)[:, : prefix - 1]
-        assert (race.verdict(mine, early, [rival], score_from=64) is not None) is stopped
-    said = race.verdict(noise(0.2, 2)[:, : prefix - 1], early, [rival], score_from=64)
+        assert (
+            race.verdict(mine, early, [rival], score_from=64, tokens=2048) is not None
+        ) is stopped
+    said = race.verdict(noise(0.2, 2)[:, : prefix - 1], early, [rival], score_from=64, tokens=2048)
     assert said is not None and "behind best" in said and "1024 tokens" in said
 
 
 def test_who_has_not_had_to_forget_stops_nobody() -> None:
     late = race.Rival("late", race.Exposure(first=900, mean=900), noise(0.0, 1))
-    mine = noise(0.5, 2)[:, :1023]
-    assert race.verdict(mine, race.Exposure(64, 100), [late], score_from=64) is None
+    mine, soon = noise(0.5, 2), race.Exposure(64, 100)
+    assert race.verdict(mine[:, :1023], soon, [late], score_from=64, tokens=2048) is None
+    assert race.verdict(mine, soon, [late], score_from=64, tokens=2048) is not None  # all was seen
+    mine = mine[:, :1023]
     early = race.Rival("early", race.Exposure(64, 100), noise(0.0, 1))
     unexposed = race.Exposure(first=1000, mean=1000)  # too few tokens since its first eviction
-    assert race.verdict(mine, unexposed, [early], score_from=64) is None
+    assert race.verdict(mine, unexposed, [early], score_from=64, tokens=2048) is None
 
 
 def test_false_stops_are_as_rare_as_promised() -> None:
     early = race.Exposure(64, 100)
     rival = race.Rival("equal", early, noise(0.0, 1))
     stops = [
-        race.verdict(noise(0.0, seed)[:, :1023], early, [rival], score_from=64) is not None
+        race.verdict(noise(0.0, seed)[:, :1023], early, [rival], score_from=64, tokens=2048)
+        is not None
         for seed in range(2, 202)
     ]
     assert sum(stops) <= 2
@@ -69,6 +77,15 @@ def test_exposure_is_where_eviction_starts() -> None:
     assert race.exposure(Policy(), SHAPE).first == float("inf")
     plain = race.exposure(Policy(slots=100, interval=16, score=Score()), SHAPE)
     assert plain.first == plain.mean == 96  # target 84: the tick at 96 is the first above it
-    assert race.rungs(Policy(slots=100), 4096, 256) == (1024, 2048, 4096)
-    assert race.rungs(Policy(slots=100), 1536, 256) == (768, 1536)
-    assert race.rungs(Policy(slots=100, trigger="prompt"), 4096, 256) == (4096,)
+
+
+def test_parts_of_the_first_windows_come_before_whole_ones() -> None:
+    policy = Policy(slots=100)
+    assert race.rungs(policy, 4096, 256) == ((1, 1024), (1, 2048), (1, 4096))
+    assert race.rungs(policy, 1536, 256) == ((1, 768), (1, 1536))
+    whole = ((1, 4096), (2, 4096), (4, 4096), (5, 4096))
+    assert race.rungs(policy, 4096, 256, 5) == ((1, 1024), (1, 2048), *whole)
+    prompt = Policy(slots=100, trigger="prompt")
+    assert race.rungs(prompt, 4096, 256, 5) == whole
+    assert race.rungs(policy, 1024, 128, 4, together=4) == ((4, 256), (4, 512), (4, 1024))
+    assert race.rungs(policy, 1024, 128, 3, together=2)[-2:] == ((2, 1024), (3, 1024))

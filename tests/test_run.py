@@ -74,7 +74,7 @@ def test_a_run_leaves_everything(finished: Path) -> None:
     }  # fmt: skip
     trials = Journal(finished / "trials.jsonl").read()
     assert sum(t.kind == "found" and t.state in ("complete", "pruned") for t in trials) == 3
-    assert [t.name for t in trials[:2]] == ["xmu", "window+int4"]
+    assert [t.name for t in trials[:2]] == ["rotated+sensitivity", "h2o+int4-fine"]
     assert pq.read_table(finished / "trials.parquet").num_rows == len(trials)
     best = Policy.from_json(finished / "best.json")
     assert best.about["bytes_peak"] <= 96 * 2 * 2 * 2 * 8 * 2

@@ -150,10 +150,10 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
         if point is not None and 2 * point.slots <= 1024:
             points.append(point)
     whole = [
-        Seen(p, loss(p), ((1024, loss(p) * (0.5 + 0.01 * i)), (2048, loss(p))))
+        Seen(p, loss(p), ((1, 1024, loss(p) * (0.5 + 0.01 * i)), (1, 2048, loss(p))))
         for i, p in enumerate(points[:10])
     ]
-    stopped = [Seen(p, None, ((1024, 0.5 * loss(p)),)) for p in points[10:]]
+    stopped = [Seen(p, None, ((1, 1024, 0.5 * loss(p)),)) for p in points[10:]]
     model = Surrogate(History(done=whole, stopped=stopped))
     assert len(model.fitted.x) == 12
     assert model.fitted.noise[10:].min() > model.fitted.noise[:10].max()
@@ -217,6 +217,24 @@ def test_unknown_and_missing_samplers_say_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # -- kvei ------------------------------------------------------------------------------------------
+
+
+def test_the_best_policy_is_first_tried_at_the_sizes_that_are_missing() -> None:
+    context, history = Context(SPACE, SETTING), History()
+    wide = {"score": "h2o", "tiers": "k4v4", "recents": 64, "sinks": 4, "interval": 16}
+    for recents, dnll in ((64, 0.1), (32, 0.2)):
+        draw = samplers.pool.Draw({**wide, "recents": recents, "fill": 1.0}, random.Random(0))
+        point = context.price(SPACE.suggest(draw))
+        assert point is not None
+        history.done.append(Seen(point, dnll))
+    sizes = []
+    while (knobs := samplers.slide.slide(history, context)) is not None:
+        sizes.append(knobs["fill"])
+        assert {**knobs, "fill": 1.0} in [s.point.knobs for s in history.done]
+        point = context.price(knobs)
+        assert point is not None
+        history.pending.append(point)
+    assert sizes == [0.75, 0.55, 0.4]
 
 
 def test_proposals_are_feasible_and_new(

@@ -169,9 +169,11 @@ class Run:
             o.trials,
             o.seed,
             lambda seed: make(o.sampler, seed, context),
+            len(self.text.windows["search"]),
             warm=o.warm,
             without=o.without,
             racing=self._racing,
+            together=o.batch,
             speed=ratio,
         )
         methods = len(baselines(o.warm, o.without))

@@ -85,7 +85,7 @@ class Evaluator:
         """
         start = time.perf_counter()
         replay = self.replay(policy, windows, prompt=prompt, **options)
-        nll = replay.to(windows.shape[1], progress)
+        nll = replay.to(windows.shape[1], progress=progress)
         held = replay.bytes_resident() if resident else 0
         return Quality(nll, held, time.perf_counter() - start, replay.impls)
 

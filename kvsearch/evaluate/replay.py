@@ -1,7 +1,7 @@
 """A policy's pass over windows of text that can stop at a rung and go on from there.
 
-A race looks at a prefix before it pays for the rest. The cache stays in memory in between, so a
-policy that goes on pays for every token once.
+A race looks at a part before it pays for the rest. The cache of a window that is not at its end
+stays in memory, so a policy that goes on pays for every token once.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,6 @@ class Replay:
     """One policy on windows `[W, T]`; made by `Evaluator.replay`.
 
     Attributes:
-        stop: tokens of every window done so far.
         spent: tokens that went through the model, summed over windows; counts repeated ones.
     """
 
@@ -42,72 +41,95 @@ class Replay:
     ) -> None:
         self._head, self._loaded, self.policy = head, loaded, policy
         self._prompt, self._options = prompt, options
-        self._ids = [
-            torch.from_numpy(windows[i : i + batch]).to(loaded.device)
+        self._groups = [
+            _Group(torch.from_numpy(windows[i : i + batch]).to(loaded.device))
             for i in range(0, len(windows), batch)
         ]
+        self._cache: PolicyCache | None = None  # the one that took in the newest tokens
         self.spent = 0
-        self._restart()
 
-    def _restart(self) -> None:
-        self.stop = 0
-        self._caches = [
-            PolicyCache(self.policy, self._loaded.model, packed=False, **self._options)
-            for _ in self._ids
-        ]
-        self._last: list[Tensor | None] = [None] * len(self._ids)
-        self._nll: list[list[Tensor]] = [[] for _ in self._ids]
-
-    def to(self, stop: int, progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
-        """NLL `[W, stop - 1]` of every window's first `stop` tokens, in nats; entry t is token t+1.
+    def to(
+        self,
+        stop: int,
+        windows: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> NDArray[np.float32]:
+        """NLL `[windows, stop - 1]` of the first tokens, in nats; entry t is that of token t + 1.
 
         Args:
-            stop: tokens; at least those of the call before.
+            stop: tokens of each window.
+            windows: how many windows, from the first; all if None. Windows that share a forward
+                pass are done together, whether asked for or not.
             progress: called with the number of tokens done.
 
         Raises:
             OutOfMemory: the device has no room for the cache and activations.
         """
-        if self.stop and stop > self.stop and not continues(self.policy):
-            self._restart()
-        with torch.inference_mode():
-            for i, ids in enumerate(self._ids):
-                if stop > self.stop:
-                    self._forward(i, ids, stop)
-                    self.spent += len(ids) * (stop - self.stop)
-                if progress is not None:
-                    progress(len(ids) * (stop - self.stop))
-        self.stop = max(stop, self.stop)
-        parts = [torch.cat(nll, 1)[:, : stop - 1] for nll in self._nll]
+        parts, wanted = [], windows
+        for group in self._groups:
+            if wanted is not None and wanted <= 0:
+                break
+            before = self.spent
+            with torch.inference_mode():
+                if stop > group.done:
+                    self._advance(group, stop)
+            if progress is not None:
+                progress(self.spent - before)
+            parts.append(torch.cat(group.nll, 1)[:wanted, : stop - 1])
+            wanted = None if wanted is None else wanted - len(group.ids)
         return torch.cat(parts).cpu().numpy()
 
-    def _forward(self, i: int, ids: Tensor, stop: int) -> None:
-        cache, start = self._caches[i], self.stop
+    def _advance(self, group: "_Group", stop: int) -> None:
+        if group.cache is None or not continues(self.policy):
+            self._cache = None  # frees the one before
+            group.begin(PolicyCache(self.policy, self._loaded.model, packed=False, **self._options))
+        assert group.cache is not None
+        start = group.done
         edges = [start, stop]
-        if start == 0 and cache.policy.trigger != "stream" and 0 < self._prompt < stop:
+        if start == 0 and self.policy.trigger != "stream" and 0 < self._prompt < stop:
             edges = [start, self._prompt, stop]
-        before = self._last[i]
-        hidden = [] if before is None else [before]
+        hidden = [] if group.last is None else [group.last]
+        first = start - len(hidden)
         try:
             for a, b in pairwise(edges):
-                hidden.append(self._head.hidden(ids[:, a:b], cache))
+                hidden.append(self._head.hidden(group.ids[:, a:b], group.cache))
             held = torch.cat(hidden, 1)
-            first = start if before is None else start - 1
-            self._nll[i].append(self._head.nll(held, ids[:, first:stop]))
+            group.nll.append(self._head.nll(held, group.ids[:, first:stop]))
         except torch.OutOfMemoryError as e:
             raise OutOfMemory(
                 f"out of memory with windows of {stop} tokens; lower --context or --batch"
             ) from e
-        self._last[i] = held[:, -1:]
+        self.spent += len(group.ids) * (stop - start)
+        self._cache = group.cache
+        group.last, group.done = held[:, -1:], stop
+        if stop == group.ids.shape[1]:
+            group.cache = None  # windows further on need the memory
 
     def bytes_resident(self) -> int:
         """Bytes per sequence of the packed cache of the last windows, over the real tensors."""
-        return sum(state.pack().nbytes for state in self._caches[-1].states)
+        assert self._cache is not None
+        return sum(state.pack().nbytes for state in self._cache.states)
 
     @property
     def impls(self) -> dict[str, str]:
         """Which implementation of each op ran."""
-        return {k: v for s in self._caches[-1].states for k, v in s.impls.items()}
+        states = [] if self._cache is None else self._cache.states
+        return {k: v for s in states for k, v in s.impls.items()}
+
+
+class _Group:
+    """Windows `[B, T]` that share a forward pass, and how far they are."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self.ids = ids
+        self.cache: PolicyCache | None = None
+        self.done = 0
+        self.last: Tensor | None = None  # hidden state of the newest token
+        self.nll: list[Tensor] = []
+
+    def begin(self, cache: PolicyCache) -> None:
+        """Start at the first token."""
+        self.cache, self.done, self.last, self.nll = cache, 0, None, []
 
 
 def continues(policy: Policy) -> bool:

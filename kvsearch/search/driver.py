@@ -38,11 +38,11 @@ class Flight:
     """A trial that an evaluator has."""
 
     trial: Trial
-    rungs: tuple[int, ...]
+    rungs: tuple[race.Rung, ...]
     rung: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    seen: list[tuple[int, float]] = field(default_factory=list)
+    seen: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 class Search:
@@ -63,7 +63,7 @@ class Search:
         self.study = Study(task.space, task.sampler, task.seed, limit, task.speed is not None)
         self._interrupted = folder.running()
         self.study.restore([*self.trials, *self._interrupted])
-        self._rivals = Rivals(task.setting.shape, task.score_from, self._load)
+        self._rivals = Rivals(task.setting.shape, task.score_from, task.setting.tokens, self._load)
         known = {t.name for t in [*self.trials, *self._interrupted]}
         self._methods = [(n, m) for n, m in baselines(task.warm, task.without) if n not in known]
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
@@ -217,11 +217,10 @@ class Search:
         self.folder.append(trial)
         return trial
 
-    def _rungs(self, trial: Trial) -> tuple[int, ...]:
-        tokens = self.task.setting.tokens
-        if not self.task.racing:
-            return (tokens,)
-        return race.rungs(trial.policy, tokens, self.task.score_from)
+    def _rungs(self, trial: Trial) -> tuple[race.Rung, ...]:
+        t = self.task
+        looks = race.rungs(trial.policy, t.setting.tokens, t.score_from, t.windows, t.together)
+        return looks if t.racing else looks[-1:]
 
     def _known(self, flight: Flight) -> bool:
         """Finish a trial whose NLL was saved just before a kill."""
@@ -233,7 +232,8 @@ class Search:
         return True
 
     def _job(self, f: Flight) -> Job:
-        return Job(f.trial.number, PART, f.trial.policy, f.rungs[f.rung])
+        windows, stop = f.rungs[f.rung]
+        return Job(f.trial.number, PART, f.trial.policy, stop, windows)
 
     def _after(self, f: Flight, outcome: Outcome) -> Job | None:
         """What follows from an outcome; a job if the trial goes on, or begins again."""
@@ -254,7 +254,7 @@ class Search:
             self.folder.save_nll(PART, f.trial.fingerprint, nll, about)
             self._complete(f)
             return None
-        f.seen.append((f.rungs[f.rung], self._dnll(nll)))
+        f.seen.append((*f.rungs[f.rung], self._dnll(nll)))
         if reason := self._rivals.verdict(f.trial, nll, self.trials):
             self.folder.save_nll(f"{PART}-stopped", f.trial.fingerprint, nll, about)
             self._finish(self._done(f, state="pruned", rungs=tuple(f.seen), error=reason))
@@ -264,14 +264,14 @@ class Search:
 
     def _complete(self, f: Flight) -> None:
         nll, start = self._load(f.trial.fingerprint), self.task.score_from - 1
-        looks = race.rungs(f.trial.policy, self.task.setting.tokens, self.task.score_from)
+        looks = f.rungs if self.task.racing else ()
         self._finish(
             self._done(
                 f,
                 state="complete",
                 nll=float(nll[:, start:].mean()),
                 dnll=self._dnll(nll),
-                rungs=tuple((t, self._dnll(nll[:, : t - 1])) for t in looks),
+                rungs=tuple((w, t, self._dnll(nll[:w, : t - 1])) for w, t in looks),
             )
         )
 
@@ -299,7 +299,8 @@ class Search:
 
     def _dnll(self, nll: NDArray[np.float32]) -> float:
         start = self.task.score_from - 1
-        return float((nll[:, start:] - self.full[:, start : nll.shape[1]]).mean())
+        full = self.full[: len(nll), start : nll.shape[1]]
+        return float((nll[:, start:] - full).mean())
 
     def _load(self, fingerprint: str) -> NDArray[np.float32]:
         return self.folder.load_nll(PART, fingerprint)[0]

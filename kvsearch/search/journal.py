@@ -65,5 +65,6 @@ class Journal:
 
 
 def _trial(data: dict[str, Any]) -> Trial:
-    rungs = tuple((int(t), float(d)) for t, d in data.get("rungs", ()))
+    # rungs were (tokens, dNLL) once; nothing that reads an old folder needs those
+    rungs = tuple((int(r[0]), int(r[1]), float(r[2])) for r in data.get("rungs", ()) if len(r) == 3)
     return Trial(**{**data, "policy": Policy.build(data["policy"]), "rungs": rungs})

@@ -74,7 +74,7 @@ def measure(
                 slot = min(set(range(executor.slots)) - set(running))
                 running[slot] = i
                 tried(i, 1)
-                executor.submit(slot, Job(i, part, todo[i][1], setting.tokens, resident))
+                executor.submit(slot, Job(i, part, todo[i][1], setting.tokens, resident=resident))
             slot, outcome = executor.wait()
             if outcome.status == "unopened":
                 raise RunError(outcome.error)

@@ -61,9 +61,10 @@ class ModelSession:
             self._last = None  # frees the old caches first
             replay = self.evaluator.replay(job.policy, windows)
         before = replay.spent
-        nll = replay.to(job.stop)
+        wanted = len(windows) if job.windows is None else job.windows
+        nll = replay.to(job.stop, wanted)
         held = replay.bytes_resident() if job.resident else 0
-        last = job.stop == windows.shape[1]
+        last = (wanted, job.stop) == windows.shape
         self._last = None if last else (job.part, job.policy, replay)
         return Measured(nll, replay.spent - before, held, replay.impls)
 

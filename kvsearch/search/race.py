@@ -1,11 +1,13 @@
 """Stopping a proposal early, when that is already certain on the tokens both have seen.
 
-No policy sees the future, so the NLL of a prefix is the NLL of the whole there: a prefix is a fair
-sample, once both sides have had to forget something.
+Windows are independent and no policy sees the future, so the NLL of the first windows, or of a
+part of one, is what the whole evaluation has there. Whole windows show a policy as it is. A part of
+one is a fair sample only of what comes after both sides have had to forget something.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +15,16 @@ from numpy.typing import NDArray
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.stats import standard_error
 
-SHARES = (0.25, 0.5)  # of every window: where a proposal is looked at
+SHARES = (0.25, 0.5)  # of the first windows: where a proposal is looked at before it ends them
 SURE = 3.0  # standard errors of the paired difference: one-sided, 99.9 %
-LEAST = 256  # tokens below which nobody is judged
+LEAST = 256  # scored tokens below which nobody is judged
+
+
+class Rung(NamedTuple):
+    """Where a trial is looked at: after `stop` tokens of each of the first `windows` windows."""
+
+    windows: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -42,20 +51,32 @@ def exposure(policy: Policy, shape: ModelShape) -> Exposure:
     return Exposure(min(starts), sum(starts) / len(starts))
 
 
-def rungs(policy: Policy, tokens: int, score_from: int) -> tuple[int, ...]:
-    """Tokens of a window at which a policy is looked at, the last is all of them.
+def rungs(
+    policy: Policy, tokens: int, score_from: int, windows: int = 1, together: int = 1
+) -> tuple[Rung, ...]:
+    """Where a policy is looked at: parts of the first windows, those, twice as many, and so on.
 
     A policy that waits for the end of a prompt cannot be judged on a part of it.
+
+    Args:
+        policy: to be looked at.
+        tokens: of a window.
+        score_from: first scored position.
+        windows: of the whole text; they and all of their tokens are the last rung.
+        together: windows that go through the model together, and so are the first.
     """
-    if policy.trigger != "stream":
-        return (tokens,)
-    looks = [int(s * tokens) for s in SHARES if int(s * tokens) >= score_from + LEAST]
-    return (*looks, tokens)
+    first = min(together, windows)
+    stops = [int(s * tokens) for s in SHARES] if policy.trigger == "stream" else []
+    looks = [Rung(first, stop) for stop in stops if first * (stop - score_from) >= LEAST]
+    while first < windows:
+        looks.append(Rung(first, tokens))
+        first *= 2
+    return (*looks, Rung(windows, tokens))
 
 
 @dataclass(frozen=True, eq=False)
 class Rival:
-    """An opponent: what it is called, its exposure and its NLL `[W, T - 1]`."""
+    """An opponent: what it is called, its exposure and its NLL `[W, T - 1]` on all windows."""
 
     name: str
     exposure: Exposure
@@ -68,28 +89,31 @@ def verdict(
     rivals: Sequence[Rival],
     *,
     score_from: int,
+    tokens: int,
     sure: float = SURE,
 ) -> str | None:
     """Why a proposal need not go on, or None.
 
     Args:
-        nll: of the proposal on a prefix `[W, stop - 1]`.
-        mine: its exposure; tokens before its first eviction do not count.
-        rivals: policies that use no more bytes. One whose layers do not evict well inside the
-            prefix, on average by half of it, looks better than it is and stops nobody.
+        nll: of the proposal on a prefix `[windows, stop - 1]`.
+        mine: its exposure; in a part of a window, tokens before its first eviction do not count.
+        rivals: policies that use no more bytes. In a part of a window, one whose layers do not
+            evict well inside it, on average by half, looks better than it is and stops nobody.
         score_from: first scored position.
+        tokens: of a whole window.
         sure: standard errors of the block-wise paired difference that count as certain.
     """
-    stop = nll.shape[1] + 1
-    start = max(score_from, int(min(mine.first, stop))) - 1
-    if stop - 1 - start < LEAST:
+    windows, stop = len(nll), nll.shape[1] + 1
+    start, fair = score_from - 1, list(rivals)
+    if stop < tokens:
+        start = max(score_from, int(min(mine.first, stop))) - 1
+        fair = [r for r in rivals if r.exposure.mean <= stop / 2]
+    if not fair or nll[:, start:].size < LEAST:
         return None
-    fair = [r for r in rivals if r.exposure.mean <= stop / 2]
-    if not fair:
-        return None
-    best = min(fair, key=lambda r: float(r.nll[:, start : stop - 1].mean()))
-    behind = nll[:, start:] - best.nll[:, start : stop - 1]
+    best = min(fair, key=lambda r: float(r.nll[:windows, start : stop - 1].mean()))
+    behind = nll[:, start:] - best.nll[:windows, start : stop - 1]
     mean, error = float(behind.mean()), standard_error(behind)
     if not mean - sure * error > 0:
         return None
-    return f"stopped after {stop} tokens, {mean:.3f} +- {error:.3f} nats behind {best.name}"
+    seen = f"{windows * stop} tokens"
+    return f"stopped after {seen}, {mean:.3f} +- {error:.3f} nats behind {best.name}"

@@ -16,13 +16,18 @@ class Rivals:
     Args:
         shape: of the model.
         score_from: first scored position.
+        tokens: of a whole window.
         load: NLL `[W, T - 1]` of a measured policy by its fingerprint.
     """
 
     def __init__(
-        self, shape: ModelShape, score_from: int, load: Callable[[str], NDArray[np.float32]]
+        self,
+        shape: ModelShape,
+        score_from: int,
+        tokens: int,
+        load: Callable[[str], NDArray[np.float32]],
     ) -> None:
-        self._shape, self._score_from, self._load = shape, score_from, load
+        self._shape, self._score_from, self._tokens, self._load = shape, score_from, tokens, load
         self._known: dict[str, race.Rival] = {}
 
     def verdict(
@@ -40,7 +45,7 @@ class Rivals:
             and (t.speed or 0.0) >= (trial.speed or 0.0)
         ]
         mine = race.exposure(trial.policy, self._shape)
-        return race.verdict(nll, mine, rivals, score_from=self._score_from)
+        return race.verdict(nll, mine, rivals, score_from=self._score_from, tokens=self._tokens)
 
     def _rival(self, t: Trial) -> race.Rival:
         if t.fingerprint not in self._known:

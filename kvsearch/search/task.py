@@ -22,11 +22,13 @@ class Task:
         score_from: first scored position; before it no cache is full.
         space: where to look.
         trials: free proposals to evaluate, beyond the methods; stopped ones count.
+        windows: of the search text.
         seed: of the sampler.
         sampler: makes the sampler of one proposal from its seed.
         warm: evaluate the published methods first.
         without: names of methods to leave out all the same.
         racing: stop proposals that are behind for certain.
+        together: windows that an evaluator runs in one pass, and so looks at first.
         speed: modelled decode speed of a policy over the full cache's, as a third objective.
     """
 
@@ -36,20 +38,22 @@ class Task:
     trials: int
     seed: int
     sampler: MakeSampler
+    windows: int
     warm: bool = True
     without: tuple[str, ...] = ()
     racing: bool = True
+    together: int = 1
     speed: Callable[[Policy], float] | None = None
 
 
 def baselines(warm: bool = True, without: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
-    """Methods that a search starts from, strong ones first: they stop the others early."""
-    return [
-        (n, m)
-        for kind in ("composite", "single")
-        for n, m in METHODS.items()
-        if warm and m.baseline and m.kind == kind and n not in without
-    ]
+    """Methods that a search starts from, strong ones first: they stop the others early.
+
+    Composites are listed from plain to refined, so they come in reverse.
+    """
+    wanted = [(n, m) for n, m in METHODS.items() if warm and m.baseline and n not in without]
+    composites = [(n, m) for n, m in wanted if m.kind == "composite"]
+    return composites[::-1] + [(n, m) for n, m in wanted if m.kind == "single"]
 
 
 def admitted(

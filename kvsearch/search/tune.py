@@ -101,7 +101,13 @@ class _Bridge:
             return self.finished
         self.slots[trial_id] = slot
         policy = job.policy.to_json()
-        return {"key": job.key, "part": job.part, "policy": policy, "stop": job.stop}
+        return {
+            "key": job.key,
+            "part": job.part,
+            "policy": policy,
+            "stop": job.stop,
+            "windows": job.windows,
+        }
 
     def complete(self, trial_id: str) -> None:
         slot = self.slots.pop(trial_id)
@@ -155,7 +161,7 @@ def _trainable(tune: Any) -> Any:
 
         def step(self) -> dict[str, Any]:
             c = self.config
-            job = Job(c["key"], c["part"], Policy.parse(c["policy"]), c["stop"])
+            job = Job(c["key"], c["part"], Policy.parse(c["policy"]), c["stop"], c["windows"])
             outcome = self._run(job)
             ok = outcome.measured is not None
             nll = float(outcome.measured.nll.mean()) if outcome.measured is not None else PENALTY

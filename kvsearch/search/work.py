@@ -27,7 +27,8 @@ class Job:
         key: whose it is; the outcome carries it back.
         part: name of the text part, such as `search`.
         policy: what to evaluate.
-        stop: tokens of every window to evaluate, from the first.
+        stop: tokens of a window to evaluate, from the first.
+        windows: how many of the part's windows, from the first; all if None.
         resident: also pack the cache and count its bytes.
     """
 
@@ -35,6 +36,7 @@ class Job:
     part: str
     policy: Policy
     stop: int
+    windows: int | None = None
     resident: bool = False
 
 
@@ -43,7 +45,7 @@ class Measured:
     """What came out of a job that worked.
 
     Attributes:
-        nll: nats per token `[W, stop - 1]` fp32.
+        nll: nats per token `[windows, stop - 1]` fp32.
         tokens: tokens that went through the model for this job.
         bytes_resident: of the packed cache, 0 if not asked for.
         impls: which implementation of each op ran.

@@ -38,7 +38,7 @@ class Remembered:
 
     def __init__(self, inner: ModelSession, place: Path, layers: int) -> None:
         self.inner, self.place, self.layers = inner, place, layers
-        self.last: tuple[str, int] = ("", 0)
+        self.last, self.paid = "", [0]
         place.mkdir(parents=True, exist_ok=True)
 
     def run(self, job: Job) -> Measured:
@@ -52,10 +52,13 @@ class Remembered:
                 np.save(f, self.inner.run(whole).nll)
             (self.place / f"{key}.json").write_text(job.policy.to_json())
             os.replace(draft, file)
-        goes_on = self.last[0] == key and continues(job.policy)
-        tokens = W * (job.stop - (self.last[1] if goes_on else 0))
-        self.last = (key, job.stop)
-        return Measured(np.load(file)[:, : job.stop - 1], tokens)
+        windows = W if job.windows is None else job.windows
+        if self.last != key:
+            self.last, self.paid = key, [0] * W
+        goes_on = continues(job.policy)
+        tokens = sum(job.stop - (p if goes_on else 0) for p in self.paid[:windows] if p < job.stop)
+        self.paid[:windows] = [max(p, job.stop) for p in self.paid[:windows]]
+        return Measured(np.load(file)[:windows, : job.stop - 1], tokens)
 
     def forget(self) -> None:
         self.inner.forget()
@@ -94,7 +97,7 @@ def main() -> None:
     space = load_space(str(Path(__file__).with_name("space.yaml")))
     sampler = make_sampler(o.sampler, space, setting)
     task = Task(
-        setting, BUDGET, space, o.trials - methods, o.seed, sampler,
+        setting, BUDGET, space, o.trials - methods, o.seed, sampler, WINDOWS,
         warm=not o.cold, racing=not o.no_race,
     )  # fmt: skip
 

@@ -83,7 +83,7 @@ class Simulated:
     """A session that answers from the surrogate, and charges tokens as the real one would."""
 
     def __init__(self, truth: Truth) -> None:
-        self.truth, self.last = truth, ("", 0)
+        self.truth, self.last, self.seen = truth, "", 0
 
     def run(self, job: Job) -> Measured:
         t = self.truth
@@ -101,10 +101,11 @@ class Simulated:
         full = np.repeat(t.full, BLOCK).reshape(WINDOWS, -1)
         nll = np.zeros((WINDOWS, CONTEXT - 1), dtype=np.float32)
         nll[:, BUDGET - 1 :] = (full + per_token)[:, : CONTEXT - BUDGET]
-        goes_on = self.last[0] == key
-        tokens = WINDOWS * (job.stop - (self.last[1] if goes_on else 0))
-        self.last = (key, job.stop)
-        return Measured(nll[:, : job.stop - 1], tokens)
+        windows = WINDOWS if job.windows is None else job.windows
+        if self.last != key:
+            self.last, self.seen = key, 0
+        tokens, self.seen = windows * job.stop - self.seen, windows * job.stop
+        return Measured(nll[:windows, : job.stop - 1], tokens)
 
     def forget(self) -> None:
         pass
@@ -116,7 +117,8 @@ def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
     methods = 0 if o.cold else len(baselines())
     task = Task(
         truth.setting, BUDGET, space, o.trials - methods, seed,
-        make_sampler(o.sampler, space, truth.setting), warm=not o.cold, racing=not o.no_race,
+        make_sampler(o.sampler, space, truth.setting), WINDOWS,
+        warm=not o.cold, racing=not o.no_race,
     )  # fmt: skip
     name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}"
     folder = RunFolder(o.place / f"{name}-{seed}")

@@ -109,7 +109,7 @@ def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "T
     from kvsearch.search.task import Task
 
     make = make_sampler(sampler, SPACE, SETTING)
-    return Task(SETTING, FROM, SPACE, trials, seed, make, **more)
+    return Task(SETTING, FROM, SPACE, trials, seed, make, 1, **more)
 
 
 def main(options: list[str] | None = None) -> None:

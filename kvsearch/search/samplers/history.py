@@ -18,12 +18,12 @@ class Seen:
     Attributes:
         point: the policy's price.
         dnll: nats per token behind the full cache on the whole text; None if it was stopped.
-        rungs: (tokens, dnll on those tokens) of every prefix it was judged on.
+        rungs: (windows, tokens of each, dnll on them) of every prefix it was judged on.
     """
 
     point: Priced
     dnll: float | None
-    rungs: tuple[tuple[int, float], ...] = ()
+    rungs: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass
@@ -81,8 +81,8 @@ def read(trials: Iterable[FrozenTrial], price: Pricer, asking: int) -> History:
     return out
 
 
-def _rungs(given: Any) -> tuple[tuple[int, float], ...]:
+def _rungs(given: Any) -> tuple[tuple[int, int, float], ...]:
     """Rungs as a driver wrote them, without what is no number."""
     if not isinstance(given, Sequence):
         return ()
-    return tuple((int(n), float(d)) for n, d in given if d is not None and isfinite(d))
+    return tuple((int(w), int(n), float(d)) for w, n, d in given if d is not None and isfinite(d))

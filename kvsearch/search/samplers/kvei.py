@@ -18,6 +18,7 @@ from kvsearch.search.samplers.history import History, read
 from kvsearch.search.samplers.point import PointSampler, usable
 from kvsearch.search.samplers.pool import anything, mutant, neighbours
 from kvsearch.search.samplers.pricing import Context, Priced
+from kvsearch.search.samplers.slide import slide
 from kvsearch.search.samplers.surrogate import Surrogate
 from kvsearch.search.volume import EDGE, WORST
 
@@ -46,9 +47,14 @@ class Kvei(PointSampler):
         self.edge = edge
 
     def propose(self, history: History, rng: random.Random) -> Mapping[str, Value] | None:
-        """The best candidate; before there are `FIRST` completed trials a bred or random one."""
+        """The best candidate, once there are `FIRST` completed trials, and one of every size.
+
+        Before that a bred or random one, then the best policy at the sizes that are missing.
+        """
         if len(history.done) < FIRST:
             return Breed(self.seed, self.context).propose(history, rng)
+        if (missing := slide(history, self.context)) is not None:
+            return missing
         model = Surrogate(history)
         weights, pool = self._screen(model, history, rng)
         parents = [s.point.knobs for s in [*history.front(), *history.best()[:INCUMBENTS]]]

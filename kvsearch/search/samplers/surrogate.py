@@ -57,15 +57,18 @@ class Surrogate:
     def _foretold(self, stopped: Seen, done: Sequence[Seen]) -> tuple[float, float] | None:
         """Mean and variance of the final height of a trial that was stopped at a rung.
 
-        Judged by how much completed trials rose from the same rung. A cache that is not well full
-        by then has shown nothing yet, so only policies with at most half as many slots as the rung
-        has tokens count.
+        Judged by how much completed trials rose from the same rung. In a part of a window, a cache
+        that is not well full has shown nothing yet: only policies with at most half as many slots
+        as that part has tokens count there.
         """
-        tokens, dnll = stopped.rungs[-1]
+        *rung, dnll = stopped.rungs[-1]
         rises = [
-            self.height(s.dnll) - self.height(dict(s.rungs)[tokens])
+            self.height(s.dnll) - self.height(then)
             for s in done
-            if s.dnll is not None and tokens in dict(s.rungs) and 2 * s.point.slots <= tokens
+            for windows, tokens, then in s.rungs
+            if s.dnll is not None
+            and [windows, tokens] == rung
+            and (tokens == s.rungs[-1][1] or 2 * s.point.slots <= tokens)
         ]
         if len(rises) < PAIRS:
             return None

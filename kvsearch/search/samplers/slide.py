@@ -1,0 +1,42 @@
+"""The best policy so far at sizes that nobody has tried.
+
+A front needs policies of several sizes, and no model knows how the loss grows with fewer bytes
+before it has seen a policy at two of them. Methods are all of one size.
+"""
+
+from collections.abc import Mapping
+
+from kvsearch.knobs import Value
+from kvsearch.search.samplers.history import History
+from kvsearch.search.samplers.pricing import Context
+from kvsearch.space import Axis
+
+AXIS = "fill"  # share of the budget that a policy may spend
+SIZES = 4  # of an axis that is a range
+
+
+def slide(history: History, context: Context) -> Mapping[str, Value] | None:
+    """The best policy that fits the largest size without a trial; None once all have one."""
+    axis = context.space.axes.get(AXIS)
+    if axis is None:
+        return None
+    sizes = _sizes(axis)
+    points = [s.point for s in [*history.done, *history.stopped]] + history.pending
+    taken = {_nearest(sizes, p.knobs[AXIS]) for p in points if AXIS in p.knobs}
+    for size in sorted(set(sizes) - taken, reverse=True):
+        for seen in history.best():
+            point = context.price({**seen.point.knobs, AXIS: size})
+            if point is not None and point.feasible and point.fingerprint not in history.tried:
+                return point.knobs
+    return None
+
+
+def _sizes(axis: Axis) -> list[float]:
+    if axis.choice is not None:
+        return [float(c) for c in axis.choice]
+    low, high = axis.float_ or (1.0, 1.0)
+    return [low + (high - low) * i / (SIZES - 1) for i in range(SIZES)]
+
+
+def _nearest(sizes: list[float], value: Value) -> float:
+    return min(sizes, key=lambda s: abs(s - float(value)))
