@@ -222,15 +222,15 @@ def test_unknown_and_missing_samplers_say_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_best_policy_is_first_tried_at_the_sizes_that_are_missing() -> None:
     context, history = Context(SPACE, SETTING), History()
     wide = {"score": "h2o", "tiers": "k4v4", "recents": 64, "sinks": 4, "interval": 16}
-    for recents, dnll in ((64, 0.1), (32, 0.2)):
-        draw = samplers.pool.Draw({**wide, "recents": recents, "fill": 1.0}, random.Random(0))
+    for dnll, score in ((0.1, "h2o"), (0.2, "tova")):
+        draw = samplers.pool.Draw({**wide, "score": score, "fill": 1.0}, random.Random(0))
         point = context.price(SPACE.suggest(draw))
         assert point is not None
         history.done.append(Seen(point, dnll))
     sizes = []
     while (knobs := samplers.slide.slide(history, context)) is not None:
         sizes.append(knobs["fill"])
-        assert {**knobs, "fill": 1.0} in [s.point.knobs for s in history.done]
+        assert {**knobs, "fill": 1.0} == history.done[0].point.knobs
         point = context.price(knobs)
         assert point is not None
         history.pending.append(point)

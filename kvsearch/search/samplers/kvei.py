@@ -22,7 +22,7 @@ from kvsearch.search.samplers.slide import slide
 from kvsearch.search.samplers.surrogate import Surrogate
 from kvsearch.search.volume import EDGE, WORST
 
-FIRST = 6  # completed trials before the model is asked
+FIRST = 6  # trials before the search starts to build on them
 CHILDREN, ROUNDS = 80, 3  # mutants a round; later rounds breed from the best candidates so far
 ANYTHING = 40  # random points in the pool
 LEADERS = 6  # candidates whose mutants fill the next round
@@ -47,14 +47,15 @@ class Kvei(PointSampler):
         self.edge = edge
 
     def propose(self, history: History, rng: random.Random) -> Mapping[str, Value] | None:
-        """The best candidate, once there are `FIRST` completed trials, and one of every size.
+        """The best candidate, once `FIRST` trials are complete and there is one of every size.
 
-        Before that a bred or random one, then the best policy at the sizes that are missing.
+        Before that the best policy at the sizes that are missing, or a bred or random one.
         """
+        seen = len(history.done) + len(history.stopped)
+        if seen >= FIRST and (missing := slide(history, self.context)) is not None:
+            return missing
         if len(history.done) < FIRST:
             return Breed(self.seed, self.context).propose(history, rng)
-        if (missing := slide(history, self.context)) is not None:
-            return missing
         model = Surrogate(history)
         weights, pool = self._screen(model, history, rng)
         parents = [s.point.knobs for s in [*history.front(), *history.best()[:INCUMBENTS]]]

@@ -16,18 +16,17 @@ SIZES = 4  # of an axis that is a range
 
 
 def slide(history: History, context: Context) -> Mapping[str, Value] | None:
-    """The best policy that fits the largest size without a trial; None once all have one."""
-    axis = context.space.axes.get(AXIS)
-    if axis is None:
+    """The best policy at the largest size without a trial; None once it has been everywhere."""
+    axis, best = context.space.axes.get(AXIS), history.best()
+    if axis is None or not best:
         return None
     sizes = _sizes(axis)
     points = [s.point for s in [*history.done, *history.stopped]] + history.pending
     taken = {_nearest(sizes, p.knobs[AXIS]) for p in points if AXIS in p.knobs}
     for size in sorted(set(sizes) - taken, reverse=True):
-        for seen in history.best():
-            point = context.price({**seen.point.knobs, AXIS: size})
-            if point is not None and point.feasible and point.fingerprint not in history.tried:
-                return point.knobs
+        point = context.price({**best[0].point.knobs, AXIS: size})
+        if point is not None and point.fingerprint not in history.tried:
+            return point.knobs
     return None
 
 
