@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from derive import checkpoints
 from live import BUDGET, WINDOWS, Remembered, opened
 
 from kvsearch.app.progress import Shown
@@ -29,17 +30,7 @@ from kvsearch.search.model_work import ModelSession
 from kvsearch.search.work import Job
 
 BLOCK = 64  # tokens
-AT = (15, 30, 60, 100)  # evaluated policies at a checkpoint
 HERE = Path(__file__).parent
-
-
-def checkpoints(trials: list[Trial]) -> list[list[Trial]]:
-    """Trials known at every checkpoint, the last one included."""
-    paid = [i for i, t in enumerate(trials, start=1) if t.state in ("complete", "pruned", "failed")]
-    ends = [i for n, i in enumerate(paid, start=1) if n in AT]
-    if not ends or ends[-1] != paid[-1]:
-        ends.append(paid[-1])
-    return [trials[:i] for i in ends]
 
 
 def reported(trials: list[Trial]) -> list[Trial]:
@@ -66,8 +57,8 @@ def main() -> None:
     )
     wanted = {Policy().fingerprint(layers): Policy()}
     for trials in runs.values():
-        for known in checkpoints(trials):
-            wanted |= {t.fingerprint: t.policy for t in reported(known)}
+        for count in checkpoints([t.tokens for t in trials]).values():
+            wanted |= {t.fingerprint: t.policy for t in reported(trials[:count])}
     for i, (key, policy) in enumerate(wanted.items(), start=1):
         session.run(Job(i, "report", policy, setting.tokens))
         print(f"report text {i}/{len(wanted)} {key}", flush=True)
