@@ -16,6 +16,8 @@ from kvsearch.policy.layout import peak_of
 
 Value = str | int | float | bool
 
+MANY = 1 << 12  # slots over which the bytes of one are averaged
+
 SCORES: dict[str, Score | None] = {
     "none": None,
     "h2o": Score(),
@@ -178,37 +180,31 @@ def _largest(get: dict[str, Value], setting: Setting, limit: int, name: str | No
             return None
 
     low, high = 1, 1 << (4 * setting.tokens - 1).bit_length()
-    under, over = (0, 0), (0, 0)  # slots and bytes of the nearest sizes known, on either side
-    turn = 0
+    layers, raw = setting.shape.layers, base.interval if base.ticks else 0
+    slope = layers * cost.bytes(MANY, 0, None) / MANY
+    guess = raw + (limit - layers * cost.bytes(0, raw, None)) / slope
+    best, turn = 0, 0
     while low + 1 < high:
-        mid = _guess(low, high, under, over, limit) if turn % 3 < 2 else (low + high) // 2
+        mid = min(max(int(guess), low + 1), high - 1) if turn % 3 < 2 else (low + high) // 2
         held = peak(mid)
-        if held is not None and held > limit:
-            high, over = mid, (mid, held)
+        if held is None:
+            low = mid
+        elif held > limit:
+            high = mid
         else:
-            low, under = mid, under if held is None else (mid, held)
+            low = best = mid
+        if held is not None:  # nearly linear; at least one slot on, which settles it at last
+            step = (limit - held) / slope
+            guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
         turn += 1
-    if under[0]:
-        return sized(under[0])
+    if best:
+        return sized(best)
     reason = f"{limit} bytes pay for no slot"
     try:
         layout(sized(low), setting.shape)
     except PolicyError as e:
         reason = str(e)
     raise PolicyError(f"budget too small: {reason}")
-
-
-def _guess(low: int, high: int, under: tuple[int, int], over: tuple[int, int], limit: int) -> int:
-    """A size between `low` and `high` that holds about `limit` bytes, which are nearly linear."""
-    if under[0] and over[0] and over[1] > under[1]:
-        slope = (over[0] - under[0]) / (over[1] - under[1])
-        mid = under[0] + int((limit - under[1]) * slope)
-    elif under[1] or over[1]:
-        slots, held = under if under[1] else over
-        mid = slots * limit // held
-    else:
-        mid = (low + high) // 2
-    return min(max(mid, low + 1), high - 1)
 
 
 def _recents(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:

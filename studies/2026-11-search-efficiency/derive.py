@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from scipy.stats import t as student
 
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
@@ -89,8 +90,16 @@ def live(blocks: Blocks) -> list[dict]:
     return rows
 
 
+def interval(v: np.ndarray) -> dict[str, float | str]:
+    """Ends of the 95 % interval of the mean over seeds (Student's t); empty for one seed."""
+    if len(v) < 2:
+        return {"lo": "", "hi": ""}
+    half = float(student.ppf(0.975, len(v) - 1)) * float(v.std(ddof=1)) / len(v) ** 0.5
+    return {"lo": float(v.mean()) - half, "hi": float(v.mean()) + half}
+
+
 def summary(rows: list[dict]) -> list[dict]:
-    """Per contender and checkpoint: mean over seeds with its standard error, and the target."""
+    """Per contender and checkpoint: mean over seeds with its interval, and the target."""
     groups = defaultdict(list)
     for r in rows:
         groups[r["contender"], r["mark"]].append(r)
@@ -108,7 +117,7 @@ def summary(rows: list[dict]) -> list[dict]:
                 "evaluated": float(np.mean([r["evaluated"] for r in found])),
                 "tokens": round(tokens),
                 "volume_report": float(v.mean()),
-                "standard_error": float(v.std(ddof=1) / len(v) ** 0.5) if len(v) > 1 else "",
+                **interval(v),
                 "best_dnll_report": float(np.mean([r["best_dnll_report"] for r in found])),
                 "at_least_nsga2": bool(target) and bool(v.mean() >= np.mean(target)),
                 "share_of_its_tokens": tokens / float(np.mean(cost)) if cost else "",
@@ -126,7 +135,6 @@ def simulated() -> list[dict]:
     out = []
     for (name, evaluated), found in sorted(groups.items()):
         v = np.array([r["volume"] for r in found])
-        half = 1.96 * v.std(ddof=1) / len(v) ** 0.5 if len(v) > 1 else float("nan")
         out.append(
             {
                 "contender": name,
@@ -134,8 +142,7 @@ def simulated() -> list[dict]:
                 "seeds": len(found),
                 "tokens": round(float(np.mean([r["tokens"] for r in found]))),
                 "volume": float(v.mean()),
-                "lo": float(v.mean() - half),
-                "hi": float(v.mean() + half),
+                **interval(v),
             }
         )
     return out

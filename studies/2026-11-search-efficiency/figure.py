@@ -24,23 +24,25 @@ def main() -> None:
     lines = defaultdict(list)
     with (HERE / "live-summary.csv").open() as f:
         for r in csv.DictReader(f):
-            half = 1.96 * float(r["standard_error"] or 0)
-            lines[r["contender"], r["seeds"]].append(
-                (float(r["tokens"]) / 1e3, float(r["volume_report"]), half)
-            )
+            mean = float(r["volume_report"])
+            half = float(r["hi"] or mean) - mean
+            lines[r["contender"]].append((float(r["tokens"]) / 1e3, mean, half, r["seeds"]))
     fig, ax = plt.subplots(figsize=(8, 5), layout="constrained")
-    for (name, seeds), points in sorted(lines.items()):
+    for name, points in sorted(lines.items()):
         sampler, kind = name.split("-", 1)
-        x, y, half = zip(*sorted(points), strict=True)
+        x, y, half, seeds = zip(*sorted(points), strict=True)
         ax.errorbar(
             x, y, yerr=half, color=COLOURS[sampler], linestyle=STYLES[kind], capsize=2,
-            linewidth=1.6, elinewidth=0.7, label=f"{sampler}, {kind.replace('-', ', ')} ({seeds})",
+            linewidth=1.6, elinewidth=0.7,
+            label=f"{sampler}, {kind.replace('-', ', ')} ({max(seeds)})",
         )  # fmt: skip
     ax.set_xlabel("search tokens evaluated, thousands")
     ax.set_ylabel(
         "hypervolume of the reported set, report text\n(decades of bytes x decades of loss)"
     )
-    ax.set_title("Mean over seeds (number in brackets), bars: 1.96 standard errors", fontsize=10)
+    ax.set_title(
+        "Mean over seeds (number in brackets), bars: 95 % intervals of the mean", fontsize=10
+    )
     ax.legend(fontsize=8, frameon=False, ncols=2)
     ax.spines[["top", "right"]].set_visible(False)
     fig.savefig(HERE / "volume.png", dpi=130)
