@@ -10,6 +10,8 @@ from kvsearch.methods import at
 from kvsearch.models.load import load_model
 from kvsearch.policy import ModelShape, Policy, Score
 from kvsearch.search import race
+from kvsearch.search.model_work import ModelSession
+from kvsearch.search.work import Job
 
 SHAPE = ModelShape(layers=2, kv_heads=2, head_dim=8, heads=4)
 
@@ -29,6 +31,19 @@ def test_a_replay_that_stops_on_the_way_is_the_same_replay(name: str, tiny_folde
         np.testing.assert_allclose(part, whole[:windows, : stop - 1], atol=1e-5)
     if continues(policy):
         assert replay.spent == ids.size  # every token was paid for once
+
+
+def test_a_session_evaluates_the_windows_of_a_rung_and_no_more(tiny_folder) -> None:
+    loaded = load_model(str(tiny_folder), device="cpu", announce=lambda _: None)
+    ids = np.random.default_rng(0).integers(0, 256, size=(3, 200))
+    session = ModelSession(Evaluator(loaded), {"search": ids})
+    policy = at("h2o", Setting(loaded.shape, loaded.shape.budget_bytes(80), 200))
+    paid = []
+    for windows, stop in ((1, 100), (1, 200), (2, 200), (None, 200)):
+        found = session.run(Job(0, "search", policy, stop, windows))
+        assert found.nll.shape == (windows or 3, stop - 1)
+        paid.append(found.tokens)
+    assert paid == [100, 100, 200, 200]
 
 
 def noise(offset: float, seed: int, tokens: int = 2047) -> np.ndarray:

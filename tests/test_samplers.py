@@ -1,6 +1,7 @@
 """Samplers: the closed form, the model, and what every sampler promises the driver."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -160,6 +161,13 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
     raw = model.fitted.y[10:] * model.fitted.unit + model.fitted.centre
     assert raw.tolist() == pytest.approx([model.height(loss(p)) for p in points[10:]], abs=0.05)
     assert len(Surrogate(History(done=whole[:3], stopped=stopped)).fitted.x) == 3
+    # after a whole window everyone has shown what it does, however many slots it has
+    big = [replace(p, slots=900) for p in points]
+    ends = [Seen(p, loss(p), ((1, 1024, 0.5 * loss(p)), (2, 1024, loss(p)))) for p in big[:10]]
+    late = [Seen(p, None, ((1, 1024, 0.5 * loss(p)),)) for p in big[10:]]
+    assert len(Surrogate(History(done=ends, stopped=late)).fitted.x) == 12
+    part = [Seen(p, loss(p), ((1, 1024, 0.5 * loss(p)), (1, 2048, loss(p)))) for p in big[:10]]
+    assert len(Surrogate(History(done=part, stopped=late)).fitted.x) == 10
 
 
 def test_a_policy_that_beats_the_full_cache_is_no_accident() -> None:
