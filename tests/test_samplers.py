@@ -1,6 +1,7 @@
 """Samplers: the closed form, the model, and what every sampler promises the driver."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from optuna.trial import TrialState
 
 from kvsearch import space
 from kvsearch.errors import KvsearchError
-from kvsearch.knobs import Setting
+from kvsearch.knobs import Setting, Value
 from kvsearch.methods import METHODS
 from kvsearch.pareto import hypervolume
 from kvsearch.policy import ModelShape
@@ -23,6 +24,7 @@ from kvsearch.search.samplers.gp import fit
 from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.samplers.surrogate import Surrogate
+from kvsearch.search.samplers.sweep import sweep
 from kvsearch.search.volume import volume
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -243,6 +245,30 @@ def test_the_best_policy_is_first_tried_at_the_sizes_that_are_missing() -> None:
         assert point is not None
         history.pending.append(point)
     assert sizes == [0.75, 0.55, 0.4]
+
+
+def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
+    context, rng, history, moved = Context(SPACE, SETTING), random.Random(1), History(), []
+
+    def tell(knobs: Mapping[str, Value]) -> None:
+        point = context.price.look(knobs)
+        assert point is not None
+        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["spread"] == "sensitivity")
+        history.done.append(Seen(point, dnll))
+        history.tried.add(point.fingerprint)
+
+    for name in ("xmu+int4", "window+int4", "h2o+int4"):
+        tell(SPACE.params(METHODS[name].knobs) or {})
+    while (knobs := sweep(history, context, Surrogate(history), rng)) is not None:
+        base = history.best()[0].point.knobs
+        changed = [k for k in SPACE.axes if knobs.get(k) != base.get(k)]
+        moved.append(changed[0])
+        assert all(moved[-1] in SPACE.axes[k].when for k in changed[1:]), "one move"
+        tell(knobs)
+    assert len(set(moved)) == len(moved), "and none twice"
+    assert {"rotate", "levels", "spread", "interval", "tiers"} <= set(moved)
+    assert moved.index("exponent") > moved.index("spread"), "which opened it"
+    assert not {"score", "fill"} & set(moved), "the methods have shown one, sizes are another step"
 
 
 def test_proposals_are_feasible_and_new(

@@ -20,6 +20,7 @@ from kvsearch.search.samplers.pool import anything, mutant, neighbours
 from kvsearch.search.samplers.pricing import Context, Priced
 from kvsearch.search.samplers.slide import slide
 from kvsearch.search.samplers.surrogate import Surrogate
+from kvsearch.search.samplers.sweep import sweep
 from kvsearch.search.volume import EDGE, WORST
 
 FIRST = 6  # trials before the search starts to build on them
@@ -51,9 +52,10 @@ class Kvei(PointSampler):
         self.edge = edge
 
     def propose(self, history: History, rng: random.Random) -> Mapping[str, Value] | None:
-        """The best candidate, once `FIRST` trials are complete and there is one of every size.
+        """The best candidate, once `FIRST` trials are complete and the first steps are done.
 
-        Before that the best policy at the sizes that are missing, or a bred or random one.
+        Those are the best policy at the sizes that are missing, then moved once along every axis;
+        without enough to go on, a bred or random one.
         """
         seen = len(history.done) + len(history.stopped)
         if seen >= FIRST and (missing := slide(history, self.context)) is not None:
@@ -61,6 +63,8 @@ class Kvei(PointSampler):
         if len(history.done) < FIRST:
             return Breed(self.seed, self.context).propose(history, rng)
         model = Surrogate(history)
+        if (move := sweep(history, self.context, model, rng)) is not None:
+            return move
         weights, pool = self._screen(model, history, rng)
         parents = [s.point.knobs for s in [*history.front(), *history.best()[:INCUMBENTS]]]
         space, price = self.context.space, self.context.price

@@ -78,7 +78,7 @@ def neighbours(
     """Yield (axis, point with that axis alone changed) for the active axes."""
     for name, axis in space.axes.items():
         if name in point:
-            for value in _values(axis, rng):
+            for value in values(axis, rng):
                 if value != point[name]:
                     yield name, space.suggest(Draw({**point, name: value}, rng))
 
@@ -99,7 +99,7 @@ def _other(axis: Axis, value: Value | None, rng: random.Random) -> Value:
     return rng.uniform(*axis.float_)
 
 
-def _values(axis: Axis, rng: random.Random) -> list[Value]:
+def values(axis: Axis, rng: random.Random) -> list[Value]:
     """All values of a choice, some of a range."""
     if axis.choice is not None:
         return list(axis.choice)

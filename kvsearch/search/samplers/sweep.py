@@ -1,0 +1,82 @@
+"""Every axis once, on the best policy so far: what no model can know before it has seen it.
+
+Published methods never leave the defaults of some axes (rotation, budgets per layer): nothing they
+show says what those are worth, and a model that has seen nothing there is as likely to stay away.
+One move on every axis settles it for the price of a dozen evaluations, most of them cut short by
+the race where the move does harm.
+"""
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvsearch.knobs import Value
+from kvsearch.search.samplers.history import History
+from kvsearch.search.samplers.pool import values
+from kvsearch.search.samplers.pricing import Context, Priced
+from kvsearch.search.samplers.slide import AXIS as SIZE
+from kvsearch.search.samplers.surrogate import Surrogate
+from kvsearch.space import SearchSpace
+
+
+class Middle:
+    """Stands in for an Optuna trial: the wished value, or the middle one where none is wished.
+
+    A move may open further axes, such as the exponent of budgets per layer. Their ends are extreme;
+    from the middle the parent gets a fair hearing.
+    """
+
+    def __init__(self, wished: Mapping[str, Value]) -> None:
+        self.wished = wished
+
+    def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
+        """A wished or the middle choice."""
+        return self.wished.get(name, choices[len(choices) // 2])
+
+    def suggest_int(self, name: str, low: int, high: int, step: int = 1) -> Any:
+        """A wished or the middle whole number."""
+        return self.wished.get(name, low + (high - low) // step // 2 * step)
+
+    def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> Any:
+        """A wished or the middle number."""
+        return self.wished.get(name, (low * high) ** 0.5 if log else (low + high) / 2)
+
+
+def sweep(
+    history: History, context: Context, model: Surrogate, rng: random.Random
+) -> Mapping[str, Value] | None:
+    """The best policy, moved along one axis that nobody has moved; None when there is none left.
+
+    Of all such moves the one with the most to hope for: the least loss at one standard deviation
+    below the mean. The next one starts from whatever is best then, and where a move has opened
+    axes, those come too.
+    """
+    best = history.best()
+    if not best:
+        return None
+    base, space = best[0].point.knobs, context.space
+    points = [s.point for s in [*history.done, *history.stopped]] + history.pending
+    moves = []
+    for axis in base:
+        if axis == SIZE or axis not in space.axes or _moved(axis, points, space):
+            continue
+        for value in values(space.axes[axis], rng):
+            point = context.price(space.suggest(Middle({**base, axis: value})))
+            if point is not None and point.fingerprint not in history.tried:
+                moves.append(point)
+    if not moves:
+        return None
+    mean, std = model.predict(moves)
+    return moves[int((mean - std).argmin())].knobs
+
+
+def _moved(axis: str, points: Iterable[Priced], space: SearchSpace) -> bool:
+    """Whether two policies differ in this axis alone, size and what hangs on the axis aside."""
+    free = {axis, SIZE} | {name for name, a in space.axes.items() if axis in a.when}
+    seen: dict[frozenset[tuple[str, Value]], Value] = {}
+    for point in points:
+        if axis in point.knobs:
+            rest = frozenset((k, v) for k, v in point.knobs.items() if k not in free)
+            if seen.setdefault(rest, point.knobs[axis]) != point.knobs[axis]:
+                return True
+    return False
