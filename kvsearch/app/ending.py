@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvsearch.app.progress import Shown
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
@@ -73,12 +75,16 @@ class Ending:
         return [t for t in done if (t.bytes_peak or 0) <= limit]
 
     def _recommend(self, trials: list[Trial]) -> str | None:
-        """The best few within the budget again on the select text; the best there is deployed."""
+        """The best few within the budget again on the select text; the best on both is deployed.
+
+        What put a policy among the few is partly luck, the same for all of them: losses on the
+        search text are no weaker evidence about their order than those on as much other text.
+        """
         best = sorted(self._within(trials), key=lambda t: t.nll or 0.0)[:FINALISTS]
         policies = [t.policy for t in best]
         failures = self._measure("select", "choose on other text", policies, resident=False)
         scores = {
-            t.name: self._loss("select", t.fingerprint)
+            t.name: self._loss(("search", "select"), t.fingerprint)
             for t in best
             if t.fingerprint not in failures
         }
@@ -123,7 +129,7 @@ class Ending:
         best = [c for c in chosen if c.kind == "full" or c.name == recommended]
         for kind, count in (("method", OPPONENTS), ("composite", OPPONENTS), ("found", 1)):
             mine = [c for c in chosen if c.kind == kind]
-            best += sorted(mine, key=lambda c: self._loss("report", c.key))[:count]
+            best += sorted(mine, key=lambda c: self._loss(("report",), c.key))[:count]
         return list({c.name: c for c in best}.values())
 
     def _measure(
@@ -140,6 +146,7 @@ class Ending:
             self.shown.say(f"{title}: {names[key] or key} is left out: {why}")
         return failures
 
-    def _loss(self, part: str, key: str) -> float:
-        nll, _ = self.folder.load_nll(part, key)
+    def _loss(self, parts: tuple[str, ...], key: str) -> float:
+        """Mean over the scored tokens of all `parts`."""
+        nll = np.concatenate([self.folder.load_nll(part, key)[0] for part in parts])
         return float(nll[:, self.score_from - 1 :].mean())

@@ -1,0 +1,61 @@
+"""Draw `outcome.png` from `comparisons.csv`: loss over the full cache against the budget.
+
+python studies/2026-11-outcome/figure.py
+"""
+
+import csv
+from collections import defaultdict
+from math import log
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+HERE = Path(__file__).parent
+COLOURS = {
+    "best published method": "#777777", "best composite by hand": "#a37200",
+    "h2o + 4 bits, tuned": "#004488", "recommended": "#bb3355",
+}  # fmt: skip
+NAMES = {"method": "best published method", "composite": "best composite by hand"}
+
+
+def main() -> None:
+    with (HERE / "comparisons.csv").open() as f:
+        rows = list(csv.DictReader(f))
+    texts = list(dict.fromkeys(r["text"] for r in rows))
+    fig, axes = plt.subplots(1, len(texts), figsize=(9, 4), layout="constrained", sharey=True)
+    for ax, text in zip(axes, texts, strict=True):
+        lines: dict[str, dict[int, float]] = defaultdict(dict)
+        mine = [r for r in rows if r["text"] == text]
+        full = {
+            int(r["budget"]): log(float(r["opponent_ppl"])) for r in mine if r["kind"] == "full"
+        }
+        for r in mine:
+            budget, name = int(r["budget"]), NAMES.get(r["kind"], "h2o + 4 bits, tuned")
+            if r["kind"] == "full":
+                lines["recommended"][budget] = float(r["dnll"])
+                at, error = (
+                    [budget],
+                    [[float(r["dnll"]) - float(r["lo"])], [float(r["hi"]) - float(r["dnll"])]],
+                )
+                ax.errorbar(at, [float(r["dnll"])], error, color=COLOURS["recommended"], capsize=2)
+            else:
+                loss = log(float(r["opponent_ppl"])) - full[budget]
+                lines[name][budget] = min(loss, lines[name].get(budget, loss))
+        for name, colour in COLOURS.items():
+            points = sorted(lines[name].items())
+            ax.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=name)
+        ax.set_title(f"{text}, n = {mine[0]['n']} tokens", fontsize=10)
+        ax.set_xticks(sorted(full))
+        ax.set_xlabel("budget, fp16 slots a layer")
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("dNLL to the full cache, nats per token")
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend(fontsize=8, frameon=False)
+    fig.savefig(HERE / "outcome.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The end of a run: which policy is recommended."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsearch.app.ending import Ending
+from kvsearch.app.progress import Shown
+from kvsearch.knobs import Setting
+from kvsearch.policy import ModelShape, Policy
+from kvsearch.records import Trial
+from kvsearch.search.executors.inline import Inline
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.work import Job, Measured
+
+SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=16, heads=1)
+TOKENS, FROM = 128, 16
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(32), TOKENS)
+LOSSES = {  # nats per token over the full cache
+    "search": {8: 0.30, 12: 0.20, 16: 0.10},
+    "select": {8: 0.05, 12: 0.12, 16: 0.14},
+    "report": {8: 0.20, 12: 0.15, 16: 0.10},
+}
+
+
+class Session:
+    """Answers from the table."""
+
+    def run(self, job: Job) -> Measured:
+        loss = LOSSES[job.part].get(job.policy.slots or 0, 0.0)
+        return Measured(np.full((1, job.stop - 1), 2 + loss, np.float32), job.stop)
+
+    def forget(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("moved", "best"), [(0.0, "16"), (0.2, "12")])
+def test_recommended_is_the_best_on_search_and_select_text_together(
+    moved: float, best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOSSES["select"], 16, 0.14 + moved)
+    trials, folder = [], RunFolder(tmp_path / "run")
+    for number, slots in enumerate((8, 12, 16)):
+        policy = Policy(slots=slots, name=str(slots))
+        key, nll = policy.fingerprint(SHAPE.layers), 2 + LOSSES["search"][slots]
+        folder.save_nll("search", key, np.full((1, TOKENS - 1), nll, np.float32), {})
+        trials.append(
+            Trial(number, str(slots), "found", "complete", policy, key, nll=nll, bytes_peak=slots)
+        )
+    ending = Ending(folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}).go(trials)
+    folder.close()
+    # 8 is the best on the select text alone, 16 on the search text
+    assert ending["recommended"] == best
