@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsearch.app.ending import Ending
+from kvsearch.app.ending import Ending, select_windows
 from kvsearch.app.progress import Shown
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
@@ -19,7 +19,7 @@ TOKENS, FROM = 128, 16
 SETTING = Setting(SHAPE, SHAPE.budget_bytes(32), TOKENS)
 LOSSES = {  # nats per token over the full cache
     "search": {8: 0.30, 12: 0.20, 16: 0.10},
-    "select": {8: 0.05, 12: 0.12, 16: 0.14},
+    "select1": {8: 0.05, 12: 0.12, 16: 0.14},
     "report": {8: 0.20, 12: 0.15, 16: 0.10},
 }
 
@@ -39,7 +39,7 @@ class Session:
 def test_recommended_is_the_best_on_search_and_select_text_together(
     moved: float, best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LOSSES["select"], 16, 0.14 + moved)
+    monkeypatch.setitem(LOSSES["select1"], 16, 0.14 + moved)
     trials, folder = [], RunFolder(tmp_path / "run")
     for number, slots in enumerate((8, 12, 16)):
         policy = Policy(slots=slots, name=str(slots))
@@ -52,3 +52,9 @@ def test_recommended_is_the_best_on_search_and_select_text_together(
     folder.close()
     # 8 is the best on the select text alone, 16 on the search text
     assert ending["recommended"] == best
+
+
+def test_a_longer_search_chooses_on_more_text() -> None:
+    assert select_windows(22, 1) == 1  # the default run
+    assert select_windows(73, 1) == 4
+    assert select_windows(8, 3) == 3  # never less than the search's

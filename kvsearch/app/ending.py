@@ -20,6 +20,20 @@ from kvsearch.search.measure import measure
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
 FRONT = 6  # members of the search front that go to the report
+CHOICE = 0.25  # of the search's tokens that the choice may cost, beyond one pass
+
+
+def select_windows(policies: int, windows: int) -> int:
+    """How many windows finalists are chosen on: as many as the search's, or more in a long search.
+
+    Finalists lie close together: on SmolLM2-135M often closer than one window of 4096 tokens can
+    tell, a standard error of some 0.004 nats (`studies/2026-11-layer-budgets`).
+
+    Args:
+        policies: that the search may evaluate.
+        windows: of the search text.
+    """
+    return max(windows, int(CHOICE * policies * windows / FINALISTS))
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,7 @@ class Ending:
         score_from: first scored position.
         shown: progress.
         also: part name -> (label, token hash) of further texts.
+        select: name of the part to choose on.
     """
 
     folder: RunFolder
@@ -51,6 +66,7 @@ class Ending:
     score_from: int
     shown: Shown
     also: Mapping[str, tuple[str, str]]
+    select: str = "select1"
 
     def go(self, trials: list[Trial]) -> dict[str, Any]:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
@@ -82,9 +98,9 @@ class Ending:
         """
         best = sorted(self._within(trials), key=lambda t: t.nll or 0.0)[:FINALISTS]
         policies = [t.policy for t in best]
-        failures = self._measure("select", "choose on other text", policies, resident=False)
+        failures = self._measure(self.select, "choose on other text", policies, resident=False)
         scores = {
-            t.name: self._loss(("search", "select"), t.fingerprint)
+            t.name: self._loss(("search", self.select), t.fingerprint)
             for t in best
             if t.fingerprint not in failures
         }

@@ -39,7 +39,8 @@ class TextOptions:
         dataset: a named dataset instead.
         report_files: report on these instead of on a part of `files`.
         context: tokens of a window.
-        windows: search windows; finalists are chosen on as many others.
+        windows: search windows.
+        select_windows: of other text, to choose on; fewer where that text is too short.
         report_windows: windows of the report text.
     """
 
@@ -49,14 +50,24 @@ class TextOptions:
     context: int = 1536
     windows: int = 1
     report_windows: int = 1
+    select_windows: int = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Windows `[W, T]` of the texts search, select, report and alsoN, and what is recorded."""
+    """Windows `[W, T]` of the texts search, selectW, report and alsoN, and what is recorded.
+
+    Attributes:
+        parts: the texts that the windows are from.
+        windows: by name.
+        select: name of the windows to choose on. It tells how many there are: a run that goes on
+            with more trials chooses on more, and must not take losses on fewer for those.
+        also: further texts.
+    """
 
     parts: Parts
     windows: dict[str, NDArray[np.int64]]
+    select: str
     also: tuple[Tokens, ...]
 
 
@@ -95,19 +106,21 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say, also: tuple[str, .
     tokens = tokenize(loaded.tokenizer, source(options.files, options.dataset, say))
     if options.report_files:
         report = tokenize(loaded.tokenizer, read_files(options.report_files))
-        search, select = cut(tokens, {"search": 0.7, "select": 0.3})
-        parts = Parts(search, select, report)
+        search, chosen_on = cut(tokens, {"search": 0.7, "select": 0.3})
+        parts = Parts(search, chosen_on, report)
     else:
         parts = split(tokens)
     T, W, R = options.context, options.windows, options.report_windows
+    S = min(options.select_windows, max(1, parts.select.ids.size // T))
+    select = f"select{S}"
     further = tuple(tokenize(loaded.tokenizer, read_file(spec)) for spec in also)
     found = {
         "search": windows(parts.search, count=W, length=T),
-        "select": windows(parts.select, count=W, length=T),
+        select: windows(parts.select, count=S, length=T),
         "report": windows(parts.report, count=R, length=T),
     }
     found |= {f"also{i}": windows(t, count=R, length=T) for i, t in enumerate(further)}
-    return Text(parts, found, further)
+    return Text(parts, found, select, further)
 
 
 def work(

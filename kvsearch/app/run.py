@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.app import inputs, speed, summary
-from kvsearch.app.ending import Ending
+from kvsearch.app.ending import Ending, select_windows
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, TextError
 from kvsearch.evaluate.quality import Evaluator
@@ -82,7 +82,7 @@ class Run:
             context=context,
             say=shown.say,
         )
-        self.text = inputs.text(self.loaded, options.text, shown.say, also=options.also)
+        self.text = inputs.text(self.loaded, self._text_options(), shown.say, also=options.also)
         self.score_from = _score_from(options)
         self.setting = inputs.setting(self.loaded, options.budget, context)
         at("window", self.setting)  # a budget that pays for nothing ends here
@@ -112,7 +112,8 @@ class Run:
             trials = self._search(executor, work)
             also = {f"also{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.also)}
             ending = Ending(
-                self.folder, executor, self.setting, self.score_from, shown, also
+                self.folder, executor, self.setting, self.score_from, shown, also,
+                self.text.select,
             ).go(trials)  # fmt: skip
             executor.close()
             inputs.unpark(self.loaded)
@@ -144,11 +145,8 @@ class Run:
         file = self.folder.path / "sensitivity.json"
         if not file.exists():
             short = self.text.windows["search"][:1, :SENSITIVITY_TOKENS]
-            o = self.options
-            policies = len(baselines(o.warm, o.without)) + o.trials
-            groups = groups_for(
-                policies * o.text.windows * o.text.context, short.size, self.loaded.shape.layers
-            )
+            searched = self._policies * self.text.windows["search"].size
+            groups = groups_for(searched, short.size, self.loaded.shape.layers)
             found = kept_or_measured(Evaluator(self.loaded), short, self.shown.step, groups)
             write_atomic(file, json.dumps({"unit": "mean 1", "per_layer": found}) + "\n")
         per_layer = tuple(json.loads(file.read_text(encoding="utf-8"))["per_layer"])
@@ -176,8 +174,7 @@ class Run:
             together=o.batch,
             speed=ratio,
         )
-        methods = len(baselines(o.warm, o.without))
-        with self.shown.step("search", methods + o.trials) as step:
+        with self.shown.step("search", self._policies) as step:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
                 counts = trial.state in ("complete", "pruned", "failed") or trial.kind != "found"
@@ -208,6 +205,15 @@ class Run:
                 ids = self.text.windows["report"][0]
                 title = f"decode speed {row['name']}"
                 row["decode"] = speed.measure(self.loaded, policy, ids, self.shown, title)
+
+    def _text_options(self) -> inputs.TextOptions:
+        text = self.options.text
+        return replace(text, select_windows=select_windows(self._policies, text.windows))
+
+    @property
+    def _policies(self) -> int:
+        """That the search may evaluate, methods included."""
+        return len(baselines(self.options.warm, self.options.without)) + self.options.trials
 
     @property
     def _racing(self) -> bool:
