@@ -3,8 +3,8 @@
     python derive.py --out FOLDER
 
 For each budget there are two runs: the search (`bN`), and H2O + 4 bits tuned by random search with
-about as many tokens (`h2o-int4-bN`). Both were measured on the same report text and on State of the
-Union. `comparisons.csv` has a row per opponent, `targets.csv` one per budget.
+at least as many tokens (`h2o-int4-bN`). Both were measured on the same report text and on State of
+the Union. `comparisons.csv` has a row per opponent, `targets.csv` one per budget.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def main() -> None:
     ask.add_argument("--out", type=Path, default=HERE)
     out = ask.parse_args().out
     found = []
-    for path in sorted(HERE.glob("b*"), key=lambda p: int(p.name[1:])):
+    for path in sorted(HERE.glob("b[0-9]*"), key=lambda p: int(p.name[1:])):
         budget = int(path.name[1:])
         found += rows(budget, Kept(path), Kept(HERE / f"h2o-int4-b{budget}"))
     (out / "comparisons.csv").write_text(table(found))

@@ -47,7 +47,9 @@ def main() -> None:
         for name, colour in COLOURS.items():
             points = sorted(lines[name].items())
             ax.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=name)
-        ax.set_title(f"{text}, n = {mine[0]['n']} tokens", fontsize=10)
+        least, most = min(int(r["n"]) for r in mine), max(int(r["n"]) for r in mine)
+        n = f"{most}" if least == most else f"{least} to {most}"
+        ax.set_title(f"{text}, n = {n} tokens", fontsize=10)
         ax.set_xticks(sorted(full))
         ax.set_xlabel("budget, fp16 slots a layer")
         ax.spines[["top", "right"]].set_visible(False)
