@@ -3,7 +3,7 @@
     python derive.py --out FOLDER
 
 For each budget there are two runs: the search (`bN`), and H2O + 4 bits tuned by random search with
-at least as many tokens (`h2o-int4-bN`). Both were measured on the same report text and on State of
+about as many tokens (`h2o-int4-bN`). Both were measured on the same report text and on State of
 the Union. `comparisons.csv` has a row per opponent, `targets.csv` one per budget.
 """
 
