@@ -20,7 +20,7 @@ from kvsearch.search.measure import measure
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
 FRONT = 6  # members of the search front that go to the report
-CHOICE = 0.25  # of the search's tokens that the choice may cost, beyond one pass
+CHOICE = 0.25  # of the search's tokens that the choice may cost, where that is more than one pass
 
 
 def select_windows(policies: int, windows: int) -> int:
