@@ -12,6 +12,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from kvsearch.app.inputs import TextOptions
+from kvsearch.app.progress import Shown
+from kvsearch.app.run import Run, RunOptions
 from kvsearch.cli import main
 from kvsearch.policy import Policy
 from kvsearch.search.journal import Journal
@@ -64,6 +67,18 @@ def finished(tiny_folder: Path, prose: Path, tmp_path_factory: pytest.TempPathFa
         main([*run_argv(tiny_folder, prose, out), "--quiet"])
     assert not done.value.code
     return out
+
+
+def test_a_run_with_more_trials_chooses_on_more_windows(
+    tiny_folder: Path, prose: Path, tmp_path: Path
+) -> None:
+    for trials, select in ((3, "select1"), (20, "select2")):
+        text = TextOptions((str(prose),), context=256)
+        options = RunOptions(str(tiny_folder), 96, text, trials=trials, out=tmp_path / select)
+        run = Run(options, Shown(quiet=True))
+        run.folder.close()
+        assert run.text.select == select
+        assert run.text.windows[select].shape == (int(select[-1]), 256)
 
 
 def test_a_run_leaves_everything(finished: Path) -> None:

@@ -259,7 +259,10 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
 
     for name in ("xmu+int4", "window+int4", "h2o+int4"):
         tell(SPACE.params(METHODS[name].knobs) or {})
+    while (size := samplers.slide.slide(history, context)) is not None:
+        tell(size)
     while (knobs := sweep(history, context, Surrogate(history), rng)) is not None:
+        assert Kvei(1, context).propose(history, rng) == knobs, "before it asks its model"
         base = history.best()[0].point.knobs
         changed = [k for k in SPACE.axes if knobs.get(k) != base.get(k)]
         moved.append(changed[0])
