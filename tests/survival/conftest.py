@@ -116,7 +116,7 @@ def calm(place: Path, trials: int) -> list[tuple[Any, ...]]:
 
 
 def ends(log: Path) -> Counter[tuple[str, str]]:
-    """How often each (fingerprint, stop) was evaluated to its end."""
+    """How often each fingerprint was evaluated to its end, by how many tokens that was."""
     lines = [line.split() for line in log.read_text().splitlines()]
     return Counter((w[3], w[4]) for w in lines if len(w) == 5 and w[1] == "end")
 

@@ -96,6 +96,7 @@ def survive(
 def check(trials: list[Trial], log: Path, folder: Path, flying: Counter[str]) -> None:
     done = [t for t in trials if t.state in ("complete", "pruned")]
     assert len({t.fingerprint for t in done}) == len(done) >= 20
+    assert any(t.state == "pruned" for t in done)  # kills met races, too
     mine = sorted((t.number, t.name, t.state, t.fingerprint, t.nll) for t in trials)
     assert outcomes(folder) == mine
     for t in trials:

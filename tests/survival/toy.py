@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvsearch.search.task import Task
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
-TOKENS, FROM = 512, 64
+TOKENS, FROM, WINDOWS = 512, 64, 2  # two windows: a race looks after the first
 SETTING = Setting(SHAPE, SHAPE.budget_bytes(96), TOKENS, (0.4, 0.8, 1.2, 1.6))
 SPACE = load_space("default")
 
@@ -45,17 +45,18 @@ def loss(policy: Policy) -> float:
     return 8.0 / policy.slots * (1.2 - score) + 0.1 / bits + 0.002 * log2(1 + policy.interval)
 
 
-def nll(policy: Policy, stop: int) -> np.ndarray:
-    """NLL `[1, stop - 1]`: the text's difficulty, the policy's loss, and its own noise."""
-    text = np.random.default_rng(0).gamma(2.0, 1.5, size=TOKENS - 1)
+def nll(policy: Policy, windows: int, stop: int) -> np.ndarray:
+    """NLL `[windows, stop - 1]`: the text's difficulty, the policy's loss, and its own noise."""
+    size = (WINDOWS, TOKENS - 1)
+    text = np.random.default_rng(0).gamma(2.0, 1.5, size)
     own = np.random.default_rng(int(policy.fingerprint(SHAPE.layers), 16) % 2**32)
-    noise = 0.1 * own.standard_normal(TOKENS - 1) * (policy.slots is not None)
-    return (text + loss(policy) + noise)[None, : stop - 1].astype(np.float32)
+    noise = 0.1 * own.standard_normal(size) * (policy.slots is not None)
+    return (text + loss(policy) + noise)[:windows, : stop - 1].astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Toy:
-    """Work that writes `PID WHAT KEY FINGERPRINT STOP` for every evaluation.
+    """Work that writes `PID WHAT KEY FINGERPRINT TOKENS` for every evaluation.
 
     Attributes:
         log: where.
@@ -79,7 +80,7 @@ class Session:
     def run(self, job: Job) -> Measured:
         self._write("start", job)
         time.sleep(self.toy.seconds)
-        found = nll(job.policy, job.stop)
+        found = nll(job.policy, _windows(job), job.stop)
         if self.toy.bad and job.policy.score is not None and job.policy.score.share == "layer":
             if self.toy.bad == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -92,16 +93,20 @@ class Session:
             if self.toy.bad in ("nan", "inf"):
                 found[:] = float(self.toy.bad)
         self._write("end", job)
-        return Measured(found, job.stop)
+        return Measured(found, _windows(job) * job.stop)
 
     def forget(self) -> None:
         self.forgot += 1
 
     def _write(self, what: str, job: Job) -> None:
         key = job.policy.fingerprint(SHAPE.layers)
-        line = f"{os.getpid()} {what} {job.key} {key} {job.stop}\n"
+        line = f"{os.getpid()} {what} {job.key} {key} {_windows(job) * job.stop}\n"
         with open(self.toy.log, "a") as f:
             f.write(line)
+
+
+def _windows(job: Job) -> int:
+    return WINDOWS if job.windows is None else job.windows
 
 
 def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "Task":
@@ -109,7 +114,7 @@ def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "T
     from kvsearch.search.task import Task
 
     make = make_sampler(sampler, SPACE, SETTING)
-    return Task(SETTING, FROM, SPACE, trials, seed, make, 1, **more)
+    return Task(SETTING, FROM, SPACE, trials, seed, make, WINDOWS, **more)
 
 
 def main(options: list[str] | None = None) -> None:
