@@ -37,7 +37,7 @@ from kvsearch.space import load as load_space
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 CONTEXT, WINDOWS, BUDGET, BLOCK = 1024, 2, 128, 64
-AT = (20, 30, 40, 60, 80, 100, 120, 160, 200, 240)  # evaluated policies
+AT = (17, 20, 30, 40, 60, 80, 100, 120, 160, 200, 240)  # evaluated policies
 
 
 class Truth:
