@@ -94,7 +94,9 @@ def targets(found: list[dict]) -> list[dict]:
     """Per budget: the nearest opponent of each comparison, and whether the target is met."""
     out = []
     for budget in sorted({r["budget"] for r in found}):
-        rows = [r for r in found if r["budget"] == budget and r["kind"] != "full"]
+        every = [r for r in found if r["budget"] == budget]
+        rows = [r for r in every if r["kind"] != "full"]
+        full = next(r for r in every if r["kind"] == "full" and r["text"] == PARTS["report"])
         report = [r for r in rows if r["text"] == PARTS["report"]]
         textbook = [r for r in report if r["kind"] != "tuned" and r["opponent"] != FINE]
         near = max(textbook, key=lambda r: r["dnll"])
@@ -106,6 +108,7 @@ def targets(found: list[dict]) -> list[dict]:
                 "budget": budget,
                 "textbook": near["opponent"],
                 "ppl_below": below,
+                "full_below": 1 - full["opponent_ppl"] / near["opponent_ppl"],
                 "a": "met" if below >= TEXTBOOK else "missed",
                 "tuned_dnll": tuned["dnll"],
                 "tuned_lo": tuned["lo"],
