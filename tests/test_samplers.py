@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from kvsearch import space
 from kvsearch.errors import KvsearchError
-from kvsearch.knobs import Setting, Value
+from kvsearch.knobs import Setting, Value, build
 from kvsearch.methods import METHODS
 from kvsearch.pareto import hypervolume
 from kvsearch.policy import ModelShape
@@ -23,6 +23,7 @@ from kvsearch.search.samplers.features import FEATURES
 from kvsearch.search.samplers.gp import fit
 from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
+from kvsearch.search.samplers.starvation import starvation
 from kvsearch.search.samplers.surrogate import Surrogate
 from kvsearch.search.samplers.sweep import sweep
 from kvsearch.search.volume import volume
@@ -160,7 +161,8 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
     model = Surrogate(History(done=whole, stopped=stopped))
     assert len(model.fitted.x) == 12
     assert model.fitted.noise[10:].min() > model.fitted.noise[:10].max()
-    raw = model.fitted.y[10:] * model.fitted.unit + model.fitted.centre
+    left = model.fitted.y[10:] * model.fitted.unit + model.fitted.centre
+    raw = left + torch.tensor([p.starvation for p in points[10:]])
     assert raw.tolist() == pytest.approx([model.height(loss(p)) for p in points[10:]], abs=0.05)
     assert len(Surrogate(History(done=whole[:3], stopped=stopped)).fitted.x) == 3
     # after a whole window everyone has shown what it does, however many slots it has
@@ -272,6 +274,52 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
     assert {"rotate", "levels", "spread", "interval", "tiers"} <= set(moved)
     assert moved.index("exponent") > moved.index("spread"), "which opened it"
     assert not {"score", "fill"} & set(moved), "the methods have shown one, sizes are another step"
+
+
+def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
+    context, moved = Context(SPACE, SETTING), dict[bool, set[str]]()
+
+    def priced(knobs: Mapping[str, Value]) -> Priced:
+        point = context.price(knobs)
+        assert point is not None
+        return point
+
+    for whole in (False, True):
+        first, *others = (
+            priced(SPACE.params(METHODS[name].knobs) or {})
+            for name in ("window+int4", "snapkv", "pyramidkv")
+        )
+        history = History(done=[Seen(first, 0.1)])
+        if whole:
+            history.done.append(Seen(others.pop(0), 0.3))
+        history.stopped = [Seen(p, None, ((1, 512, 0.3),)) for p in others]
+        rng, moves = random.Random(1), set[str]()
+        while (knobs := sweep(history, context, Surrogate(history), rng)) is not None:
+            moves |= {k for k in SPACE.axes if knobs.get(k) != first.knobs.get(k)}
+            point = priced(knobs)
+            history.done.append(Seen(point, 0.2))
+            history.tried.add(point.fingerprint)
+        moved[whole] = moves
+    assert "spread" in moved[False] and "spread" not in moved[True]
+
+
+def test_the_layers_foretell_that_budgets_are_best_between_even_and_proportional() -> None:
+    context, base = Context(SPACE, SETTING), SPACE.params(METHODS["h2o+int4"].knobs) or {}
+
+    def priced(**knobs: Value) -> Priced:
+        point = context.price({**base, **knobs})
+        assert point is not None
+        return point
+
+    even, deep = priced(), priced(spread="pyramid", beta=20.0)
+    low, middle, high = (priced(spread="sensitivity", exponent=e) for e in (0.125, 0.35, 1.0))
+    assert middle.starvation < low.starvation < even.starvation == 0 < high.starvation
+    assert deep.starvation != 0
+    unmeasured = replace(SETTING, sensitivity=())
+    assert starvation(build(deep.knobs, unmeasured), unmeasured) == 0
+    model = Surrogate(History(done=[Seen(even, 0.2), Seen(priced(sinks=4), 0.19)]))
+    expected = model.predict([low, middle, high])[0]
+    assert expected.argmin() == 1 and expected.argmax() == 2, "before it has seen any of them"
 
 
 def test_proposals_are_feasible_and_new(

@@ -55,10 +55,11 @@ def sweep(
     if not best:
         return None
     base, space = best[0].point.knobs, context.space
-    points = [s.point for s in [*history.done, *history.stopped]] + history.pending
+    done = [s.point for s in history.done]
+    others = [s.point for s in history.stopped] + history.pending
     moves = []
     for axis in base:
-        if axis == SIZE or axis not in space.axes or _moved(axis, points, space):
+        if axis == SIZE or axis not in space.axes or _moved(axis, done, others, space):
             continue
         for value in values(space.axes[axis], rng):
             point = context.price(space.suggest(Middle({**base, axis: value})))
@@ -70,13 +71,20 @@ def sweep(
     return moves[int((mean - std).argmin())].knobs
 
 
-def _moved(axis: str, points: Iterable[Priced], space: SearchSpace) -> bool:
-    """Whether two policies differ in this axis alone, size and what hangs on the axis aside."""
+def _moved(axis: str, done: Iterable[Priced], others: Iterable[Priced], space: SearchSpace) -> bool:
+    """Whether two policies differ in this axis alone, size and what hangs on the axis aside.
+
+    One of them has to be among `done`, the first: two that were both stopped early have not shown
+    what the axis is worth to anybody.
+    """
     free = {axis, SIZE} | {name for name, a in space.axes.items() if axis in a.when}
     seen: dict[frozenset[tuple[str, Value]], Value] = {}
-    for point in points:
-        if axis in point.knobs:
-            rest = frozenset((k, v) for k, v in point.knobs.items() if k not in free)
-            if seen.setdefault(rest, point.knobs[axis]) != point.knobs[axis]:
-                return True
-    return False
+
+    def known(point: Priced, keep: bool) -> bool:
+        if axis not in point.knobs:
+            return False
+        rest = frozenset((k, v) for k, v in point.knobs.items() if k not in free)
+        value = point.knobs[axis]
+        return (seen.setdefault(rest, value) if keep else seen.get(rest, value)) != value
+
+    return any([known(p, True) for p in done]) or any(known(p, False) for p in others)

@@ -1,0 +1,30 @@
+"""What the measured layers say of a policy's slots per layer before any such policy was tried."""
+
+from math import log10
+
+from kvsearch.knobs import Setting
+from kvsearch.policy import Policy, layout
+
+# Power of its slots with which a layer's loss is taken to fall: of 0, 1, 1.5 and 2 the one with
+# which the model foretold earlier searches best (studies/2026-11-search-efficiency/predict.csv).
+FALL = 1.5
+
+
+def starvation(policy: Policy, setting: Setting) -> float:
+    """log10 of what the layers should lose under this share-out of slots, over an even one.
+
+    Each layer is taken to lose its measured harm, and less with more slots (`FALL`). The least is
+    at an exponent of about 1 / (1 + `FALL`). A model without this, that has seen the exponents
+    0.125 and 1, expects the better of the two to be the best of all.
+
+    Args:
+        policy: built for `setting`.
+        setting: with the sensitivity; without one, and where nothing is evicted, the answer is 0.
+    """
+    harm, most = setting.sensitivity, setting.tokens
+    if not harm or policy.slots is None or policy.spread.kind == "uniform":
+        return 0.0
+    slots = [min(x.slots or most, most) for x in layout(policy, setting.shape).layers]
+    mean = sum(slots) / len(slots)
+    lost = sum(h * (mean / n) ** FALL for h, n in zip(harm, slots, strict=True))
+    return log10(lost / sum(harm))
