@@ -20,7 +20,7 @@ from kvsearch.search import samplers
 from kvsearch.search.samplers import SAMPLERS, Context, Priced, make
 from kvsearch.search.samplers.ehvi import expected_gain
 from kvsearch.search.samplers.features import FEATURES
-from kvsearch.search.samplers.gp import fit
+from kvsearch.search.samplers.gp import fit, misfit
 from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.samplers.starvation import starvation
@@ -139,6 +139,20 @@ def test_the_process_interpolates_reverts_and_doubts_less_where_something_runs()
     told = gp.conditioned(new)
     assert torch.allclose(told.posterior(x)[0], gp.posterior(x)[0], atol=1e-6)
     assert float(told.posterior(new)[1]) < 0.7 * float(gp.posterior(new)[1])
+
+
+def test_the_fit_follows_the_slope_of_the_likelihood() -> None:
+    rng = np.random.default_rng(0)
+    x, z = torch.from_numpy(rng.random((12, 3))), torch.from_numpy(rng.normal(size=12))
+    at = np.log([0.7, 1.1, 0.4, 2.0, 0.05])  # three lengths, scale, noise
+
+    def told(logs: np.ndarray) -> tuple[float, torch.Tensor]:
+        lengths, scale, noise = torch.from_numpy(np.exp(logs)).split([3, 1, 1])
+        return misfit(x, z, lengths, scale[0], noise.expand(12))
+
+    slope = told(at)[1].numpy() * [1, 1, 1, 1, 0.05]
+    steps = 1e-5 * np.eye(5)
+    assert slope == pytest.approx([(told(at + s)[0] - told(at - s)[0]) / 2e-5 for s in steps])
 
 
 def test_twins_with_other_values_do_not_break_the_process() -> None:

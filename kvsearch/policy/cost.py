@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvsearch.policy.ladder import Rungs
 from kvsearch.policy.shape import ModelShape
 
@@ -62,6 +65,19 @@ class Cost:
         counts = self.tier_counts(ticked, target)
         return total + sum(n * b for n, b in zip(counts, self._tiers, strict=True))
 
+    def grid(
+        self, ticked: NDArray[np.int64], raw: NDArray[np.int64], target: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`bytes` of arrays that broadcast: many layers at many steps at once."""
+        sinks = np.minimum(ticked, self._fp16_sinks)
+        total = (raw + sinks) * self._raw + (ticked + raw) * self._held + ticked * self._tag
+        m, last = ticked - sinks, self._tiers[-1]
+        full = np.maximum(m, target - self._fp16_sinks)
+        for share, (better, worse) in zip(self._shares, pairwise(self._tiers), strict=True):
+            total = total + np.minimum(m, (share * full + 0.5).astype(np.int64)) * (better - worse)
+        out: NDArray[np.int64] = total + m * last
+        return out
+
 
 def _vector_bytes(policy: "Policy", head_dim: int, bits: int) -> int:
     """Bytes of one key or one value of one head: codes, scales and zeros."""
@@ -95,13 +111,11 @@ def stream_peak(
     step = 1 if rung is None else rung.R
     whole, rest = divmod(tokens, c)
     last = [(k, c) for k in range(max(0, whole - step), whole)] + ([(whole, rest)] if rest else [])
-    peak = 0
-    for k, raw in last:
-        total = 0
-        for slots, count in layers.items():
-            ticked, target = k * c, None if slots is None else slots - c
-            if target is not None and ticked > target:
-                ticked = target - (target - ticked) % step
-            total += count * cost.bytes(ticked, raw, target)
-        peak = max(peak, total)
-    return peak
+    if None in layers:
+        return max(layers[None] * cost.bytes(k * c, raw, None) for k, raw in last)
+    k, raw = np.array(last, dtype=np.int64).T[:, :, None]
+    target = np.array(list(layers), dtype=np.int64) - c
+    ticked = k * c
+    ticked = np.where(ticked > target, target - (target - ticked) % step, ticked)
+    held = cost.grid(ticked, raw, target) @ np.array(list(layers.values()))
+    return int(held.max())
