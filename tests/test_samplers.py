@@ -164,7 +164,7 @@ def test_twins_with_other_values_do_not_break_the_process() -> None:
 def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_end() -> None:
     price, rng, points = Context(SPACE, SETTING).price, random.Random(0), []
     while len(points) < 12:
-        point = price(samplers.kvei.anything(SPACE, rng))
+        point = price(samplers.pool.anything(SPACE, rng))
         if point is not None and 2 * point.slots <= 1024:
             points.append(point)
     whole = [
@@ -190,7 +190,7 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
 
 def test_a_policy_that_beats_the_full_cache_is_no_accident() -> None:
     price, rng = Context(SPACE, SETTING).price, random.Random(0)
-    found = [price(samplers.kvei.anything(SPACE, rng)) for _ in range(30)]
+    found = [price(samplers.pool.anything(SPACE, rng)) for _ in range(30)]
     points = [p for p in found if p is not None][:8]
     model = Surrogate(History(done=[Seen(p, -0.01 * i) for i, p in enumerate(points)]))
     assert model.heights == sorted(model.heights, reverse=True)

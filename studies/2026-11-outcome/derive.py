@@ -2,9 +2,10 @@
 
     python derive.py --out FOLDER
 
-For each budget there are two runs: the search (`bN`), and H2O + 4 bits tuned by random search with
-about as many tokens (`h2o-int4-bN`). Both were measured on the same report text and on State of
-the Union. `comparisons.csv` has a row per opponent, `targets.csv` one per budget.
+For each line of `targets.csv` there are two runs: the search (`bN`, `bN-two-windows`), and H2O + 4
+bits tuned by random search with about as many tokens (`h2o-int4-` and the same name). Both were
+measured on the same report text and on State of the Union. `comparisons.csv` has a row per
+opponent.
 """
 
 import argparse
@@ -53,8 +54,8 @@ class Kept:
         return sum(t.tokens for t in self.folder.trials())
 
 
-def rows(budget: int, mine: Kept, tuned: Kept) -> list[dict]:
-    """The recommended policy against every opponent of one budget, on both texts."""
+def rows(run: str, mine: Kept, tuned: Kept) -> list[dict]:
+    """The recommended policy against every opponent of one search, on both texts."""
     out = []
     opponents = [(mine, n, r["kind"]) for n, r in mine.rows.items() if r["kind"] != "found"]
     opponents.append((tuned, tuned.recommended, "tuned"))
@@ -69,7 +70,8 @@ def rows(budget: int, mine: Kept, tuned: Kept) -> list[dict]:
             d = paired(best, theirs, level=level)
             out.append(
                 {
-                    "budget": budget,
+                    "run": run,
+                    "budget": int(mine.asked["settings"]["budget"]),
                     "text": label,
                     "policy": mine.recommended,
                     "opponent": name if kind != "tuned" else TUNED,
@@ -91,10 +93,10 @@ def rows(budget: int, mine: Kept, tuned: Kept) -> list[dict]:
 
 
 def targets(found: list[dict]) -> list[dict]:
-    """Per budget: the nearest opponent of each comparison, and whether the target is met."""
+    """Per search: the nearest opponent of each comparison, and whether the target is met."""
     out = []
-    for budget in sorted({r["budget"] for r in found}):
-        every = [r for r in found if r["budget"] == budget]
+    for run in dict.fromkeys(r["run"] for r in found):
+        every = [r for r in found if r["run"] == run]
         rows = [r for r in every if r["kind"] != "full"]
         full = next(r for r in every if r["kind"] == "full" and r["text"] == PARTS["report"])
         report = [r for r in rows if r["text"] == PARTS["report"]]
@@ -105,7 +107,7 @@ def targets(found: list[dict]) -> list[dict]:
         below = 1 - float(np.exp(near["dnll"]))
         out.append(
             {
-                "budget": budget,
+                "run": run,
                 "textbook": near["opponent"],
                 "ppl_below": below,
                 "full_below": 1 - full["opponent_ppl"] / near["opponent_ppl"],
@@ -140,9 +142,8 @@ def main() -> None:
     ask.add_argument("--out", type=Path, default=HERE)
     out = ask.parse_args().out
     found = []
-    for path in sorted(HERE.glob("b[0-9]*"), key=lambda p: int(p.name[1:])):
-        budget = int(path.name[1:])
-        found += rows(budget, Kept(path), Kept(HERE / f"h2o-int4-b{budget}"))
+    for path in sorted(HERE.glob("b[0-9]*/")):
+        found += rows(path.name, Kept(path), Kept(HERE / f"h2o-int4-{path.name}"))
     (out / "comparisons.csv").write_text(table(found))
     (out / "targets.csv").write_text(table(targets(found)))
 

@@ -16,7 +16,7 @@ from kvsearch.search.samplers.breed import Breed
 from kvsearch.search.samplers.ehvi import Array, expected_gain
 from kvsearch.search.samplers.history import History, read
 from kvsearch.search.samplers.point import PointSampler, usable
-from kvsearch.search.samplers.pool import anything, mutant, neighbours
+from kvsearch.search.samplers.pool import mutant, neighbours
 from kvsearch.search.samplers.pricing import Context, Priced
 from kvsearch.search.samplers.slide import slide
 from kvsearch.search.samplers.surrogate import Surrogate
@@ -24,8 +24,7 @@ from kvsearch.search.samplers.sweep import sweep
 from kvsearch.search.volume import EDGE, WORST
 
 FIRST = 6  # trials before the search starts to build on them
-CHILDREN, ROUNDS = 80, 3  # mutants a round; later rounds breed from the best candidates so far
-ANYTHING = 200  # random points in the pool
+CHILDREN, ROUNDS = 40, 3  # mutants a round; later rounds breed from the best candidates so far
 LEADERS = 6  # candidates whose mutants fill the next round
 INCUMBENTS = 3  # policies whose axes are screened
 FLOOR = 0.3  # share of mutations that ignore the screening
@@ -69,7 +68,7 @@ class Kvei(PointSampler):
         parents = [s.point.knobs for s in [*history.front(), *history.best()[:INCUMBENTS]]]
         space, price = self.context.space, self.context.price
         floor = self._floor(history, rng)
-        pool += [price(anything(space, rng)) for _ in range(ANYTHING)]
+        pool += self.context.anywhere
         best: list[Priced] = []
         for _ in range(ROUNDS):
             pool += [price(mutant(space, parents, weights, rng)) for _ in range(CHILDREN)]

@@ -1,5 +1,6 @@
 """What a point of the space costs, exactly and before a token is spent."""
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,10 +9,12 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.policy import Policy, layout
 from kvsearch.search.samplers.features import features
+from kvsearch.search.samplers.pool import anything
 from kvsearch.search.samplers.starvation import starvation
 from kvsearch.space import SearchSpace
 
 Speed = Callable[[Policy], float]
+ANYWHERE = 1000  # random points that every proposal considers; priced once, in about half a second
 KEPT = 20_000  # prices remembered, about 40 MB; a search of a thousand trials asks for 300 000
 
 
@@ -100,3 +103,13 @@ class Context:
     def price(self) -> Pricer:
         """The pricer of all samplers of this study."""
         return Pricer(self.space, self.setting, self.speed)
+
+    @cached_property
+    def anywhere(self) -> list[Priced]:
+        """Random points that may be proposed, the same for all proposals of every run.
+
+        Pricing as many afresh would be most of what a proposal costs.
+        """
+        rng = random.Random(0)
+        points = [self.price(anything(self.space, rng)) for _ in range(ANYWHERE)]
+        return [p for p in points if p is not None]
