@@ -184,8 +184,16 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
     ends = [Seen(p, loss(p), ((1, 1024, 0.5 * loss(p)), (2, 1024, loss(p)))) for p in big[:10]]
     late = [Seen(p, None, ((1, 1024, 0.5 * loss(p)),)) for p in big[10:]]
     assert len(Surrogate(History(done=ends, stopped=late)).fitted.x) == 12
-    part = [Seen(p, loss(p), ((1, 1024, 0.5 * loss(p)), (1, 2048, loss(p)))) for p in big[:10]]
-    assert len(Surrogate(History(done=part, stopped=late)).fitted.x) == 10
+    # in a part of one, those who had not filled their cache are asked for want of others only
+    part = [Seen(p, loss(p), ((1, 1024, 0.1 * loss(p)), (1, 2048, loss(p)))) for p in big[:10]]
+    found = {n: Surrogate(History(done=whole[:n] + part[n:], stopped=stopped)) for n in (0, 4)}
+    foretold = [
+        float((m.fitted.y[10:] * m.fitted.unit + m.fitted.centre).sum()) for m in found.values()
+    ]
+    assert foretold[0] > foretold[1] + 0.5, "they rise more"
+    assert foretold[1] + sum(p.starvation for p in points[10:]) == pytest.approx(
+        float(sum(raw)), abs=0.1
+    )
 
 
 def test_a_policy_that_beats_the_full_cache_is_no_accident() -> None:

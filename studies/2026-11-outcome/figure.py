@@ -1,5 +1,7 @@
 """Draw `outcome.png` from `comparisons.csv`: loss over the full cache against the budget.
 
+Where a budget was searched twice, the lines take the second search; the first is an open mark.
+
 python studies/2026-11-outcome/figure.py
 """
 
@@ -25,10 +27,12 @@ def main() -> None:
     with (HERE / "comparisons.csv").open() as f:
         rows = list(csv.DictReader(f))
     texts = list(dict.fromkeys(r["text"] for r in rows))
+    last = {r["budget"]: r["run"] for r in rows}
     fig, axes = plt.subplots(1, len(texts), figsize=(9, 4), layout="constrained", sharey=True)
     for ax, text in zip(axes, texts, strict=True):
         lines: dict[str, dict[int, float]] = defaultdict(dict)
-        mine = [r for r in rows if r["text"] == text]
+        mine = [r for r in rows if r["text"] == text and r["run"] == last[r["budget"]]]
+        first = [r for r in rows if r["text"] == text and r["run"] != last[r["budget"]]]
         full = {
             int(r["budget"]): log(float(r["opponent_ppl"])) for r in mine if r["kind"] == "full"
         }
@@ -47,6 +51,10 @@ def main() -> None:
         for name, colour in COLOURS.items():
             points = sorted(lines[name].items())
             ax.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=name)
+        for r in first:
+            if r["kind"] == "full":
+                look = {"color": COLOURS["recommended"], "marker": "o", "mfc": "white"}
+                ax.plot(int(r["budget"]), float(r["dnll"]), linestyle="", **look)
         least, most = min(int(r["n"]) for r in mine), max(int(r["n"]) for r in mine)
         n = f"{most}" if least == most else f"{least} to {most}"
         ax.set_title(f"{text}, n = {n} tokens", fontsize=10)

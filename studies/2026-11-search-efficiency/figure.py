@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 COLOURS = {
-    "kvei": "#bb3355", "kvei_nosweep": "#e8a0b4", "tpe": "#004488", "gp": "#117733",
-    "random": "#777777", "nsga2": "#a37200",
+    "kvei": "#bb3355", "kvei_nolayers": "#d0708a", "kvei_nosweep": "#e8a0b4", "tpe": "#004488",
+    "gp": "#117733", "random": "#777777", "nsga2": "#a37200",
 }  # fmt: skip
 STYLES = {"warm-race": "-", "warm-full": "--", "cold-race": ":", "cold-full": "-."}
 

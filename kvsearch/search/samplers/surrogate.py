@@ -63,22 +63,29 @@ class Surrogate:
         """Mean and variance of the final height of a trial that was stopped at a rung.
 
         Judged by how much completed trials rose from the same rung. In a part of a window, a cache
-        that is not well full has shown nothing yet: only policies with at most half as many slots
-        as that part has tokens count there.
+        that is not well full has shown little yet: those with at most half as many slots as that
+        part has tokens are asked first. Where there are none (a large budget, four bits), the
+        others are: they rise a little more than a policy that was worth stopping.
         """
         *rung, dnll = stopped.rungs[-1]
         rises = [
-            self.height(s.dnll) - self.height(then)
+            (self.height(s.dnll) - self.height(then), tokens == s.rungs[-1][1] or _full(s, tokens))
             for s in done
             for windows, tokens, then in s.rungs
-            if s.dnll is not None
-            and [windows, tokens] == rung
-            and (tokens == s.rungs[-1][1] or 2 * s.point.slots <= tokens)
+            if s.dnll is not None and [windows, tokens] == rung
         ]
-        if len(rises) < PAIRS:
+        fair = [rise for rise, shown in rises if shown]
+        if len(fair) < PAIRS:
+            fair = [rise for rise, _ in rises]
+        if len(fair) < PAIRS:
             return None
-        wide = pvariance(rises) * len(rises) / (len(rises) - 1)
-        return self.height(dnll) + fmean(rises), wide * (1 + 1 / len(rises)) + SHY
+        wide = pvariance(fair) * len(fair) / (len(fair) - 1)
+        return self.height(dnll) + fmean(fair), wide * (1 + 1 / len(fair)) + SHY
+
+
+def _full(seen: Seen, tokens: int) -> bool:
+    """Whether so many tokens fill its cache twice over."""
+    return 2 * seen.point.slots <= tokens
 
 
 def _matrix(points: Sequence[Priced]) -> torch.Tensor:
