@@ -1,6 +1,6 @@
 """Draw `outcome.png` from `comparisons.csv`: loss over the full cache against the budget.
 
-Where a budget was searched twice, the lines take the second search; the first is an open mark.
+Open marks are of a second search at a budget, on other report text.
 
 python studies/2026-11-outcome/figure.py
 """
@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
 COLOURS = {
@@ -27,12 +28,12 @@ def main() -> None:
     with (HERE / "comparisons.csv").open() as f:
         rows = list(csv.DictReader(f))
     texts = list(dict.fromkeys(r["text"] for r in rows))
-    last = {r["budget"]: r["run"] for r in rows}
+    once = {r["budget"]: r["run"] for r in reversed(rows)}
     fig, axes = plt.subplots(1, len(texts), figsize=(9, 4), layout="constrained", sharey=True)
     for ax, text in zip(axes, texts, strict=True):
         lines: dict[str, dict[int, float]] = defaultdict(dict)
-        mine = [r for r in rows if r["text"] == text and r["run"] == last[r["budget"]]]
-        first = [r for r in rows if r["text"] == text and r["run"] != last[r["budget"]]]
+        mine = [r for r in rows if r["text"] == text and r["run"] == once[r["budget"]]]
+        again = [r for r in rows if r["text"] == text and r["run"] != once[r["budget"]]]
         full = {
             int(r["budget"]): log(float(r["opponent_ppl"])) for r in mine if r["kind"] == "full"
         }
@@ -51,11 +52,14 @@ def main() -> None:
         for name, colour in COLOURS.items():
             points = sorted(lines[name].items())
             ax.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=name)
-        for r in first:
+        base = {r["run"]: log(float(r["opponent_ppl"])) for r in again if r["kind"] == "full"}
+        for r in again:
             if r["kind"] == "full":
-                look = {"color": COLOURS["recommended"], "marker": "o", "mfc": "white"}
-                ax.plot(int(r["budget"]), float(r["dnll"]), linestyle="", **look)
-        least, most = min(int(r["n"]) for r in mine), max(int(r["n"]) for r in mine)
+                _open(ax, int(r["budget"]), float(r["dnll"]), "recommended")
+            elif r["kind"] == "tuned":
+                loss = log(float(r["opponent_ppl"])) - base[r["run"]]
+                _open(ax, int(r["budget"]), loss, "h2o + 4 bits, tuned")
+        least, most = min(int(r["n"]) for r in mine), max(int(r["n"]) for r in mine + again)
         n = f"{most}" if least == most else f"{least} to {most}"
         ax.set_title(f"{text}, n = {n} tokens", fontsize=10)
         ax.set_xticks(sorted(full))
@@ -63,8 +67,14 @@ def main() -> None:
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("dNLL to the full cache, nats per token")
     axes[0].set_ylim(bottom=0)
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend(fontsize=8, frameon=False, title="open: searched again, other report text")
+    axes[0].get_legend().get_title().set_fontsize(8)
     fig.savefig(HERE / "outcome.png", dpi=130)
+
+
+def _open(ax: Axes, budget: int, loss: float, name: str) -> None:
+    """A mark beside the line's, so that both can be seen."""
+    ax.plot(budget + 6, loss, linestyle="", marker="o", mfc="white", color=COLOURS[name])
 
 
 if __name__ == "__main__":
