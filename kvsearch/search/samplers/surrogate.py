@@ -64,8 +64,8 @@ class Surrogate:
 
         Judged by how much completed trials rose from the same rung. In a part of a window, a cache
         that is not well full has shown little yet: those with at most half as many slots as that
-        part has tokens are asked first. Where there are none (a large budget, four bits), the
-        others are: they rise a little more than a policy that was worth stopping.
+        part has tokens are asked first. While there are too few (a large budget, four bits), all
+        are: they rise a little more than a policy that was worth stopping.
         """
         *rung, dnll = stopped.rungs[-1]
         rises = [
