@@ -187,6 +187,7 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
     # in a part of one, those who had not filled their cache are asked for want of others only
     part = [Seen(p, loss(p), ((1, 1024, 0.1 * loss(p)), (1, 2048, loss(p)))) for p in big[:10]]
     found = {n: Surrogate(History(done=whole[:n] + part[n:], stopped=stopped)) for n in (0, 4)}
+    assert [len(m.fitted.x) for m in found.values()] == [12, 12]
     foretold = [
         float((m.fitted.y[10:] * m.fitted.unit + m.fitted.centre).sum()) for m in found.values()
     ]
