@@ -7,6 +7,7 @@ models are random and tiny; what counts is what each family does around attentio
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,7 +16,10 @@ from transformers import PreTrainedModel
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
-from kvsearch.models.shape import shape_of
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluate.sensitivity import starving
+from kvsearch.models.load import LoadedModel
+from kvsearch.models.shape import policy_layers, shape_of
 from kvsearch.policy import Ladder, Policy, Quantizer, Score, Tier, layout
 
 T = 36
@@ -293,3 +297,16 @@ def test_angles_are_verified_and_not_believed() -> None:
     rope.forward = lambda x, position_ids, f=rope.forward: f(x, position_ids * 2)
     with pytest.raises(ModelError, match="does something else"):
         PolicyCache(Policy(slots=12, positions="cache"), model)
+
+
+def test_a_pass_may_start_at_the_first_layer_that_differs(family) -> None:
+    """What layers before it gave is repeated: a family must not hand anything around them."""
+    model = build(family)
+    layers = policy_layers(model.config)
+    loaded = LoadedModel(model, None, shape_of(model.config), "", "", "", None, "float64", "cpu")
+    divergence = Evaluator(loaded).divergence(IDS.numpy())
+    starved = starving(np.array([len(layers) - 1]), len(layers), 32, T)
+    short, whole = divergence.of(starved, same=layers[-1]), divergence.of(starved)
+    assert short.max() > 1e-5
+    np.testing.assert_allclose(short, whole, atol=1e-6)  # logits are fp32
+    assert divergence.spent < 3 * IDS.numel()

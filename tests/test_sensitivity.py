@@ -1,15 +1,74 @@
-"""Sensitivity is measured as finely as a search can pay for."""
+"""Sensitivity is measured as finely and on as many windows as a search can pay for."""
 
+import numpy as np
 import pytest
+import torch
 
-from kvsearch.evaluate.sensitivity import groups_for
+from kvsearch.evaluate import sensitivity
+from kvsearch.evaluate.head import Head
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluate.sensitivity import Plan
+from kvsearch.models.load import LoadedModel, load_model
+from kvsearch.policy import Policy
+
+
+@pytest.fixture
+def tiny(tiny_folder) -> LoadedModel:
+    return load_model(str(tiny_folder), device="cpu")
 
 
 @pytest.mark.parametrize(
-    ("search_tokens", "layers", "groups"),
-    [(34_000, 30, 10), (220_000, 30, 27), (10_000_000, 30, 30), (10_000_000, 4, 4), (0, 4, 4)],
+    ("search_tokens", "layers", "context", "plan"),
+    [
+        (34_000, 30, 1024, Plan(10, 1, 768)),
+        (100_000, 30, 1024, Plan(24, 1, 769)),
+        (300_000, 30, 4096, Plan(30, 1, 1875)),
+        (300_000, 30, 1024, Plan(30, 1, 1024)),
+        (700_000, 30, 4096, Plan(30, 2, 2048)),
+        (10_000_000, 30, 4096, Plan(30, 4, 2048)),
+        (10_000_000, 4, 512, Plan(4, 4, 512)),
+        (0, 4, 512, Plan(4, 1, 512)),
+    ],
 )
-def test_groups_cost_at_most_a_tenth_of_a_search_but_never_fall_below_ten(
-    search_tokens: int, layers: int, groups: int
+def test_measuring_costs_at_most_a_tenth_of_a_search_but_is_never_too_coarse(
+    search_tokens: int, layers: int, context: int, plan: Plan
 ) -> None:
-    assert groups_for(search_tokens, 768, layers) == groups
+    assert sensitivity.plan(search_tokens, layers, context) == plan
+
+
+def test_divergence_is_the_textbook_sum_across_slices(tiny, monkeypatch) -> None:
+    monkeypatch.setattr("kvsearch.evaluate.head.ROWS", 3)
+    head, gen = Head(tiny.model), torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 2, 7, 32, generator=gen)
+    with torch.inference_mode():
+        found = head.divergence(a, b)
+        p, q = (head.logits(x).softmax(-1).double() for x in (a, b))
+    torch.testing.assert_close(found.double(), (p * (p / q).log()).sum(-1), rtol=1e-3, atol=1e-6)
+    assert (found > 0).all() and not head.divergence(a, a).any()
+
+
+def test_a_layer_without_values_is_the_least_harmed(tiny) -> None:
+    """Values of layer 1 are all zero, so whatever it forgets makes no difference."""
+    with torch.no_grad():
+        tiny.model.model.layers[1].self_attn.v_proj.weight.zero_()
+    ids, steps = np.random.default_rng(0).integers(0, 256, (2, 160)), []
+    first, second = sensitivity.measure(
+        Evaluator(tiny), ids, groups=2, progress=lambda: steps.append(1)
+    )
+    assert first > 1.9 and 0 < second < 2 * sensitivity.LEAST
+    assert len(steps) == 4  # two groups on two windows
+
+
+def test_starting_at_the_starved_layer_gives_the_same_and_leaves_the_model_as_it_was(tiny) -> None:
+    ids = np.random.default_rng(0).integers(0, 256, (1, 160))
+    evaluator = Evaluator(tiny)
+    divergence = evaluator.divergence(ids)
+    assert divergence.spent == 160
+    policy = sensitivity.starving(np.array([1]), 2, 32, 160)
+    short = divergence.of(policy, same=1)
+    assert divergence.spent == 240
+    whole = divergence.of(policy)
+    np.testing.assert_allclose(short, whole, atol=1e-6)
+    assert short[:, :32].max() < 1e-6 and short[:, 32:].max() > 1e-5
+    assert np.abs(divergence.of(Policy())).max() < 1e-6
+    np.testing.assert_array_equal(evaluator.divergence(ids).of(policy), whole)

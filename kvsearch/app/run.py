@@ -13,8 +13,8 @@ from kvsearch.app import inputs, speed, summary
 from kvsearch.app.ending import Ending, select_windows
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, TextError
+from kvsearch.evaluate import sensitivity
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.sensitivity import groups_for, kept_or_measured
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.methods import at, find
@@ -30,9 +30,6 @@ from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
 from kvsearch.search.volume import volume
 from kvsearch.space import load as load_space
-
-SENSITIVITY_TOKENS = 768  # of the search text
-
 
 OBJECTIVES = ("nll", "bytes", "throughput")
 
@@ -144,10 +141,15 @@ class Run:
             return self.setting
         file = self.folder.path / "sensitivity.json"
         if not file.exists():
-            short = self.text.windows["search"][:1, :SENSITIVITY_TOKENS]
-            searched = self._policies * self.text.windows["search"].size
-            groups = groups_for(searched, short.size, self.loaded.shape.layers)
-            found = kept_or_measured(Evaluator(self.loaded), short, self.shown.step, groups)
+            ids = self.text.windows["search"]
+            layers, tokens = self.loaded.shape.layers, self._policies * ids.size
+            plan = sensitivity.plan(tokens, layers, ids.shape[1])
+            found = sensitivity.kept_or_measured(
+                Evaluator(self.loaded),
+                ids[: plan.windows, : plan.tokens],
+                self.shown.step,
+                plan.groups,
+            )
             write_atomic(file, json.dumps({"unit": "mean 1", "per_layer": found}) + "\n")
         per_layer = tuple(json.loads(file.read_text(encoding="utf-8"))["per_layer"])
         return replace(self.setting, sensitivity=per_layer)

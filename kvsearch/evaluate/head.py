@@ -59,3 +59,21 @@ class Head:
                 torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
             )
         return torch.cat(parts, 1)
+
+    def divergence(self, hidden: Tensor, other: Tensor) -> Tensor:
+        """KL divergence of the next-token distributions after `hidden` from those after `other`.
+
+        Args:
+            hidden: last hidden states `[B, T, hidden]` of the model as it should be.
+            other: those of the same tokens with something left out.
+
+        Returns:
+            Nats `[B, T]`: how many more are needed, on average over what `hidden` expects next.
+        """
+        parts = []
+        for start in range(0, hidden.shape[1], ROWS):
+            stop = start + ROWS
+            right = self.logits(hidden[:, start:stop]).log_softmax(-1)
+            left = self.logits(other[:, start:stop]).log_softmax(-1)
+            parts.append((right.exp() * (right - left)).sum(-1))
+        return torch.cat(parts, 1)

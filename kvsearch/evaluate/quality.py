@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import KvsearchError
+from kvsearch.evaluate.divergence import Divergence
 from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.replay import Replay
 from kvsearch.models.load import LoadedModel
@@ -88,6 +89,10 @@ class Evaluator:
         nll = replay.to(windows.shape[1], progress=progress)
         held = replay.bytes_resident() if resident else 0
         return Quality(nll, held, time.perf_counter() - start, replay.impls)
+
+    def divergence(self, windows: NDArray[np.int64]) -> Divergence:
+        """What policies lose against the full cache on token windows `[W, T]`, all in one pass."""
+        return Divergence(self._head, self.loaded, windows)
 
 
 def stepwise(

@@ -1,13 +1,15 @@
 """How much each layer suffers from eviction: the measurement behind `spread: sensitivity`.
 
-A few neighbouring layers at a time keep only a small cache while all others keep everything; the
-rise in NLL is theirs. Cheap (one short window per group), and measured once per model and text.
+A few neighbouring layers at a time keep only a small cache while all others keep everything. Their
+harm is the KL divergence from the full cache's next-token distributions: it says as much as the
+rise in NLL, without the luck of which token came next. Measured once per model and text.
 """
 
 import contextlib
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -18,27 +20,55 @@ from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models.kept import cache_folder
+from kvsearch.models.shape import policy_layers
 from kvsearch.policy import Policy, Score, Spread
 
+LONG, SHORT = 2048, 768  # tokens of a window; layers that look far back suffer only in long ones
 GROUPS = 10  # at least, where the model has as many layers
-SHARE = 0.1  # of a search's tokens that more groups may cost
-SLOTS = 64  # of the starved layers, headroom included
+WINDOWS = 4  # at most
+SHARE = 0.1  # of a search's tokens that this may cost, unless the least is more
+KEPT = 3 / 32  # of a window: slots of the starved layers, headroom included
 INTERVAL = 16
+LEAST = 0.03  # of the mean: what any layer is taken to lose
 
 
-def groups_for(search_tokens: int, tokens: int, layers: int) -> int:
-    """How finely to measure: single layers in a long search, coarser groups in a short one.
+@dataclass(frozen=True)
+class Plan:
+    """How finely to measure, and on how much text.
+
+    Attributes:
+        groups: groups of neighbouring layers that are starved together.
+        windows: how many.
+        tokens: of each.
+    """
+
+    groups: int
+    windows: int
+    tokens: int
+
+
+def plan(search_tokens: int, layers: int, context: int) -> Plan:
+    """What a share of the search pays for: single layers first, then longer windows, then more.
 
     On SmolLM2-135M, budgets from groups of three layers gained nothing on other text, budgets from
     single layers a third of the loss (`studies/2026-11-layer-budgets`).
 
     Args:
         search_tokens: tokens that the search will evaluate.
-        tokens: tokens that measuring one group costs.
         layers: of the model.
+        context: tokens of its windows.
     """
-    affordable = int(SHARE * search_tokens / tokens) - 1  # and the full cache once
-    return min(layers, max(GROUPS, affordable))
+    affordable = SHARE * search_tokens
+    short, long = min(SHORT, context), min(LONG, context)
+    groups = min(layers, max(GROUPS, int(2 * (affordable / short - 1))))
+    tokens = min(long, max(short, int(affordable / _passes(groups))))
+    windows = int(affordable / _passes(groups) / tokens)
+    return Plan(groups, max(1, min(WINDOWS, windows)), tokens)
+
+
+def _passes(groups: int) -> float:
+    """Forward passes that one window costs: a group starts at its layer, so half of one each."""
+    return 1 + groups / 2
 
 
 def measure(
@@ -46,34 +76,43 @@ def measure(
     windows: NDArray[np.int64],
     *,
     groups: int = GROUPS,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[], None] | None = None,
 ) -> tuple[float, ...]:
-    """Harm per layer, mean 1, never below a tenth of the mean.
+    """Harm per layer, mean 1, each at least about `LEAST`.
 
     Args:
         evaluator: of the model.
-        windows: token windows `[W, T]`, `T` well above `SLOTS`.
+        windows: token windows `[W, T]`; starved layers keep `KEPT` of each.
         groups: groups of neighbouring layers that are starved together.
-        progress: called with the number of tokens done.
+        progress: called after every group of every window.
     """
-    L, T = evaluator.loaded.shape.layers, windows.shape[1]
-    full = evaluator.quality(Policy(), windows, resident=False, progress=progress).nll
-    harm = np.zeros(L)
-    for members in np.array_split(np.arange(L), min(groups, L)):
-        slots = np.full(L, float(T + INTERVAL))
-        slots[members] = SLOTS
-        starved = Policy(
-            slots=round(slots.mean()),
-            interval=INTERVAL,
-            recents=SLOTS // 2,
-            score=Score(),
-            spread=Spread(kind="sensitivity", exponent=1.0, weights=tuple(slots.tolist())),
-        )
-        nll = evaluator.quality(starved, windows, resident=False, progress=progress).nll
-        harm[members] = float((nll - full)[:, SLOTS:].mean()) / len(members)
-    harm = np.maximum(harm, 0.1 * max(harm.mean(), 1e-6))
+    blocks = policy_layers(evaluator.loaded.model.config)
+    L, T = len(blocks), windows.shape[1]
+    slots, harm = max(2 * INTERVAL, int(KEPT * T)), np.zeros(L)
+    for window in windows:
+        divergence = evaluator.divergence(window[None])
+        for members in np.array_split(np.arange(L), min(groups, L)):
+            policy = starving(members, L, slots, T)
+            lost = divergence.of(policy, same=blocks[members[0]])
+            harm[members] += float(lost[:, slots:].mean()) / len(members)
+            if progress is not None:
+                progress()
+    harm = np.maximum(harm, LEAST * max(harm.mean(), 1e-9))
     harm /= harm.mean()
     return tuple(float(f"{h:.4g}") for h in harm)
+
+
+def starving(members: NDArray[np.intp], layers: int, slots: int, tokens: int) -> Policy:
+    """Keeps `slots` in the layers `members` and all `tokens` in the others."""
+    weights = np.full(layers, float(tokens + INTERVAL))
+    weights[members] = slots
+    return Policy(
+        slots=round(weights.mean()),
+        interval=INTERVAL,
+        recents=slots // 2,
+        score=Score(),
+        spread=Spread(kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())),
+    )
 
 
 def kept_or_measured(
@@ -88,11 +127,10 @@ def kept_or_measured(
         evaluator: of the model.
         windows: token windows `[W, T]`.
         step: opens progress of a title and a total.
-        groups: groups of neighbouring layers, see `groups_for`.
+        groups: groups of neighbouring layers, see `plan`.
     """
     loaded = evaluator.loaded
-    groups = min(groups, loaded.shape.layers)
-    words = f"{loaded.digest}/{loaded.dtype}/{groups}/{SLOTS}/{INTERVAL}/{windows.shape}"
+    words = f"kl/{loaded.digest}/{loaded.dtype}/{groups}/{KEPT}/{INTERVAL}/{LEAST}/{windows.shape}"
     key = sha256(words.encode() + np.ascontiguousarray(windows).tobytes()).hexdigest()[:16]
     file = cache_folder() / "sensitivity" / f"{key}.json"
     try:
@@ -101,8 +139,8 @@ def kept_or_measured(
             return tuple(float(h) for h in kept)
     except (OSError, ValueError, TypeError):
         pass  # not measured yet
-    with step("layer sensitivity", groups + 1) as shown:
-        found = measure(evaluator, windows, groups=groups, progress=lambda _: shown.advance())
+    with step("layer sensitivity", groups * len(windows)) as shown:
+        found = measure(evaluator, windows, groups=groups, progress=shown.advance)
     with contextlib.suppress(RunError):  # a cache that cannot be written only costs time
         write_atomic(file, json.dumps(found) + "\n")
     return found
