@@ -2,10 +2,10 @@
 
     python derive.py --out FOLDER
 
-For each line of `targets.csv` there are two runs: the search (`bN`, `bN-two-windows`), and H2O + 4
-bits tuned by random search with about as many tokens (`h2o-int4-` and the same name). Both were
-measured on the same report text and on State of the Union. `comparisons.csv` has a row per
-opponent.
+For each line of `targets.csv` there are two runs: the search (`bN`, and what was searched again),
+and H2O + 4 bits tuned by random search with about as many tokens (`h2o-int4-` and the same name, or
+its beginning). Both were measured on the same report text and on State of the Union.
+`comparisons.csv` has a row per opponent.
 """
 
 import argparse
@@ -137,13 +137,19 @@ def table(rows: list[dict]) -> str:
     return text.getvalue()
 
 
+def tuned(run: str) -> Path:
+    """The tuned opponent of a search: the one with most of its name."""
+    mine = [p for p in HERE.glob("h2o-int4-*/") if run.startswith(p.name.removeprefix("h2o-int4-"))]
+    return max(mine, key=lambda p: len(p.name))
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, default=HERE)
     out = ask.parse_args().out
     found = []
     for path in sorted(HERE.glob("b[0-9]*/")):
-        found += rows(path.name, Kept(path), Kept(HERE / f"h2o-int4-{path.name}"))
+        found += rows(path.name, Kept(path), Kept(tuned(path.name)))
     (out / "comparisons.csv").write_text(table(found))
     (out / "targets.csv").write_text(table(targets(found)))
 

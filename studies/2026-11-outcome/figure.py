@@ -1,6 +1,6 @@
 """Draw `outcome.png` from `comparisons.csv`: loss over the full cache against the budget.
 
-Open marks are of a second search at a budget, on other report text.
+Open marks are of further searches at a budget, on other report text, from left to right.
 
 python studies/2026-11-outcome/figure.py
 """
@@ -53,12 +53,14 @@ def main() -> None:
             points = sorted(lines[name].items())
             ax.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=name)
         base = {r["run"]: log(float(r["opponent_ppl"])) for r in again if r["kind"] == "full"}
+        turn = {run: i for i, run in enumerate(base, start=1)}
         for r in again:
+            at = int(r["budget"]) + 6 * turn[r["run"]]
             if r["kind"] == "full":
-                _open(ax, int(r["budget"]), float(r["dnll"]), "recommended")
+                _open(ax, at, float(r["dnll"]), "recommended")
             elif r["kind"] == "tuned":
                 loss = log(float(r["opponent_ppl"])) - base[r["run"]]
-                _open(ax, int(r["budget"]), loss, "h2o + 4 bits, tuned")
+                _open(ax, at, loss, "h2o + 4 bits, tuned")
         least, most = min(int(r["n"]) for r in mine), max(int(r["n"]) for r in mine + again)
         n = f"{most}" if least == most else f"{least} to {most}"
         ax.set_title(f"{text}, n = {n} tokens", fontsize=10)
@@ -72,9 +74,13 @@ def main() -> None:
     fig.savefig(HERE / "outcome.png", dpi=130)
 
 
-def _open(ax: Axes, budget: int, loss: float, name: str) -> None:
-    """A mark beside the line's, so that both can be seen."""
-    ax.plot(budget + 6, loss, linestyle="", marker="o", mfc="white", color=COLOURS[name])
+def _open(ax: Axes, at: int, loss: float, name: str) -> None:
+    """A mark beside the line's; where two fall together the smaller one is in front."""
+    size, above = (4, 4) if name == "recommended" else (8, 3)
+    ax.plot(
+        at, loss, linestyle="", marker="o", markersize=size, mfc="white", color=COLOURS[name],
+        zorder=above,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
