@@ -26,8 +26,8 @@ CHOICE = 0.25  # of the search's tokens that the choice may cost, where that is 
 def select_windows(policies: int, windows: int) -> int:
     """How many windows finalists are chosen on: as many as the search's, or more in a long search.
 
-    Finalists lie close together: on SmolLM2-135M often closer than one window of 4096 tokens can
-    tell, a standard error of some 0.004 nats (`studies/2026-11-layer-budgets`).
+    Finalists lie close together: on SmolLM2-135M often closer than two windows of 4096 tokens
+    can tell, a standard error of some 0.004 nats (`studies/2026-11-layer-budgets`).
 
     Args:
         policies: that the search may evaluate.

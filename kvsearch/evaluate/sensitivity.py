@@ -23,7 +23,7 @@ from kvsearch.models.kept import cache_folder
 from kvsearch.models.shape import policy_layers
 from kvsearch.policy import Policy, Score, Spread
 
-LONG, SHORT = 2048, 768  # tokens of a window; layers that look far back suffer only in long ones
+LONG, SHORT = 2048, 768  # tokens of a window: where the search can pay for them, and at least
 GROUPS = 10  # at least, where the model has as many layers
 WINDOWS = 4  # at most
 SHARE = 0.1  # of a search's tokens that this may cost, unless the least is more
@@ -50,8 +50,8 @@ class Plan:
 def plan(search_tokens: int, layers: int, context: int) -> Plan:
     """What a share of the search pays for: single layers first, then longer windows, then more.
 
-    On SmolLM2-135M, budgets from groups of three layers gained nothing on other text, budgets from
-    single layers a third of the loss (`studies/2026-11-layer-budgets`).
+    On SmolLM2-135M, budgets from groups of three layers regained a quarter of the loss on other
+    text, budgets from single layers a third and more (`studies/2026-11-layer-budgets`).
 
     Args:
         search_tokens: tokens that the search will evaluate.

@@ -1,12 +1,13 @@
-"""Slots per layer from measured sensitivity: how fine to measure, and how steep to follow it.
+"""Slots per layer from measured harm: by what measure, how fine, and how steep to follow it.
 
-One policy of 256 fp16 slots, its slots shared out in different ways, on report text; sensitivity is
+One policy of 256 fp16 slots, its slots shared out in different ways, on report text; harm is
 measured on search text. Rows go to results.csv, paired with the even spread.
 
     python studies/2026-11-layer-budgets/measure.py --text wikitext2-test.raw
 """
 
 import csv
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,17 +16,19 @@ import numpy as np
 
 from kvsearch.app.inputs import TextOptions, text
 from kvsearch.app.progress import Shown
+from kvsearch.evaluate import sensitivity
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.sensitivity import kept_or_measured
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.stats import paired
 
-BUDGET, CONTEXT, TOKENS = 256, 4096, 768
+BUDGET, CONTEXT, WINDOWS = 256, 4096, 2
 KNOBS: dict[str, Value] = dict(
     score="xmu", tiers="k4v4", rotate=True, interval=16, sinks=8, recents="half"
 )
+EXPONENTS = (0.25, 0.35, 0.5)
+LEAST = 0.1  # of the mean: what a rise in NLL is taken for at least, since many are below zero
 
 
 @click.command()
@@ -33,7 +36,7 @@ KNOBS: dict[str, Value] = dict(
 def main(file: str) -> None:
     """Measure and write results.csv."""
     shown, loaded = Shown(quiet=True), load_model()
-    options = TextOptions((f"{file}:0-900000",), None, (f"{file}:900000-",), CONTEXT, 1, 1)
+    options = TextOptions((f"{file}:0-900000",), None, (f"{file}:900000-",), CONTEXT, 1, WINDOWS)
     windows = text(loaded, options, shown.say).windows
     evaluator, shape = Evaluator(loaded), loaded.shape
     setting = Setting(shape, shape.budget_bytes(BUDGET), CONTEXT)
@@ -42,25 +45,48 @@ def main(file: str) -> None:
         nll = evaluator.quality(policy, windows["report"], resident=False).nll
         return nll[:, BUDGET - 1 :].astype(np.float64)
 
+    search = windows["search"]
+    measures = {
+        ("NLL", 10, 768): rise(evaluator, search[:1, :768], 10),
+        ("NLL", shape.layers, 768): rise(evaluator, search[:1, :768], shape.layers),
+        ("KL", shape.layers, 768): sensitivity.measure(
+            evaluator, search[:1, :768], groups=shape.layers
+        ),
+        ("KL", shape.layers, 2048): sensitivity.measure(
+            evaluator, search[:1, :2048], groups=shape.layers
+        ),
+    }
     full, even = losses(Policy()), losses(build(KNOBS, setting))
-    rows = [row("even", 0.0, full, even, even)]
-    for groups in (10, shape.layers):
-        found = kept_or_measured(evaluator, windows["search"][:1, :TOKENS], shown.step, groups)
-        measured = replace(setting, sensitivity=found)
-        for exponent in (0.125, 0.25, 0.35, 0.5):
-            policy = build(KNOBS | {"spread": "sensitivity", "exponent": exponent}, measured)
-            rows.append(row(f"{groups} groups", exponent, full, even, losses(policy)))
+    rows = [row(("even", 0, 0), 0.0, full, even, even)]
+    for measure, harm in measures.items():
+        for exponent in EXPONENTS:
+            knobs = KNOBS | {"spread": "sensitivity", "exponent": exponent}
+            policy = build(knobs, replace(setting, sensitivity=tuple(harm)))
+            rows.append(row(measure, exponent, full, even, losses(policy)))
     with Path(__file__).with_name("results.csv").open("w", newline="") as f:
         out = csv.DictWriter(f, rows[0].keys(), lineterminator="\n")
         out.writeheader()
         out.writerows(rows)
 
 
-def row(spread: str, exponent: float, full, even, mine) -> dict[str, object]:
+def rise(evaluator: Evaluator, windows, groups: int) -> Sequence[float]:
+    """Harm as the rise in NLL, which `kvsearch run` went by until it took the divergence."""
+    layers, tokens = evaluator.loaded.shape.layers, windows.shape[1]
+    slots = int(sensitivity.KEPT * tokens)
+    full, harm = evaluator.quality(Policy(), windows, resident=False).nll, np.zeros(layers)
+    for members in np.array_split(np.arange(layers), groups):
+        starved = sensitivity.starving(members, layers, slots, tokens)
+        nll = evaluator.quality(starved, windows, resident=False).nll
+        harm[members] = float((nll - full)[:, slots:].mean()) / len(members)
+    return tuple((np.maximum(harm, LEAST * harm.mean()) / harm.mean()).tolist())
+
+
+def row(measure: tuple[str, int, int], exponent: float, full, even, mine) -> dict[str, object]:
     """One tidy row, echoed."""
     d = paired(mine, even)
     numbers = {"dnll_full": (mine - full).mean(), "dnll_even": d.mean, "lo": d.lo, "hi": d.hi}
-    found: dict[str, object] = {"spread": spread, "exponent": exponent, "n": mine.size}
+    found: dict[str, object] = dict(zip(("harm", "groups", "tokens"), measure, strict=True))
+    found |= {"exponent": exponent, "n": mine.size}
     found |= {k: f"{v:.4f}" for k, v in numbers.items()}
     click.echo(found)
     return found
