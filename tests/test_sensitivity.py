@@ -51,12 +51,15 @@ def test_a_layer_without_values_is_the_least_harmed(tiny) -> None:
     """Values of layer 1 are all zero, so whatever it forgets makes no difference."""
     with torch.no_grad():
         tiny.model.model.layers[1].self_attn.v_proj.weight.zero_()
-    ids, steps = np.random.default_rng(0).integers(0, 256, (2, 160)), []
+    ids, steps, tokens = np.random.default_rng(0).integers(0, 256, (2, 160)), [], []
+    projection = tiny.model.model.layers[0].self_attn.q_proj
+    projection.register_forward_hook(lambda _, given, __: tokens.append(given[0].shape[1]))
     first, second = sensitivity.measure(
         Evaluator(tiny), ids, groups=2, progress=lambda: steps.append(1)
     )
     assert first > 1.9 and 0 < second < 2 * sensitivity.LEAST
     assert len(steps) == 4  # two groups on two windows
+    assert tokens.count(160) == 4  # layer 0: the full cache and its own group, not layer 1's
 
 
 def test_starting_at_the_starved_layer_gives_the_same_and_leaves_the_model_as_it_was(tiny) -> None:
