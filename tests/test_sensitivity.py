@@ -41,10 +41,10 @@ def test_divergence_is_the_textbook_sum_across_slices(tiny, monkeypatch) -> None
     head, gen = Head(tiny.model), torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 2, 7, 32, generator=gen)
     with torch.inference_mode():
-        found = head.divergence(a, b)
+        found = head.divergence(head.expected(a), b)
         p, q = (head.logits(x).softmax(-1).double() for x in (a, b))
     torch.testing.assert_close(found.double(), (p * (p / q).log()).sum(-1), rtol=1e-3, atol=1e-6)
-    assert (found > 0).all() and not head.divergence(a, a).any()
+    assert (found > 0).all() and not head.divergence(head.expected(a), a).any()
 
 
 def test_a_layer_without_values_is_the_least_harmed(tiny) -> None:
@@ -62,7 +62,9 @@ def test_a_layer_without_values_is_the_least_harmed(tiny) -> None:
     assert tokens.count(160) == 4  # layer 0: the full cache and its own group, not layer 1's
 
 
-def test_starting_at_the_starved_layer_gives_the_same_and_leaves_the_model_as_it_was(tiny) -> None:
+def test_starting_at_the_starved_layer_gives_the_same_and_leaves_the_model_as_it_was(
+    tiny, monkeypatch
+) -> None:
     ids = np.random.default_rng(0).integers(0, 256, (1, 160))
     evaluator = Evaluator(tiny)
     divergence = evaluator.divergence(ids)
@@ -74,4 +76,6 @@ def test_starting_at_the_starved_layer_gives_the_same_and_leaves_the_model_as_it
     np.testing.assert_allclose(short, whole, atol=1e-6)
     assert short[:, :32].max() < 1e-6 and short[:, 32:].max() > 1e-5
     assert np.abs(divergence.of(Policy())).max() < 1e-6
+    np.testing.assert_array_equal(evaluator.divergence(ids).of(policy), whole)
+    monkeypatch.setattr("kvsearch.evaluate.divergence.HELD", 0)  # a long window: computed again
     np.testing.assert_array_equal(evaluator.divergence(ids).of(policy), whole)

@@ -19,6 +19,8 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import text_config
 from kvsearch.policy import Policy
 
+HELD = 1 << 28  # log-probabilities of the full cache, at most: 1 GiB that is not computed again
+
 
 class Divergence:
     """One pass of the full cache over token windows `[W, T]`; made by `Evaluator.divergence`.
@@ -36,6 +38,9 @@ class Divergence:
         cache = self._cache(Policy())
         with torch.inference_mode(), _noting(self._layers, self._given):
             self._full = self._hidden(cache)
+            self._held: list[torch.Tensor] = []
+            if self._full.shape[:-1].numel() * head.vocabulary <= HELD:
+                self._held = list(head.expected(self._full))
 
     def of(self, policy: Policy, same: int = 0) -> NDArray[np.float32]:
         """KL divergence in nats `[W, T]` after every token, see `Head.divergence`.
@@ -47,7 +52,8 @@ class Divergence:
         same = same if len(self._given) == len(self._layers) else 0
         cache = self._cache(policy)
         with torch.inference_mode(), _repeating(self._layers[:same], self._given):
-            lost = self._head.divergence(self._full, self._hidden(cache, same))
+            expected = self._held or self._head.expected(self._full)
+            lost = self._head.divergence(expected, self._hidden(cache, same))
         return lost.cpu().numpy()
 
     def _cache(self, policy: Policy) -> PolicyCache:

@@ -1,9 +1,11 @@
 """The model's own logits, taken in slices, so that long windows need no `T x vocabulary` tensor."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import ModelError
@@ -20,6 +22,7 @@ class Head:
 
     def __init__(self, model: Any) -> None:
         self.model, self.body, self.out = model, model.base_model, model.get_output_embeddings()
+        self.vocabulary: int = self.out.weight.shape[0]
         cfg = model.config.get_text_config(decoder=True)
         self.cap = getattr(cfg, "final_logit_softcapping", None)
         self.factor = float(getattr(cfg, "logit_scale", None) or 1.0)
@@ -45,7 +48,9 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[B, T, vocabulary]` in fp32."""
-        x: Tensor = self.out(hidden).float() * self.factor
+        x: Tensor = self.out(hidden).float()
+        if self.factor != 1.0:
+            x = x * self.factor
         return x if self.cap is None else self.cap * torch.tanh(x / self.cap)
 
     def nll(self, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -55,25 +60,25 @@ class Head:
             stop = min(start + ROWS, ids.shape[1] - 1)
             logits = self.logits(hidden[:, start:stop])
             target = ids[:, start + 1 : stop + 1]
-            parts.append(
-                torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
-            )
+            # in rows: over a transposed vocabulary it takes five times as long
+            lost = cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
+            parts.append(lost.view(target.shape))
         return torch.cat(parts, 1)
 
-    def divergence(self, hidden: Tensor, other: Tensor) -> Tensor:
-        """KL divergence of the next-token distributions after `hidden` from those after `other`.
+    def expected(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Log-probabilities of the next token `[B, ROWS, vocabulary]`, slice by slice."""
+        for start in range(0, hidden.shape[1], ROWS):
+            yield self.logits(hidden[:, start : start + ROWS]).log_softmax(-1)
+
+    def divergence(self, expected: Iterable[Tensor], hidden: Tensor) -> Tensor:
+        """KL divergence of the next-token distributions after `hidden` from those that should be.
 
         Args:
-            hidden: last hidden states `[B, T, hidden]` of the model as it should be.
-            other: those of the same tokens with something left out.
+            expected: `expected` of the same tokens' hidden states in the model as it should be.
+            hidden: last hidden states `[B, T, hidden]` with something left out.
 
         Returns:
-            Nats `[B, T]`: how many more are needed, on average over what `hidden` expects next.
+            Nats `[B, T]`: how many more are needed, on average over what is expected next.
         """
-        parts = []
-        for start in range(0, hidden.shape[1], ROWS):
-            stop = start + ROWS
-            right = self.logits(hidden[:, start:stop]).log_softmax(-1)
-            left = self.logits(other[:, start:stop]).log_softmax(-1)
-            parts.append((right.exp() * (right - left)).sum(-1))
-        return torch.cat(parts, 1)
+        pairs = zip(expected, self.expected(hidden), strict=True)
+        return torch.cat([(right.exp() * (right - left)).sum(-1) for right, left in pairs], 1)
