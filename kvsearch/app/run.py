@@ -43,7 +43,7 @@ class RunOptions:
     text: inputs.TextOptions = field(default_factory=inputs.TextOptions)
     also: tuple[str, ...] = ()
     space: str = "default"
-    trials: int = 8
+    trials: int = 6
     sampler: str = DEFAULT
     racing: bool = True
     objectives: tuple[str, ...] = OBJECTIVES[:2]

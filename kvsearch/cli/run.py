@@ -31,7 +31,7 @@ from kvsearch.search.samplers import DEFAULT, NAMES
 @click.option("--windows", default=1, show_default=True, help="windows that the search sees")
 @click.option("--report-windows", default=1, show_default=True, help="windows of the report")
 @click.option("--score-from", type=int, help="first scored position [default: the budget]")
-@click.option("--trials", default=8, show_default=True, help="policies beyond the methods")
+@click.option("--trials", default=6, show_default=True, help="policies beyond the methods")
 @click.option(
     "--space", default="default", show_default=True, help="search space: name or YAML file"
 )

@@ -23,7 +23,7 @@ from kvsearch.models.kept import cache_folder
 from kvsearch.models.shape import policy_layers
 from kvsearch.policy import Policy, Score, Spread
 
-LONG, SHORT = 2048, 768  # tokens of a window: where the search can pay for them, and at least
+LONG, SHORT = 2048, 512  # tokens of a window: where the search can pay for them, and at least
 GROUPS = 10  # at least, where the model has as many layers
 WINDOWS = 4  # at most
 SHARE = 0.1  # of a search's tokens that this may cost, unless the least is more

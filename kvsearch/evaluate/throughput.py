@@ -1,7 +1,7 @@
 """Decode speed of a deployed policy against the full cache, in interleaved pairs.
 
-Both caches are filled with the same context. Then each pair decodes the same tokens first with one,
-then with the other, so that a drifting machine slows both alike.
+Both caches are filled with the same context. Then each pair decodes the next tokens with one, then
+with the other, so that a drifting machine slows both alike.
 """
 
 import time
@@ -19,6 +19,7 @@ from kvsearch.policy import Policy, layout
 from kvsearch.records import Throughput
 
 WARM = 4  # tokens decoded before the clock starts
+PLAIN = 16  # tokens of the full cache's half of a pair, at most: it has no ticks to wait for
 
 
 def needed(context: int, pairs: int, steps: int) -> int:
@@ -44,7 +45,7 @@ def measure(
         ids: tokens `[N]`; `needed(context, pairs, steps)` of them.
         context: tokens in the cache when warming up starts.
         pairs: timed pairs, after a few tokens of each that are not counted.
-        steps: tokens decoded per half of a pair.
+        steps: tokens decoded per half of a pair; the full cache decodes `PLAIN` at most.
         progress: called after each pair.
 
     Returns:
@@ -56,6 +57,7 @@ def measure(
     x = torch.from_numpy(np.asarray(ids[:need])).to(loaded.device)[None]
     mine = PolicyCache(policy, loaded.model, packed=True)
     full = full_cache(loaded.model)
+    brief = min(steps, PLAIN)
     times: dict[str, list[float]] = {"mine": [], "full": []}
     with torch.inference_mode():
         for cache in (mine, full):
@@ -64,17 +66,17 @@ def measure(
             _decode(loaded, cache, x[:, context : context + WARM])
         for pair in range(pairs):
             start = context + WARM + pair * steps
-            part = x[:, start : start + steps]
             order = ("mine", "full") if pair % 2 else ("full", "mine")
             for name in order:
-                times[name].append(_decode(loaded, mine if name == "mine" else full, part))
+                cache, n = (mine, steps) if name == "mine" else (full, brief)
+                times[name].append(_decode(loaded, cache, x[:, start : start + n]) / n)
             if progress is not None:
                 progress(pair)
     a, b = np.array(times["mine"]), np.array(times["full"])
     lo, mid, hi = np.quantile(b / a, [0.25, 0.5, 0.75])
     return Throughput(
-        tokens_per_s=float(steps / np.median(a)),
-        full_tokens_per_s=float(steps / np.median(b)),
+        tokens_per_s=float(1 / np.median(a)),
+        full_tokens_per_s=float(1 / np.median(b)),
         ratio=float(mid),
         ratio_lo=float(lo),
         ratio_hi=float(hi),

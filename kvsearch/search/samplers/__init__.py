@@ -63,15 +63,15 @@ def _tpe(seed: int, context: Context) -> "BaseSampler":
 def _gp(seed: int, context: Context) -> "BaseSampler":
     """Optuna's own; it models only the axes that are always active.
 
-    It learns nothing from what was rejected and would propose the same for ever, so the proposal
-    after a rejected one is drawn at random.
+    It learns nothing from what was rejected, little from a policy that it has proposed before, and
+    would propose the same for ever, so the proposal after such a one is drawn at random.
     """
     from optuna.samplers import GPSampler, RandomSampler
 
     class Gp(GPSampler):
         def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
             before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number]
-            stuck = bool(before) and any(v > 0 for v in before[-1].constraints.values())
+            stuck = bool(before) and _in_vain(before[-1], before[:-1])
             return {} if stuck else super().infer_relative_search_space(study, trial)
 
     return Gp(
@@ -81,6 +81,15 @@ def _gp(seed: int, context: Context) -> "BaseSampler":
         deterministic_objective=False,
         warn_independent_sampling=False,
     )
+
+
+def _in_vain(last: Any, before: list[Any]) -> bool:
+    """Whether a trial was rejected, or is the same policy as one before it."""
+    if any(v > 0 for v in last.constraints.values()):
+        return True
+    if last.values is None:
+        return any(t.params == last.params for t in before)
+    return any(t.values == last.values for t in before)
 
 
 def _breed(seed: int, context: Context) -> "BaseSampler":
