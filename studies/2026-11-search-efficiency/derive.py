@@ -28,6 +28,11 @@ EARLIER = "earlier-"  # runs of an earlier version: evidence about policies, no 
 OPPONENT = "nsga2-cold-full"  # KVTuner's settings: 2 generations of 50, all evaluated in full
 
 
+def later(run: str) -> bool:
+    """Whether a run is from after the surrogate and the predictions were made: no part of them."""
+    return run.startswith("kvei-") or "_kl" in run
+
+
 class Blocks:
     """Losses per block of 64 scored tokens, by part and policy."""
 

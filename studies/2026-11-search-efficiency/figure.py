@@ -30,6 +30,8 @@ def live() -> None:
     lines = defaultdict(list)
     with (HERE / "live-summary.csv").open() as f:
         for r in csv.DictReader(f):
+            if "_kl" in r["contender"]:  # other harm, other policies: a table of their own
+                continue
             mean = float(r["volume_report"])
             half = float(r["hi"] or mean) - mean
             lines[r["contender"]].append((float(r["tokens"]) / 1e3, mean, half, r["seeds"]))

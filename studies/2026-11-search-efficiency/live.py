@@ -24,14 +24,14 @@ from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.model_work import ModelSession
-from kvsearch.search.samplers import make_sampler
+from kvsearch.search.samplers import make_sampler, pricing
 from kvsearch.search.task import Task, baselines
 from kvsearch.search.volume import volume
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 
 BUDGET, CONTEXT, WINDOWS = 128, 1024, 2
-ABOUT = Path(__file__).with_name("records") / "about.json"
+RECORDS = Path(__file__).with_name("records")
 
 
 class Remembered:
@@ -65,17 +65,18 @@ class Remembered:
         self.inner.forget()
 
 
-def opened(shown: Shown, files: tuple[str, ...]):
+def opened(shown: Shown, files: tuple[str, ...], harm: str = "about"):
     """Model, text and setting of the benchmark, with the layers' harm as its first runs found it.
 
-    That was the rise in NLL then; measured anew, the same knobs would be other policies.
+    That was the rise in NLL then; measured anew, the same knobs would be other policies. With
+    `divergence` as `harm` it is what `kvsearch run` measures now, for a search of 60 policies.
     """
     loaded = load_model(announce=shown.say)
     options = TextOptions((files[0],), None, (files[1],), CONTEXT, WINDOWS, WINDOWS)
     parts = text(loaded, options, shown.say)
     shape = loaded.shape
-    harm = tuple(json.loads(ABOUT.read_text())["sensitivity"])
-    return loaded, parts, Setting(shape, shape.budget_bytes(BUDGET), CONTEXT, harm)
+    found = tuple(json.loads((RECORDS / f"{harm}.json").read_text())["sensitivity"])
+    return loaded, parts, Setting(shape, shape.budget_bytes(BUDGET), CONTEXT, found)
 
 
 def main() -> None:
@@ -85,13 +86,19 @@ def main() -> None:
     ask.add_argument("--trials", type=int, default=60, help="evaluated policies, methods included")
     ask.add_argument("--cold", action="store_true")
     ask.add_argument("--no-race", action="store_true")
+    ask.add_argument("--divergence", action="store_true", help="layers' harm as measured now")
+    ask.add_argument("--no-layers", action="store_true", help="kvei expects nothing of it")
     ask.add_argument("--place", type=Path, required=True, help="folder of runs and memory")
     ask.add_argument("--data", type=Path, required=True, help="folder with wikitext2-test.raw")
     o = ask.parse_args()
     shown = Shown(quiet=True)
     raw = o.data / "wikitext2-test.raw"
-    loaded, parts, setting = opened(shown, (f"{raw}:0-900000", f"{raw}:900000-"))
-    name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}-{o.seed}"
+    harm = "divergence" if o.divergence else "about"
+    loaded, parts, setting = opened(shown, (f"{raw}:0-900000", f"{raw}:900000-"), harm)
+    name = o.sampler + "_kl" * o.divergence + "_nolayers" * o.no_layers
+    name += f"-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}-{o.seed}"
+    if o.no_layers:
+        pricing.starvation = lambda policy, setting: 0.0
     session = Remembered(
         ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows),
         o.place / "memory",

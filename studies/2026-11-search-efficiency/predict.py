@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from derive import later
 
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def benchmark() -> tuple[Setting, dict[str, Policy], list[Run]]:
-    """All live runs of this study that measured something to the end."""
+    """All live runs, but those made since `FALL` was chosen, that measured something to the end."""
     about = json.loads((RECORDS / "about.json").read_text())
     setting = Setting(
         ModelShape(**about["shape"]), about["budget_bytes"], 1024, tuple(about["sensitivity"])
@@ -68,7 +69,7 @@ def benchmark() -> tuple[Setting, dict[str, Policy], list[Run]]:
     policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
     runs: dict[str, Run] = {}
     for t in pq.read_table(RECORDS / "trials.parquet").to_pylist():
-        if t["state"] == "complete" and t["kind"] != "full":
+        if t["state"] == "complete" and t["kind"] != "full" and not later(t["run"]):
             runs.setdefault(t["run"], {})[t["fingerprint"]] = log_loss(t["dnll"])
     return setting, policies, list(runs.values())
 

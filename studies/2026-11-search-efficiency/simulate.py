@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from derive import later
 
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
@@ -59,7 +60,7 @@ class Truth:
         lines = (RECORDS / "policies.jsonl").read_text().splitlines()
         policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
         trials = pq.read_table(RECORDS / "trials.parquet").to_pylist()
-        others = {t["fingerprint"] for t in trials if not t["run"].startswith("kvei-")}
+        others = {t["fingerprint"] for t in trials if not later(t["run"])}
         self.keys = sorted(k for k in sums if policies[k].slots is not None and k in others)
         self.policies = [policies[k] for k in self.keys]
         self.blocks = np.stack([sums[k] / BLOCK - self.full for k in self.keys])
