@@ -1,11 +1,12 @@
-"""The modelled decode time: exact amounts of work, fitted costs, and an honest error."""
+"""Decode time: rates whatever the halves of a pair are; modelled, with an honest error."""
 
 import numpy as np
 import pytest
 
-from kvsearch.evaluate import speed
+from kvsearch.evaluate import speed, throughput
 from kvsearch.knobs import Setting
 from kvsearch.methods import at
+from kvsearch.models.load import load_model
 from kvsearch.policy import ModelShape, Policy
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
@@ -41,3 +42,22 @@ def test_a_machine_that_does_not_follow_it_shows_in_the_error() -> None:
     policies = [at(n, SETTING) for n in NAMES]
     model = speed.fit(policies, lambda p: tuple(rng.uniform(0.01, 0.1, 2)), SHAPE, 1000)
     assert model.error > 0.1 and min(model.seconds) >= 0
+
+
+def test_rates_do_not_depend_on_how_many_tokens_a_half_has(tiny_folder, monkeypatch) -> None:
+    """The policy takes 10 ms a token and the full cache 20, which decodes fewer of them."""
+    loaded, tokens = load_model(str(tiny_folder), device="cpu"), {True: 0, False: 0}
+
+    def decode(_, cache, part) -> float:
+        mine = hasattr(cache, "policy") and cache.policy.slots is not None
+        tokens[mine] += part.shape[1]
+        return (0.01 if mine else 0.02) * part.shape[1]
+
+    monkeypatch.setattr(throughput, "_decode", decode)
+    ids = np.arange(300) % 250
+    found = throughput.measure(
+        loaded, Policy(slots=64, interval=16), ids, context=100, pairs=3, steps=64
+    )
+    assert tokens == {True: 4 + 3 * 64, False: 4 + 3 * 16}
+    assert (found.tokens_per_s, found.full_tokens_per_s) == pytest.approx((100.0, 50.0))
+    assert (found.ratio, found.ratio_lo, found.ratio_hi) == pytest.approx((2.0, 2.0, 2.0))
