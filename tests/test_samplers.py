@@ -424,6 +424,7 @@ def test_with_speed_as_an_objective_proposals_spread_over_speeds(
     [
         {"state": TrialState.PRUNED, "constraints": {"fits": 1.0}},
         {"values": [3.0, -3.0]},  # a policy that is there already, told again
+        {"state": TrialState.PRUNED},  # a point that is there already, stopped again
     ],
 )
 def test_the_gp_of_optuna_does_not_repeat_itself(last: dict[str, Any]) -> None:
