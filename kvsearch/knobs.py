@@ -12,11 +12,12 @@ from typing import Any
 from kvsearch.errors import PolicyError, nearest
 from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, Spread, Tier, layout
 from kvsearch.policy.cost import Cost
-from kvsearch.policy.layout import peak_of
+from kvsearch.policy.layout import least_slots, peak_of
 
 Value = str | int | float | bool
 
 MANY = 1 << 12  # slots over which the bytes of one are averaged
+STEPS = 8  # guesses at the slots that a budget pays for, before halving takes over
 
 SCORES: dict[str, Score | None] = {
     "none": None,
@@ -172,33 +173,24 @@ def _largest(get: dict[str, Value], setting: Setting, limit: int, name: str | No
     def sized(slots: int) -> Policy:
         return base.model_copy(update={"slots": slots, "recents": _recents(get, setting, slots)})
 
-    def peak(slots: int) -> int | None:
-        """Bytes of so many slots, or None if they are too few to exist."""
-        try:
-            return peak_of(sized(slots), setting.shape, cost, setting.tokens, setting.prompt)
-        except PolicyError:
-            return None
-
-    low, high = 1, 1 << (4 * setting.tokens - 1).bit_length()
+    least = 1  # recents may grow with the slots, and the least slots with those
+    while (need := least_slots(base, setting.shape, _recents(get, setting, least))) > least:
+        least = need
+    low, high = least - 1, 1 << (4 * setting.tokens - 1).bit_length()
     layers, raw = setting.shape.layers, base.interval if base.ticks else 0
-    slope = layers * cost.bytes(MANY, 0, None) / MANY
-    guess = raw + (limit - layers * cost.bytes(0, raw, None)) / slope
-    best, turn = 0, 0
+    many = cost.bytes(MANY, raw, None)
+    slope = layers * (cost.bytes(2 * MANY, raw, None) - many) / MANY
+    guess = MANY + raw + (limit - layers * many) / slope
+    turn = 0
     while low + 1 < high:
-        mid = min(max(int(guess), low + 1), high - 1) if turn % 3 < 2 else (low + high) // 2
-        held = peak(mid)
-        if held is None:
-            low = mid
-        elif held > limit:
-            high = mid
-        else:
-            low = best = mid
-        if held is not None:  # nearly linear; at least one slot on, which settles it at last
-            step = (limit - held) / slope
-            guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
+        mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
+        held = peak_of(sized(mid), setting.shape, cost, setting.tokens, setting.prompt)
+        low, high = (low, mid) if held > limit else (mid, high)
+        step = (limit - held) / slope  # nearly linear; at least one slot on, which settles it
+        guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
         turn += 1
-    if best:
-        return sized(best)
+    if low >= least:
+        return sized(low)
     reason = f"{limit} bytes pay for no slot"
     try:
         layout(sized(low), setting.shape)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +17,12 @@ from kvsearch.policy import (
     Score,
     Spread,
     Tier,
+    cost,
     layout,
     offset,
     rungs,
 )
+from kvsearch.policy.layout import peak_of
 
 SHAPE = ModelShape(layers=6, kv_heads=2, head_dim=16, heads=4)
 GOLDEN = Path(__file__).parent / "golden" / "policies"
@@ -90,6 +93,16 @@ def test_bytes_peak_is_the_largest_step_and_never_exceeds_the_endless_peak(
     assert sizes.bytes_mean(tokens) == pytest.approx(sum(steps) / tokens)
     if policy.slots is not None:
         assert max(steps) <= sizes.bytes_peak()
+
+
+@settings(max_examples=100, deadline=None)
+@given(policies(), st.integers(1, 160))
+def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> None:
+    found = []
+    for few in (0, 10**6):
+        with mock.patch.object(cost, "FEW", few):
+            found.append(peak_of(policy, SHAPE, cost.Cost(policy, SHAPE), tokens))
+    assert found[0] == found[1] == layout(policy, SHAPE).bytes_peak(tokens)
 
 
 def test_full_cache_bytes_are_two_bytes_a_channel() -> None:

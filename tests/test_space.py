@@ -49,8 +49,13 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget() -> None:
             assert "budget too small" in str(error)
             continue
         policy.check(SHAPE)
-        peak = layout(policy, SHAPE).bytes_peak(4096)
-        assert 0 < peak <= SETTING.budget * float(knobs["fill"])  # type: ignore[operator]
+        limit = SETTING.budget * float(knobs["fill"])  # type: ignore[operator]
+        assert 0 < layout(policy, SHAPE).bytes_peak(4096) <= limit
+        if policy.slots:
+            slots = policy.slots + 1
+            recents = slots // 2 if knobs["recents"] == "half" else policy.recents
+            more = policy.model_copy(update={"slots": slots, "recents": recents})
+            assert layout(more, SHAPE).bytes_peak(4096) > limit
         good += 1
     assert good > 20
 

@@ -21,6 +21,8 @@ SCORE_BYTES = 4  # fp32 sum per slot: an fp16 sum would stop growing
 AGE_BYTES = 4  # int32 arrival index
 TAG_BYTES = 1  # uint8 tier index
 
+FEW = 12  # pairs of a layer and a step, up to which a loop is faster than arrays
+
 
 class Cost:
     """Bytes of one layer of one policy on one model shape, as a function of what it holds.
@@ -113,9 +115,23 @@ def stream_peak(
     last = [(k, c) for k in range(max(0, whole - step), whole)] + ([(whole, rest)] if rest else [])
     if None in layers:
         return max(layers[None] * cost.bytes(k * c, raw, None) for k, raw in last)
+    if len(last) * len(layers) <= FEW:
+        return max(
+            sum(
+                count * cost.bytes(_held(k * c, slots - c, step), raw, slots - c)
+                for slots, count in layers.items()
+                if slots is not None
+            )
+            for k, raw in last
+        )
     k, raw = np.array(last, dtype=np.int64).T[:, :, None]
     target = np.array(list(layers), dtype=np.int64) - c
     ticked = k * c
     ticked = np.where(ticked > target, target - (target - ticked) % step, ticked)
     held = cost.grid(ticked, raw, target) @ np.array(list(layers.values()))
     return int(held.max())
+
+
+def _held(seen: int, target: int, step: int) -> int:
+    """Tokens left in a layer after a tick at `seen`, with a ladder that frees `step` at a time."""
+    return seen if seen <= target else target - (target - seen) % step

@@ -46,7 +46,7 @@ class LayerLayout:
     @property
     def spared(self) -> int:
         """Newest slots that a ladder's front keeps off, so that a whole ladder always fits."""
-        return _spared(self.policy, self.rungs)
+        return _spared(self.policy.recents, self.rungs)
 
     def ticks_at(self, seen: int, prompt: int = 0) -> bool:
         """Whether the layer compacts after its `seen`-th token (prompt tokens included)."""
@@ -113,11 +113,29 @@ class LayerLayout:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The layouts of all layers, and the bytes they add up to."""
+    """The layouts of all layers, and the bytes they add up to.
+
+    Attributes:
+        slots: most tokens of each layer, or None.
+        rungs: integers of the ladder, or None.
+        cost: bytes of a layer.
+    """
 
     policy: "Policy"
     shape: ModelShape
-    layers: tuple[LayerLayout, ...]
+    slots: tuple[int | None, ...]
+    rungs: Rungs | None
+    cost: Cost
+
+    @cached_property
+    def layers(self) -> tuple[LayerLayout, ...]:
+        """One by one; a search that only asks for bytes never needs them."""
+        p, r = self.policy, self.rungs
+        order = p.ladder.order if p.ladder is not None else "modular"
+        return tuple(
+            LayerLayout(p, self.shape, n, r, offset(i, r, order) if r else 0, self.cost)
+            for i, n in enumerate(self.slots)
+        )
 
     @cached_property
     def _distinct(self) -> list[tuple[LayerLayout, int]]:
@@ -133,10 +151,9 @@ class Layout:
         p = self.policy
         if p.slots is None or p.trigger == "prompt":
             return None
-        most = max(layer.slots or 0 for layer in self.layers)
-        rung = self.layers[0].rungs
         # ladders free R slots at a time: full layers repeat within R ticks, all with one period
-        return most + (4 + (rung.R if rung else 0)) * p.interval
+        slack = 4 + (self.rungs.R if self.rungs else 0)
+        return max(n or 0 for n in self.slots) + slack * p.interval
 
     def bytes_peak(self, tokens: int | None = None, prompt: int = 0) -> int:
         """Most bytes per sequence at any step of a stream of `tokens`, the step's token included.
@@ -160,13 +177,11 @@ class Layout:
         return {}
 
     def _peak(self, tokens: int, start: int) -> int:
-        first = self.layers[0]
-        slots = Counter(layer.slots for layer in self.layers)
-        if (peak := stream_peak(self.policy, first.cost, slots, first.rungs, tokens)) is not None:
+        slots = Counter(self.slots)
+        if (peak := stream_peak(self.policy, self.cost, slots, self.rungs, tokens)) is not None:
             return peak
         limit = self.horizon()
-        regular = all(layer.rungs is None for layer in self.layers)
-        if limit is not None and regular and tokens >= limit + start:
+        if limit is not None and self.rungs is None and tokens >= limit + start:
             c = self.policy.interval  # every layer is full, and a tick leaves exactly its target
             return sum(n * layer.bytes(layer.target or 0, c) for layer, n in self._distinct)
         if limit is not None:
@@ -205,13 +220,13 @@ class Layout:
         return total
 
 
-def _spared(policy: "Policy", rung: Rungs | None) -> int:
-    return policy.recents if rung is None else max(policy.recents, rung.R - 1)
+def _spared(recents: int, rung: Rungs | None) -> int:
+    return recents if rung is None else max(recents, rung.R - 1)
 
 
-def _floor(policy: "Policy", rung: Rungs | None) -> int:
+def _floor(policy: "Policy", rung: Rungs | None, recents: int) -> int:
     """Fewest slots with which one layer can run the policy."""
-    kept = policy.sinks + _spared(policy, rung)
+    kept = policy.sinks + _spared(recents, rung)
     if rung is not None:
         return kept + rung.A + policy.interval
     return max(kept, policy.sinks + 1) + policy.interval
@@ -253,11 +268,13 @@ def _rung(policy: "Policy", shape: ModelShape) -> Rungs | None:
     return None if ladder is None else rungs(shape.layers, ladder.span, ladder.overlap)
 
 
-def _per_layer(policy: "Policy", shape: ModelShape, rung: Rungs | None) -> list[int] | list[None]:
+def _per_layer(
+    policy: "Policy", shape: ModelShape, rung: Rungs | None
+) -> tuple[int, ...] | tuple[None, ...]:
     """Slots of each layer."""
     if policy.slots is None:
-        return [None] * shape.layers
-    floor = _floor(policy, rung)
+        return (None,) * shape.layers
+    floor = _floor(policy, rung, policy.recents)
     if policy.slots < floor:
         parts = f"{policy.sinks} sinks + {policy.recents} recents + interval {policy.interval}"
         if rung is not None:
@@ -266,21 +283,14 @@ def _per_layer(policy: "Policy", shape: ModelShape, rung: Rungs | None) -> list[
             f"field slots: {policy.slots} slots are fewer than the {floor} that {parts} need"
         )
     if policy.spread.kind == "uniform":
-        return [policy.slots] * shape.layers
-    return _share_out(_weights(policy.spread, shape.layers), policy.slots * shape.layers, floor)
+        return (policy.slots,) * shape.layers
+    weights = _weights(policy.spread, shape.layers)
+    return tuple(_share_out(weights, policy.slots * shape.layers, floor))
 
 
 def _make(policy: "Policy", shape: ModelShape) -> Layout:
-    rung, cost = _rung(policy, shape), Cost(policy, shape)
-    order = policy.ladder.order if policy.ladder is not None else "modular"
-    return Layout(
-        policy,
-        shape,
-        tuple(
-            LayerLayout(policy, shape, n, rung, offset(i, rung, order) if rung else 0, cost)
-            for i, n in enumerate(_per_layer(policy, shape, rung))
-        ),
-    )
+    rung = _rung(policy, shape)
+    return Layout(policy, shape, _per_layer(policy, shape, rung), rung, Cost(policy, shape))
 
 
 class _Key:
@@ -301,7 +311,10 @@ class _Key:
 
 @lru_cache(maxsize=2048)
 def _layout(key: _Key, shape: ModelShape) -> Layout:
-    return _make(key.policy.model_copy(update={"name": None, "about": {}}), shape)
+    policy = key.policy
+    if policy.name is not None or policy.about:
+        policy = policy.model_copy(update={"name": None, "about": {}})
+    return _make(policy, shape)
 
 
 def layout(policy: "Policy", shape: ModelShape) -> Layout:
@@ -311,6 +324,11 @@ def layout(policy: "Policy", shape: ModelShape) -> Layout:
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
     return _layout(_Key(policy), shape)
+
+
+def least_slots(policy: "Policy", shape: ModelShape, recents: int) -> int:
+    """Fewest slots with which `policy` can run if it has so many recents."""
+    return _floor(policy, _rung(policy, shape), recents)
 
 
 def peak_of(policy: "Policy", shape: ModelShape, cost: Cost, tokens: int, prompt: int = 0) -> int:

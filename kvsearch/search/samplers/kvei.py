@@ -7,6 +7,7 @@ one of a pool of candidates whose expected gain in hypervolume is largest.
 import random
 from collections.abc import Mapping, Sequence
 from math import log10
+from statistics import fmean
 
 import numpy as np
 from optuna.study import Study
@@ -123,16 +124,20 @@ class Kvei(PointSampler):
         pool: list[Priced | None] = []
         moved = dict.fromkeys(self.context.space.axes, 0.0)
         for seen in (history.best() or history.done)[:INCUMBENTS]:
-            here = float(model.predict([seen.point])[0][0])
-            axes: dict[str, list[Priced]] = {}
+            names: list[str] = []
+            points = [seen.point]
             for name, knobs in neighbours(self.context.space, seen.point.knobs, rng):
                 point = self.context.price(knobs)
                 pool.append(point)
                 if point is not None and point.fingerprint != seen.point.fingerprint:
-                    axes.setdefault(name, []).append(point)
-            for name, points in axes.items():
-                change = model.predict(points)[0] - here
-                moved[name] += float(np.abs(change).mean() + max(0.0, -change.min())) / 2
+                    names.append(name)
+                    points.append(point)
+            here, *there = model.predict(points)[0]
+            changes: dict[str, list[float]] = {}
+            for name, height in zip(names, there, strict=True):
+                changes.setdefault(name, []).append(float(height - here))
+            for name, c in changes.items():
+                moved[name] += (fmean(map(abs, c)) + max(0.0, -min(c))) / 2
         return moved, pool
 
     def _gain(

@@ -24,7 +24,7 @@ def starvation(policy: Policy, setting: Setting) -> float:
     harm, most = setting.sensitivity, setting.tokens
     if not harm or policy.slots is None or policy.spread.kind == "uniform":
         return 0.0
-    slots = [min(x.slots or most, most) for x in layout(policy, setting.shape).layers]
+    slots = [min(n or most, most) for n in layout(policy, setting.shape).slots]
     mean = sum(slots) / len(slots)
     lost = sum(h * (mean / n) ** FALL for h, n in zip(harm, slots, strict=True))
     return log10(lost / sum(harm))
