@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from kvsearch import space
 from kvsearch.errors import KvsearchError
-from kvsearch.knobs import Setting, Value, build
+from kvsearch.knobs import Setting, Value
 from kvsearch.methods import METHODS
 from kvsearch.pareto import hypervolume
 from kvsearch.policy import ModelShape
@@ -24,7 +24,6 @@ from kvsearch.search.samplers.features import FEATURES
 from kvsearch.search.samplers.gp import fit, misfit
 from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
-from kvsearch.search.samplers.starvation import starvation
 from kvsearch.search.samplers.surrogate import Surrogate
 from kvsearch.search.samplers.sweep import sweep
 from kvsearch.search.volume import volume
@@ -176,8 +175,7 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
     model = Surrogate(History(done=whole, stopped=stopped))
     assert len(model.fitted.x) == 12
     assert model.fitted.noise[10:].min() > model.fitted.noise[:10].max()
-    left = model.fitted.y[10:] * model.fitted.unit + model.fitted.centre
-    raw = left + torch.tensor([p.starvation for p in points[10:]])
+    raw = model.fitted.y[10:] * model.fitted.unit + model.fitted.centre
     assert raw.tolist() == pytest.approx([model.height(loss(p)) for p in points[10:]], abs=0.05)
     assert len(Surrogate(History(done=whole[:3], stopped=stopped)).fitted.x) == 3
     # after a whole window everyone has shown what it does, however many slots it has
@@ -193,9 +191,7 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
         float((m.fitted.y[10:] * m.fitted.unit + m.fitted.centre).sum()) for m in found.values()
     ]
     assert foretold[0] > foretold[1] + 0.5, "they rise more"
-    assert foretold[1] + sum(p.starvation for p in points[10:]) == pytest.approx(
-        float(sum(raw)), abs=0.1
-    )
+    assert foretold[1] == pytest.approx(float(raw.sum()), abs=0.1)
 
 
 def test_a_policy_that_beats_the_full_cache_is_no_accident() -> None:
@@ -325,25 +321,6 @@ def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
             history.tried.add(point.fingerprint)
         moved[whole] = moves
     assert "spread" in moved[False] and "spread" not in moved[True]
-
-
-def test_the_layers_foretell_that_budgets_are_best_between_even_and_proportional() -> None:
-    context, base = Context(SPACE, SETTING), SPACE.params(METHODS["h2o+int4"].knobs) or {}
-
-    def priced(**knobs: Value) -> Priced:
-        point = context.price({**base, **knobs})
-        assert point is not None
-        return point
-
-    even, deep = priced(), priced(spread="pyramid", beta=20.0)
-    low, middle, high = (priced(spread="sensitivity", exponent=e) for e in (0.125, 0.35, 1.0))
-    assert middle.starvation < low.starvation < even.starvation == 0 < high.starvation
-    assert deep.starvation != 0
-    unmeasured = replace(SETTING, sensitivity=())
-    assert starvation(build(deep.knobs, unmeasured), unmeasured) == 0
-    model = Surrogate(History(done=[Seen(even, 0.2), Seen(priced(sinks=4), 0.19)]))
-    expected = model.predict([low, middle, high])[0]
-    assert expected.argmin() == 1 and expected.argmax() == 2, "before it has seen any of them"
 
 
 def test_proposals_are_feasible_and_new(

@@ -21,6 +21,7 @@ from statistics import median
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "survival"))
 
+import torch._dynamo  # noqa: E402, F401 - a driver that has loaded a model has it; it takes a second
 import toy  # noqa: E402
 
 from kvsearch.records import Trial  # noqa: E402

@@ -17,16 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from derive import checkpoints
-from live import BUDGET, WINDOWS, Remembered, opened
+from live import BUDGET, opened, remembering
 
 from kvsearch.app.progress import Shown
-from kvsearch.evaluate.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
 from kvsearch.search.journal import Journal
-from kvsearch.search.model_work import ModelSession
 from kvsearch.search.work import Job
 
 BLOCK = 64  # tokens
@@ -52,9 +50,7 @@ def main() -> None:
     loaded, parts, setting = opened(Shown(quiet=True), (f"{raw}:0-900000", f"{raw}:900000-"))
     layers = loaded.shape.layers
     memory = o.place / "memory"
-    session = Remembered(
-        ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows), memory, layers
-    )
+    session = remembering(loaded, parts, o.place)
     wanted = {Policy().fingerprint(layers): Policy()}
     for trials in runs.values():
         for count in checkpoints([t.tokens for t in trials]).values():

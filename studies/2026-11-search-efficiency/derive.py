@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ OPPONENT = "nsga2-cold-full"  # KVTuner's settings: 2 generations of 50, all eva
 
 def later(run: str) -> bool:
     """Whether a run is from after the surrogate and the predictions were made: no part of them."""
-    return run.startswith("kvei-") or "_kl" in run
+    return run.startswith(("kvei-", "kvei_layers-")) or "_kl" in run
 
 
 class Blocks:
@@ -69,30 +69,71 @@ def live(blocks: Blocks) -> list[dict]:
     rows = []
     for run, trials in sorted(runs.items()):
         name, seed = run.rsplit("-", 1)
-        for mark, count in checkpoints([t["tokens"] for t in trials]).items():
-            known = trials[:count]
-            done = [t for t in known if t["state"] == "complete"]
-            points = [(float(t["bytes_peak"]), t["dnll"]) for t in done]
-            kept = [done[i] for i in front(points)]
-            reported = [
-                (float(t["bytes_peak"]), blocks.dnll("report", t["fingerprint"])) for t in kept
-            ]
-            best = min((d for b, d in reported if b <= budget), default=float("nan"))
-            states = [t["state"] for t in known]
-            rows.append(
-                {
-                    "contender": name,
-                    "seed": int(seed),
-                    "mark": mark,
-                    "evaluated": sum(s in ("complete", "pruned", "failed") for s in states),
-                    "stopped": states.count("pruned"),
-                    "tokens": sum(t["tokens"] for t in known),
-                    "volume_search": volume(points, budget),
-                    "volume_report": volume(reported, budget),
-                    "best_dnll_report": best,
-                }
-            )
+        found = marks(trials, lambda t: blocks.dnll("report", t["fingerprint"]), budget)
+        rows += [{"contender": name, "seed": int(seed), **row} for row in found]
     return rows
+
+
+def marks(trials: list[dict], report: Callable[[dict], float], budget: float) -> list[dict]:
+    """Of one run at every checkpoint: what it spent, and the volume of what it would report.
+
+    Args:
+        trials: in the order in which they ended.
+        report: a trial's loss on the report text.
+        budget: bytes.
+    """
+    rows = []
+    for mark, count in checkpoints([t["tokens"] for t in trials]).items():
+        known = trials[:count]
+        done = [t for t in known if t["state"] == "complete"]
+        points = [(float(t["bytes_peak"]), t["dnll"]) for t in done]
+        kept = [done[i] for i in front(points)]
+        reported = [(float(t["bytes_peak"]), report(t)) for t in kept]
+        best = min((d for b, d in reported if b <= budget), default=float("nan"))
+        states = [t["state"] for t in known]
+        rows.append(
+            {
+                "mark": mark,
+                "evaluated": sum(s in ("complete", "pruned", "failed") for s in states),
+                "stopped": states.count("pruned"),
+                "tokens": sum(t["tokens"] for t in known),
+                "volume_search": volume(points, budget),
+                "volume_report": volume(reported, budget),
+                "best_dnll_report": best,
+            }
+        )
+    return rows
+
+
+def texts(budget: float) -> list[dict]:
+    """One row per text, contender and checkpoint (`texts.py`)."""
+    rows = []
+    for file in sorted((RECORDS / "texts").glob("*.jsonl")):
+        text, name = file.stem.split("-")
+        trials = [json.loads(line) for line in file.read_text().splitlines()]
+        found = marks(trials, lambda t: t["report"], budget)
+        rows += [{"text": text, "contender": name, **row} for row in found]
+    return rows
+
+
+def paired(rows: list[dict], one: str = "kvei") -> list[dict]:
+    """Per mark and contender: its volume over the texts, and `one`'s lead over it on the same."""
+    table: dict[tuple, dict[str, dict]] = defaultdict(dict)
+    for r in rows:
+        table[r["mark"], r["contender"]][r["text"]] = r
+    out = []
+    for (mark, name), found in sorted(table.items(), key=lambda kv: (str(kv[0][0]), kv[0][1])):
+        both = [t for t in found if t in table[mark, one]]
+        if not both:
+            continue
+        row: dict = {"mark": mark, "contender": name, "texts": len(both)}
+        for part in ("search", "report"):
+            v = np.array([found[t][f"volume_{part}"] for t in both])
+            lead = np.array([table[mark, one][t][f"volume_{part}"] for t in both]) - v
+            ends = {f"lead_{part}_{k}": x for k, x in interval(lead).items()}
+            row |= {f"volume_{part}": float(v.mean()), f"lead_{part}": float(lead.mean()), **ends}
+        out.append({**row, "ahead_report": int((lead > 0).sum())})
+    return out
 
 
 def interval(v: np.ndarray) -> dict[str, float | str]:
@@ -194,6 +235,9 @@ def main() -> None:
     write(rows, out / "live.csv")
     write(summary(rows), out / "live-summary.csv")
     write(prefix(blocks), out / "prefix.csv")
+    if rows := texts(blocks.about["budget_bytes"]):
+        write(rows, out / "texts.csv")
+        write(paired(rows), out / "texts-summary.csv")
     if found := simulated():
         write(found, out / "simulated.csv")
 

@@ -1,4 +1,4 @@
-"""Draw the tables: `volume.png` of the live runs, `simulated.png` of those on the surrogate.
+"""Draw the tables: live runs, other texts, and runs on the surrogate.
 
 python studies/2026-11-search-efficiency/figure.py
 """
@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 COLOURS = {
-    "kvei": "#bb3355", "kvei_nolayers": "#d0708a", "kvei_nosweep": "#e8a0b4", "tpe": "#004488",
+    "kvei": "#bb3355", "kvei_layers": "#d0708a", "kvei_sweep": "#e8a0b4", "kvei_nosweep": "#f0c0d0",
+    "tpe": "#004488",
     "gp": "#117733", "random": "#777777", "nsga2": "#a37200",
 }  # fmt: skip
 STYLES = {"warm-race": "-", "warm-full": "--", "cold-race": ":", "cold-full": "-."}
@@ -71,6 +72,26 @@ def simulated() -> None:
     _save(fig, "simulated.png")
 
 
+def texts() -> None:
+    """Per text, the volume at the end on the search text (hollow) and the report text (full)."""
+    with (HERE / "texts.csv").open() as f:
+        rows = [r for r in csv.DictReader(f) if r["mark"] == "end"]
+    names = sorted({r["text"] for r in rows}, reverse=True)
+    fig, ax = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    for up, contender in ((0.22, "kvei"), (0.0, "kvei_layers"), (-0.22, "tpe")):
+        found = [r for r in rows if r["contender"] == contender]
+        y = [names.index(r["text"]) + up for r in found]
+        search, report = ([float(r[f"volume_{k}"]) for r in found] for k in ("search", "report"))
+        colour = COLOURS[contender]
+        ax.hlines(y, search, report, color=colour, linewidth=0.8)
+        ax.plot(search, y, "o", markerfacecolor="white", color=colour)
+        ax.plot(report, y, "o", color=colour, label=contender)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_xlabel("hypervolume after 60 policies (decades of bytes x decades of loss)")
+    ax.set_title("Full: report text. Hollow: the search text that chose the set", fontsize=10)
+    _save(fig, "texts.png")
+
+
 def _look(name: str, seeds: object) -> dict[str, Any]:
     sampler, kind = name.split("-", 1)
     label = f"{sampler}, {kind.replace('-', ', ')} ({seeds})"
@@ -79,13 +100,14 @@ def _look(name: str, seeds: object) -> dict[str, Any]:
 
 def _save(fig: Figure, name: str) -> None:
     (ax,) = fig.axes
-    ax.legend(fontsize=8, frameon=False, ncols=2)
+    ax.legend(fontsize=8, frameon=False, ncols=1 if name == "texts.png" else 2)
     ax.spines[["top", "right"]].set_visible(False)
     fig.savefig(HERE / name, dpi=130)
 
 
 def main() -> None:
     live()
+    texts()
     if (HERE / "simulated.csv").exists():
         simulated()
 

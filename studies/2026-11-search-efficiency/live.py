@@ -13,18 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.app.inputs import TextOptions, text
+from kvsearch.app.inputs import Text, TextOptions, text
 from kvsearch.app.progress import Shown
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import continues
 from kvsearch.knobs import Setting
-from kvsearch.models.load import load_model
+from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.records import Trial
 from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.model_work import ModelSession
-from kvsearch.search.samplers import make_sampler, pricing
+from kvsearch.search.samplers import make_sampler
 from kvsearch.search.task import Task, baselines
 from kvsearch.search.volume import volume
 from kvsearch.search.work import Job, Measured
@@ -87,7 +87,6 @@ def main() -> None:
     ask.add_argument("--cold", action="store_true")
     ask.add_argument("--no-race", action="store_true")
     ask.add_argument("--divergence", action="store_true", help="layers' harm as measured now")
-    ask.add_argument("--no-layers", action="store_true", help="kvei expects nothing of it")
     ask.add_argument("--place", type=Path, required=True, help="folder of runs and memory")
     ask.add_argument("--data", type=Path, required=True, help="folder with wikitext2-test.raw")
     o = ask.parse_args()
@@ -95,15 +94,9 @@ def main() -> None:
     raw = o.data / "wikitext2-test.raw"
     harm = "divergence" if o.divergence else "about"
     loaded, parts, setting = opened(shown, (f"{raw}:0-900000", f"{raw}:900000-"), harm)
-    name = o.sampler + "_kl" * o.divergence + "_nolayers" * o.no_layers
+    name = o.sampler + "_kl" * o.divergence
     name += f"-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}-{o.seed}"
-    if o.no_layers:
-        pricing.starvation = lambda policy, setting: 0.0
-    session = Remembered(
-        ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows),
-        o.place / "memory",
-        loaded.shape.layers,
-    )
+    session = remembering(loaded, parts, o.place)
     methods = len(baselines(not o.cold))
     space = load_space(str(Path(__file__).with_name("space.yaml")))
     sampler = make_sampler(o.sampler, space, setting)
@@ -111,19 +104,30 @@ def main() -> None:
         setting, BUDGET, space, o.trials - methods, o.seed, sampler, WINDOWS,
         warm=not o.cold, racing=not o.no_race,
     )  # fmt: skip
+    search(task, session, o.place / "runs" / name)
+
+
+def remembering(loaded: LoadedModel, parts: Text, place: Path) -> Remembered:
+    """A session of the benchmark, with its memory in `place`."""
+    inner = ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows)
+    return Remembered(inner, place / "memory", loaded.shape.layers)
+
+
+def search(task: Task, session: Remembered, place: Path) -> list[Trial]:
+    """Run or resume one search in `place`; a line per trial."""
 
     def watch(trial: Trial, trials: list[Trial]) -> None:
         done = [(t.bytes_peak, t.dnll) for t in trials if t.state == "complete"]
         tokens = sum(t.tokens for t in trials)
         print(
-            f"{name} {len(trials):>4} {trial.state:<9} {trial.name:<22} tokens {tokens:>7} "
-            f"volume {volume(done, setting.budget):.4f}",
+            f"{place.name} {len(trials):>4} {trial.state:<9} {trial.name:<22} tokens {tokens:>7} "
+            f"volume {volume(done, task.setting.budget):.4f}",
             flush=True,
         )
 
-    folder = RunFolder(o.place / "runs" / name)
+    folder = RunFolder(place)
     try:
-        Search(task, Inline(session), folder, watch).run()
+        return Search(task, Inline(session), folder, watch).run()
     finally:
         folder.close()
 

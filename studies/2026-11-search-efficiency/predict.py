@@ -2,7 +2,7 @@
 
 On the benchmark's records: those of all other runs. On the journals of `studies/2026-11-outcome`:
 the later ones of the same run. For several powers with which a layer's loss is taken to fall with
-its slots (`kvsearch/search/samplers/starvation.py`); at 0 the model knows nothing of that.
+its slots (`starvation.py`); at 0 the model knows nothing of that.
 
     python studies/2026-11-search-efficiency/predict.py
 
@@ -13,16 +13,15 @@ the correlation, and squared errors over what the model claims.
 import csv
 import json
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 from derive import later
+from starvation import starvation
 
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.search.samplers import starvation
 from kvsearch.search.samplers.features import features
 from kvsearch.search.samplers.gp import fit
 from kvsearch.search.volume import log_loss
@@ -39,7 +38,7 @@ def main() -> None:
     x = {k: features(policies[k], setting) for k in every}
     rows = []
     for fall in FALLS:
-        expected = {k: starved(policies[k], setting, fall) for k in every}
+        expected = {k: starvation(policies[k], setting, fall) for k in every}
         for n in FITTED:
             enough = [list(run) for run in runs if len(run) >= n]
             found = [judged(ks[:n], set(every) - set(ks[:n]), every, x, expected) for ks in enough]
@@ -48,7 +47,7 @@ def main() -> None:
         for place in sorted(OUTCOME.glob("b[0-9][0-9][0-9]")):
             setting_, policies_, run = journal(place)
             x_ = {k: features(policies_[k], setting_) for k in run}
-            expected_ = {k: starved(policies_[k], setting_, fall) for k in run}
+            expected_ = {k: starvation(policies_[k], setting_, fall) for k in run}
             for n in FITTED:
                 known, rest = list(run)[:n], set(list(run)[n:])
                 later.setdefault(n, []).append(judged(known, rest, run, x_, expected_))
@@ -60,7 +59,7 @@ def main() -> None:
 
 
 def benchmark() -> tuple[Setting, dict[str, Policy], list[Run]]:
-    """All live runs, but those made since `FALL` was chosen, that measured something to the end."""
+    """All live runs, but those made since 1.5 was chosen, that measured something to the end."""
     about = json.loads((RECORDS / "about.json").read_text())
     setting = Setting(
         ModelShape(**about["shape"]), about["budget_bytes"], 1024, tuple(about["sensitivity"])
@@ -89,12 +88,6 @@ def journal(place: Path) -> tuple[Setting, dict[str, Policy], Run]:
     done = [t for t in done if t["state"] == "complete" and t["number"] >= 0]
     policies = {t["fingerprint"]: Policy.build(t["policy"]) for t in done}
     return setting, policies, {t["fingerprint"]: log_loss(t["dnll"]) for t in done}
-
-
-def starved(policy: Policy, setting: Setting, fall: float) -> float:
-    """What the layers foretell, decades of loss."""
-    with patch.object(starvation, "FALL", fall):
-        return starvation.starvation(policy, setting)
 
 
 def judged(

@@ -10,7 +10,6 @@ from kvsearch.knobs import Setting, Value, build
 from kvsearch.policy import Policy, layout
 from kvsearch.search.samplers.features import features
 from kvsearch.search.samplers.pool import anything
-from kvsearch.search.samplers.starvation import starvation
 from kvsearch.space import SearchSpace
 
 Speed = Callable[[Policy], float]
@@ -29,7 +28,6 @@ class Priced:
         slots: most tokens a layer holds, mean over layers; the whole stream if nothing is evicted.
         features: see `features`.
         feasible: neither forbidden by the space nor over the budget.
-        starvation: see `starvation`; decades of loss.
         speed: modelled decode tokens/s over the full cache's; 0 if speed is no objective.
     """
 
@@ -39,7 +37,6 @@ class Priced:
     slots: int
     features: tuple[float, ...]
     feasible: bool
-    starvation: float = 0.0
     speed: float = 0.0
 
 
@@ -80,7 +77,6 @@ class Pricer:
             policy.slots or setting.tokens,
             features(policy, setting),
             feasible and self.space.forbidden(knobs) is None,
-            starvation(policy, setting),
             0.0 if self.speed is None else self.speed(policy),
         )
 

@@ -1,8 +1,4 @@
-"""The model of quality: a Gaussian process on log dNLL over the features of a policy.
-
-It models what is left of the loss once the measured sensitivity of the layers has had its say about
-the slots per layer (`starvation`).
-"""
+"""The model of quality: a Gaussian process on log dNLL over the features of a policy."""
 
 from collections.abc import Sequence
 from math import log10
@@ -43,8 +39,7 @@ class Surrogate:
                 points.append(seen.point)
                 heights.append(foretold[0])
                 extra.append(foretold[1])
-        left = [h - p.starvation for h, p in zip(heights, points, strict=True)]
-        self.fitted: GP = fit(_matrix(points), _vector(left), _vector(extra))
+        self.fitted: GP = fit(_matrix(points), _vector(heights), _vector(extra))
         self.gp = self.fitted
         if history.pending:
             self.gp = self.fitted.conditioned(_matrix(history.pending))
@@ -57,7 +52,7 @@ class Surrogate:
         """Mean and standard deviation of the height of each point."""
         with torch.no_grad():
             mean, std = self.gp.posterior(_matrix(points))
-        return mean.numpy() + [p.starvation for p in points], std.numpy()
+        return mean.numpy(), std.numpy()
 
     def _foretold(self, stopped: Seen, done: Sequence[Seen]) -> tuple[float, float] | None:
         """Mean and variance of the final height of a trial that was stopped at a rung.
