@@ -150,19 +150,29 @@ def build(knobs: Mapping[str, Value], setting: Setting, name: str | None = None)
     Raises:
         PolicyError: an unknown knob or value, or a budget too small for what is never evicted.
     """
+    return sized(knobs, setting, name)[0]
+
+
+def sized(
+    knobs: Mapping[str, Value], setting: Setting, name: str | None = None
+) -> tuple[Policy, int]:
+    """What `build` makes, and its peak in bytes, which finding its slots has already told."""
     for knob, value in knobs.items():
         if reason := check_value(knob, value):
             raise PolicyError(f"knob {knob}: {reason}")
     get = {k: knobs.get(k, v.default) for k, v in KNOBS.items()}
     if not get["evict"]:
-        return _policy(get, setting, None, name)
+        policy = _policy(get, setting, None, name)
+        return policy, layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
     if setting.budget is None:
         raise PolicyError("a budget is needed to size this policy")
     return _largest(get, setting, int(setting.budget * float(get["fill"])), name)
 
 
-def _largest(get: dict[str, Value], setting: Setting, limit: int, name: str | None) -> Policy:
-    """The policy with the most slots whose peak is at most `limit` bytes.
+def _largest(
+    get: dict[str, Value], setting: Setting, limit: int, name: str | None
+) -> tuple[Policy, int]:
+    """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
 
     The policy is validated once and sized by copying: only slots, and recents that are half of
     them, differ between the sizes tried.
@@ -170,7 +180,7 @@ def _largest(get: dict[str, Value], setting: Setting, limit: int, name: str | No
     base = _policy(get, setting, 2, name)
     cost = Cost(base, setting.shape)
 
-    def sized(slots: int) -> Policy:
+    def of(slots: int) -> Policy:
         return base.model_copy(update={"slots": slots, "recents": _recents(get, setting, slots)})
 
     least = 1  # recents may grow with the slots, and the least slots with those
@@ -181,19 +191,19 @@ def _largest(get: dict[str, Value], setting: Setting, limit: int, name: str | No
     many = cost.bytes(MANY, raw, None)
     slope = layers * (cost.bytes(2 * MANY, raw, None) - many) / MANY
     guess = MANY + raw + (limit - layers * many) / slope
-    turn = 0
+    turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
-        held = peak_of(sized(mid), setting.shape, cost, setting.tokens, setting.prompt)
-        low, high = (low, mid) if held > limit else (mid, high)
+        held = peak_of(of(mid), setting.shape, cost, setting.tokens, setting.prompt)
+        low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
         step = (limit - held) / slope  # nearly linear; at least one slot on, which settles it
         guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
         turn += 1
     if low >= least:
-        return sized(low)
+        return of(low), peak
     reason = f"{limit} bytes pay for no slot"
     try:
-        layout(sized(low), setting.shape)
+        layout(of(low), setting.shape)
     except PolicyError as e:
         reason = str(e)
     raise PolicyError(f"budget too small: {reason}")

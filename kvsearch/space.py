@@ -127,9 +127,11 @@ class SearchSpace(Frozen):
 def _holds(conditions: Mapping[str, Any], knobs: Mapping[str, Value]) -> bool:
     """Whether every named knob has the wanted value, or one of them; absent knobs are defaults."""
     for name, wanted in conditions.items():
-        value = knobs.get(name, KNOBS[name].default)
-        options = wanted if isinstance(wanted, list) else [wanted]
-        if not any(value == o and isinstance(value, bool) == isinstance(o, bool) for o in options):
+        value = knobs[name] if name in knobs else KNOBS[name].default
+        for option in wanted if isinstance(wanted, list) else [wanted]:
+            if value == option and isinstance(value, bool) == isinstance(option, bool):
+                break
+        else:
             return False
     return True
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-import torch
 from optuna.trial import TrialState
 
 from kvsearch import space
@@ -125,40 +124,38 @@ def test_a_candidate_that_is_surely_dominated_gains_nothing_and_a_sure_one_its_a
 
 
 def test_the_process_interpolates_reverts_and_doubts_less_where_something_runs() -> None:
-    x = torch.rand(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    y = torch.sin(3 * x[:, 0]) + x[:, 1] ** 2
-    gp = fit(x, y, torch.zeros(40, dtype=torch.float64))
+    x = np.random.default_rng(0).random((40, 5))
+    y = np.sin(3 * x[:, 0]) + x[:, 1] ** 2
+    gp = fit(x, y, np.zeros(40))
     mean, std = gp.posterior(x)
-    assert float((mean - y).abs().max()) < 0.05 and float(std.max()) < 0.1
+    assert abs(mean - y).max() < 0.05 and std.max() < 0.1
     assert gp.lengths[:2].max() < gp.lengths[2:].min()  # what does not matter is smooth
-    far = torch.full((1, 5), 1e4, dtype=torch.float64)
-    mean, std = gp.posterior(far)
-    assert float(mean) == pytest.approx(float(y.mean()), abs=1e-6)
-    assert float(std) == pytest.approx(float(gp.scale) ** 0.5 * gp.unit, rel=1e-6)
-    new = torch.full((1, 5), 0.5, dtype=torch.float64) + 0.4
+    mean, std = gp.posterior(np.full((1, 5), 1e4))
+    assert mean == pytest.approx([y.mean()], abs=1e-6)
+    assert std == pytest.approx([gp.scale**0.5 * gp.unit], rel=1e-6)
+    new = np.full((1, 5), 0.9)
     told = gp.conditioned(new)
-    assert torch.allclose(told.posterior(x)[0], gp.posterior(x)[0], atol=1e-6)
-    assert float(told.posterior(new)[1]) < 0.7 * float(gp.posterior(new)[1])
+    assert told.posterior(x)[0] == pytest.approx(gp.posterior(x)[0], abs=1e-6)
+    assert told.posterior(new)[1] < 0.7 * gp.posterior(new)[1]
 
 
 def test_the_fit_follows_the_slope_of_the_likelihood() -> None:
     rng = np.random.default_rng(0)
-    x, z = torch.from_numpy(rng.random((12, 3))), torch.from_numpy(rng.normal(size=12))
+    x, z = rng.random((12, 3)), rng.normal(size=12)
     at = np.log([0.7, 1.1, 0.4, 2.0, 0.05])  # three lengths, scale, noise
 
-    def told(logs: np.ndarray) -> tuple[float, torch.Tensor]:
-        lengths, scale, noise = torch.from_numpy(np.exp(logs)).split([3, 1, 1])
-        return misfit(x, z, lengths, scale[0], noise.expand(12))
+    def told(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        *lengths, scale, noise = np.exp(logs)
+        return misfit(x, z, np.array(lengths), scale, np.full(12, noise))
 
-    slope = told(at)[1].numpy() * [1, 1, 1, 1, 0.05]
+    slope = told(at)[1] * [1, 1, 1, 1, 0.05]
     steps = 1e-5 * np.eye(5)
     assert slope == pytest.approx([(told(at + s)[0] - told(at - s)[0]) / 2e-5 for s in steps])
 
 
 def test_twins_with_other_values_do_not_break_the_process() -> None:
-    x = torch.zeros(6, 3, dtype=torch.float64)
-    gp = fit(x, torch.arange(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64))
-    assert float(gp.posterior(x[:1])[0]) == pytest.approx(2.5, abs=0.1)
+    gp = fit(np.zeros((6, 3)), np.arange(6.0), np.zeros(6))
+    assert gp.posterior(np.zeros((1, 3)))[0] == pytest.approx([2.5], abs=0.1)
 
 
 def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_end() -> None:
@@ -208,8 +205,6 @@ def test_a_policy_that_beats_the_full_cache_is_no_accident() -> None:
 
 @pytest.mark.parametrize("name", list(SAMPLERS))
 def test_every_sampler_keeps_the_contract(name: str) -> None:
-    if name == "gp":
-        pytest.importorskip("scipy")
     one, two = Context(SPACE, SETTING), Context(SPACE, SETTING)
     study = new_study(one)
     methods = len(study.trials)
@@ -239,13 +234,9 @@ def _without_last(study: optuna.Study) -> optuna.Study:
     return copy
 
 
-def test_unknown_and_missing_samplers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = Context(SPACE, SETTING)
+def test_an_unknown_sampler_is_told_what_it_may_have_meant() -> None:
     with pytest.raises(KvsearchError, match="did you mean 'kvei'"):
-        make("kvie", 0, context)
-    monkeypatch.setattr(samplers, "find_spec", lambda name: None)
-    with pytest.raises(KvsearchError, match="gp needs scipy"):
-        make("gp", 0, context)
+        make("kvie", 0, Context(SPACE, SETTING))
 
 
 # -- kvei ------------------------------------------------------------------------------------------
@@ -355,7 +346,7 @@ def test_pending_proposals_differ_even_under_one_seed(
     assert [p.fingerprint for p in history.pending] == [p.fingerprint for p in asked]
     model = Surrogate(history)
     alone = Surrogate(read(study.trials[:-3], context.price, -1))
-    assert torch.equal(model.fitted.lengths, alone.fitted.lengths)  # nothing is fitted on them
+    assert (model.fitted.lengths == alone.fitted.lengths).all()  # nothing is fitted on them
     assert (model.predict(asked)[1] < alone.predict(asked)[1]).all()
 
 
@@ -405,7 +396,6 @@ def test_with_speed_as_an_objective_proposals_spread_over_speeds(
     ],
 )
 def test_the_gp_of_optuna_does_not_repeat_itself(last: dict[str, Any]) -> None:
-    pytest.importorskip("scipy")
     study = optuna.create_study(directions=["minimize", "minimize"])
     sampler = make("gp", 1, Context(SPACE, SETTING))
     flag = {"x": optuna.distributions.CategoricalDistribution((0, 1))}

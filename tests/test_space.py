@@ -10,7 +10,7 @@ import pytest
 
 from kvsearch import space
 from kvsearch.errors import PolicyError, SpaceError
-from kvsearch.knobs import Setting, build
+from kvsearch.knobs import Setting, build, sized
 from kvsearch.methods import METHODS, at
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.policy.layout import peak_of
@@ -45,13 +45,13 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget() -> None:
         if default.forbidden(knobs):
             continue
         try:
-            policy = build(knobs, SETTING)
+            policy, peak = sized(knobs, SETTING)
         except PolicyError as error:
             assert "budget too small" in str(error)
             continue
         policy.check(SHAPE)
         limit = SETTING.budget * float(knobs["fill"])  # type: ignore[operator]
-        assert 0 < layout(policy, SHAPE).bytes_peak(4096) <= limit
+        assert 0 < peak == layout(policy, SHAPE).bytes_peak(4096) <= limit
         assert policy.slots is not None
         slots = policy.slots + 1
         recents = slots // 2 if knobs["recents"] == "half" else policy.recents

@@ -226,9 +226,9 @@ class Search:
         """Finish a trial whose NLL was saved just before a kill."""
         if not self.folder.has_nll(PART, flight.trial.fingerprint):
             return False
-        _, about = self.folder.load_nll(PART, flight.trial.fingerprint)
+        nll, about = self.folder.load_nll(PART, flight.trial.fingerprint)
         flight.tokens, flight.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
-        self._complete(flight)
+        self._complete(flight, nll)
         return True
 
     def _job(self, f: Flight) -> Job:
@@ -252,7 +252,7 @@ class Search:
         about = {"name": f.trial.name, "tokens": f.tokens, "seconds": f.seconds}
         if last:
             self.folder.save_nll(PART, f.trial.fingerprint, nll, about)
-            self._complete(f)
+            self._complete(f, nll)
             return None
         f.seen.append((*f.rungs[f.rung], self._dnll(nll)))
         if reason := self._rivals.verdict(f.trial, nll, self.trials):
@@ -262,8 +262,8 @@ class Search:
         f.rung += 1
         return self._job(f)
 
-    def _complete(self, f: Flight) -> None:
-        nll, start = self._load(f.trial.fingerprint), self.task.score_from - 1
+    def _complete(self, f: Flight, nll: NDArray[np.float32]) -> None:
+        start = self.task.score_from - 1
         looks = f.rungs if self.task.racing else ()
         self._finish(
             self._done(

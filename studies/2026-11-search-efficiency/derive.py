@@ -28,9 +28,9 @@ EARLIER = "earlier-"  # runs of an earlier version: evidence about policies, no 
 OPPONENT = "nsga2-cold-full"  # KVTuner's settings: 2 generations of 50, all evaluated in full
 
 
-def later(run: str) -> bool:
-    """Whether a run is from after the surrogate and the predictions were made: no part of them."""
-    return run.startswith(("kvei-", "kvei_layers-")) or "_kl" in run
+def surrogate_runs() -> set[str]:
+    """The runs that the surrogate and the predictions were made from; later ones are no part."""
+    return set(json.loads((RECORDS / "surrogate.json").read_text())["runs"])
 
 
 class Blocks:

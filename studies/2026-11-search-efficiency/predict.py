@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
-from derive import later
+from derive import surrogate_runs
 from starvation import starvation
 
 from kvsearch.knobs import Setting
@@ -67,8 +66,9 @@ def benchmark() -> tuple[Setting, dict[str, Policy], list[Run]]:
     lines = (RECORDS / "policies.jsonl").read_text().splitlines()
     policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
     runs: dict[str, Run] = {}
+    mine = surrogate_runs()
     for t in pq.read_table(RECORDS / "trials.parquet").to_pylist():
-        if t["state"] == "complete" and t["kind"] != "full" and not later(t["run"]):
+        if t["state"] == "complete" and t["kind"] != "full" and t["run"] in mine:
             runs.setdefault(t["run"], {})[t["fingerprint"]] = log_loss(t["dnll"])
     return setting, policies, list(runs.values())
 
@@ -94,14 +94,13 @@ def judged(
     known: list[str], others: set[str], y: Run, x: dict, expected: dict
 ) -> tuple[float, ...]:
     """Error, spread, correlation and calibration on `others` of a model fitted to `known`."""
-    left = torch.tensor([y[k] - expected[k] for k in known], dtype=torch.float64)
-    gp = fit(torch.tensor([x[k] for k in known]).double(), left, torch.zeros_like(left))
+    left = np.array([y[k] - expected[k] for k in known])
+    gp = fit(np.array([x[k] for k in known]), left, np.zeros(len(left)))
     rest = [k for k in y if k in others]
-    with torch.no_grad():
-        mean, std = gp.posterior(torch.tensor([x[k] for k in rest]).double())
-    guess, truth = mean.numpy() + [expected[k] for k in rest], np.array([y[k] for k in rest])
+    mean, std = gp.posterior(np.array([x[k] for k in rest]))
+    guess, truth = mean + [expected[k] for k in rest], np.array([y[k] for k in rest])
     error = guess - truth
-    claimed = float(np.mean((error / std.numpy()) ** 2))
+    claimed = float(np.mean((error / std) ** 2))
     r = float(np.corrcoef(guess, truth)[0, 1])
     return float(np.sqrt((error**2).mean())), float(truth.std()), r, claimed
 

@@ -3,11 +3,13 @@
 The surrogate maps a policy to its mean loss over the full cache (a Gaussian process on the features
 that kvei also uses, which favours kvei: the table of live runs is the one without that favour), and
 a prefix to a share of it. Noise is added per block with the spread seen among policies of like
-loss. Volumes are of true surrogate values of the reported sets. Policies that only live runs of
-kvei as it is now have tried are left out, so that it is not judged by what it measured itself.
+loss. Volumes are of true surrogate values of the reported sets. It was fitted once, to the runs
+that `records/surrogate.json` names, and is kept there, so that contenders of different days meet
+the same one. Runs of kvei as it is now are not among them: it is not judged by what it measured.
 
     python simulate.py --sampler kvei --seeds 1-20 --trials 240 --place /tmp/sim
     python simulate.py --held-out            # error on records that it was not fitted to
+    python simulate.py --fit                 # fit it anew
 """
 
 import argparse
@@ -17,8 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from derive import later
+from derive import surrogate_runs
 
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
@@ -30,7 +31,7 @@ from kvsearch.search.folder import RunFolder
 from kvsearch.search.race import exposure
 from kvsearch.search.samplers import make_sampler
 from kvsearch.search.samplers.features import features
-from kvsearch.search.samplers.gp import GP, fit
+from kvsearch.search.samplers.gp import GP, fit, process
 from kvsearch.search.task import Task, baselines
 from kvsearch.search.volume import FLOOR, volume
 from kvsearch.search.work import Job, Measured
@@ -43,7 +44,7 @@ AT = (17, 20, 30, 40, 60, 80, 100, 120, 160, 200, 240)  # evaluated policies
 
 
 class Truth:
-    """What the records say, and a Gaussian process through it."""
+    """What the records say, and a Gaussian process through it: the kept one, or one anew."""
 
     def __init__(self, keep: np.ndarray | None = None) -> None:
         about = json.loads((RECORDS / "about.json").read_text())
@@ -60,27 +61,39 @@ class Truth:
         lines = (RECORDS / "policies.jsonl").read_text().splitlines()
         policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
         trials = pq.read_table(RECORDS / "trials.parquet").to_pylist()
-        others = {t["fingerprint"] for t in trials if not later(t["run"])}
+        runs = surrogate_runs()
+        others = {t["fingerprint"] for t in trials if t["run"] in runs}
         self.keys = sorted(k for k in sums if policies[k].slots is not None and k in others)
         self.policies = [policies[k] for k in self.keys]
         self.blocks = np.stack([sums[k] / BLOCK - self.full for k in self.keys])
-        self.x = torch.tensor([self._features(p) for p in self.policies], dtype=torch.float64)
-        self.y = torch.tensor(np.log10(np.maximum(self.blocks.mean(1), 0) + FLOOR))
+        self.x = np.array([self._features(p) for p in self.policies])
+        self.y = np.log10(np.maximum(self.blocks.mean(1), 0) + FLOOR)
         rows = np.arange(len(self.keys)) if keep is None else keep
-        self.gp: GP = fit(self.x[rows], self.y[rows], torch.zeros(len(rows), dtype=torch.float64))
+        self.gp = self._kept() if keep is None else self.fitted(rows)
         level = np.maximum(self.blocks.mean(1, keepdims=True), FLOOR)
         spread = (self.blocks / level - (self.blocks / level).mean(0))[rows]
         self.profile = (self.blocks / level)[rows].mean(0)  # how the loss is spread over blocks
         self.noise = spread.std(0)
+
+    def fitted(self, rows: np.ndarray) -> GP:
+        """A process fitted to these records."""
+        return fit(self.x[rows], self.y[rows], np.zeros(len(rows)))
+
+    def _kept(self) -> GP:
+        """The process of `records/surrogate.json` through all records."""
+        kept = json.loads((RECORDS / "surrogate.json").read_text())["process"]
+        z = (self.y - kept["centre"]) / kept["unit"]
+        noise = np.full(len(z), kept["noise"])
+        lengths = np.array(kept["lengths"])
+        return process(self.x, z, noise, lengths, kept["scale"], kept["centre"], kept["unit"])
 
     def _features(self, policy: Policy) -> tuple[float, ...]:
         return features(policy, self.setting)
 
     def dnll(self, policies: list[Policy]) -> np.ndarray:
         """True mean loss over the full cache, nats per token."""
-        x = torch.tensor([self._features(p) for p in policies], dtype=torch.float64)
-        with torch.no_grad():
-            return 10 ** self.gp.posterior(x)[0].numpy() - FLOOR
+        x = np.array([self._features(p) for p in policies])
+        return 10 ** self.gp.posterior(x)[0] - FLOOR
 
 
 class Simulated:
@@ -163,16 +176,31 @@ def held_out() -> None:
     for fold in range(10):
         out = order[fold::10]
         fitted = Truth(np.setdiff1d(order, out))
-        with torch.no_grad():
-            errors[out] = fitted.gp.posterior(truth.x[out])[0].numpy() - truth.y[out].numpy()
-    y = truth.y.numpy()
+        errors[out] = fitted.gp.posterior(truth.x[out])[0] - truth.y[out]
+    y = truth.y
     found = {
         "records": len(y),
         "rmse_decades": float(np.sqrt((errors**2).mean())),
         "explained": float(1 - (errors**2).mean() / y.var()),
         "rank_correlation": float(np.corrcoef(_ranks(y), _ranks(y + errors))[0, 1]),
     }
-    (RECORDS / "surrogate.json").write_text(json.dumps(found, indent=1) + "\n")
+    keep("held_out", found)
+
+
+def refit() -> None:
+    """Fit the surrogate anew to all of its records."""
+    truth = Truth()
+    gp = truth.fitted(np.arange(len(truth.keys)))
+    keep("process", {
+        "lengths": gp.lengths.tolist(), "scale": gp.scale, "noise": float(gp.noise[0]),
+        "centre": gp.centre, "unit": gp.unit,
+    })  # fmt: skip
+
+
+def keep(what: str, found: dict) -> None:
+    """Put something that was found of the surrogate into its file."""
+    file = RECORDS / "surrogate.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), what: found}, indent=1) + "\n")
     print(json.dumps(found))
 
 
@@ -184,10 +212,11 @@ def main() -> None:
     ask.add_argument("--cold", action="store_true")
     ask.add_argument("--no-race", action="store_true")
     ask.add_argument("--held-out", action="store_true")
+    ask.add_argument("--fit", action="store_true")
     ask.add_argument("--place", type=Path, default=Path("/tmp/kvsearch-simulated"))
     o = ask.parse_args()
-    if o.held_out:
-        held_out()
+    if o.held_out or o.fit:
+        held_out() if o.held_out else refit()
         return
     truth = Truth()
     low, high = (int(s) for s in o.seeds.split("-"))

@@ -12,15 +12,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "2026-1
 from measure import Simulated, Timed, reached, search, toy
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "kvei"])
 @pytest.mark.parametrize("slots", [1, 8])
 def test_the_driver_costs_less_than_a_twentieth_of_a_second_evaluation(
-    slots: int, tmp_path: Path
+    slots: int, sampler: str, tmp_path: Path
 ) -> None:
     executor = Timed(Simulated(toy.Session(Toy(tmp_path / "log", 0.0)), slots))
-    done = search(executor, tmp_path, trials=40, sampler="tpe", warm=False)
+    done = search(executor, tmp_path, trials=40, sampler=sampler, warm=False)
     evaluated = sum(t.state in ("complete", "pruned", "failed") for t in done)
     assert evaluated == 40
-    assert sum(executor.cpu) / evaluated < 0.05  # seconds of CPU; the wall's depend on neighbours
+    own = sum(executor.cpu[slots:])  # without what is imported once; the wall's depend on neighbours
+    assert own / evaluated < 0.05
 
 
 def test_eight_evaluators_reach_the_volume_of_one() -> None:

@@ -7,7 +7,6 @@ therefore know only its seed, the context and `study.trials`.
 
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kvsearch.errors import KvsearchError, nearest
@@ -119,11 +118,9 @@ DEFAULT = "kvei"
 
 
 def check_name(name: str) -> None:
-    """Raise a `KvsearchError` if there is no such sampler, or what it needs is not installed."""
+    """Raise a `KvsearchError` if there is no such sampler."""
     if name not in SAMPLERS:
         raise KvsearchError(f"unknown sampler {name!r}{nearest(name, SAMPLERS)}")
-    if name == "gp" and find_spec("scipy") is None:
-        raise KvsearchError("the sampler gp needs scipy: pip install scipy, or choose another")
 
 
 def make(name: str, seed: int, context: Context) -> "BaseSampler":
@@ -135,7 +132,7 @@ def make(name: str, seed: int, context: Context) -> "BaseSampler":
         context: space and setting; share one per study, it remembers prices.
 
     Raises:
-        KvsearchError: unknown name, or something it needs is not installed.
+        KvsearchError: unknown name.
     """
     check_name(name)
     return SAMPLERS[name](seed % 2**32, context)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import from_numpy
-from torch.special import ndtr
+from scipy.special import ndtr
 
 from kvsearch.pareto import front
 
@@ -21,8 +20,7 @@ def expected_improvement(ceiling: Array, mean: Array, std: Array) -> Array:
     """E[max(0, ceiling - Y)] for Y normal; arrays broadcast, `std` is above 0."""
     z = (ceiling - mean) / std
     density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
-    mass: Array = ndtr(from_numpy(np.ascontiguousarray(z))).numpy()
-    return np.maximum(0.0, std * (z * mass + density))
+    return np.maximum(0.0, std * (z * ndtr(z) + density))
 
 
 def expected_gain(

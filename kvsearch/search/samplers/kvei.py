@@ -25,7 +25,7 @@ from kvsearch.search.samplers.sweep import sweep
 from kvsearch.search.volume import EDGE, WORST
 
 FIRST = 6  # trials before the search starts to build on them
-CHILDREN, ROUNDS = 40, 3  # mutants a round; later rounds breed from the best candidates so far
+CHILDREN, ROUNDS = 16, 3  # mutants a round; later rounds breed from the best candidates so far
 LEADERS = 6  # candidates whose mutants fill the next round
 INCUMBENTS = 3  # policies whose axes are screened
 FLOOR = 0.3  # share of mutations that ignore the screening

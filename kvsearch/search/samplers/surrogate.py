@@ -5,10 +5,8 @@ from math import log10
 from statistics import fmean, pvariance
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from kvsearch.search.samplers.gp import GP, fit
+from kvsearch.search.samplers.gp import GP, Array, fit
 from kvsearch.search.samplers.history import History, Seen
 from kvsearch.search.samplers.pricing import Priced
 
@@ -39,7 +37,7 @@ class Surrogate:
                 points.append(seen.point)
                 heights.append(foretold[0])
                 extra.append(foretold[1])
-        self.fitted: GP = fit(_matrix(points), _vector(heights), _vector(extra))
+        self.fitted: GP = fit(_matrix(points), np.array(heights), np.array(extra))
         self.gp = self.fitted
         if history.pending:
             self.gp = self.fitted.conditioned(_matrix(history.pending))
@@ -48,11 +46,9 @@ class Surrogate:
         """log10 of a difference to the full cache, nats per token."""
         return log10(max(LEAST, dnll + self.offset))
 
-    def predict(self, points: Sequence[Priced]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def predict(self, points: Sequence[Priced]) -> tuple[Array, Array]:
         """Mean and standard deviation of the height of each point."""
-        with torch.no_grad():
-            mean, std = self.gp.posterior(_matrix(points))
-        return mean.numpy(), std.numpy()
+        return self.gp.posterior(_matrix(points))
 
     def _foretold(self, stopped: Seen, done: Sequence[Seen]) -> tuple[float, float] | None:
         """Mean and variance of the final height of a trial that was stopped at a rung.
@@ -83,9 +79,5 @@ def _full(seen: Seen, tokens: int) -> bool:
     return 2 * seen.point.slots <= tokens
 
 
-def _matrix(points: Sequence[Priced]) -> torch.Tensor:
-    return torch.tensor([p.features for p in points], dtype=torch.float64)
-
-
-def _vector(numbers: Sequence[float]) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
+def _matrix(points: Sequence[Priced]) -> Array:
+    return np.array([p.features for p in points], dtype=np.float64)
