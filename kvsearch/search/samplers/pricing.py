@@ -14,7 +14,7 @@ from kvsearch.space import SearchSpace
 
 Speed = Callable[[Policy], float]
 ANYWHERE = 500  # random points that every proposal considers; priced once, in a fifth of a second
-KEPT = 20_000  # prices remembered, about 40 MB; a search of a thousand trials finds 50 000
+KEPT = 20_000  # prices remembered, about 40 MB; a search of a thousand trials needs 40 000
 
 
 @dataclass(frozen=True, eq=False)
