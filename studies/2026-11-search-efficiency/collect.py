@@ -51,15 +51,27 @@ def main() -> None:
     layers = loaded.shape.layers
     memory = o.place / "memory"
     session = remembering(loaded, parts, o.place)
-    wanted = {Policy().fingerprint(layers): Policy()}
+    wanted = dict[str, Policy]()
     for trials in runs.values():
         for count in checkpoints([t.tokens for t in trials]).values():
             wanted |= {t.fingerprint: t.policy for t in reported(trials[:count])}
+    there = measured(o.records)
+    wanted = {k: p for k, p in wanted.items() if ("report", k) not in there}
+    if ("report", full := Policy().fingerprint(layers)) not in there:
+        wanted[full] = Policy()
     for i, (key, policy) in enumerate(wanted.items(), start=1):
         session.run(Job(i, "report", policy, setting.tokens))
         print(f"report text {i}/{len(wanted)} {key}", flush=True)
-    session.run(Job(0, "search", Policy(), setting.tokens))
+    if ("search", full) not in there:
+        session.run(Job(0, "search", Policy(), setting.tokens))
     keep(runs, memory, o.records, setting)
+
+
+def measured(records: Path) -> dict[tuple[str, str], list[float]]:
+    """Sums per block by part and fingerprint, as far as they are in the records."""
+    file = records / "blocks.parquet"
+    rows = pq.read_table(file).to_pylist() if file.exists() else []
+    return {(r["part"], r["fingerprint"]): r["sums"] for r in rows}
 
 
 def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Setting) -> None:
@@ -76,10 +88,8 @@ def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Set
     rows.sort(key=lambda r: (r["run"], r["number"]))
     pq.write_table(pa.Table.from_pylist(rows), file, compression="zstd")
     used = {r["fingerprint"] for r in rows} | {Policy().fingerprint(setting.shape.layers)}
-    blocks, policies = {}, {}
-    if (records / "blocks.parquet").exists():
-        for r in pq.read_table(records / "blocks.parquet").to_pylist():
-            blocks[r["part"], r["fingerprint"]] = r["sums"]
+    blocks, policies = measured(records), {}
+    if blocks:
         lines = (records / "policies.jsonl").read_text().splitlines()
         policies = {d["key"]: json.dumps(d["policy"]) for d in map(json.loads, lines)}
     for file in sorted(memory.glob("*.npy")):
