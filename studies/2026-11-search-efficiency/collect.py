@@ -3,7 +3,7 @@
 For every run, the front of its own search values at each checkpoint is a set that it would have
 reported there. All of them are measured on the report text, once; then trials and per-block losses
 of every policy go into `records/`. Runs and policies that are there already stay, so a study can be
-made in several sittings, with the same version of the evaluator.
+made in several sittings; `repeats.csv` says how much a loss differs from one machine to the next.
 
     python collect.py --place /tmp/bench --data ../shared/data
 """
@@ -94,7 +94,7 @@ def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Set
         policies = {d["key"]: json.dumps(d["policy"]) for d in map(json.loads, lines)}
     for file in sorted(memory.glob("*.npy")):
         part, key = file.stem.split("-")
-        if key in used:
+        if key in used and (part, key) not in blocks:  # what the surrogate was fitted to stays
             nll = np.load(file).astype(np.float64)[:, BUDGET - 1 :]  # scored tokens only
             sums = np.add.reduceat(nll, np.arange(0, nll.shape[1], BLOCK), axis=1)
             blocks[part, key] = sums.ravel().tolist()

@@ -217,6 +217,29 @@ def prefix(blocks: Blocks) -> list[dict]:
     ]
 
 
+def repeats() -> list[dict]:
+    """How much the loss of a policy on the search text differs when it is measured once more.
+
+    Runs of one sitting share what was measured; another sitting is another machine of the same
+    kind. A sum in another order moves values between two codes, so what is quantised differs more.
+    """
+    lines = (RECORDS / "policies.jsonl").read_text().splitlines()
+    policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
+    found: dict[str, list[float]] = defaultdict(list)
+    for t in pq.read_table(RECORDS / "trials.parquet").to_pylist():
+        if t["state"] == "complete" and not t["run"].startswith(EARLIER):
+            found[t["fingerprint"]].append(t["dnll"])
+    apart = {k: v[-1] - v[0] for k, v in found.items() if v[-1] != v[0]}
+    rows = []
+    for bits in ("16", "fewer"):
+        d = [x for k, x in apart.items() if policies[k].quantizes == (bits == "fewer")]
+        if d:
+            rms = float(np.sqrt(np.mean(np.square(d))))
+            most = float(np.abs(d).max())
+            rows.append({"bits": bits, "policies": len(d), "rms_nats": rms, "most_nats": most})
+    return rows
+
+
 def write(rows: list[dict], file: Path) -> None:
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -235,6 +258,8 @@ def main() -> None:
     write(rows, out / "live.csv")
     write(summary(rows), out / "live-summary.csv")
     write(prefix(blocks), out / "prefix.csv")
+    if rows := repeats():
+        write(rows, out / "repeats.csv")
     if rows := texts(blocks.about["budget_bytes"]):
         write(rows, out / "texts.csv")
         write(paired(rows), out / "texts-summary.csv")
