@@ -21,18 +21,17 @@ COLOURS = {
     "gp": "#117733", "random": "#777777", "nsga2": "#a37200",
 }  # fmt: skip
 STYLES = {"warm-race": "-", "warm-full": "--", "cold-race": ":", "cold-full": "-."}
-
+MARKERS = {"warm-race": "o", "warm-full": "s", "cold-race": "^", "cold-full": "v"}
+VOLUME = "hypervolume of the reported set, report text\n(decades of bytes x decades of loss)"
 
 DEFAULT, TRIALS = "kvei-warm-race", 60  # the line that the others are held against
 
 
 def live() -> None:
-    """Volume on the report text against search tokens."""
+    """Volume on the report text against search tokens: the contenders of several seeds."""
     lines = defaultdict(list)
-    with (HERE / "live-summary.csv").open() as f:
-        for r in csv.DictReader(f):
-            if "_kl" in r["contender"]:  # other harm, other policies: a table of their own
-                continue
+    for r in _runs("live-summary.csv"):
+        if int(r["seeds"]) > 1:
             mean = float(r["volume_report"])
             half = float(r["hi"] or mean) - mean
             lines[r["contender"]].append((float(r["tokens"]) / 1e3, mean, half, r["seeds"]))
@@ -41,13 +40,35 @@ def live() -> None:
         x, y, half, seeds = zip(*sorted(points), strict=True)
         ax.errorbar(x, y, yerr=half, capsize=2, elinewidth=0.7, **_look(name, max(seeds)))
     ax.set_xlabel("search tokens evaluated, thousands")
-    ax.set_ylabel(
-        "hypervolume of the reported set, report text\n(decades of bytes x decades of loss)"
-    )
+    ax.set_ylabel(VOLUME)
     ax.set_title(
         "Mean over seeds (number in brackets), bars: 95 % intervals of the mean", fontsize=10
     )
     _save(fig, "volume.png")
+
+
+def cells() -> None:
+    """Every sampler cold and warm, with and without races: volume at the end, a dot per seed."""
+    samplers = ("kvei", "tpe", "gp", "random", "nsga2")
+    fig, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+    for side, (kind, marker) in zip((-0.24, -0.08, 0.08, 0.24), MARKERS.items(), strict=True):
+        found = [
+            (samplers.index(r["contender"].split("-")[0]) + side, float(r["volume_report"]))
+            for r in _runs("live.csv")
+            if r["mark"] == "end" and r["contender"] in [f"{s}-{kind}" for s in samplers]
+        ]
+        x, y = zip(*found, strict=True)
+        ax.plot(x, y, marker, color="#335577", label=kind.replace("-", ", "))
+    ax.set_xticks(range(len(samplers)), samplers)
+    ax.set_ylabel(VOLUME)
+    ax.set_title("At the end: 60 policies, NSGA-II 100; a mark per seed", fontsize=10)
+    _save(fig, "cells.png")
+
+
+def _runs(file: str) -> list[dict[str, str]]:
+    """Rows of the first text with the harm as it was measured first."""
+    with (HERE / file).open() as f:
+        return [r for r in csv.DictReader(f) if "_kl" not in r["contender"]]
 
 
 def simulated() -> None:
@@ -107,6 +128,7 @@ def _save(fig: Figure, name: str) -> None:
 
 def main() -> None:
     live()
+    cells()
     texts()
     if (HERE / "simulated.csv").exists():
         simulated()
