@@ -21,8 +21,7 @@ def test_the_driver_costs_less_than_a_twentieth_of_a_second_evaluation(
     done = search(executor, tmp_path, trials=40, sampler=sampler, warm=False)
     evaluated = sum(t.state in ("complete", "pruned", "failed") for t in done)
     assert evaluated == 40
-    own = sum(executor.cpu[slots:])  # CPU, whatever the neighbours do, and no imports
-    assert own / evaluated < 0.05
+    assert sum(executor.cpu) / evaluated < 0.05  # seconds of CPU; the wall's depend on neighbours
 
 
 def test_eight_evaluators_reach_the_volume_of_one() -> None:
