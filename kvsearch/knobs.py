@@ -7,6 +7,7 @@ for, once bits, scales, scores and headroom are counted.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError, nearest
@@ -174,15 +175,11 @@ def _largest(
 ) -> tuple[Policy, int]:
     """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
 
-    The policy is validated once and sized by copying: only slots, and recents that are half of
-    them, differ between the sizes tried.
+    The policy is validated once: only slots, and recents that are half of them, differ between the
+    sizes tried.
     """
     base = _policy(get, setting, 2, name)
     cost = Cost(base, setting.shape)
-
-    def of(slots: int) -> Policy:
-        return base.model_copy(update={"slots": slots, "recents": _recents(get, setting, slots)})
-
     least = 1  # recents may grow with the slots, and the least slots with those
     while (need := least_slots(base, setting.shape, _recents(get, setting, least))) > least:
         least = need
@@ -194,16 +191,19 @@ def _largest(
     turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
-        held = peak_of(of(mid), setting.shape, cost, setting.tokens, setting.prompt)
+        recents = _recents(get, setting, mid)
+        held = peak_of(base, setting.shape, cost, mid, recents, setting.tokens, setting.prompt)
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
         step = (limit - held) / slope  # nearly linear; at least one slot on, which settles it
         guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
         turn += 1
+    recents = _recents(get, setting, low)
+    policy = base.model_copy(update={"slots": low, "recents": recents})
     if low >= least:
-        return of(low), peak
+        return policy, peak
     reason = f"{limit} bytes pay for no slot"
     try:
-        layout(of(low), setting.shape)
+        layout(policy, setting.shape)
     except PolicyError as e:
         reason = str(e)
     raise PolicyError(f"budget too small: {reason}")
@@ -232,23 +232,28 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
         trigger=get["trigger"],
         sinks=int(get["sinks"]),
         recents=_recents(get, setting, slots),
-        spread=Spread.model_validate(
-            dict(kind=kind, beta=get["beta"], exponent=get["exponent"], weights=weights)
+        spread=_part(
+            Spread, kind=kind, beta=get["beta"], exponent=get["exponent"], weights=weights
         ),
         ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
         score=_score(SCORES[str(get["score"])], int(get["interval"])),
         tiers=TIERS[str(get["tiers"])],
-        quantizer=Quantizer.model_validate(
-            dict(
-                group=group,
-                rotate=get["rotate"],
-                levels=get["levels"],
-                fp16_sinks=get["fp16_sinks"],
-            )
+        quantizer=_part(
+            Quantizer,
+            group=group,
+            rotate=get["rotate"],
+            levels=get["levels"],
+            fp16_sinks=get["fp16_sinks"],
         ),
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _part(what: type[Spread] | type[Quantizer], **fields: Any) -> Spread | Quantizer:
+    """A part of a policy; validated once, since a search asks for the same few again and again."""
+    return what.model_validate(fields)
 
 
 def _score(score: Score | None, interval: int) -> Score | None:

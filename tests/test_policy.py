@@ -101,7 +101,8 @@ def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> No
     found = []
     for few in (0, 10**6):
         with mock.patch.object(cost, "FEW", few):
-            found.append(peak_of(policy, SHAPE, cost.Cost(policy, SHAPE), tokens))
+            held = cost.Cost(policy, SHAPE), policy.slots, policy.recents
+            found.append(peak_of(policy, SHAPE, *held, tokens))
     assert found[0] == found[1] == layout(policy, SHAPE).bytes_peak(tokens)
 
 

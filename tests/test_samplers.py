@@ -9,6 +9,8 @@ import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
+from scipy.optimize import minimize
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from kvsearch import space
 from kvsearch.errors import KvsearchError
@@ -20,7 +22,7 @@ from kvsearch.search import samplers
 from kvsearch.search.samplers import SAMPLERS, Context, Priced, make
 from kvsearch.search.samplers.ehvi import expected_gain
 from kvsearch.search.samplers.features import FEATURES
-from kvsearch.search.samplers.gp import fit, misfit
+from kvsearch.search.samplers.gp import GP, fit, lowest, misfit
 from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.samplers.surrogate import Surrogate
@@ -151,6 +153,48 @@ def test_the_fit_follows_the_slope_of_the_likelihood() -> None:
     slope = told(at)[1] * [1, 1, 1, 1, 0.05]
     steps = 1e-5 * np.eye(5)
     assert slope == pytest.approx([(told(at + s)[0] - told(at - s)[0]) / 2e-5 for s in steps])
+
+
+@pytest.mark.parametrize("n", [6, 40])
+def test_the_fit_ends_where_another_optimiser_ends(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, tuple[float, np.ndarray]] = {}
+
+    def theirs(f: Any, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        ours = lowest(f, x, low, high)
+        best = minimize(f, x, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True)))
+        found["ours"], found["theirs"] = (f(ours)[0], ours), (f(best.x)[0], best.x)
+        return ours
+
+    rng = np.random.default_rng(n)
+    x = rng.random((n, 8))
+    monkeypatch.setattr("kvsearch.search.samplers.gp.lowest", theirs)
+    fit(x, x[:, 0] + np.sin(5 * x[:, 1]) + 0.1 * rng.normal(size=n), np.zeros(n))
+    assert found["ours"][0] == pytest.approx(found["theirs"][0], abs=0.01)
+    assert found["ours"][1] == pytest.approx(found["theirs"][1], abs=0.2)
+
+
+def test_the_fit_stays_within_its_bounds() -> None:
+    end = lowest(
+        lambda x: (float((x - 3) @ (x - 3)), 2 * (x - 3)), np.zeros(2), -np.ones(2), np.ones(2)
+    )
+    assert end.tolist() == [1, 1]
+
+
+def test_the_model_leaves_the_other_cores_to_the_evaluators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[set[int]] = []
+
+    def watched(*args: np.ndarray) -> GP:
+        asked.append({p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"})
+        return fit(*args)
+
+    price, rng = Context(SPACE, SETTING).price, random.Random(0)
+    found = [price(samplers.pool.anything(SPACE, rng)) for _ in range(20)]
+    monkeypatch.setattr("kvsearch.search.samplers.surrogate.fit", watched)
+    with threadpool_limits(2, "blas"):
+        Surrogate(History(done=[Seen(p, loss(p)) for p in found if p is not None]))
+    assert asked == [{1}]
 
 
 def test_twins_with_other_values_do_not_break_the_process() -> None:

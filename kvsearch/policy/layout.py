@@ -269,28 +269,29 @@ def _rung(policy: "Policy", shape: ModelShape) -> Rungs | None:
 
 
 def _per_layer(
-    policy: "Policy", shape: ModelShape, rung: Rungs | None
+    policy: "Policy", shape: ModelShape, rung: Rungs | None, slots: int | None, recents: int
 ) -> tuple[int, ...] | tuple[None, ...]:
-    """Slots of each layer."""
-    if policy.slots is None:
+    """Slots of each layer, of `policy` with so many slots and recents."""
+    if slots is None:
         return (None,) * shape.layers
-    floor = _floor(policy, rung, policy.recents)
-    if policy.slots < floor:
-        parts = f"{policy.sinks} sinks + {policy.recents} recents + interval {policy.interval}"
+    floor = _floor(policy, rung, recents)
+    if slots < floor:
+        parts = f"{policy.sinks} sinks + {recents} recents + interval {policy.interval}"
         if rung is not None:
             parts += f" + {rung.A} of a ladder"
         raise PolicyError(
-            f"field slots: {policy.slots} slots are fewer than the {floor} that {parts} need"
+            f"field slots: {slots} slots are fewer than the {floor} that {parts} need"
         )
     if policy.spread.kind == "uniform":
-        return (policy.slots,) * shape.layers
+        return (slots,) * shape.layers
     weights = _weights(policy.spread, shape.layers)
-    return tuple(_share_out(weights, policy.slots * shape.layers, floor))
+    return tuple(_share_out(weights, slots * shape.layers, floor))
 
 
 def _make(policy: "Policy", shape: ModelShape) -> Layout:
     rung = _rung(policy, shape)
-    return Layout(policy, shape, _per_layer(policy, shape, rung), rung, Cost(policy, shape))
+    slots = _per_layer(policy, shape, rung, policy.slots, policy.recents)
+    return Layout(policy, shape, slots, rung, Cost(policy, shape))
 
 
 class _Key:
@@ -331,13 +332,18 @@ def least_slots(policy: "Policy", shape: ModelShape, recents: int) -> int:
     return _floor(policy, _rung(policy, shape), recents)
 
 
-def peak_of(policy: "Policy", shape: ModelShape, cost: Cost, tokens: int, prompt: int = 0) -> int:
-    """`layout(policy, shape).bytes_peak(tokens, prompt)` without building and keeping a layout.
+def peak_of(
+    policy: "Policy", shape: ModelShape, cost: Cost, slots: int | None, recents: int,
+    tokens: int, prompt: int = 0,
+) -> int:  # fmt: skip
+    """Peak in bytes of `policy` if it had other slots and recents, without building that policy.
 
     Args:
         policy: what runs.
         shape: of the model.
-        cost: its bytes; a policy with other slots or recents shares it.
+        cost: its bytes, which do not depend on slots and recents.
+        slots: instead of its own.
+        recents: instead of its own.
         tokens: length of the stream.
         prompt: tokens that one forward call brings in at its start.
 
@@ -345,6 +351,9 @@ def peak_of(policy: "Policy", shape: ModelShape, cost: Cost, tokens: int, prompt
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
     rung = _rung(policy, shape)
-    slots = Counter(_per_layer(policy, shape, rung))
-    peak = stream_peak(policy, cost, slots, rung, tokens)
-    return _make(policy, shape).bytes_peak(tokens, prompt) if peak is None else peak
+    layers = Counter(_per_layer(policy, shape, rung, slots, recents))
+    peak = stream_peak(policy, cost, layers, rung, tokens)
+    if peak is not None:
+        return peak
+    there = policy.model_copy(update={"slots": slots, "recents": recents})
+    return _make(there, shape).bytes_peak(tokens, prompt)

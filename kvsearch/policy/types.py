@@ -150,21 +150,8 @@ class Policy(Frozen):
         Args:
             layers: layers of the model; given, ladders are compared by their integers.
         """
-        d = self.model_dump(
-            mode="json",
-            exclude={
-                "schema_",
-                "name",
-                "about",
-                "spread",
-                "ladder",
-                "score",
-                "quantizer",
-                "anchors",
-                "channels",
-                "tiers",
-            },
-        )
+        names = ("slots", "interval", "trigger", "sinks", "recents", "positions")
+        d: dict[str, Any] = {name: getattr(self, name) for name in names}
         many = len(self.tiers) > 1
         d["tiers"] = [[round(t.share, 6), t.key_bits, t.value_bits] for t in self.tiers]
         if self.quantizes:

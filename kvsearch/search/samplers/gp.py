@@ -1,23 +1,25 @@
 """A small exact Gaussian process: Matern-5/2, one length scale per feature, fitted by MAP.
 
 Hundreds of points at most, so everything is dense and in double precision, and in NumPy: at these
-sizes most of what another library would take is calls. The prior of the length scales grows with
-the square root of the dimension (Hvarfner et al., arXiv:2402.02229): without it, points of a cube
-with many sides are all far apart and the model learns nothing.
+sizes most of what another library would take is calls, and its import more than all fits of a
+search. The prior of the length scales grows with the square root of the dimension (Hvarfner et al.,
+arXiv:2402.02229): without it, points of a cube with many sides are all far apart and the model
+learns nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack
-from scipy.optimize import minimize
 
 Array = NDArray[np.float64]
 
-STEPS = 25  # L-BFGS iterations; the fit is done after about 15
+STEPS = 25  # of the fit, which is done after about 15
 ENOUGH = 1e-5  # relative gain of a step, below which it is done
+HALVINGS = 10  # of a step that does not fall
+ARMIJO = 1e-4  # share of the fall that the slope promises, which a step must have
 WIDE = 5  # spreads of its prior that a parameter may be away
 LEAST_NOISE = 1e-4  # variance, in units of the data's
 # Normal priors of the logarithms: of some twenty tried on the first runs of the benchmark, these
@@ -39,7 +41,7 @@ class GP:
         lengths: `[D]`.
         scale: variance of the process.
         centre, unit: mean and standard deviation of the raw values.
-        factor: `[n, n]`, the lower Cholesky factor of the observations' covariance.
+        root: `[n, n]`, see `_root`, of the observations' covariance.
         solved: `[n]`, the covariance's inverse times `y`.
     """
 
@@ -50,14 +52,14 @@ class GP:
     scale: float
     centre: float
     unit: float
-    factor: Array
+    root: Array
     solved: Array
 
     def posterior(self, x: Array) -> tuple[Array, Array]:
         """Mean and standard deviation `[C]` of the noiseless function at `x` `[C, D]`."""
         k = self.scale * _matern(_distance(x / self.lengths, self.x / self.lengths))
         mean = k @ self.solved
-        half, _ = lapack.dtrtrs(self.factor, k.T, lower=1)
+        half = self.root @ k.T
         variance = np.maximum(self.scale - (half * half).sum(0), 1e-10)
         return mean * self.unit + self.centre, np.sqrt(variance) * self.unit
 
@@ -107,16 +109,43 @@ def fit(x: Array, y: Array, extra: Array) -> GP:
         slope[-1] *= exp(theta[-1])  # so far of the variance, not of its logarithm
         return value + 0.5 * float(away @ away), slope + away / spreads
 
-    found = minimize(
-        surprise,
-        means,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=list(zip(means - WIDE * spreads, means + WIDE * spreads, strict=True)),
-        options={"maxiter": STEPS, "ftol": ENOUGH},
-    )
-    lengths, scale, noise = parts(found.x if np.isfinite(found.x).all() else means)
+    found = lowest(surprise, means, means - WIDE * spreads, means + WIDE * spreads)
+    lengths, scale, noise = parts(found)
     return process(x, z, noise, lengths, scale, centre, unit)
+
+
+def lowest(f: Callable[[Array], tuple[float, Array]], x: Array, low: Array, high: Array) -> Array:
+    """Where `f` is low, by BFGS from `x`, kept between `low` and `high`.
+
+    Args:
+        f: value and gradient.
+        x: start, of a few dozen numbers: their curvature is kept as a whole.
+        low, high: bounds of each; meant for safety, not for minima that lie on them.
+    """
+    value, slope = f(x)
+    curve = np.zeros((len(x), len(x)))  # estimate of the inverse Hessian, once a step was made
+    for turn in range(STEPS):
+        step = -curve @ slope if turn else -slope / max(1.0, float(np.linalg.norm(slope)))
+        for _ in range(HALVINGS):
+            there = np.clip(x + step, low, high)
+            new, new_slope = f(there)
+            if new <= value + ARMIJO * float(slope @ (there - x)):
+                break
+            step = step / 2
+        else:
+            return x
+        moved, turned, gain = there - x, new_slope - slope, value - new
+        x, value, slope = there, new, new_slope
+        if gain <= ENOUGH * max(1.0, abs(value)):
+            return x
+        bent = float(moved @ turned)
+        if not turn:
+            curve = np.eye(len(x)) * abs(bent) / float(turned @ turned)
+        if bent > 0:
+            along = np.outer(curve @ turned, moved)
+            grown = 1 + float(turned @ curve @ turned) / bent
+            curve += (grown * np.outer(moved, moved) - along - along.T) / bent
+    return x
 
 
 def misfit(x: Array, z: Array, lengths: Array, scale: float, noise: Array) -> tuple[float, Array]:
@@ -126,15 +155,16 @@ def misfit(x: Array, z: Array, lengths: Array, scale: float, noise: Array) -> tu
     """
     scaled = x / lengths
     r = _distance(scaled, scaled)
-    alike, fade = _matern(r), np.exp(-r)
-    factor = _cholesky(scale * alike + np.diag(noise))
-    inverse, _ = lapack.dpotrs(factor, np.eye(len(z)), lower=1)
+    fade = np.exp(-r)
+    alike = (1 + r + r * r / 3) * fade
+    root = _root(scale * alike + np.diag(noise))
+    inverse = root.T @ root
     solved = inverse @ z
-    value = 0.5 * float(z @ solved) + float(np.log(factor.diagonal()).sum())
+    value = 0.5 * float(z @ solved) - float(np.log(root.diagonal()).sum())
     by_matrix = 0.5 * (inverse - np.outer(solved, solved))
-    by_scale = scale * float((by_matrix * alike).sum())
+    by_scale = scale * float(np.vdot(by_matrix, alike))
     # the correlation's slope along a log length is 5/3 (1 + r) exp(-r) (difference / length)^2
-    pull = scale * by_matrix * (5 / 3 * (1 + r) * fade)
+    pull = (5 / 3 * scale) * by_matrix * ((1 + r) * fade)
     by_length = 2 * (scaled * scaled * pull.sum(1)[:, None] - scaled * (pull @ scaled)).sum(0)
     return value, np.array([*by_length, by_scale, by_matrix.trace()])
 
@@ -144,9 +174,8 @@ def process(
 ) -> GP:
     """The process with these hyper-parameters, see `GP`."""
     scaled = x / lengths
-    factor = _cholesky(scale * _matern(_distance(scaled, scaled)) + np.diag(noise))
-    solved, _ = lapack.dpotrs(factor, y, lower=1)
-    return GP(x, y, noise, lengths, scale, centre, unit, factor, solved)
+    root = _root(scale * _matern(_distance(scaled, scaled)) + np.diag(noise))
+    return GP(x, y, noise, lengths, scale, centre, unit, root, root.T @ (root @ y))
 
 
 def _matern(r: Array) -> Array:
@@ -162,11 +191,13 @@ def _distance(a: Array, b: Array) -> Array:
     return distance
 
 
-def _cholesky(matrix: Array) -> Array:
-    """Lower factor; twins in the data need a little more on the diagonal."""
+def _root(matrix: Array) -> Array:
+    """Lower triangular, with `root.T @ root` the inverse; twins need a little more diagonal."""
     for jitter in (0.0, 1e-8, 1e-6, 1e-4, 1e-2):
-        factor: Array
-        factor, failed = lapack.dpotrf(matrix + jitter * np.eye(len(matrix)), lower=1)
-        if not failed:
-            return factor
+        try:
+            factor = np.linalg.cholesky(matrix + jitter * np.eye(len(matrix)))
+        except np.linalg.LinAlgError:
+            continue
+        root: Array = np.linalg.inv(factor)
+        return root
     raise np.linalg.LinAlgError("not a covariance: are there numbers that are none?")

@@ -45,7 +45,7 @@ class Pricer:
 
     def __init__(self, space: SearchSpace, setting: Setting, speed: Speed | None = None) -> None:
         self.space, self.setting, self.speed = space, setting, speed
-        self._known: dict[tuple[tuple[str, Value], ...], Priced | None] = {}
+        self._known: dict[frozenset[tuple[str, Value]], Priced | None] = {}
 
     def __call__(self, knobs: Mapping[str, Value]) -> Priced | None:
         """The price of a point that may be proposed, or None if it may not."""
@@ -54,7 +54,7 @@ class Pricer:
 
     def look(self, knobs: Mapping[str, Value]) -> Priced | None:
         """The price of any point that builds a policy, or None."""
-        key = tuple(sorted(knobs.items()))
+        key = frozenset(knobs.items())
         if key not in self._known:
             if len(self._known) >= KEPT:
                 self._known.clear()

@@ -1,10 +1,12 @@
 """The model of quality: a Gaussian process on log dNLL over the features of a policy."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from math import log10
 from statistics import fmean, pvariance
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from kvsearch.search.samplers.gp import GP, Array, fit
 from kvsearch.search.samplers.history import History, Seen
@@ -15,6 +17,7 @@ LEAST = 0.001  # nats per token: what the logarithm sees at least
 PAIRS = 4  # completed trials with a rung, below which that rung says nothing
 SHY = 0.05**2  # variance in decades squared added to what a rung foretells: few pairs, and those
 # who were stopped there were partly unlucky there
+_libraries = ThreadpoolController()  # the BLAS of NumPy and SciPy
 
 
 class Surrogate:
@@ -37,9 +40,8 @@ class Surrogate:
                 points.append(seen.point)
                 heights.append(foretold[0])
                 extra.append(foretold[1])
-        self.fitted: GP = fit(_matrix(points), np.array(heights), np.array(extra))
-        self.gp = self.fitted
-        if history.pending:
+        with _one_thread():
+            self.fitted: GP = fit(_matrix(points), np.array(heights), np.array(extra))
             self.gp = self.fitted.conditioned(_matrix(history.pending))
 
     def height(self, dnll: float) -> float:
@@ -48,7 +50,8 @@ class Surrogate:
 
     def predict(self, points: Sequence[Priced]) -> tuple[Array, Array]:
         """Mean and standard deviation of the height of each point."""
-        return self.gp.posterior(_matrix(points))
+        with _one_thread():
+            return self.gp.posterior(_matrix(points))
 
     def _foretold(self, stopped: Seen, done: Sequence[Seen]) -> tuple[float, float] | None:
         """Mean and variance of the final height of a trial that was stopped at a rung.
@@ -72,6 +75,11 @@ class Surrogate:
             return None
         wide = pvariance(fair) * len(fair) / (len(fair) - 1)
         return self.height(dnll) + fmean(fair), wide * (1 + 1 / len(fair)) + SHY
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """A second thread would do little with matrices this small and keep a core that evaluates."""
+    return _libraries.limit(limits=1, user_api="blas")
 
 
 def _full(seen: Seen, tokens: int) -> bool:
