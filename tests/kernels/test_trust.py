@@ -206,6 +206,13 @@ def nudged(packed):
     return replace(packed, codes=codes)
 
 
+def flushed(held):
+    """As on a device that takes subnormal numbers for zero: those are what codes are read as."""
+    if isinstance(held, torch.Tensor):
+        return held
+    return replace(held, codes=torch.zeros_like(held.codes))
+
+
 MUTANTS = {
     "lifetime_attention": {
         "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
@@ -253,6 +260,10 @@ DECODES = {
     "wrong groups": lambda f, q, parts, **k: f(q.flip(1), parts, **k),
     "values of the next slot": lambda f, q, parts, **k: f(
         q, [p if p.value_format else replace(p, values=p.values.roll(1, 2)) for p in parts], **k),
+    "keys flushed": lambda f, q, parts, **k: f(
+        q, [replace(p, keys=flushed(p.keys)) for p in parts], **k),
+    "values flushed": lambda f, q, parts, **k: f(
+        q, [replace(p, values=flushed(p.values)) for p in parts], **k),
 }  # fmt: skip
 MUTANTS |= {"decode_attention": DECODES, "scored_decode": DECODES}
 

@@ -1,9 +1,11 @@
 # mypy: ignore-errors
 """How `decode_attention` reads packed rows: as values, or as tensor-core operands in registers.
 
-For affine formats with one scale a token that needs one AND-OR per pair of channels: the code, left
-in place inside the mantissa of 1024.0, is 1024 + code * 2**place; the 1024 and the power of two
-leave through sums outside the loop.
+For affine formats with one scale a token that needs one AND per pair of channels: a code left in
+place, with nothing else in its 16 bits, is the subnormal number code * 2**(place - 24) in fp16. It
+is exact, and the power of two leaves outside the loop. NVIDIA's tensor cores take subnormal numbers
+as they are (Fasi et al., PeerJ Computer Science 7:e330); on a device that takes them for zero, the
+probe of `decode_attention` fails and `auto` does without these kernels.
 """
 
 import triton
@@ -123,32 +125,33 @@ def mantissa(
     packed, firsts, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
-    """1024 + code * 2**place in fp16, from words `[BN, W]` that hold `S` different bytes.
+    """code * 2**(place - 24) in fp16, from words `[BN, W]` that hold `S` different bytes.
 
     The code of word w is number `w // S + PLANE * W / S` of its byte. It stays where it is, under
-    the exponent of 1024. Where words look for different codes in the same bytes, their masks
-    differ, see `first_bits`; they do not change in the loop, so that costs nothing there.
+    the exponent of the subnormal numbers. Where words look for different codes in the same bytes,
+    their masks differ, see `first_bits`; they do not change in the loop, so that costs nothing
+    there.
     """
     MASK: tl.constexpr = ((1 << BITS) - 1) << (PLANE * (W // S) * BITS)
     if W == S:
         if ASM:  # one instruction for two codes
             both: tl.constexpr = MASK * 65537
             return tl.inline_asm_elementwise(
-                f"lop3.b32 $0, $1, {both}, 0x64006400, 0xea;", "=r,r",
+                f"and.b32 $0, $1, {both};", "=r,r",
                 [packed], dtype=tl.float16, is_pure=True, pack=2,
             )  # fmt: skip
         else:
-            return ((packed & MASK) | 0x6400).to(tl.float16, bitcast=True)
+            return (packed & MASK).to(tl.float16, bitcast=True)
     else:
         masks = (firsts * MASK).to(tl.uint16)[None, :]
         if ASM:
             return tl.inline_asm_elementwise(
-                "lop3.b32 $0, $1, $2, 0x64006400, 0xea;", "=r,r,r",
+                "and.b32 $0, $1, $2;", "=r,r,r",
                 [packed, tl.broadcast_to(masks, packed.shape)], dtype=tl.float16, is_pure=True,
                 pack=2,
             )  # fmt: skip
         else:
-            return ((packed & masks) | 0x6400).to(tl.float16, bitcast=True)
+            return (packed & masks).to(tl.float16, bitcast=True)
 
 
 @triton.jit

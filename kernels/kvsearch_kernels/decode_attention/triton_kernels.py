@@ -51,22 +51,19 @@ def _part(
     q += bh.to(tl.int64) * G * D
     qt = tl.load(q + g[None, :] * D + d[:, None], mask=(g < G)[None, :], other=0.0)
 
+    UNIT: tl.constexpr = 16777216.0  # codes are in units of fp16's least number, see `mantissa`
     # a product takes 16 channels at least, and is cheaper with 32
     KS: tl.constexpr = D * KB // 16  # words of two bytes in a row
     KW: tl.constexpr = max(32 if KG % 64 == 0 else 16, KS) if KF else D
     KP: tl.constexpr = D // (2 * KW)
     bits_scale = scale * 1.4426950408889634
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes
-    ones = ()
     q_sums = ()
     # Planes of the query made before the loop stay in shared memory; made in it they are stored at
-    # every turn, with two barriers each. But at 8 bits and 128 channels, next to other parts, their
-    # addresses fill the uniform registers, and moving those takes more than is saved.
-    HELD: tl.constexpr = KB < 8 or D != 128
+    # every turn, with two barriers each.
     planes = ()
     if KF:
         for j in tl.static_range(KN):
-            once = tl.zeros([GP], tl.float32)
             whole = tl.zeros([GP], tl.float32)
             for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
                 place = place_of(KS, KB, KW, i)
@@ -75,8 +72,6 @@ def _part(
                     planes = planes + (plane,)
                     part = plane.to(tl.float32)
                     whole += tl.sum(part * place[:, None], 0)
-                    once += tl.sum(part, 0)
-            ones = ones + (once * 1024.0,)
             q_sums = q_sums + (whole,)
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
@@ -90,10 +85,8 @@ def _part(
     total = tl.zeros([BN, GP], tl.float32)
     VN: tl.constexpr = D // VG if VF else 1
     zeros = ()
-    weights = ()
     for _ in tl.static_range(VN):
         zeros = zeros + (tl.zeros([BN, GP], tl.float32),)
-        weights = weights + (tl.zeros([BN, GP], tl.float32),)
     k_first = first_bits(levels, KS, KB, KW) if KF else 0
     v_first = first_bits(levels, VS, VB, VW) if VF else 0
     for start in range(begin, end, BN):
@@ -107,17 +100,11 @@ def _part(
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
                     in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
-                    q_low = planes[2 * i]
-                    if not HELD:
-                        q_low = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 0)
-                    dots = tl.dot(in_low, q_low, dots)
+                    dots = tl.dot(in_low, planes[2 * i], dots)
                     in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
-                    q_high = planes[2 * i + 1]
-                    if not HELD:
-                        q_high = query_plane(q, G, bits_scale, D, GP, KS, KW, i, 1)
-                    dots = tl.dot(in_high, q_high, dots)
+                    dots = tl.dot(in_high, planes[2 * i + 1], dots)
                 step, zero = affine(ks, row, KB, KL, KN, j)
-                dots = (dots - ones[j][None, :]) * step[:, None]
+                dots *= (step * UNIT)[:, None]
                 dots += q_sums[j][None, :] * zero[:, None]
                 if j == 0:
                     s = dots  # adding to 0.0 is not free: -0.0 forbids it
@@ -141,27 +128,22 @@ def _part(
             packed = spread(v, row, D, VB, VW, ASM)
             new = ()
             new_zeros = ()
-            new_weights = ()
             for j in tl.static_range(VN):
                 step, zero = affine(vs, row, VB, VL, VN, j)
                 w = (p * step[:, None]).to(tl.float16)
-                # as rounded: the ones cancel
-                new_weights = new_weights + (weights[j] * shrink[None, :] + w.to(tl.float32),)
                 new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * zero[:, None],)
                 for i in tl.static_range(j * VP // VN, (j + 1) * VP // VN):
                     values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
                     new = new + (tl.dot(tl.trans(values), w, acc[i] * shrink[None, :]),)
             acc = new
             zeros = new_zeros
-            weights = new_weights
         else:
             values = tl.trans(values_of(v, vs, levels, row, inside, D, VB, VG, VL, kind))
             acc = (tl.dot(values, p.to(kind), acc[0] * shrink[None, :], input_precision="ieee"),)
     if VF:
         new = ()
         for i in tl.static_range(VP):
-            ones_in = tl.sum(weights[i * VN // VP], 0) * 1024.0
-            plane = (acc[i] - ones_in[None, :]) * (1.0 / place_of(VS, VB, VW, i))[:, None]
+            plane = acc[i] * (UNIT / place_of(VS, VB, VW, i))[:, None]
             new = new + (plane + tl.sum(zeros[i * VN // VP], 0)[None, :],)
         acc = new
     return acc, tl.sum(total, 0), top
