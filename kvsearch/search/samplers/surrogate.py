@@ -17,7 +17,7 @@ LEAST = 0.001  # nats per token: what the logarithm sees at least
 PAIRS = 4  # completed trials with a rung, below which that rung says nothing
 SHY = 0.05**2  # variance in decades squared added to what a rung foretells: few pairs, and those
 # who were stopped there were partly unlucky there
-_libraries = ThreadpoolController()  # the BLAS of NumPy and SciPy
+_libraries = ThreadpoolController()  # NumPy's BLAS
 
 
 class Surrogate:
