@@ -29,6 +29,12 @@ from kvsearch.policy.shape import ModelShape
 
 SCHEMA = "kvsearch.policy/1"
 
+# Fields that `canonical` writes in its own way, or that are no part of the identity.
+APART = {
+    "schema_", "name", "about", "spread", "ladder", "score", "quantizer", "anchors", "channels",
+    "tiers",
+}  # fmt: skip
+
 
 class Policy(Frozen):
     """What every KV head of every layer keeps, and when that changes.
@@ -150,7 +156,7 @@ class Policy(Frozen):
         Args:
             layers: layers of the model; given, ladders are compared by their integers.
         """
-        names = ("slots", "interval", "trigger", "sinks", "recents", "positions")
+        names = [name for name in Policy.model_fields if name not in APART]
         d: dict[str, Any] = {name: getattr(self, name) for name in names}
         many = len(self.tiers) > 1
         d["tiers"] = [[round(t.share, 6), t.key_bits, t.value_bits] for t in self.tiers]
