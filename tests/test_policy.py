@@ -106,6 +106,17 @@ def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> No
     assert found[0] == found[1] == layout(policy, SHAPE).bytes_peak(tokens)
 
 
+@pytest.mark.parametrize("trigger", ["stream", "prompt+stream"])
+def test_a_peak_is_that_of_the_slots_asked_about(trigger: str) -> None:
+    policy = Policy.build(
+        {"slots": 40, "sinks": 4, "recents": 8, "interval": 4, "trigger": trigger}
+    )
+    other = policy.model_copy(update={"slots": 60, "recents": 2})
+    found = peak_of(other, SHAPE, cost.Cost(other, SHAPE), 40, 8, 160, 20)
+    assert found == layout(policy, SHAPE).bytes_peak(160, 20)
+    assert found < layout(other, SHAPE).bytes_peak(160, 20)
+
+
 def test_full_cache_bytes_are_two_bytes_a_channel() -> None:
     sizes = layout(Policy(), SHAPE)
     assert sizes.bytes_peak(100) == 100 * 2 * 2 * 2 * 16 * 6 == SHAPE.budget_bytes(100)
