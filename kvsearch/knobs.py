@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError, nearest
-from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, Spread, Tier, layout
+from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, LayerBudgets, Tier, layout
 from kvsearch.policy.cost import Cost
 from kvsearch.policy.layout import least_slots, peak_of
 
@@ -85,12 +85,12 @@ class Knob:
 
 
 KNOBS: dict[str, Knob] = {
-    "fill": Knob(1.0, (), float, "share of the byte budget to use"),
+    "budget_fraction": Knob(1.0, (), float, "share of the byte budget to use"),
     "evict": Knob(True, (), bool, "false keeps every token"),
     "interval": Knob(1, (), int, "tokens between compactions"),
     "trigger": Knob("stream", ("stream", "prompt", "prompt+stream"), None, "when to compact"),
     "sinks": Knob(0, (), int, "first tokens, never evicted"),
-    "recents": Knob(0, ("half", "layers"), int, "newest tokens, never evicted"),
+    "recent_window": Knob(0, ("half", "layers"), int, "newest tokens, never evicted"),
     "score": Knob("none", tuple(SCORES), None, "rank by attention received"),
     "ladder": Knob("none", tuple(LADDERS), None, "depth-staggered eviction"),
     "tiers": Knob("16", tuple(TIERS), None, "bits of keys and values"),
@@ -98,7 +98,7 @@ KNOBS: dict[str, Knob] = {
     "rotate": Knob(False, (), bool, "Hadamard rotation before quantising"),
     "levels": Knob("uniform", ("uniform", "lloyd"), None, "codebook"),
     "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
-    "spread": Knob("uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"),
+    "layer_budgets": Knob("uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"),
     "exponent": Knob(0.5, (), float, "of the measured sensitivity"),
     "beta": Knob(20.0, (), float, "steepness of the pyramid"),
     "positions": Knob("original", ("original", "cache"), None, "rotary index of keys"),
@@ -113,7 +113,7 @@ class Setting:
         shape: the model's.
         budget: bytes per sequence that the peak may reach, or None for no limit.
         tokens: length of the stream; policies that keep every token grow with it.
-        sensitivity: measured harm per layer, or empty if it was not measured.
+        sensitivity: measured sensitivity per layer, or empty if it was not measured.
         prompt: tokens of the stream that one forward call brings in at its start.
     """
 
@@ -167,7 +167,7 @@ def sized(
         return policy, layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
     if setting.budget is None:
         raise PolicyError("a budget is needed to size this policy")
-    return _largest(get, setting, int(setting.budget * float(get["fill"])), name)
+    return _largest(get, setting, int(setting.budget * float(get["budget_fraction"])), name)
 
 
 def _largest(
@@ -175,30 +175,30 @@ def _largest(
 ) -> tuple[Policy, int]:
     """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
 
-    The policy is validated once: only slots, and recents that are half of them, differ between the
+    The policy is validated once: only slots, and recent_window that are half of them, differ between the
     sizes tried.
     """
     base = _policy(get, setting, 2, name)
     cost = Cost(base, setting.shape)
-    least = 1  # recents may grow with the slots, and the least slots with those
-    while (need := least_slots(base, setting.shape, _recents(get, setting, least))) > least:
+    least = 1  # recent_window may grow with the slots, and the least slots with those
+    while (need := least_slots(base, setting.shape, _recent_window(get, setting, least))) > least:
         least = need
     low, high = least - 1, 1 << (4 * setting.tokens - 1).bit_length()
-    layers, raw = setting.shape.layers, base.interval if base.ticks else 0
-    many = cost.bytes(MANY, raw, None)
-    slope = layers * (cost.bytes(2 * MANY, raw, None) - many) / MANY
-    guess = MANY + raw + (limit - layers * many) / slope
+    layers, residual = setting.shape.layers, base.interval if base.compacts else 0
+    many = cost.bytes(MANY, residual, None)
+    slope = layers * (cost.bytes(2 * MANY, residual, None) - many) / MANY
+    guess = MANY + residual + (limit - layers * many) / slope
     turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
-        recents = _recents(get, setting, mid)
-        held = peak_of(base, setting.shape, cost, mid, recents, setting.tokens, setting.prompt)
+        recent_window = _recent_window(get, setting, mid)
+        held = peak_of(base, setting.shape, cost, mid, recent_window, setting.tokens, setting.prompt)
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
-        step = (limit - held) / slope  # nearly linear; at least one slot on, which settles it
+        step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it
         guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
         turn += 1
-    recents = _recents(get, setting, low)
-    policy = base.model_copy(update={"slots": low, "recents": recents})
+    recent_window = _recent_window(get, setting, low)
+    policy = base.model_copy(update={"slots": low, "recent_window": recent_window})
     if low >= least:
         return policy, peak
     reason = f"{limit} bytes pay for no slot"
@@ -209,11 +209,11 @@ def _largest(
     raise PolicyError(f"budget too small: {reason}")
 
 
-def _recents(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
-    recents = get["recents"]
-    if recents == "half":
+def _recent_window(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
+    recent_window = get["recent_window"]
+    if recent_window == "half":
         return (slots or 0) // 2
-    return setting.shape.layers if recents == "layers" else int(recents)
+    return setting.shape.layers if recent_window == "layers" else int(recent_window)
 
 
 def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: str | None) -> Policy:
@@ -221,9 +221,9 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
     group = shape.head_dim if get["group"] == "head" else int(get["group"])
     while shape.head_dim % group:
         group -= 1
-    kind = get["spread"]
+    kind = get["layer_budgets"]
     if kind == "sensitivity" and not setting.sensitivity:
-        raise PolicyError("spread 'sensitivity' needs the model's sensitivity to be measured")
+        raise PolicyError("layer_budgets 'sensitivity' needs the model's sensitivity to be measured")
     weights = setting.sensitivity if kind == "sensitivity" else ()
     fields: dict[str, Any] = dict(
         name=name,
@@ -231,9 +231,9 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
         interval=int(get["interval"]),
         trigger=get["trigger"],
         sinks=int(get["sinks"]),
-        recents=_recents(get, setting, slots),
-        spread=_part(
-            Spread, kind=kind, beta=get["beta"], exponent=get["exponent"], weights=weights
+        recent_window=_recent_window(get, setting, slots),
+        layer_budgets=_part(
+            LayerBudgets, kind=kind, beta=get["beta"], exponent=get["exponent"], weights=weights
         ),
         ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
         score=_score(SCORES[str(get["score"])], int(get["interval"])),
@@ -251,7 +251,7 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _part(what: type[Spread] | type[Quantizer], **fields: Any) -> Spread | Quantizer:
+def _part(what: type[LayerBudgets] | type[Quantizer], **fields: Any) -> LayerBudgets | Quantizer:
     """A part of a policy; validated once, since a search asks for the same few again and again."""
     return what.model_validate(fields)
 

@@ -24,15 +24,15 @@ class Method:
     """
 
     knobs: dict[str, Value]
-    kind: Literal["full", "single", "composite"]
+    kind: Literal["full", "single", "combined"]
     about: str
     baseline: bool = True
 
 
-_LA: dict[str, Value] = dict(sinks=4, recents="layers", positions="cache")
-_SNAP: dict[str, Value] = dict(score="snapkv", recents=32, interval=32)
+_LA: dict[str, Value] = dict(sinks=4, recent_window="layers", positions="cache")
+_SNAP: dict[str, Value] = dict(score="snapkv", recent_window=32, interval=32)
 _KEEP: dict[str, Value] = dict(evict=False, interval=64)
-_XMU: dict[str, Value] = dict(_KEEP, score="xmu-forget", recents=1)
+_XMU: dict[str, Value] = dict(_KEEP, score="xmu-forget", recent_window=1)
 _BY_HAND: dict[str, Value] = dict(interval=64, tiers="k4v4")
 
 METHODS: dict[str, Method] = {
@@ -54,10 +54,10 @@ METHODS: dict[str, Method] = {
         dict(_LA, ladder="half"), "single", "ladder, its command line's default", baseline=False
     ),
     "h2o": Method(
-        dict(score="h2o", recents="half"), "single", "heavy hitters + recents (arXiv:2306.14048)"
+        dict(score="h2o", recent_window="half"), "single", "heavy hitters + recent_window (arXiv:2306.14048)"
     ),
     "h2o-cache": Method(
-        dict(score="h2o", recents="half", positions="cache"),
+        dict(score="h2o", recent_window="half", positions="cache"),
         "single",
         "h2o with re-indexed positions",
         baseline=False,
@@ -71,43 +71,43 @@ METHODS: dict[str, Method] = {
         baseline=False,
     ),
     "pyramidkv": Method(
-        dict(_SNAP, spread="pyramid"), "single", "snapkv with pyramid budgets (arXiv:2406.02069)"
+        dict(_SNAP, layer_budgets="pyramid"), "single", "snapkv with pyramid budgets (arXiv:2406.02069)"
     ),
     "pyramidkv-prompt": Method(
-        dict(_SNAP, spread="pyramid", trigger="prompt"),
+        dict(_SNAP, layer_budgets="pyramid", trigger="prompt"),
         "single",
         "pyramidkv as published: once, after the prompt",
         baseline=False,
     ),
     "xmu-evict": Method(
-        dict(score="xmu-forget", recents=1), "single", "XMU without tiers: corrected, forgetting"
+        dict(score="xmu-forget", recent_window=1), "single", "XMU without tiers: corrected, forgetting"
     ),
     "xmu-evict-nowindow": Method(
-        dict(score="xmu", recents=1),
+        dict(score="xmu", recent_window=1),
         "single",
         "XMU without tiers, nothing forgotten",
         baseline=False,
     ),
     "xmu": Method(
-        dict(score="xmu-forget", recents=1, interval=64, tiers="xmu-0.4"),
-        "composite",
+        dict(score="xmu-forget", recent_window=1, interval=64, tiers="xmu-0.4"),
+        "combined",
         "XMU within a budget: corrected, forgetting, 60 % in 8 bits, 40 % in 4",
     ),
     "xmu-uncorrected": Method(
-        dict(score="h2o", recents=1, interval=64, tiers="xmu-0.4"),
-        "composite",
+        dict(score="h2o", recent_window=1, interval=64, tiers="xmu-0.4"),
+        "combined",
         "xmu without correction and window",
         baseline=False,
     ),
     "xmu-nowindow": Method(
-        dict(score="xmu", recents=1, interval=64, tiers="xmu-0.4"),
-        "composite",
+        dict(score="xmu", recent_window=1, interval=64, tiers="xmu-0.4"),
+        "combined",
         "xmu, correction only",
         baseline=False,
     ),
     "xmu-nocorrection": Method(
-        dict(score="forget", recents=1, interval=64, tiers="xmu-0.4"),
-        "composite",
+        dict(score="forget", recent_window=1, interval=64, tiers="xmu-0.4"),
+        "combined",
         "xmu, window only",
         baseline=False,
     ),
@@ -129,36 +129,36 @@ METHODS: dict[str, Method] = {
         )
         for bits, tiers in ((8, "k8v8"), (4, "k4v4"), (3, "k3v3"), (2, "k2v2"), (1, "k1v1"))
     },
-    "window+int4": Method(dict(_BY_HAND, sinks=4), "composite", "sinks + window in 4 bits"),
+    "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
     "h2o+int4": Method(
-        dict(_BY_HAND, score="h2o", recents=64), "composite", "H2O in 4 bits, textbook settings"
+        dict(_BY_HAND, score="h2o", recent_window=64), "combined", "H2O in 4 bits, textbook settings"
     ),
     "xmu+int4": Method(
-        dict(_BY_HAND, score="xmu", recents=64), "composite", "XMU's score in 4 bits"
+        dict(_BY_HAND, score="xmu", recent_window=64), "combined", "XMU's score in 4 bits"
     ),
     "h2o+k4v2": Method(
-        dict(_BY_HAND, score="h2o", recents=64, tiers="k4v2"),
-        "composite",
+        dict(_BY_HAND, score="h2o", recent_window=64, tiers="k4v2"),
+        "combined",
         "H2O with 4-bit keys and 2-bit values",
     ),
     "h2o+int4-fine": Method(
-        dict(score="h2o", recents=128, interval=16, tiers="k4v4", group=32, sinks=4),
-        "composite",
+        dict(score="h2o", recent_window=128, interval=16, tiers="k4v4", group=32, sinks=4),
+        "combined",
         "H2O in 4 bits, tuned by hand: short interval, small groups",
     ),
     "rotated+sensitivity": Method(
         dict(
             score="xmu",
-            recents=128,
+            recent_window=128,
             interval=16,
             tiers="k4v4",
             sinks=4,
             rotate=True,
             levels="lloyd",
             fp16_sinks=True,
-            spread="sensitivity",
+            layer_budgets="sensitivity",
         ),
-        "composite",
+        "combined",
         "a designed combination: rotated 4 bits, fp16 sinks, measured budgets per layer",
     ),
 }

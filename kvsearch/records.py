@@ -6,7 +6,7 @@ from typing import Any, Literal
 from kvsearch.policy import Policy
 
 State = Literal["running", "complete", "rejected", "duplicate", "failed", "pruned"]
-Kind = Literal["full", "method", "composite", "found"]
+Kind = Literal["full", "method", "combined", "searched"]
 
 
 @dataclass(frozen=True)

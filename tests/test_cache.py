@@ -23,7 +23,7 @@ from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS, at
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
-from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, Spread, Tier, layout
+from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, LayerBudgets, Tier, layout
 
 T = 168
 K4 = (Tier(key_bits=4, value_bits=4),)
@@ -65,20 +65,20 @@ AFTER = replace(SETTING, budget=SETTING.shape.budget_bytes(140), prompt=PROMPT)
 EXTRA: dict[str, Policy] = {
     "window interval 8": Policy(slots=32, sinks=4, interval=8),
     "window re-indexed interval 8": Policy(slots=32, sinks=4, interval=8, positions="cache"),
-    "ladder original": Policy(slots=36, sinks=4, recents=8, ladder=Ladder(span=0.5, overlap=0.5)),
+    "ladder original": Policy(slots=36, sinks=4, recent_window=8, ladder=Ladder(span=0.5, overlap=0.5)),
     "ladder interval 4": Policy(
         slots=36,
         sinks=4,
-        recents=8,
+        recent_window=8,
         interval=4,
         ladder=Ladder(span=0.25, overlap=0.5),
         positions="cache",
-        spread=Spread(kind="pyramid", beta=4),
+        layer_budgets=LayerBudgets(kind="pyramid", beta=4),
     ),
     "ladder in 4 bits": Policy(
         slots=40,
         sinks=2,
-        recents=8,
+        recent_window=8,
         interval=3,
         ladder=Ladder(span=0.25, overlap=0.5),
         positions="cache",
@@ -88,29 +88,29 @@ EXTRA: dict[str, Policy] = {
     "ladder that reaches the newest tokens": Policy(
         slots=12,
         interval=4,
-        recents=1,
+        recent_window=1,
         ladder=Ladder(span=0.25, overlap=0.5),
-        spread=Spread(kind="sensitivity", exponent=1.0, weights=(0.1, 0.2, 1.0, 2.7)),
+        layer_budgets=LayerBudgets(kind="sensitivity", exponent=1.0, weights=(0.1, 0.2, 1.0, 2.7)),
     ),
     "scored ladder": Policy(
-        slots=48, interval=8, sinks=2, recents=10, score=Score(), ladder=Ladder(span=0.5)
+        slots=48, interval=8, sinks=2, recent_window=10, score=Score(), ladder=Ladder(span=0.5)
     ),
     "h2o interval 8 re-indexed": Policy(
-        slots=40, interval=8, recents=16, score=Score(), positions="cache"
+        slots=40, interval=8, recent_window=16, score=Score(), positions="cache"
     ),
     "h2o one token, 4 bits": Policy(
-        slots=40, recents=8, sinks=2, score=Score(), tiers=K4, quantizer=Quantizer(group=8)
+        slots=40, recent_window=8, sinks=2, score=Score(), tiers=K4, quantizer=Quantizer(group=8)
     ),
     "decay one token": Policy(
-        slots=40, recents=1, score=Score(alpha=1, beta=1, horizon=20, kind="decay")
+        slots=40, recent_window=1, score=Score(alpha=1, beta=1, horizon=20, kind="decay")
     ),
     "window over three intervals": Policy(
-        slots=50, interval=6, recents=4, score=Score(alpha=1, beta=1, horizon=18, share="layer")
+        slots=50, interval=6, recent_window=4, score=Score(alpha=1, beta=1, horizon=18, share="layer")
     ),
     "three tiers": Policy(
         slots=50,
         interval=7,
-        recents=3,
+        recent_window=3,
         sinks=2,
         score=Score(beta=1),
         tiers=(
@@ -130,10 +130,10 @@ EXTRA: dict[str, Policy] = {
     "prompt, then stream": Policy(
         slots=48,
         interval=16,
-        recents=8,
+        recent_window=8,
         score=Score(horizon=8, pool=3, pool_kind="max"),
         trigger="prompt+stream",
-        spread=Spread(kind="pyramid", beta=3),
+        layer_budgets=LayerBudgets(kind="pyramid", beta=3),
     ),
 }
 NAMED = [*METHODS, *EXTRA]
@@ -195,7 +195,7 @@ def test_the_future_changes_nothing(name: str, loaded: LoadedModel) -> None:
 def test_a_cache_that_never_fills_is_the_unmodified_model(
     positions: Any, score: Score | None, loaded: LoadedModel
 ) -> None:
-    policy = Policy(slots=T + 1, sinks=2, recents=3, positions=positions, score=score)
+    policy = Policy(slots=T + 1, sinks=2, recent_window=3, positions=positions, score=score)
     ids = torch.from_numpy(IDS)
     with torch.inference_mode():
         theirs = loaded.model(ids).logits
@@ -208,7 +208,7 @@ def test_a_cache_that_never_fills_is_the_unmodified_model(
 
 def kept(layers: int, slots: int, ladder: Ladder, steps: int) -> list[list[int]]:
     """Token ids that each layer holds after `steps` tokens, by the segments' rule."""
-    policy = Policy(slots=slots, sinks=4, recents=8, ladder=ladder)
+    policy = Policy(slots=slots, sinks=4, recent_window=8, ladder=ladder)
     out = []
     for layer in layout(policy, ModelShape(layers, 1, 8, 1)).layers:
         live, cursor = torch.empty(0, dtype=torch.long), 0
@@ -282,7 +282,7 @@ def test_tova_drops_the_least_attended_by_the_last_row() -> None:
 def test_a_better_tier_holds_no_token_that_was_ever_in_a_worse_one() -> None:
     policy = Policy(
         interval=4,
-        recents=1,
+        recent_window=1,
         score=Score(horizon=4),
         tiers=(
             Tier(share=0.3, key_bits=8, value_bits=8),
@@ -330,7 +330,7 @@ def test_real_model_replay_is_exact_in_fp64_with_real_bytes(
     """In float64 no value lies so close to a code's boundary that the order of a sum decides."""
     loaded = replace(real_model, model=copy.deepcopy(real_model.model).double())
     shape, ids = loaded.shape, real_text(loaded, 72)
-    knobs = {**METHODS[name].knobs, "interval": 8, "recents": 12}
+    knobs = {**METHODS[name].knobs, "interval": 8, "recent_window": 12}
     policy = build(knobs, Setting(shape, shape.budget_bytes(40), 72), name=name)
     slow, cache = stepwise(loaded, policy, ids)
     quality = Evaluator(loaded).quality(policy, ids)

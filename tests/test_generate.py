@@ -24,13 +24,13 @@ PROMPT = torch.randint(3, 97, (2, 24), generator=torch.Generator().manual_seed(1
 POLICIES = {
     "full": Policy(),
     "window re-indexed": Policy(slots=16, sinks=2, positions="cache"),
-    "ladder": Policy(slots=20, sinks=2, recents=4, interval=4, ladder=Ladder(span=0.5)),
-    "h2o": Policy(slots=16, recents=4, score=Score()),
+    "ladder": Policy(slots=20, sinks=2, recent_window=4, interval=4, ladder=Ladder(span=0.5)),
+    "h2o": Policy(slots=16, recent_window=4, score=Score()),
     "snapkv": Policy(
-        slots=28, recents=4, interval=8, trigger="prompt+stream", score=Score(horizon=8, pool=3)
+        slots=28, recent_window=4, interval=8, trigger="prompt+stream", score=Score(horizon=8, pool=3)
     ),
     "tiers": Policy(
-        slots=24, interval=4, sinks=1, recents=2, score=Score(beta=1),
+        slots=24, interval=4, sinks=1, recent_window=2, score=Score(beta=1),
         tiers=(Tier(share=0.4, key_bits=8, value_bits=8),
                Tier(share=0.6, key_bits=4, value_bits=2)),
         quantizer=Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True),
@@ -221,7 +221,7 @@ def test_sixteen_bits_are_those_of_the_model(dtype: torch.dtype) -> None:
     cache = PolicyCache(POLICIES["tiers"], model)
     generate(model, PROMPT, cache)
     store: Any = cache.states[0].store
-    held = {x.dtype for x in (store.keys[-1][0], store.values[-1][0])}  # sinks and raw tokens
+    held = {x.dtype for x in (store.keys[-1][0], store.values[-1][0])}  # sinks and residual tokens
     assert held == {torch.float16 if dtype == torch.float32 else dtype}
     sizes = layout(POLICIES["tiers"], cache.shape)
     assert cache.bytes_resident == sizes.bytes_at(PROMPT.shape[1] + NEW - 1)

@@ -15,7 +15,7 @@ from kvsearch.policy import (
     Policy,
     Quantizer,
     Score,
-    Spread,
+    LayerBudgets,
     Tier,
     cost,
     layout,
@@ -47,7 +47,7 @@ def policies(draw: st.DrawFn) -> Policy:
         ladder=draw(st.sampled_from(ladders)) if slots else None,
         interval=interval,
         sinks=draw(st.integers(0, 4)),
-        recents=draw(st.integers(0, 12)),
+        recent_window=draw(st.integers(0, 12)),
         score=score,
         tiers=tuple(tiers),
         quantizer=Quantizer(
@@ -55,12 +55,12 @@ def policies(draw: st.DrawFn) -> Policy:
             levels=draw(st.sampled_from(["uniform", "lloyd"])),
             fp16_sinks=draw(st.booleans()),
         ),
-        spread=draw(
+        layer_budgets=draw(
             st.sampled_from(
                 [
-                    Spread(),
-                    Spread(kind="pyramid", beta=2),
-                    Spread(kind="sensitivity", weights=weights),
+                    LayerBudgets(),
+                    LayerBudgets(kind="pyramid", beta=2),
+                    LayerBudgets(kind="sensitivity", weights=weights),
                 ]
             )
         ),
@@ -83,11 +83,11 @@ def test_bytes_peak_is_the_largest_step_and_never_exceeds_the_endless_peak(
     sizes = layout(policy, SHAPE)
     steps = []
     for seen in range(1, tokens + 1):
-        before = 0  # bytes while the step's token attends, before its tick
+        before = 0  # bytes while the step's token attends, before its compaction
         for layer in sizes.layers:
-            *_, (ticked, raw) = layer.intervals(seen)
-            before += layer.bytes(ticked, raw)
-            assert policy.slots is None or ticked + raw <= (layer.slots or 0)
+            *_, (compacted, residual) = layer.intervals(seen)
+            before += layer.bytes(compacted, residual)
+            assert policy.slots is None or compacted + residual <= (layer.slots or 0)
         steps.append(before)
     assert sizes.bytes_peak(tokens) == max(steps)
     assert sizes.bytes_mean(tokens) == pytest.approx(sum(steps) / tokens)
@@ -101,7 +101,7 @@ def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> No
     found = []
     for few in (0, 10**6):
         with mock.patch.object(cost, "FEW", few):
-            held = cost.Cost(policy, SHAPE), policy.slots, policy.recents
+            held = cost.Cost(policy, SHAPE), policy.slots, policy.recent_window
             found.append(peak_of(policy, SHAPE, *held, tokens))
     assert found[0] == found[1] == layout(policy, SHAPE).bytes_peak(tokens)
 
@@ -109,9 +109,9 @@ def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> No
 @pytest.mark.parametrize("trigger", ["stream", "prompt+stream"])
 def test_a_peak_is_that_of_the_slots_asked_about(trigger: str) -> None:
     policy = Policy.build(
-        {"slots": 40, "sinks": 4, "recents": 8, "interval": 4, "trigger": trigger}
+        {"slots": 40, "sinks": 4, "recent_window": 8, "interval": 4, "trigger": trigger}
     )
-    other = policy.model_copy(update={"slots": 60, "recents": 2})
+    other = policy.model_copy(update={"slots": 60, "recent_window": 2})
     found = peak_of(other, SHAPE, cost.Cost(other, SHAPE), 40, 8, 160, 20)
     assert found == layout(policy, SHAPE).bytes_peak(160, 20)
     assert found < layout(other, SHAPE).bytes_peak(160, 20)
@@ -138,15 +138,15 @@ def test_table_1_of_xmu_costs_what_its_arithmetic_says_plus_scales(
 
 
 def test_slots_are_shared_out_exactly_and_never_below_the_floor() -> None:
-    policy = Policy(slots=40, sinks=4, recents=8, spread=Spread(kind="pyramid", beta=20))
+    policy = Policy(slots=40, sinks=4, recent_window=8, layer_budgets=LayerBudgets(kind="pyramid", beta=20))
     slots = [layer.slots or 0 for layer in layout(policy, SHAPE).layers]
     assert sum(slots) == 40 * 6
     assert slots == sorted(slots, reverse=True) and min(slots) >= 13
 
 
 def test_inactive_fields_do_not_change_the_identity() -> None:
-    assert Policy(recents=7, positions="cache", interval=9).fingerprint() == Policy().fingerprint()
-    a = Policy(slots=60, quantizer=Quantizer(group=8), recents=5)
+    assert Policy(recent_window=7, positions="cache", interval=9).fingerprint() == Policy().fingerprint()
+    a = Policy(slots=60, quantizer=Quantizer(group=8), recent_window=5)
     assert a.fingerprint() == Policy(slots=60).fingerprint()
     seven = Policy(slots=60, ladder=Ladder(span=7 / 30, overlap=3 / 7))
     eight = Policy(slots=60, ladder=Ladder(span=8 / 30, overlap=0.5))
@@ -185,13 +185,13 @@ def test_a_wrong_file_names_the_field(text: str, part: str, tmp_path: Path) -> N
 
 
 def test_another_shape_is_refused() -> None:
-    policy = Policy(slots=50, spread=Spread(kind="sensitivity", weights=(1.0, 2.0)))
+    policy = Policy(slots=50, layer_budgets=LayerBudgets(kind="sensitivity", weights=(1.0, 2.0)))
     with pytest.raises(PolicyError, match="2 weights for a model with 6 layers"):
         policy.check(SHAPE)
     with pytest.raises(PolicyError, match="does not divide the head size 16"):
         Policy(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=64)).check(SHAPE)
     with pytest.raises(PolicyError, match="fewer than the 13"):
-        Policy(slots=12, sinks=4, recents=8).check(SHAPE)
+        Policy(slots=12, sinks=4, recent_window=8).check(SHAPE)
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda p: p.stem)
@@ -206,6 +206,6 @@ def test_there_are_golden_files() -> None:
 
 def test_slots_that_are_all_floor_are_still_shared_out() -> None:
     weights = (1.0, 50.0, 1.0, 1.0, 1.0, 1.0)
-    spread = Spread(kind="sensitivity", exponent=1.0, weights=weights)
-    policy = Policy(slots=13, sinks=4, recents=8, spread=spread)
+    layer_budgets = LayerBudgets(kind="sensitivity", exponent=1.0, weights=weights)
+    policy = Policy(slots=13, sinks=4, recent_window=8, layer_budgets=layer_budgets)
     assert [layer.slots for layer in layout(policy, SHAPE).layers] == [13] * 6

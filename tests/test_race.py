@@ -91,7 +91,7 @@ def test_false_stops_are_as_rare_as_promised() -> None:
 def test_exposure_is_where_eviction_starts() -> None:
     assert race.exposure(Policy(), SHAPE).first == float("inf")
     plain = race.exposure(Policy(slots=100, interval=16, score=Score()), SHAPE)
-    assert plain.first == plain.mean == 96  # target 84: the tick at 96 is the first above it
+    assert plain.first == plain.mean == 96  # target 84: the compaction at 96 is the first above it
 
 
 def test_parts_of_the_first_windows_come_before_whole_ones() -> None:

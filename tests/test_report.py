@@ -16,7 +16,7 @@ import pytest
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
-from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, Spread, Tier, layout
+from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, LayerBudgets, Tier, layout
 from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
 from kvsearch.report import write_report
 from kvsearch.report.describe import describe
@@ -29,7 +29,7 @@ from kvsearch.report.tables import bytes_text, front_csv, interval_text, verdict
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 CONTEXT, TOKENS, FULL_NLL = 2048, 14_336, 2.79
 K4 = (Tier(key_bits=4, value_bits=4),)
-SENSITIVE = Spread(kind="sensitivity", weights=tuple(1.6 + math.sin(i) / 2 for i in range(30)))
+SENSITIVE = LayerBudgets(kind="sensitivity", weights=tuple(1.6 + math.sin(i) / 2 for i in range(30)))
 
 
 def candidates() -> list[tuple[str, str, Policy, float]]:
@@ -46,13 +46,13 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
             Policy(
                 slots=256,
                 sinks=4,
-                recents=30,
+                recent_window=30,
                 ladder=Ladder(span=0.25, overlap=0.5),
                 positions="cache",
             ),
             0.294,
         ),
-        ("h2o 240", "method", Policy(slots=240, interval=16, recents=128, score=h2o), 0.142),
+        ("h2o 240", "method", Policy(slots=240, interval=16, recent_window=128, score=h2o), 0.142),
         (
             "tova 256",
             "method",
@@ -64,7 +64,7 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
             "method",
             Policy(
                 interval=64,
-                recents=1,
+                recent_window=1,
                 score=xmu,
                 tiers=(
                     Tier(share=0.6, key_bits=4, value_bits=4),
@@ -75,18 +75,18 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
         ),
         (
             "streaming-llm + K4V4",
-            "composite",
+            "combined",
             Policy(slots=800, interval=16, sinks=4, tiers=K4),
             0.118,
         ),
         (
             "h2o + K4V4",
-            "composite",
+            "combined",
             Policy(
                 slots=700,
                 interval=16,
                 sinks=4,
-                recents=128,
+                recent_window=128,
                 score=h2o,
                 tiers=K4,
                 quantizer=Quantizer(group=32),
@@ -95,48 +95,48 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
         ),
         (
             "h2o + K4V4 half",
-            "composite",
-            Policy(slots=380, interval=16, sinks=4, recents=128, score=h2o, tiers=K4),
+            "combined",
+            Policy(slots=380, interval=16, sinks=4, recent_window=128, score=h2o, tiers=K4),
             0.109,
         ),
         (
             "trial 31",
-            "found",
+            "searched",
             Policy(
                 slots=690,
                 interval=16,
                 sinks=4,
-                recents=128,
+                recent_window=128,
                 score=xmu,
                 tiers=K4,
                 quantizer=fine,
-                spread=SENSITIVE,
+                layer_budgets=SENSITIVE,
             ),
             0.041,
         ),
         (
             "trial 17",
-            "found",
+            "searched",
             Policy(
                 slots=420,
                 interval=16,
                 sinks=4,
-                recents=128,
+                recent_window=128,
                 score=xmu,
                 tiers=K4,
                 quantizer=fine,
-                spread=SENSITIVE,
+                layer_budgets=SENSITIVE,
             ),
             0.066,
         ),
         (
             "trial 9",
-            "found",
+            "searched",
             Policy(
                 slots=400,
                 interval=8,
                 sinks=4,
-                recents=64,
+                recent_window=64,
                 tiers=K4,
                 quantizer=fine,
                 ladder=Ladder(span=0.5, overlap=0.2, order="contiguous"),
@@ -181,7 +181,7 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
                 dnll_full=Interval(d, d - half, d + half) if d else Interval(0.0, 0.0, 0.0),
                 dnll_best=Interval(d - loss, d - loss - wide, d - loss + wide),
                 best=best,
-                search_dnll=d - 0.008 if kind == "found" else None,
+                search_dnll=d - 0.008 if kind == "searched" else None,
                 bytes_peak=peaks[name],
                 bytes_mean=0.93 * peaks[name],
                 bytes_resident=peaks[name],
@@ -198,14 +198,14 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
     trials = []
     for i, state in enumerate(states):
         slots = int(90 * 2 ** rng.uniform(0, 3.6))
-        policy = Policy(slots=slots + 40, interval=16, sinks=4, recents=16, score=Score(), tiers=K4)
+        policy = Policy(slots=slots + 40, interval=16, sinks=4, recent_window=16, score=Score(), tiers=K4)
         d = 25 / slots + rng.gamma(1.5, 0.12)
         done = state == "complete"
         trials.append(
             Trial(
                 number=i,
                 name=f"trial {i}",
-                kind="composite" if i < 4 else "found",
+                kind="combined" if i < 4 else "searched",
                 state=state,
                 policy=policy,
                 fingerprint=policy.fingerprint(),
@@ -368,7 +368,7 @@ def test_cells_are_readable():
     ]
     policies = {name: policy for name, _, policy, _ in candidates()}
     assert describe(policies["h2o + K4V4"]) == (
-        "H2O-like: 4 sinks + 128 recents + best-scored, 700 slots, K4 V4 group 32, every 16 tokens"
+        "H2O-like: 4 sinks + 128 recent_window + best-scored, 700 slots, K4 V4 group 32, every 16 tokens"
     )
     assert describe(policies["trial 31"]).endswith("sensitivity budgets")
 
@@ -376,20 +376,20 @@ def test_cells_are_readable():
 POSITION_ONLY = [
     Policy(slots=20),
     Policy(slots=40, sinks=4, interval=8),
-    Policy(slots=60, sinks=4, recents=8, ladder=Ladder(span=0.25, overlap=0.5)),
+    Policy(slots=60, sinks=4, recent_window=8, ladder=Ladder(span=0.25, overlap=0.5)),
     Policy(
         slots=60,
         sinks=4,
-        recents=30,
+        recent_window=30,
         interval=5,
         positions="cache",
         ladder=Ladder(span=0.5, overlap=0.3, order="contiguous"),
     ),
-    Policy(slots=50, sinks=2, ladder=Ladder(span=0.8), spread=Spread(kind="pyramid", beta=3)),
+    Policy(slots=50, sinks=2, ladder=Ladder(span=0.8), layer_budgets=LayerBudgets(kind="pyramid", beta=3)),
     Policy(
         slots=60,
         sinks=4,
-        recents=9,
+        recent_window=9,
         interval=16,
         trigger="prompt+stream",
         ladder=Ladder(span=0.5, overlap=0.5),
@@ -420,7 +420,7 @@ def test_slot_map_shows_tiers_and_shares():
     assert isinstance(bars, SlotBars)
     limits = [layer.slots for layer in layout(policies["trial 31"], SHAPE).layers]
     assert [sum(s.count for s in bar) for bar in bars.layers] == limits
-    assert [s.role for s in bars.layers[0]] == ["sinks", "chosen by attention", "recents", "newest"]
+    assert [s.role for s in bars.layers[0]] == ["sinks", "chosen by attention", "recent_window", "newest"]
 
 
 def test_labels_keep_apart_and_inside():

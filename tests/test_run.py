@@ -88,7 +88,7 @@ def test_a_run_leaves_everything(finished: Path) -> None:
         "report.html", "best.json", "policies", "nll", "sensitivity.json", "measured.json",
     }  # fmt: skip
     trials = Journal(finished / "trials.jsonl").read()
-    assert sum(t.kind == "found" and t.state in ("complete", "pruned") for t in trials) == 3
+    assert sum(t.kind == "searched" and t.state in ("complete", "pruned") for t in trials) == 3
     assert [t.name for t in trials[:2]] == ["rotated+sensitivity", "h2o+int4-fine"]
     assert pq.read_table(finished / "trials.parquet").num_rows == len(trials)
     best = Policy.from_json(finished / "best.json")
@@ -267,8 +267,8 @@ def test_too_short_too_small_and_unwritable(
     )
     assert code == 0 and (tmp_path / "b" / "best.json").exists(), err
     other = tmp_path / "other.json"
-    spread = {"kind": "sensitivity", "weights": [1.0, 2.0, 3.0]}
-    other.write_text(json.dumps({"slots": 64, "spread": spread}))
+    layer_budgets = {"kind": "sensitivity", "weights": [1.0, 2.0, 3.0]}
+    other.write_text(json.dumps({"slots": 64, "layer_budgets": layer_budgets}))
     code, _, err = call(
         ["eval", str(other), "--model", str(tiny_folder), "--text", str(prose),
          "--context", "256"],

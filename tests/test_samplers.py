@@ -288,16 +288,16 @@ def test_an_unknown_sampler_is_told_what_it_may_have_meant() -> None:
 
 def test_the_best_policy_is_first_tried_at_the_sizes_that_are_missing() -> None:
     context, history = Context(SPACE, SETTING), History()
-    wide = {"score": "h2o", "tiers": "k4v4", "recents": 64, "sinks": 4, "interval": 16}
+    wide = {"score": "h2o", "tiers": "k4v4", "recent_window": 64, "sinks": 4, "interval": 16}
     for dnll, score in ((0.1, "h2o"), (0.2, "tova")):
-        draw = samplers.pool.Draw({**wide, "score": score, "fill": 1.0}, random.Random(0))
+        draw = samplers.pool.Draw({**wide, "score": score, "budget_fraction": 1.0}, random.Random(0))
         point = context.price(SPACE.suggest(draw))
         assert point is not None
         history.done.append(Seen(point, dnll))
     sizes = []
     while (knobs := samplers.slide.slide(history, context)) is not None:
-        sizes.append(knobs["fill"])
-        assert {**knobs, "fill": 1.0} == history.done[0].point.knobs
+        sizes.append(knobs["budget_fraction"])
+        assert {**knobs, "budget_fraction": 1.0} == history.done[0].point.knobs
         point = context.price(knobs)
         assert point is not None
         history.pending.append(point)
@@ -310,7 +310,7 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
     def tell(knobs: Mapping[str, Value]) -> None:
         point = context.price.look(knobs)
         assert point is not None
-        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["spread"] == "sensitivity")
+        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["layer_budgets"] == "sensitivity")
         history.done.append(Seen(point, dnll))
         history.tried.add(point.fingerprint)
 
@@ -326,9 +326,9 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
         assert all(moved[-1] in SPACE.axes[k].when for k in changed[1:]), "one move"
         tell(knobs)
     assert len(set(moved)) == len(moved), "and none twice"
-    assert {"rotate", "levels", "spread", "interval", "tiers"} <= set(moved)
-    assert moved.index("exponent") > moved.index("spread"), "which opened it"
-    assert not {"score", "fill"} & set(moved), "the methods have shown one, sizes are another step"
+    assert {"rotate", "levels", "layer_budgets", "interval", "tiers"} <= set(moved)
+    assert moved.index("exponent") > moved.index("layer_budgets"), "which opened it"
+    assert not {"score", "budget_fraction"} & set(moved), "the methods have shown one, sizes are another step"
 
 
 def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
@@ -355,7 +355,7 @@ def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
             history.done.append(Seen(point, 0.2))
             history.tried.add(point.fingerprint)
         moved[whole] = moves
-    assert "spread" in moved[False] and "spread" not in moved[True]
+    assert "layer_budgets" in moved[False] and "layer_budgets" not in moved[True]
 
 
 def test_proposals_are_feasible_and_new(

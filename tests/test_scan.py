@@ -19,19 +19,19 @@ SINKS16 = dict(
 XMU, DECAY = Score(alpha=1, beta=1), Score(alpha=1, beta=0.5, horizon=20, kind="decay")
 POLICIES: dict[str, dict[str, Any]] = {
     "one token": dict(slots=40, score=Score()),
-    "one token, protected": dict(slots=40, sinks=3, recents=9, score=XMU, **K4),
+    "one token, protected": dict(slots=40, sinks=3, recent_window=9, score=XMU, **K4),
     "one token, 16-bit sinks": dict(slots=40, sinks=3, score=DECAY, **SINKS16),
     "newest may go": dict(slots=41, interval=7, score=Score(horizon=3), **K4),
-    "some of the newest may go": dict(slots=41, interval=7, sinks=2, recents=3, score=XMU, **K4),
-    "newest stay": dict(slots=40, interval=8, sinks=2, recents=8, score=Score(), **SINKS16),
-    "more recents than the interval": dict(slots=40, interval=5, recents=19, score=DECAY),
+    "some of the newest may go": dict(slots=41, interval=7, sinks=2, recent_window=3, score=XMU, **K4),
+    "newest stay": dict(slots=40, interval=8, sinks=2, recent_window=8, score=Score(), **SINKS16),
+    "more recent_window than the interval": dict(slots=40, interval=5, recent_window=19, score=DECAY),
     "heads vote together": dict(slots=40, interval=6, score=Score(beta=1, share="layer"), **K4),
     "last row": dict(slots=40, score=Score(horizon=1, share="layer")),
     "window over three intervals": dict(slots=44, interval=6, score=Score(beta=1, horizon=18)),
     "literal": dict(slots=44, interval=6, score=Score(beta=1, horizon=18, literal=True)),
-    "smoothed": dict(slots=40, interval=8, sinks=1, recents=8, score=Score(horizon=8, pool=5)),
+    "smoothed": dict(slots=40, interval=8, sinks=1, recent_window=8, score=Score(horizon=8, pool=5)),
     "smoothed maxima": dict(
-        slots=40, interval=8, recents=3, score=Score(pool=3, pool_kind="max"), **K4
+        slots=40, interval=8, recent_window=3, score=Score(pool=3, pool_kind="max"), **K4
     ),
     "interval above the target": dict(slots=40, interval=32, sinks=2, score=XMU, **K4),
     "never full": dict(slots=300, interval=8, score=XMU, **K4),
@@ -61,7 +61,7 @@ def replay(
 
 
 def assert_same(fast: LayerState, slow: LayerState) -> None:
-    assert (fast.seen, fast.store.n, fast.store.raw) == (slow.seen, slow.store.n, slow.store.raw)
+    assert (fast.seen, fast.store.n, fast.store.residual) == (slow.seen, slow.store.n, slow.store.residual)
     for x, y in zip(fast.store.read(), slow.store.read(), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-9)
     a, b = fast.store.slot_pools(), slow.store.slot_pools()
@@ -87,7 +87,7 @@ def test_fast_equals_segments_from_any_state(name: str, cuts: list[int], cap: fl
     assert_same(fast, slow)
 
 
-@pytest.mark.parametrize("name", ["last row", "newest may go", "more recents than the interval"])
+@pytest.mark.parametrize("name", ["last row", "newest may go", "more recent_window than the interval"])
 def test_of_equal_scores_the_oldest_goes(name: str) -> None:
     q, k, v = tokens()
     stream = (q, torch.zeros_like(k), v)  # all keys alike

@@ -50,12 +50,12 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget() -> None:
             assert "budget too small" in str(error)
             continue
         policy.check(SHAPE)
-        limit = SETTING.budget * float(knobs["fill"])  # type: ignore[operator]
+        limit = SETTING.budget * float(knobs["budget_fraction"])  # type: ignore[operator]
         assert 0 < peak == layout(policy, SHAPE).bytes_peak(4096) <= limit
         assert policy.slots is not None
         slots = policy.slots + 1
-        recents = slots // 2 if knobs["recents"] == "half" else policy.recents
-        more = policy.model_copy(update={"slots": slots, "recents": recents})
+        recent_window = slots // 2 if knobs["recent_window"] == "half" else policy.recent_window
+        more = policy.model_copy(update={"slots": slots, "recent_window": recent_window})
         assert layout(more, SHAPE).bytes_peak(4096) > limit
         good += 1
     assert good > 20

@@ -52,7 +52,7 @@ def drawn(loaded: LoadedModel, count: int) -> list[Policy]:
         knobs = space.suggest(Draw(seed))
         try:
             if space.forbidden(knobs) is None:
-                found.append(build({**knobs, "fill": 1.0}, setting, name=f"draw {seed}"))
+                found.append(build({**knobs, "budget_fraction": 1.0}, setting, name=f"draw {seed}"))
         except PolicyError:  # too small for what it promises to keep
             continue
     return found

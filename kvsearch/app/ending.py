@@ -115,7 +115,7 @@ class Ending:
         full = Policy(name="full")
         chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
         for t in trials:
-            baseline = t.kind != "found" and t.state in ("complete", "pruned", "duplicate")
+            baseline = t.kind != "searched" and t.state in ("complete", "pruned", "duplicate")
             if baseline or t.name in keep:
                 chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint, t.speed))
         return chosen
@@ -143,7 +143,7 @@ class Ending:
     def _opponents(self, chosen: list[Candidate], recommended: str | None) -> list[Candidate]:
         """Full cache, recommended policy, and the best of each kind on the report text."""
         best = [c for c in chosen if c.kind == "full" or c.name == recommended]
-        for kind, count in (("method", OPPONENTS), ("composite", OPPONENTS), ("found", 1)):
+        for kind, count in (("method", OPPONENTS), ("combined", OPPONENTS), ("searched", 1)):
             mine = [c for c in chosen if c.kind == kind]
             best += sorted(mine, key=lambda c: self._loss(("report",), c.key))[:count]
         return list({c.name: c for c in best}.values())

@@ -136,7 +136,7 @@ class Run:
     # -- stages --------------------------------------------------------------------------------
 
     def _with_sensitivity(self) -> Setting:
-        axis = self.space.axes.get("spread")
+        axis = self.space.axes.get("layer_budgets")
         if axis is None or "sensitivity" not in (axis.choice or ()):
             return self.setting
         file = self.folder.path / "sensitivity.json"
@@ -179,7 +179,7 @@ class Run:
         with self.shown.step("search", self._policies) as step:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
-                counts = trial.state in ("complete", "pruned", "failed") or trial.kind != "found"
+                counts = trial.state in ("complete", "pruned", "failed") or trial.kind != "searched"
                 step.advance(float(counts), _best(trials, self.setting.budget))
 
             search = Search(task, executor, self.folder, watch)
@@ -201,7 +201,7 @@ class Run:
         if not self.options.bench:
             return
         for row in ending["rows"]:
-            mine = row["name"] == ending["recommended"] or (self._fast and row["kind"] == "found")
+            mine = row["name"] == ending["recommended"] or (self._fast and row["kind"] == "searched")
             if mine:
                 policy = Policy.build(row["policy"])
                 ids = self.text.windows["report"][0]

@@ -198,7 +198,7 @@ def _rechecks(
             label = measured["also"][text]["label"]
             names = [n for n in measured["also"][text]["names"] if folder.has_nll(text, keys[n])]
             nll = {n: folder.load_nll(text, keys[n])[0][:, start:] for n in names}
-        for kind in ("method", "composite"):
+        for kind in ("method", "combined"):
             rivals = [n for n in nll if kinds[n] == kind and n != best and n in measured["fits"]]
             if best in nll and rivals:
                 rival = min(rivals, key=lambda n: float(nll[n].mean()))

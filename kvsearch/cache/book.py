@@ -1,6 +1,6 @@
 """The score book of one layer: attention received so far by every slot (arXiv: XMU, H2O, TOVA).
 
-Sums are kept raw; age and window corrections are applied when ranking, so that they can change
+Sums are kept residual; age and window corrections are applied when ranking, so that they can change
 without touching the sums.
 """
 
@@ -33,7 +33,7 @@ class ScoreBook:
 
     @property
     def forgets(self) -> bool:
-        """Whether only the last rows before a tick count, so that partial sums leave."""
+        """Whether only the last rows before a compaction count, so that partial sums leave."""
         return self.score.kind == "window" and self.score.horizon is not None
 
     def row_weights(self, visible: Tensor, left: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class ScoreBook:
 
         Args:
             visible: keys each row sees, itself included, `[M]`.
-            left: rows after each row and before the next tick, `[M]`.
+            left: rows after each row and before the next compaction, `[M]`.
         """
         s = self.score
         w = visible.float() ** s.alpha
@@ -71,7 +71,7 @@ class ScoreBook:
 
         Args:
             seen: tokens of the stream so far.
-            protected_end: slots from here on are recents; smoothing does not mix them in.
+            protected_end: slots from here on are recent_window; smoothing does not mix them in.
         """
         return self.smooth(self.corrected(seen), protected_end)
 
@@ -110,7 +110,7 @@ class ScoreBook:
         return age.clamp_max(s.horizon)
 
     def keep(self, index: Tensor | None) -> None:
-        """Drop all slots but `index`, and age the partial sums by one tick."""
+        """Drop all slots but `index`, and age the partial sums by one compaction."""
         if index is not None:
             self.sums = gather_flat(self.sums, index if index.dim() == 1 else index[None])
             if self.born is not None:

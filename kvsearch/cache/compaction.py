@@ -1,4 +1,4 @@
-"""What one tick drops, and the pool of every slot that stays."""
+"""What one compaction drops, and the pool of every slot that stays."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from kvsearch.policy import LayerLayout
 def survivors(
     layer: LayerLayout, n: int, cursor: int, scores: Tensor | None, device: torch.device
 ) -> tuple[Tensor | None, int]:
-    """Slots that survive a tick.
+    """Slots that survive a compaction.
 
     Args:
         layer: integers of the layer.
@@ -33,7 +33,7 @@ def survivors(
     if scores is None:
         slots = torch.arange(n - drop, device=device)
         return torch.where(slots < p.sinks, slots, slots + drop), cursor
-    last = n - p.recents
+    last = n - p.recent_window
     order = _total_order(scores[..., p.sinks : last], newest_first=True)
     best = order.topk(order.shape[-1] - drop, sorted=False).indices
     kept = best.sort(-1).values + p.sinks
@@ -84,34 +84,34 @@ def _total_order(scores: Tensor, *, newest_first: bool) -> Tensor:
 def assign_pools(
     layer: LayerLayout, n: int, old: Tensor, scores: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Pool of each of the `n` slots left by a tick, `[N]` or `[B, V, N]` uint8.
+    """Pool of each of the `n` slots left by a compaction, `[N]` or `[B, V, N]` uint8.
 
-    Without scores the newest tokens are in the best tier. With scores, sinks and recents come
+    Without scores the newest tokens are in the best tier. With scores, sinks and recent_window come
     first, then the best scores; a tier prefers tokens that were never stored in a worse one, since
     what was rounded away does not come back.
 
     Args:
         layer: integers of the layer.
         n: tokens left.
-        old: pools before the tick, same slots; raw tokens count as the best tier.
+        old: pools before the compaction, same slots; residual tokens count as the best tier.
         scores: `[B, V, N]` of the same slots, or None.
         device: where the result is needed.
     """
     p = layer.policy
     counts = layer.tier_counts(n)
-    raw_pool = len(p.tiers)
+    residual_pool = len(p.tiers)
     fixed = min(n, p.fp16_sinks)
     if scores is None or len(counts) == 1:
-        by_age = torch.full((n,), raw_pool, dtype=torch.uint8, device=device)
+        by_age = torch.full((n,), residual_pool, dtype=torch.uint8, device=device)
         end = n
         for tier, count in enumerate(counts):  # newest first
             by_age[end - count : end] = tier
             end -= count
         return by_age
     rank = scores.clone()
-    rank[..., n - p.recents :] = float("inf")
+    rank[..., n - p.recent_window :] = float("inf")
     rank[..., : p.sinks] = float("inf")
-    best = torch.where(old == raw_pool, torch.zeros_like(old), old).expand(rank.shape)
+    best = torch.where(old == residual_pool, torch.zeros_like(old), old).expand(rank.shape)
     pools = torch.full(rank.shape, len(counts) - 1, dtype=torch.uint8, device=device)
     order = _total_order(rank, newest_first=False)
     order[..., :fixed] = _PLACED
@@ -121,15 +121,15 @@ def assign_pools(
         chosen = key.topk(count, sorted=False).indices
         pools.scatter_(-1, chosen, tier)
         order.scatter_(-1, chosen, _PLACED)
-    pools[..., :fixed] = raw_pool
+    pools[..., :fixed] = residual_pool
     return pools
 
 
-def tick(layer: LayerLayout, store: Store, book: ScoreBook | None, seen: int, cursor: int) -> int:
+def compact(layer: LayerLayout, store: Store, book: ScoreBook | None, seen: int, cursor: int) -> int:
     """Compact one layer after its `seen`-th token; returns the new cursor."""
     device, old, scores = store.device, store.slot_pools(), None
     if book is not None:
-        scores = book.ranks(seen, store.n - layer.policy.recents)
+        scores = book.ranks(seen, store.n - layer.policy.recent_window)
     keep, cursor = survivors(layer, store.n, cursor, scores, device)
     if keep is not None:
         old = gather_flat(old, keep)

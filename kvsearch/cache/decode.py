@@ -21,7 +21,7 @@ def decode(
     Args:
         state: a packed layer.
         q: query `[B, Hq, 1, D]`; without its rotation when the policy re-indexes.
-        end: the next tick, in tokens seen.
+        end: the next compaction, in tokens seen.
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
 

@@ -1,6 +1,6 @@
 """The store of evaluation: dense values that are exactly what the packed store reads back.
 
-Slots are in order of time. A slot's pool is its tier, or `raw` (the last pool) while it is in 16
+Slots are in order of time. A slot's pool is its tier, or `residual` (the last pool) while it is in 16
 bits, which new tokens and fp16 sinks are.
 """
 
@@ -17,40 +17,40 @@ class DenseStore:
 
     Attributes:
         n: tokens held.
-        raw: newest tokens that no tick has seen.
+        residual: newest tokens that no compaction has seen.
         pools: pool of every slot, `[N]` or per head `[B, H, N]`, uint8.
     """
 
     def __init__(self, layer: LayerLayout, native: torch.dtype) -> None:
         self.codecs = codecs(layer, native)
-        self.raw_pool = len(self.codecs) - 1
+        self.residual_pool = len(self.codecs) - 1
         self.single = len(layer.policy.tiers) == 1
-        self.n = self.raw = 0
+        self.n = self.residual = 0
         self.k: Tensor | None = None
         self.v: Tensor | None = None
-        self.settled: tuple[Tensor, Tensor] | None = None
+        self.quantised: tuple[Tensor, Tensor] | None = None
         self.pools = torch.empty(0, dtype=torch.uint8)
 
-    def append(self, k: Tensor, v: Tensor, settled: tuple[Tensor, Tensor] | None = None) -> None:
+    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]`, see `Store.append`."""
         m = k.shape[2]
         self._reserve(k, v, self.n + m)
         assert self.k is not None and self.v is not None
         self.k[:, :, self.n : self.n + m] = k
         self.v[:, :, self.n : self.n + m] = v
-        if settled is not None:
-            if self.settled is None or self.raw == 0:
-                self.settled = settled
+        if quantised is not None:
+            if self.quantised is None or self.residual == 0:
+                self.quantised = quantised
             else:
-                old_k, old_v = self.settled
-                self.settled = (
-                    torch.cat([old_k, settled[0]], 2),
-                    torch.cat([old_v, settled[1]], 2),
+                old_k, old_v = self.quantised
+                self.quantised = (
+                    torch.cat([old_k, quantised[0]], 2),
+                    torch.cat([old_v, quantised[1]], 2),
                 )
-        fresh = self.pools.new_full((*self.pools.shape[:-1], m), self.raw_pool)
+        fresh = self.pools.new_full((*self.pools.shape[:-1], m), self.residual_pool)
         self.pools = torch.cat([self.pools, fresh], -1)
         self.n += m
-        self.raw += m
+        self.residual += m
 
     def _reserve(self, k: Tensor, v: Tensor, n: int) -> None:
         if self.k is not None and self.v is not None and self.k.shape[2] >= n:
@@ -77,26 +77,26 @@ class DenseStore:
         """
         assert self.k is not None and self.v is not None
         old = self.pools
-        tail = self.raw
-        settled = self._settled_in_place() if self.single else None
+        tail = self.residual
+        quantised = self._quantised_in_place() if self.single else None
         if keep is None:
             k, v = self.read()  # views: what changes, changes in place
         else:
             k, v, old = gather(self.k, keep), gather(self.v, keep), gather_flat(old, keep)
-            if settled is not None:  # slot -> its place in `settled`; older slots point anywhere
-                back = (keep - (self.n - self.raw)).clamp_min(0)[..., -tail:]
-                settled = (gather(settled[0], back), gather(settled[1], back))
+            if quantised is not None:  # slot -> its place in `quantised`; older slots point anywhere
+                back = (keep - (self.n - self.residual)).clamp_min(0)[..., -tail:]
+                quantised = (gather(quantised[0], back), gather(quantised[1], back))
         n = k.shape[2]
         changed = old != pools
-        if self.single:  # only the newest `raw` survivors can change, see `append`
+        if self.single:  # only the newest `residual` survivors can change, see `append`
             lo = max(0, n - tail)
             part = changed[..., lo:]
-            self._settle_tail(k[:, :, lo:], v[:, :, lo:], part, settled, n - lo)
+            self._quantise_tail(k[:, :, lo:], v[:, :, lo:], part, quantised, n - lo)
         if keep is not None:
             self.k[:, :, :n], self.v[:, :, :n] = k, v
         if not self.single:
             self._move(changed.expand(k.shape[:3]), pools)
-        self.n, self.raw, self.pools, self.settled = n, 0, pools, None
+        self.n, self.residual, self.pools, self.quantised = n, 0, pools, None
 
     def _move(self, changed: Tensor, pools: Tensor) -> None:
         """Store the `changed` of the first slots `[B, H, N]` in their `pools`."""
@@ -114,37 +114,37 @@ class DenseStore:
             keys.index_copy_(0, rows, k)
             values.index_copy_(0, rows, v)
 
-    def _settled_in_place(self) -> tuple[Tensor, Tensor] | None:
+    def _quantised_in_place(self) -> tuple[Tensor, Tensor] | None:
         kc, vc = self.codecs[0]
-        if self.raw == 0 or (kc.fmt is None and vc.fmt is None):
+        if self.residual == 0 or (kc.fmt is None and vc.fmt is None):
             return None
-        if self.settled is not None:
-            return self.settled
+        if self.quantised is not None:
+            return self.quantised
         k, v = self.read()
-        lo = self.n - self.raw
+        lo = self.n - self.residual
         return kc.fake(k[:, :, lo:]), vc.fake(v[:, :, lo:])
 
-    def _settle_tail(
-        self, k: Tensor, v: Tensor, changed: Tensor, settled: tuple[Tensor, Tensor] | None, m: int
+    def _quantise_tail(
+        self, k: Tensor, v: Tensor, changed: Tensor, quantised: tuple[Tensor, Tensor] | None, m: int
     ) -> None:
-        if settled is None or m == 0:
+        if quantised is None or m == 0:
             return
         mask = changed.unsqueeze(-1)
-        k.copy_(torch.where(mask, settled[0][:, :, -m:], k))
-        v.copy_(torch.where(mask, settled[1][:, :, -m:], v))
+        k.copy_(torch.where(mask, quantised[0][:, :, -m:], k))
+        v.copy_(torch.where(mask, quantised[1][:, :, -m:], v))
 
-    def load(self, k: Tensor, v: Tensor, pools: Tensor, raw: int) -> None:
+    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int) -> None:
         """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
         for i, (kc, vc) in enumerate(self.codecs[:-1]):
             mask = (pools == i).unsqueeze(-1)
             k, v = torch.where(mask, kc.fake(k), k), torch.where(mask, vc.fake(v), v)
         self.k, self.v = k.contiguous(), v.contiguous()
-        self.n, self.raw, self.pools, self.settled = k.shape[2], raw, pools, None
+        self.n, self.residual, self.pools, self.quantised = k.shape[2], residual, pools, None
 
     def hold(self, k: Tensor, v: Tensor, pools: Tensor) -> None:
-        """Hold ticked slots `[B, H, N, D]` whose values are those of their pools already."""
+        """Hold compacted slots `[B, H, N, D]` whose values are those of their pools already."""
         self.k, self.v = k.contiguous(), v.contiguous()
-        self.n, self.raw, self.pools, self.settled = k.shape[2], 0, pools, None
+        self.n, self.residual, self.pools, self.quantised = k.shape[2], 0, pools, None
 
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""
@@ -164,7 +164,7 @@ class DenseStore:
         """Select batch rows (beam search)."""
         if self.k is not None and self.v is not None:
             self.k, self.v = self.k[rows], self.v[rows]
-            if self.settled is not None:
-                self.settled = (self.settled[0][rows], self.settled[1][rows])
+            if self.quantised is not None:
+                self.quantised = (self.quantised[0][rows], self.quantised[1][rows])
             if self.pools.dim() == 3 and self.pools.shape[0] > 1:
                 self.pools = self.pools[rows]

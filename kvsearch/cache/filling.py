@@ -1,7 +1,7 @@
 """Scored attention while nothing is evicted yet: many intervals at once.
 
-Until the cache is full a tick does one thing: it settles the interval's keys and values in their
-tier. So a row sees settled keys everywhere except in its own interval, where they are still in 16
+Until the cache is full a compaction does one thing: it quantises the interval's keys and values in their
+tier. So a row sees quantised keys everywhere except in its own interval, where they are still in 16
 bits; those are a diagonal of small blocks, computed apart.
 """
 
@@ -23,19 +23,19 @@ def run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    settled: tuple[Tensor, Tensor] | None,
+    quantised: tuple[Tensor, Tensor] | None,
     *,
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """Take in whole intervals that fit, starting at a tick.
+    """Take in whole intervals that fit, starting at a compaction.
 
     Args:
-        state: holds `n` ticked tokens; with `q` it must stay within its target.
+        state: holds `n` compacted tokens; with `q` it must stay within its target.
         q: queries `[B, Hq, M, D]`.
-        k: raw keys `[B, H, M, D]`.
-        v: raw values, likewise.
-        settled: what their tier will read back, or None where nothing is quantised.
+        k: residual keys `[B, H, M, D]`.
+        v: residual values, likewise.
+        quantised: what their tier will read back, or None where nothing is quantised.
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
     """
@@ -44,7 +44,7 @@ def run(
     B, Hq, M, D = q.shape
     H, n = k.shape[1], store.n
     G = Hq // H
-    ks, vs = settled or (k, v)
+    ks, vs = quantised or (k, v)
     if n:
         ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
     out = torch.empty_like(q)
@@ -56,9 +56,9 @@ def run(
         part = (q[:, :, rows] * scale).reshape(B * H, G * R, D)
         s = part @ ks[:, :, :N].reshape(B * H, N, D).transpose(-1, -2)
         own = s.view(B * H, G, R, N)[..., N - R :]
-        if settled is not None:
-            raw = k[:, :, rows].reshape(B * H, 1, R // c, c, D)
-            _diagonal(own, c).copy_(part.view(B * H, G, R // c, c, D) @ raw.transpose(-1, -2))
+        if quantised is not None:
+            residual = k[:, :, rows].reshape(B * H, 1, R // c, c, D)
+            _diagonal(own, c).copy_(part.view(B * H, G, R // c, c, D) @ residual.transpose(-1, -2))
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
             own = s.view(B * H, G, R, N)[..., N - R :]
@@ -66,7 +66,7 @@ def run(
         own.masked_fill_(future, float("-inf"))
         p = torch.softmax(s, -1)
         o = p @ vs[:, :, :N].reshape(B * H, N, D)
-        if settled is not None:
+        if quantised is not None:
             own = _diagonal(p.view(B * H, G, R, N)[..., N - R :], c)
             lost = v[:, :, rows] - vs[:, :, N - R : N]
             o += (own @ lost.reshape(B * H, 1, R // c, c, D)).view_as(o)
@@ -74,13 +74,13 @@ def run(
         left = torch.arange(R - 1, -1, -1, device=q.device)
         weights = book.row_weights(N - left, left % c)
         if book.forgets and not rolls:
-            weights = torch.zeros_like(weights)  # a tick takes all that was received before it
+            weights = torch.zeros_like(weights)  # a compaction takes all that was received before it
         votes = (weights / G).to(p.dtype).repeat(G).expand(B, H, 1, G * R)
         book.add((votes @ p.view(B, H, G * R, N)).squeeze(2), state.seen, R)
         state.seen += R
         if rolls:
             book.keep(None)
-    store.append(k, v, settled)
+    store.append(k, v, quantised)
     layer = state.layer
     store.compact(None, assign_pools(layer, store.n, store.slot_pools(), None, q.device))
     return out

@@ -1,7 +1,7 @@
 """Eviction by score in a full cache, in place: new tokens take the places of the evicted.
 
 The first `target` slots hold what was kept, in any order; the last `interval` slots hold the newest
-tokens until their tick. A tick drops as many tokens as are new, and survivors among the new are
+tokens until their compaction. A compaction drops as many tokens as are new, and survivors among the new are
 written over the dropped: a few rows instead of the whole cache. Everything that the loop touches is
 laid out before it, because at short intervals the number of small operations is what it costs.
 """
@@ -26,12 +26,12 @@ def run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    settled: tuple[Tensor, Tensor] | None,
+    quantised: tuple[Tensor, Tensor] | None,
     *,
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """Take in whole intervals, starting at a tick that left exactly `target` tokens.
+    """Take in whole intervals, starting at a compaction that left exactly `target` tokens.
 
     Arguments are as in `filling.run`.
     """
@@ -43,7 +43,7 @@ def run(
     queries = _intervals(q * scale, c).view(J, B * H, G * c, D)
     out = torch.empty_like(queries)
     new = _intervals(torch.stack((k, v)), c)
-    kept = _intervals(torch.stack(settled), c) if settled else new
+    kept = _intervals(torch.stack(quantised), c) if quantised else new
     slots = torch.nn.functional.pad(torch.stack(store.read()), (0, 0, 0, c))
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
@@ -68,7 +68,7 @@ def run(
         torch.softmax(s, -1, out=s)
         torch.bmm(s, values, out=result)
         victims.vote(votes, s_voters)
-        places, which = victims.tick()
+        places, which = victims.compact()
         if which is not None:
             index = which.expand(2, B, H, c).unsqueeze(-1)
             held = held.gather(-2, index.expand(2, B, H, c, D))

@@ -1,7 +1,7 @@
 """One pass over a text for policies that decide by age alone: every key has a life, not a mask.
 
 Without scores the schedule is known in advance. A key is an entry that queries `birth <= i < death`
-see; a key that is quantised at a tick is two entries, one before and one after. Re-indexed
+see; a key that is quantised at a compaction is two entries, one before and one after. Re-indexed
 positions need two frames: keys behind the ladder's cursor keep their slot (`fixed`), keys ahead of
 it all move together with the query (`moving`), so inside each frame one rotation serves many steps.
 """
@@ -33,7 +33,7 @@ class Plan:
     """Lives of all keys of one layer over a text of `T` tokens.
 
     Attributes:
-        token, settled, fixed, angle, birth, death: entries `[E]`: which token, whether its
+        token, quantised, fixed, angle, birth, death: entries `[E]`: which token, whether its
             quantised value, which frame, the rotary index in that frame, and its life.
         moving_at, fixed_at: rotary index of each query in either frame `[T]`.
         held: tokens held at the end, in order of slots.
@@ -41,7 +41,7 @@ class Plan:
     """
 
     token: Ints
-    settled: Ints
+    quantised: Ints
     fixed: Ints
     angle: Ints
     birth: Ints
@@ -57,10 +57,10 @@ class Plan:
         return alive[np.argsort(1 - self.fixed[alive], kind="stable")]
 
 
-def first_tick(layer: LayerLayout, seen: Ints, prompt: int) -> Ints:
-    """Smallest tick at or after each number of tokens seen."""
+def first_compaction(layer: LayerLayout, seen: Ints, prompt: int) -> Ints:
+    """Smallest compaction at or after each number of tokens seen."""
     p, c = layer.policy, layer.policy.interval
-    if not p.ticks:
+    if not p.compacts:
         return np.full_like(seen, NEVER)
     if p.trigger == "stream":
         return -(-seen // c) * c
@@ -87,9 +87,9 @@ def _make_plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
     lives = _ladder_lives if layer.rungs is not None else _window_lives
     entries, moving_at, visible, held, cursor = lives(layer, T, prompt)
     token, fixed, angle, birth, death = entries
-    settled = np.zeros_like(token)
+    quantised = np.zeros_like(token)
     if layer.policy.quantizes:
-        turn = first_tick(layer, token + 1, prompt)
+        turn = first_compaction(layer, token + 1, prompt)
         turn[token < layer.policy.fp16_sinks] = NEVER
         early, late = birth < turn, death > turn
         stack = [
@@ -102,9 +102,9 @@ def _make_plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
                 (np.minimum(death, turn), death),
             ]
         ]
-        settled = np.concatenate([settled[early], settled[late] + 1])
+        quantised = np.concatenate([quantised[early], quantised[late] + 1])
         token, fixed, angle, birth, death = stack
-    return Plan(token, settled, fixed, angle, birth, death, moving_at, visible - 1, held, cursor)
+    return Plan(token, quantised, fixed, angle, birth, death, moving_at, visible - 1, held, cursor)
 
 
 Entries = tuple[Ints, Ints, Ints, Ints, Ints]
@@ -117,7 +117,7 @@ def _window_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
     token = np.arange(T, dtype=np.int64)
     death = np.full(T, NEVER, dtype=np.int64)
     if layer.target is not None:
-        death = first_tick(layer, token + 1 + layer.target - p.sinks, prompt)
+        death = first_compaction(layer, token + 1 + layer.target - p.sinks, prompt)
         death[: p.sinks] = NEVER
     fixed = (token < p.sinks).astype(np.int64)
     gone = np.searchsorted(np.sort(death), token, side="right")
@@ -125,7 +125,7 @@ def _window_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
 
 
 def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
-    """Ladders laid tick by tick; a pass renumbers what the cursor has left behind."""
+    """Ladders laid compaction by compaction; a pass renumbers what the cursor has left behind."""
     p, rung, target = layer.policy, layer.rungs, layer.target
     assert rung is not None and target is not None
     open_since = np.arange(T, dtype=np.int64)
@@ -149,12 +149,12 @@ def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
 
     live, cursor, seen = np.empty(0, dtype=np.int64), p.sinks, 0
     while True:
-        tick = int(first_tick(layer, np.array([seen + target - len(live) + 1]), prompt)[0])
-        end = min(tick, T)
+        compaction = int(first_compaction(layer, np.array([seen + target - len(live) + 1]), prompt)[0])
+        end = min(compaction, T)
         live = np.concatenate([live, np.arange(seen, end, dtype=np.int64)])
         visible[seen:end] = np.arange(len(live) - (end - seen) + 1, len(live) + 1)
         seen = end
-        if tick > T:
+        if compaction > T:
             break
         while len(live) > target:
             if len(live) - 1 - cursor - layer.spared < rung.A:
@@ -227,7 +227,7 @@ def _attend(
     """Attention of one block of queries over the entries alive around it."""
     stop = start + q.shape[2]
     entries = lives.around(start, stop)
-    which = torch.from_numpy(lives.token[entries] + T * lives.settled[entries])
+    which = torch.from_numpy(lives.token[entries] + T * lives.quantised[entries])
     k, v = k.index_select(2, which.to(k.device)), v.index_select(2, which.to(v.device))
     birth = torch.from_numpy(lives.birth[entries]).to(q.device)
     death = torch.from_numpy(lives.death[entries]).to(q.device)
@@ -269,14 +269,14 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 def _leave(state: "LayerState", lives: Plan, k: Tensor, v: Tensor, T: int) -> None:
     """Fill the store with what is held after the last token."""
     layer = state.layer
-    ticked = first_tick(layer, lives.held + 1, state.prompt) <= T
-    pools = np.where(ticked, 0, len(layer.policy.tiers)).astype(np.uint8)
+    compacted = first_compaction(layer, lives.held + 1, state.prompt) <= T
+    pools = np.where(compacted, 0, len(layer.policy.tiers)).astype(np.uint8)
     pools[lives.held < layer.policy.fp16_sinks] = len(layer.policy.tiers)
     held = torch.from_numpy(lives.held).to(k.device)
     state.store.load(
         k.index_select(2, held),
         v.index_select(2, held),
         torch.from_numpy(pools).to(k.device),
-        int((~ticked).sum()),
+        int((~compacted).sum()),
     )
     state.seen, state.cursor = T, lives.cursor

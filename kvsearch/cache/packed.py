@@ -14,8 +14,8 @@ from kvsearch_kernels.gather_kv import gather_kv
 class PackedStore:
     """Slots of one layer in their real formats; the same interface as `DenseStore`.
 
-    Each pool keeps its tokens in order of time; the last pool is 16 bits: fp16 sinks, then the raw
-    tokens that no tick has seen. Where a slot's tier follows from its order, nothing more is held;
+    Each pool keeps its tokens in order of time; the last pool is 16 bits: fp16 sinks, then the residual
+    tokens that no compaction has seen. Where a slot's tier follows from its order, nothing more is held;
     where it follows from scores, one tag byte per slot is.
 
     Args:
@@ -26,24 +26,24 @@ class PackedStore:
 
     def __init__(self, layer: LayerLayout, native: torch.dtype, ran: Ran | None = None) -> None:
         self.codecs = codecs(layer, native)
-        self.raw_pool = len(self.codecs) - 1
+        self.residual_pool = len(self.codecs) - 1
         self.tagged = layer.policy.tagged
         self.ran: Ran = {} if ran is None else ran
-        self.n = self.raw = 0
+        self.n = self.residual = 0
         self.dtype = torch.float32
         self.keys: list[Held | None] = [None] * len(self.codecs)
         self.values: list[Held | None] = [None] * len(self.codecs)
-        self.pools = torch.empty(0, dtype=torch.uint8)  # of ticked slots; `[n - raw]` or per head
+        self.pools = torch.empty(0, dtype=torch.uint8)  # of compacted slots; `[n - residual]` or per head
 
-    def append(self, k: Tensor, v: Tensor, settled: tuple[Tensor, Tensor] | None = None) -> None:
-        """Add tokens `[B, H, M, D]` in 16 bits; `settled` is for the dense store only."""
+    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
+        """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
         self.dtype = k.dtype
         for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
             (new,) = self.codecs[-1][which].encode(x, self.ran)
             old = pools[-1]
             pools[-1] = (new,) if old is None else (torch.cat([old[0], new], 2),)
         self.n += k.shape[2]
-        self.raw += k.shape[2]
+        self.residual += k.shape[2]
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` in order of time, unpacked for one use."""
@@ -62,9 +62,9 @@ class PackedStore:
     def _order(self) -> Tensor | None:
         """Where the slots, one pool after the other, lie in order of time; None if they do."""
         sizes = [0 if x is None else x[0].shape[2] for x in self.keys]
-        sizes[-1] -= self.raw
+        sizes[-1] -= self.residual
         if sum(n > 0 for n in sizes) < 2:
-            return None  # raw tokens follow the one pool there is
+            return None  # residual tokens follow the one pool there is
         return self.slot_pools().argsort(dim=-1, stable=True).argsort(-1)
 
     def parts(self, dtype: torch.dtype, rotary: Rotary | None = None) -> list[Part]:
@@ -110,7 +110,7 @@ class PackedStore:
             moves.append((i, source, gather_flat(old, source) != i) if count else None)
         for which, held in enumerate((self.keys, self.values)):
             held[:] = [m and self._move(which, held, *m, old, place) for m in moves]
-        self.n, self.raw = keep.shape[-1], 0
+        self.n, self.residual = keep.shape[-1], 0
         self.pools = pools.to(torch.uint8)
 
     def _move(
@@ -170,21 +170,21 @@ class PackedStore:
         assert values is not None
         return codec.encode(values, self.ran)
 
-    def load(self, k: Tensor, v: Tensor, pools: Tensor, raw: int) -> None:
+    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int) -> None:
         """Start from 16-bit values `[B, H, N, D]`, see `DenseStore.load`."""
-        ticked = k.shape[2] - raw
-        self.n = self.raw = 0
+        compacted = k.shape[2] - residual
+        self.n = self.residual = 0
         self.keys[:], self.values[:] = ([None] * len(self.codecs) for _ in range(2))
         self.pools = self.pools.new_empty(0)
-        if ticked:
-            self.append(k[:, :, :ticked], v[:, :, :ticked])
-            self.compact(None, pools[..., :ticked])
-        if raw:
-            self.append(k[:, :, ticked:], v[:, :, ticked:])
+        if compacted:
+            self.append(k[:, :, :compacted], v[:, :, :compacted])
+            self.compact(None, pools[..., :compacted])
+        if residual:
+            self.append(k[:, :, compacted:], v[:, :, compacted:])
 
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""
-        fresh = self.pools.new_full((*self.pools.shape[:-1], self.raw), self.raw_pool)
+        fresh = self.pools.new_full((*self.pools.shape[:-1], self.residual), self.residual_pool)
         return torch.cat([self.pools, fresh], -1).to(self.device)
 
     @property

@@ -1,9 +1,9 @@
 """Eviction by score, fast: fill the cache in large pieces, then evict in place.
 
-With original positions the order of slots does not matter to attention, so a tick need not move
+With original positions the order of slots does not matter to attention, so a compaction need not move
 what stays: survivors among the newest take the places of the evicted. The decisions are those of
-the segments, which also take what is left over: up to the first tick, the one tick that evicts less
-than an interval, and the tokens after the last tick.
+the segments, which also take what is left over: up to the first compaction, the one compaction that evicts less
+than an interval, and the tokens after the last compaction.
 """
 
 from collections.abc import Callable
@@ -43,24 +43,24 @@ def run(
     """
     layer, c, total = state.layer, state.layer.policy.interval, q.shape[2]
     assert layer.target is not None
-    settled = state.settle_ahead(k, v)
+    quantised = state.quantise_ahead(k, v)
     out, done = torch.empty_like(q), 0
     how: Callable[..., Tensor]
     while done < total:
         held, whole = state.store.n, (total - done) // c
         room = (layer.target - held) // c
-        at_tick = state.store.raw == 0 and layer.ticks_at(state.seen, state.prompt)
-        if at_tick and min(room, whole) > 0:
+        at_compaction = state.store.residual == 0 and layer.compacts_at(state.seen, state.prompt)
+        if at_compaction and min(room, whole) > 0:
             step, how = min(room, whole) * c, partial(filling.run, state)
-        elif at_tick and held == layer.target and whole > 0:
+        elif at_compaction and held == layer.target and whole > 0:
             step, how = whole * c, partial(inplace.run, state)
         else:
-            end = layer.next_tick(state.seen, state.prompt)
+            end = layer.next_compaction(state.seen, state.prompt)
             assert end is not None
             step, how = min(end - state.seen, total - done), state.segments
         part = slice(done, done + step)
         x = (q[:, :, part], k[:, :, part], v[:, :, part])
-        ready = None if settled is None else (settled[0][:, :, part], settled[1][:, :, part])
+        ready = None if quantised is None else (quantised[0][:, :, part], quantised[1][:, :, part])
         out[:, :, part] = how(*x, ready, scale=scale, softcap=softcap)
         done += step
     return out

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvsearch.cache import lifetimes, scan
 from kvsearch.cache.book import ScoreBook
-from kvsearch.cache.compaction import tick
+from kvsearch.cache.compaction import compact
 from kvsearch.cache.decode import decode
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.formats import codecs
@@ -90,56 +90,56 @@ class LayerState:
             return lifetimes.prefill(self, q, k, v, scale=scale, softcap=softcap)
         if self.fast and scan.applies(self, m):
             return scan.run(self, q, k, v, scale=scale, softcap=softcap)
-        return self.segments(q, k, v, self.settle_ahead(k, v), scale=scale, softcap=softcap)
+        return self.segments(q, k, v, self.quantise_ahead(k, v), scale=scale, softcap=softcap)
 
     def segments(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        settled: tuple[Tensor, Tensor] | None,
+        quantised: tuple[Tensor, Tensor] | None,
         *,
         scale: float,
         softcap: float | None,
     ) -> Tensor:
-        """Take in tokens piece by piece, ticking where a tick is due; serves every policy.
+        """Take in tokens piece by piece, compacting where a compaction is due; serves every policy.
 
-        Arguments are as in `advance`, after rounding; `settled` is from `settle_ahead`.
+        Arguments are as in `advance`, after rounding; `quantised` is from `quantise_ahead`.
         """
         out = torch.empty_like(q)
         done, total = 0, q.shape[2]
         while done < total:
-            end = self.layer.next_tick(self.seen, self.prompt)
+            end = self.layer.next_compaction(self.seen, self.prompt)
             left = total - done if end is None else min(end - self.seen, total - done)
             part = slice(done, done + min(left, ROWS))
-            ready = None if settled is None else (settled[0][:, :, part], settled[1][:, :, part])
+            ready = None if quantised is None else (quantised[0][:, :, part], quantised[1][:, :, part])
             self.store.append(k[:, :, part], v[:, :, part], ready)
             out[:, :, part] = self._attend(q[:, :, part], end, scale, softcap)
             done = part.stop
             self.seen += part.stop - part.start
             self._record_peak()
             if self.seen == end:
-                self.cursor = tick(self.layer, self.store, self.book, self.seen, self.cursor)
+                self.cursor = compact(self.layer, self.store, self.book, self.seen, self.cursor)
                 self._record_peak()
         return out
 
     def _record_peak(self) -> None:
-        """Keys of a prompt are activations until its tick, see `Layout.bytes_peak`."""
-        ticked_prompt = self.store.raw == 0 or self.seen > self.prompt
-        if self.packed and ticked_prompt:
+        """Keys of a prompt are activations until its compaction, see `Layout.bytes_peak`."""
+        compacted_prompt = self.store.residual == 0 or self.seen > self.prompt
+        if self.packed and compacted_prompt:
             self.peak_bytes = max(self.peak_bytes, self.nbytes)
 
-    def settle_ahead(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    def quantise_ahead(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """Quantise a whole call at once when there is one tier; the store then only copies."""
         p = self.layer.policy
         if self.packed or len(p.tiers) > 1 or not p.quantizes:
             return None
         kc, vc = self.codecs[0]
-        settled = kc.fake(k), vc.fake(v)
+        quantised = kc.fake(k), vc.fake(v)
         sinks = slice(0, max(0, p.fp16_sinks - self.seen))
-        for quantised, raw in zip(settled, (k, v), strict=True):
-            quantised[:, :, sinks] = raw[:, :, sinks]
-        return settled
+        for quantised, residual in zip(quantised, (k, v), strict=True):
+            quantised[:, :, sinks] = residual[:, :, sinks]
+        return quantised
 
     def _attend(self, q: Tensor, end: int | None, scale: float, softcap: float | None) -> Tensor:
         """Attend from the newest tokens, which the store already holds."""
@@ -182,7 +182,7 @@ class LayerState:
         """
         other = LayerState(self.layer, packed=True, native=self.native, rotary=self.rotary)
         k, v = self.store.read()
-        other.store.load(k, v, self.store.slot_pools(), self.store.raw)
+        other.store.load(k, v, self.store.slot_pools(), self.store.residual)
         other.book, other.seen = self.book, self.seen
         other.cursor, other.prompt = self.cursor, self.prompt
         self.impls |= other.impls  # packing is part of what an evaluation measures

@@ -11,16 +11,16 @@ class Store(Protocol):
 
     Attributes:
         n: tokens held.
-        raw: newest tokens that no tick has seen, in 16 bits.
+        residual: newest tokens that no compaction has seen, in 16 bits.
     """
 
     n: int
-    raw: int
+    residual: int
 
-    def append(self, k: Tensor, v: Tensor, settled: tuple[Tensor, Tensor] | None = None) -> None:
+    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]`, already rounded to 16 bits.
 
-        `settled` is what a single quantised tier will read back for them, if already known.
+        `quantised` is what a single quantised tier will read back for them, if already known.
         """
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -29,8 +29,8 @@ class Store(Protocol):
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` (`[N]` or `[B, V, N]`), then move slots to `pools`."""
 
-    def load(self, k: Tensor, v: Tensor, pools: Tensor, raw: int) -> None:
-        """Start from 16-bit values `[B, H, N, D]`; the last `raw` are raw."""
+    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int) -> None:
+        """Start from 16-bit values `[B, H, N, D]`; the last `residual` are residual."""
 
     def slot_pools(self) -> Tensor:
         """Pool of every slot, `[N]` or `[B, V, N]` uint8; the last pool is 16 bits."""

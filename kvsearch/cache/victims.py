@@ -23,19 +23,19 @@ class Victims:
         self.policy, self.book, self.seen, self.n, self.c = p, book, seen, n, p.interval
         R, B, V = book.sums.shape[:3]
         device = book.sums.device
-        # where nobody keeps ages, any births will do that rise in time and are right for recents
+        # where nobody keeps ages, any births will do that rise in time and are right for recent_window
         old = torch.arange(seen - n, seen, device=device) if book.born is None else book.born.long()
         self._new = torch.arange(seen, seen + self.c, device=device).expand(B, V, -1).clone()
         self.born = torch.cat([old.expand(B, V, n), self._new], -1)
         self.sums = torch.nn.functional.pad(book.sums, (0, self.c))
         self._sum = self.sums[0].view(B * V, 1, n + self.c)
         self._keep = 1 - 1 / s.horizon if s.kind == "decay" and s.horizon else 1.0
-        self._fresh = book.forgets and R == 1  # every tick forgets all
+        self._fresh = book.forgets and R == 1  # every compaction forgets all
         # Candidates are slots behind the sinks, which are the first. New tokens are none of them if
-        # they are recents; then, or if there is only one, they keep their order.
-        safe = p.recents >= self.c
+        # they are recent_window; then, or if there is only one, they keep their order.
+        safe = p.recent_window >= self.c
         self._direct = safe or self.c == 1
-        self._mask = p.recents > (self.c if safe else 0)
+        self._mask = p.recent_window > (self.c if safe else 0)
         self._from, self._to = p.sinks, n if safe else n + self.c
         self._born = self.born[..., self._from : self._to]
         # the book then ranks the candidates alone; smoothing needs their neighbours too
@@ -53,7 +53,7 @@ class Victims:
         else:
             self._sum.mul_(carry).add_(votes @ probabilities)
 
-    def tick(self) -> tuple[Tensor, Tensor | None]:
+    def compact(self) -> tuple[Tensor, Tensor | None]:
         """Pick as many victims as there are new tokens, and book survivors among the new there.
 
         Returns:
@@ -77,14 +77,14 @@ class Victims:
         rank = self.book.corrected(self.seen)
         if self.book.score.pool > 1:
             order = self.born.argsort(-1)  # smoothing is over neighbours in time
-            old = self.n + self.c - self.policy.recents
+            old = self.n + self.c - self.policy.recent_window
             smooth = self.book.smooth(rank.gather(-1, order), old)
             rank = torch.empty_like(smooth).scatter_(-1, order, smooth)
             rank = rank[..., self._from : self._to]
         # Scores are not negative, so their bits rise as they do; births decide between equals.
         key = torch.add(self._born, rank.view(torch.int32), alpha=1 << 32)
         if self._mask:
-            key.masked_fill_(self._born >= self.seen - self.policy.recents, LAST)
+            key.masked_fill_(self._born >= self.seen - self.policy.recent_window, LAST)
         victims = key.topk(self.c, largest=False, sorted=False).indices
         return victims.add_(self._from) if self._from else victims
 

@@ -1,7 +1,7 @@
-"""How much each layer suffers from eviction: the measurement behind `spread: sensitivity`.
+"""How much each layer suffers from eviction: the measurement behind `layer_budgets: sensitivity`.
 
 A few neighbouring layers at a time keep only a small cache while all others keep everything. Their
-harm is the KL divergence from the full cache's next-token distributions: it says as much as the
+sensitivity is the KL divergence from the full cache's next-token distributions: it says as much as the
 rise in NLL, without the luck of which token came next. Measured once per model and text.
 """
 
@@ -21,7 +21,7 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models.kept import cache_folder
 from kvsearch.models.shape import policy_layers
-from kvsearch.policy import Policy, Score, Spread
+from kvsearch.policy import Policy, Score, LayerBudgets
 
 LONG, SHORT = 2048, 512  # tokens of a window: where the search can pay for them, and at least
 GROUPS = 10  # at least, where the model has as many layers
@@ -88,18 +88,18 @@ def measure(
     """
     blocks = policy_layers(evaluator.loaded.model.config)
     L, T = len(blocks), windows.shape[1]
-    slots, harm = max(2 * INTERVAL, int(KEPT * T)), np.zeros(L)
+    slots, sensitivity = max(2 * INTERVAL, int(KEPT * T)), np.zeros(L)
     for window in windows:
         divergence = evaluator.divergence(window[None])
         for members in np.array_split(np.arange(L), min(groups, L)):
             policy = starving(members, L, slots, T)
             lost = divergence.of(policy, same=blocks[members[0]])
-            harm[members] += float(lost[:, slots:].mean()) / len(members)
+            sensitivity[members] += float(lost[:, slots:].mean()) / len(members)
             if progress is not None:
                 progress()
-    harm = np.maximum(harm, LEAST * max(harm.mean(), 1e-9))
-    harm /= harm.mean()
-    return tuple(float(f"{h:.4g}") for h in harm)
+    sensitivity = np.maximum(sensitivity, LEAST * max(sensitivity.mean(), 1e-9))
+    sensitivity /= sensitivity.mean()
+    return tuple(float(f"{h:.4g}") for h in sensitivity)
 
 
 def starving(members: NDArray[np.intp], layers: int, slots: int, tokens: int) -> Policy:
@@ -109,9 +109,9 @@ def starving(members: NDArray[np.intp], layers: int, slots: int, tokens: int) ->
     return Policy(
         slots=round(weights.mean()),
         interval=INTERVAL,
-        recents=slots // 2,
+        recent_window=slots // 2,
         score=Score(),
-        spread=Spread(kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())),
+        layer_budgets=LayerBudgets(kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())),
     )
 
 

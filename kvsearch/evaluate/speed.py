@@ -1,7 +1,7 @@
 """A modelled decode time, so that a search can ask for speed without timing every policy.
 
 A decode step costs a fixed part (weights, launches) and parts that grow with what the cache holds:
-16-bit values read, low-bit values unpacked, values moved at a tick, and slots whose score is kept.
+16-bit values read, low-bit values unpacked, values moved at a compaction, and slots whose score is kept.
 These amounts are exact, from the layout; what one of each costs is fitted to a few measured
 policies on the device at hand. A model of five numbers is an approximation: the report measures
 the front and prints both.
@@ -29,19 +29,19 @@ def work(policy: Policy, shape: ModelShape, context: int) -> tuple[float, ...]:
     for layer in layout(policy, shape).layers:
         p, c = policy, policy.interval
         most = context if layer.target is None else min(context, layer.target)
-        raw = (c - 1) / 2 + 1 if p.ticks else 0.0
+        residual = (c - 1) / 2 + 1 if p.compacts else 0.0
         sinks = min(most, p.fp16_sinks)
-        read += (raw + sinks) * vector
+        read += (residual + sinks) * vector
         for tier, count in zip(p.tiers, layer.tier_counts(most), strict=True):
             for bits in (tier.key_bits, tier.value_bits):
                 if bits == 16:
                     read += count * vector / 2
                 else:
                     unpack += count * vector / 2
-        if p.ticks:
+        if p.compacts:
             move += most * vector / c
         if p.scored:
-            score += (most + raw) * shape.heads
+            score += (most + residual) * shape.heads
     return (1.0, read, unpack, move, score)
 
 

@@ -19,7 +19,7 @@ from kvsearch.policy import Policy, layout
 from kvsearch.records import Throughput
 
 WARM = 4  # tokens decoded before the clock starts
-PLAIN = 16  # tokens of the full cache's half of a pair, at most: it has no ticks to wait for
+PLAIN = 16  # tokens of the full cache's half of a pair, at most: it has no compactions to wait for
 
 
 def needed(context: int, pairs: int, steps: int) -> int:

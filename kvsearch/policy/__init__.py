@@ -2,7 +2,7 @@
 
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
-from kvsearch.policy.parts import Anchors, Channels, Ladder, Quantizer, Score, Spread, Tier
+from kvsearch.policy.parts import Anchors, Channels, Ladder, Quantizer, Score, LayerBudgets, Tier
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
 
@@ -17,7 +17,7 @@ __all__ = [
     "Quantizer",
     "Rungs",
     "Score",
-    "Spread",
+    "LayerBudgets",
     "Tier",
     "layout",
     "offset",

@@ -35,7 +35,7 @@ class Cost:
     def __init__(self, policy: "Policy", shape: ModelShape) -> None:
         H, D = shape.kv_heads, shape.head_dim
         self._fp16_sinks = policy.fp16_sinks
-        self._raw = 4 * D * H
+        self._residual = 4 * D * H
         self._tiers = [
             H * (_vector_bytes(policy, D, t.key_bits) + _vector_bytes(policy, D, t.value_bits))
             for t in policy.tiers
@@ -50,7 +50,7 @@ class Cost:
         self.rising = all(a >= b for a, b in pairwise(self._tiers))
 
     def tier_counts(self, n: int, target: int | None) -> tuple[int, ...]:
-        """Tokens of each tier after a tick left `n` in a layer whose ticks leave `target`."""
+        """Tokens of each tier after a compaction left `n` in a layer whose compactions leave `target`."""
         m = max(0, n - self._fp16_sinks)
         if not self._shares:
             return (m,)
@@ -58,22 +58,22 @@ class Cost:
         edges = [0, *(min(m, int(total * full + 0.5)) for total in self._shares), m]
         return tuple(b - a for a, b in pairwise(edges))
 
-    def bytes(self, ticked: int, raw: int, target: int | None) -> int:
-        """Bytes of `ticked` tokens that went through a tick and `raw` newer ones in 16 bits."""
-        sinks = min(ticked, self._fp16_sinks)
-        total = (raw + sinks) * self._raw + (ticked + raw) * self._held + ticked * self._tag
+    def bytes(self, compacted: int, residual: int, target: int | None) -> int:
+        """Bytes of `compacted` tokens that went through a compaction and `residual` newer ones in 16 bits."""
+        sinks = min(compacted, self._fp16_sinks)
+        total = (residual + sinks) * self._residual + (compacted + residual) * self._held + compacted * self._tag
         if not self._shares:
-            return total + (ticked - sinks) * self._tiers[0]
-        counts = self.tier_counts(ticked, target)
+            return total + (compacted - sinks) * self._tiers[0]
+        counts = self.tier_counts(compacted, target)
         return total + sum(n * b for n, b in zip(counts, self._tiers, strict=True))
 
     def grid(
-        self, ticked: NDArray[np.int64], raw: NDArray[np.int64], target: NDArray[np.int64]
+        self, compacted: NDArray[np.int64], residual: NDArray[np.int64], target: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """`bytes` of arrays that broadcast: many layers at many steps at once."""
-        sinks = np.minimum(ticked, self._fp16_sinks)
-        total = (raw + sinks) * self._raw + (ticked + raw) * self._held + ticked * self._tag
-        m, last = ticked - sinks, self._tiers[-1]
+        sinks = np.minimum(compacted, self._fp16_sinks)
+        total = (residual + sinks) * self._residual + (compacted + residual) * self._held + compacted * self._tag
+        m, last = compacted - sinks, self._tiers[-1]
         full = np.maximum(m, target - self._fp16_sinks)
         for share, (better, worse) in zip(self._shares, pairwise(self._tiers), strict=True):
             total = total + np.minimum(m, (share * full + 0.5).astype(np.int64)) * (better - worse)
@@ -95,9 +95,9 @@ def stream_peak(
 ) -> int | None:
     """Most bytes of all layers at any step of a stream, or None where the closed form fails.
 
-    A layer that ticks every `c` tokens holds `k c` tokens after `k` ticks until it is full, then
+    A layer that compactions every `c` tokens holds `k c` tokens after `k` compactions until it is full, then
     the largest number at most its target that is congruent to `k c` modulo the `R` slots that a
-    ladder frees. Moved `R` ticks on, every layer holds as much or more: the peak is among the last
+    ladder frees. Moved `R` compactions on, every layer holds as much or more: the peak is among the last
     `R` whole intervals and the unfinished one.
 
     Args:
@@ -109,29 +109,29 @@ def stream_peak(
     """
     if policy.trigger != "stream" or not cost.rising or tokens < 1:
         return None
-    c = policy.interval if policy.ticks else tokens
+    c = policy.interval if policy.compacts else tokens
     step = 1 if rung is None else rung.R
     whole, rest = divmod(tokens, c)
     last = [(k, c) for k in range(max(0, whole - step), whole)] + ([(whole, rest)] if rest else [])
     if None in layers:
-        return max(layers[None] * cost.bytes(k * c, raw, None) for k, raw in last)
+        return max(layers[None] * cost.bytes(k * c, residual, None) for k, residual in last)
     if len(last) * len(layers) <= FEW:
         return max(
             sum(
-                count * cost.bytes(_held(k * c, slots - c, step), raw, slots - c)
+                count * cost.bytes(_held(k * c, slots - c, step), residual, slots - c)
                 for slots, count in layers.items()
                 if slots is not None
             )
-            for k, raw in last
+            for k, residual in last
         )
-    k, raw = np.array(last, dtype=np.int64).T[:, :, None]
+    k, residual = np.array(last, dtype=np.int64).T[:, :, None]
     target = np.array(list(layers), dtype=np.int64) - c
-    ticked = k * c
-    ticked = np.where(ticked > target, target - (target - ticked) % step, ticked)
-    held = cost.grid(ticked, raw, target) @ np.array(list(layers.values()))
+    compacted = k * c
+    compacted = np.where(compacted > target, target - (target - compacted) % step, compacted)
+    held = cost.grid(compacted, residual, target) @ np.array(list(layers.values()))
     return int(held.max())
 
 
 def _held(seen: int, target: int, step: int) -> int:
-    """Tokens left in a layer after a tick at `seen`, with a ladder that frees `step` at a time."""
+    """Tokens left in a layer after a compaction at `seen`, with a ladder that frees `step` at a time."""
     return seen if seen <= target else target - (target - seen) % step

@@ -1,4 +1,4 @@
-"""From a policy and a model shape to integers: slots per layer, tier counts, bytes, ticks.
+"""From a policy and a model shape to integers: slots per layer, tier counts, bytes, compactions.
 
 Everything here is exact and independent of data: the runtime, the evaluator and the budget all
 read the same numbers.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvsearch.errors import PolicyError
 from kvsearch.policy.cost import Cost, stream_peak
 from kvsearch.policy.ladder import Rungs, offset, rungs
-from kvsearch.policy.parts import Spread
+from kvsearch.policy.parts import LayerBudgets
 from kvsearch.policy.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -40,18 +40,18 @@ class LayerLayout:
 
     @property
     def target(self) -> int | None:
-        """Tokens left after a tick, at most."""
+        """Tokens left after a compaction, at most."""
         return None if self.slots is None else self.slots - self.policy.interval
 
     @property
     def spared(self) -> int:
         """Newest slots that a ladder's front keeps off, so that a whole ladder always fits."""
-        return _spared(self.policy.recents, self.rungs)
+        return _spared(self.policy.recent_window, self.rungs)
 
-    def ticks_at(self, seen: int, prompt: int = 0) -> bool:
+    def compacts_at(self, seen: int, prompt: int = 0) -> bool:
         """Whether the layer compacts after its `seen`-th token (prompt tokens included)."""
         p = self.policy
-        if not p.ticks:
+        if not p.compacts:
             return False
         if p.trigger == "stream":
             return seen % p.interval == 0
@@ -59,10 +59,10 @@ class LayerLayout:
             return seen == prompt
         return seen >= prompt and (seen - prompt) % p.interval == 0
 
-    def next_tick(self, seen: int, prompt: int = 0) -> int | None:
+    def next_compaction(self, seen: int, prompt: int = 0) -> int | None:
         """Smallest number of tokens seen, above `seen`, at which the layer compacts."""
         p = self.policy
-        if not p.ticks:
+        if not p.compacts:
             return None
         if p.trigger == "stream":
             return (seen // p.interval + 1) * p.interval
@@ -72,8 +72,8 @@ class LayerLayout:
             return None
         return prompt + ((seen - prompt) // p.interval + 1) * p.interval
 
-    def after_tick(self, n: int) -> int:
-        """Tokens left when a tick finds `n`."""
+    def after_compaction(self, n: int) -> int:
+        """Tokens left when a compaction finds `n`."""
         if self.target is None or n <= self.target:
             return n
         if self.rungs is None:
@@ -81,33 +81,33 @@ class LayerLayout:
         return n - -(-(n - self.target) // self.rungs.R) * self.rungs.R
 
     def tier_counts(self, n: int) -> tuple[int, ...]:
-        """Tokens of each tier after a tick left `n`; sinks in 16 bits come off first.
+        """Tokens of each tier after a compaction left `n`; sinks in 16 bits come off first.
 
         With a slot limit the shares are of the layer's capacity and better tiers fill first;
         without one they are of the tokens held.
         """
         return self.cost.tier_counts(n, self.target)
 
-    def bytes(self, ticked: int, raw: int) -> int:
+    def bytes(self, compacted: int, residual: int) -> int:
         """Bytes of one sequence's cache in this layer.
 
         Args:
-            ticked: tokens held that have been through a tick.
-            raw: newer tokens, still in 16 bits.
+            compacted: tokens held that have been through a compaction.
+            residual: newer tokens, still in 16 bits.
         """
-        return self.cost.bytes(ticked, raw, self.target)
+        return self.cost.bytes(compacted, residual, self.target)
 
     def intervals(self, tokens: int, prompt: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield (tokens held that were ticked, new tokens until the next tick) over a stream."""
-        seen = ticked = 0
+        """Yield (tokens held that were compacted, new tokens until the next compaction) over a stream."""
+        seen = compacted = 0
         while seen < tokens:
-            tick = self.next_tick(seen, prompt)
-            end = tokens if tick is None else min(tick, tokens)
-            yield ticked, end - seen
-            if end == tick:
-                ticked = self.after_tick(ticked + end - seen)
+            compaction = self.next_compaction(seen, prompt)
+            end = tokens if compaction is None else min(compaction, tokens)
+            yield compacted, end - seen
+            if end == compaction:
+                compacted = self.after_compaction(compacted + end - seen)
             else:
-                ticked += end - seen
+                compacted += end - seen
             seen = end
 
 
@@ -151,7 +151,7 @@ class Layout:
         p = self.policy
         if p.slots is None or p.trigger == "prompt":
             return None
-        # ladders free R slots at a time: full layers repeat within R ticks, all with one period
+        # ladders free R slots at a time: full layers repeat within R compactions, all with one period
         slack = 4 + (self.rungs.R if self.rungs else 0)
         return max(n or 0 for n in self.slots) + slack * p.interval
 
@@ -182,15 +182,15 @@ class Layout:
             return peak
         limit = self.horizon()
         if limit is not None and self.rungs is None and tokens >= limit + start:
-            c = self.policy.interval  # every layer is full, and a tick leaves exactly its target
+            c = self.policy.interval  # every layer is full, and a compaction leaves exactly its target
             return sum(n * layer.bytes(layer.target or 0, c) for layer, n in self._distinct)
         if limit is not None:
             tokens = min(tokens, limit + start)
-        totals: dict[int, int] = {}  # bytes just before each tick; ticks are common to all layers
+        totals: dict[int, int] = {}  # bytes just before each compaction; compactions are common to all layers
         for layer, count in self._distinct:
-            for i, (ticked, raw) in enumerate(layer.intervals(tokens, start)):
+            for i, (compacted, residual) in enumerate(layer.intervals(tokens, start)):
                 prompt_call = start > 0 and i == 0
-                held = (layer.after_tick(raw), 0) if prompt_call else (ticked, raw)
+                held = (layer.after_compaction(residual), 0) if prompt_call else (compacted, residual)
                 totals[i] = totals.get(i, 0) + count * layer.bytes(*held)
         return max(totals.values())
 
@@ -200,10 +200,10 @@ class Layout:
         total = 0
         for layer, count in self._distinct:
             slope = layer.bytes(0, 1)
-            for i, (ticked, m) in enumerate(layer.intervals(tokens, start)):
+            for i, (compacted, m) in enumerate(layer.intervals(tokens, start)):
                 if start and i == 0:
                     continue
-                total += count * (m * layer.bytes(ticked, 0) + slope * m * (m + 1) // 2)
+                total += count * (m * layer.bytes(compacted, 0) + slope * m * (m + 1) // 2)
         return total / max(1, tokens - start)
 
     def bytes_at(self, seen: int, prompt: int = 0) -> int:
@@ -211,22 +211,22 @@ class Layout:
         start = prompt if self.policy.trigger != "stream" else 0
         total = 0
         for layer, count in self._distinct:
-            ticked, raw = 0, 0
-            for ticked, raw in layer.intervals(seen, start):  # noqa: B007 - the last one counts
+            compacted, residual = 0, 0
+            for compacted, residual in layer.intervals(seen, start):  # noqa: B007 - the last one counts
                 pass
-            if layer.ticks_at(seen, start):
-                ticked, raw = layer.after_tick(ticked + raw), 0
-            total += count * layer.bytes(ticked, raw)
+            if layer.compacts_at(seen, start):
+                compacted, residual = layer.after_compaction(compacted + residual), 0
+            total += count * layer.bytes(compacted, residual)
         return total
 
 
-def _spared(recents: int, rung: Rungs | None) -> int:
-    return recents if rung is None else max(recents, rung.R - 1)
+def _spared(recent_window: int, rung: Rungs | None) -> int:
+    return recent_window if rung is None else max(recent_window, rung.R - 1)
 
 
-def _floor(policy: "Policy", rung: Rungs | None, recents: int) -> int:
+def _floor(policy: "Policy", rung: Rungs | None, recent_window: int) -> int:
     """Fewest slots with which one layer can run the policy."""
-    kept = policy.sinks + _spared(recents, rung)
+    kept = policy.sinks + _spared(recent_window, rung)
     if rung is not None:
         return kept + rung.A + policy.interval
     return max(kept, policy.sinks + 1) + policy.interval
@@ -254,12 +254,12 @@ def _share_out(weights: list[float], total: int, floor: int) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _weights(spread: Spread, layers: int) -> list[float]:
+def _weights(layer_budgets: LayerBudgets, layers: int) -> list[float]:
     """Share of the slots per layer, in any unit."""
-    if spread.kind == "pyramid":
-        top, bottom = 2 - 1 / spread.beta, 1 / spread.beta
+    if layer_budgets.kind == "pyramid":
+        top, bottom = 2 - 1 / layer_budgets.beta, 1 / layer_budgets.beta
         return [top + (bottom - top) * i / max(1, layers - 1) for i in range(layers)]
-    return [w**spread.exponent for w in spread.weights]
+    return [w**layer_budgets.exponent for w in layer_budgets.weights]
 
 
 def _rung(policy: "Policy", shape: ModelShape) -> Rungs | None:
@@ -269,28 +269,28 @@ def _rung(policy: "Policy", shape: ModelShape) -> Rungs | None:
 
 
 def _per_layer(
-    policy: "Policy", shape: ModelShape, rung: Rungs | None, slots: int | None, recents: int
+    policy: "Policy", shape: ModelShape, rung: Rungs | None, slots: int | None, recent_window: int
 ) -> tuple[int, ...] | tuple[None, ...]:
-    """Slots of each layer, of `policy` with so many slots and recents."""
+    """Slots of each layer, of `policy` with so many slots and recent_window."""
     if slots is None:
         return (None,) * shape.layers
-    floor = _floor(policy, rung, recents)
+    floor = _floor(policy, rung, recent_window)
     if slots < floor:
-        parts = f"{policy.sinks} sinks + {recents} recents + interval {policy.interval}"
+        parts = f"{policy.sinks} sinks + {recent_window} recent_window + interval {policy.interval}"
         if rung is not None:
             parts += f" + {rung.A} of a ladder"
         raise PolicyError(
             f"field slots: {slots} slots are fewer than the {floor} that {parts} need"
         )
-    if policy.spread.kind == "uniform":
+    if policy.layer_budgets.kind == "uniform":
         return (slots,) * shape.layers
-    weights = _weights(policy.spread, shape.layers)
+    weights = _weights(policy.layer_budgets, shape.layers)
     return tuple(_share_out(weights, slots * shape.layers, floor))
 
 
 def _make(policy: "Policy", shape: ModelShape) -> Layout:
     rung = _rung(policy, shape)
-    slots = _per_layer(policy, shape, rung, policy.slots, policy.recents)
+    slots = _per_layer(policy, shape, rung, policy.slots, policy.recent_window)
     return Layout(policy, shape, slots, rung, Cost(policy, shape))
 
 
@@ -327,23 +327,23 @@ def layout(policy: "Policy", shape: ModelShape) -> Layout:
     return _layout(_Key(policy), shape)
 
 
-def least_slots(policy: "Policy", shape: ModelShape, recents: int) -> int:
-    """Fewest slots with which `policy` can run if it has so many recents."""
-    return _floor(policy, _rung(policy, shape), recents)
+def least_slots(policy: "Policy", shape: ModelShape, recent_window: int) -> int:
+    """Fewest slots with which `policy` can run if it has so many recent_window."""
+    return _floor(policy, _rung(policy, shape), recent_window)
 
 
 def peak_of(
-    policy: "Policy", shape: ModelShape, cost: Cost, slots: int | None, recents: int,
+    policy: "Policy", shape: ModelShape, cost: Cost, slots: int | None, recent_window: int,
     tokens: int, prompt: int = 0,
 ) -> int:  # fmt: skip
-    """Peak in bytes of `policy` if it had other slots and recents, without building that policy.
+    """Peak in bytes of `policy` if it had other slots and recent_window, without building that policy.
 
     Args:
         policy: what runs.
         shape: of the model.
-        cost: its bytes, which do not depend on slots and recents.
+        cost: its bytes, which do not depend on slots and recent_window.
         slots: instead of its own.
-        recents: instead of its own.
+        recent_window: instead of its own.
         tokens: length of the stream.
         prompt: tokens that one forward call brings in at its start.
 
@@ -351,9 +351,9 @@ def peak_of(
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
     rung = _rung(policy, shape)
-    layers = Counter(_per_layer(policy, shape, rung, slots, recents))
+    layers = Counter(_per_layer(policy, shape, rung, slots, recent_window))
     peak = stream_peak(policy, cost, layers, rung, tokens)
     if peak is not None:
         return peak
-    there = policy.model_copy(update={"slots": slots, "recents": recents})
+    there = policy.model_copy(update={"slots": slots, "recent_window": recent_window})
     return _make(there, shape).bytes_peak(tokens, prompt)

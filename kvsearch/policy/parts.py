@@ -1,4 +1,4 @@
-"""The parts of a policy: tiers, quantiser, ladder, score, spread, and two reserved ones."""
+"""The parts of a policy: tiers, quantiser, ladder, score, layer_budgets, and two reserved ones."""
 
 from typing import Literal, Self
 
@@ -86,15 +86,15 @@ class Score(Frozen):
         return self
 
 
-class Spread(Frozen):
+class LayerBudgets(Frozen):
     """How the slots are shared out over the layers; the mean over layers stays `Policy.slots`.
 
     Attributes:
         kind: `uniform`; `pyramid`, linear from shallow to deep (PyramidKV); `sensitivity`, in
             proportion to `weights ** exponent`.
         beta: pyramid steepness: first layer `2 - 1/beta` times the mean, last layer `1/beta`.
-        exponent: 0 makes every sensitivity spread uniform.
-        weights: measured harm per layer, any positive unit, one number a layer.
+        exponent: 0 makes every sensitivity layer_budgets uniform.
+        weights: measured sensitivity per layer, any positive unit, one number a layer.
     """
 
     kind: Literal["uniform", "pyramid", "sensitivity"] = "uniform"

@@ -22,7 +22,7 @@ from kvsearch.policy.parts import (
     Ladder,
     Quantizer,
     Score,
-    Spread,
+    LayerBudgets,
     Tier,
 )
 from kvsearch.policy.shape import ModelShape
@@ -31,7 +31,7 @@ SCHEMA = "kvsearch.policy/1"
 
 # Fields that `canonical` writes in its own way, or that are no part of the identity.
 APART = {
-    "schema_", "name", "about", "spread", "ladder", "score", "quantizer", "anchors", "channels",
+    "schema_", "name", "about", "layer_budgets", "ladder", "score", "quantizer", "anchors", "channels",
     "tiers",
 }  # fmt: skip
 
@@ -39,18 +39,18 @@ APART = {
 class Policy(Frozen):
     """What every KV head of every layer keeps, and when that changes.
 
-    After every `interval` tokens ("a tick") each layer evicts until `slots - interval` tokens are
+    After every `interval` tokens ("a compaction") each layer evicts until `slots - interval` tokens are
     left, ranks what stays, and moves it into its tiers. In between, new tokens arrive in 16 bits.
     `slots` is therefore a ceiling at every step, headroom included.
 
     Attributes:
         slots: most tokens a layer ever holds, mean over layers; None never evicts.
-        interval: tokens between ticks; 1 is the papers' token-by-token form.
-        trigger: `stream` ticks from the first token on; `prompt` ticks once, after a fully attended
-            prompt; `prompt+stream` ticks then and every `interval` tokens.
+        interval: tokens between compactions; 1 is the papers' token-by-token form.
+        trigger: `stream` compactions from the first token on; `prompt` compactions once, after a fully attended
+            prompt; `prompt+stream` compactions then and every `interval` tokens.
         sinks: first tokens, never evicted (StreamingLLM, arXiv:2309.17453).
-        recents: newest tokens, never evicted, best-ranked for the tiers.
-        spread: per-layer share of the slots.
+        recent_window: newest tokens, never evicted, best-ranked for the tiers.
+        layer_budgets: per-layer share of the slots.
         ladder: depth-staggered eviction instead of oldest-first.
         score: rank by attention received; None ranks by age.
         tiers: precisions, best first; shares add up to 1.
@@ -69,8 +69,8 @@ class Policy(Frozen):
     interval: int = Field(default=1, ge=1)
     trigger: Literal["stream", "prompt", "prompt+stream"] = "stream"
     sinks: int = Field(default=0, ge=0)
-    recents: int = Field(default=0, ge=0)
-    spread: Spread = Spread()
+    recent_window: int = Field(default=0, ge=0)
+    layer_budgets: LayerBudgets = LayerBudgets()
     ladder: Ladder | None = None
     score: Score | None = None
     tiers: tuple[Tier, ...] = (Tier(),)
@@ -118,7 +118,7 @@ class Policy(Frozen):
         return not all(t.native for t in self.tiers)
 
     @property
-    def ticks(self) -> bool:
+    def compacts(self) -> bool:
         """Whether compaction ever changes anything."""
         return self.evicts or self.quantizes
 
@@ -176,16 +176,16 @@ class Policy(Frozen):
         if self.ladder is not None:
             d["ladder"] = self._canonical_ladder(layers)
         if self.evicts:
-            d["spread"] = self._canonical_spread()
+            d["layer_budgets"] = self._canonical_layer_budgets()
             if not (self.scored or self.ladder or many):
-                d["recents"] = 0
+                d["recent_window"] = 0
         else:
             d["positions"] = "original"
             if not self.fp16_sinks:
                 d["sinks"] = 0
             if not many:
-                d["recents"] = 0
-        if not self.ticks:
+                d["recent_window"] = 0
+        if not self.compacts:
             d["interval"], d["trigger"], d["sinks"] = 1, "stream", 0
         if self.anchors is not None:
             d["anchors"] = self.anchors.model_dump()
@@ -201,8 +201,8 @@ class Policy(Frozen):
         r = rungs(layers, self.ladder.span, self.ladder.overlap)
         return [r.B, r.A, order] + ([r.e] if order == "contiguous" else [])
 
-    def _canonical_spread(self) -> Any:
-        s = self.spread
+    def _canonical_layer_budgets(self) -> Any:
+        s = self.layer_budgets
         if s.kind == "pyramid" and s.beta != 1:
             return ["pyramid", s.beta]
         if s.kind == "sensitivity" and s.exponent != 0:
@@ -287,9 +287,9 @@ class Policy(Frozen):
                     f"field tiers: head size {shape.head_dim} is no multiple of 8, so {low} bits "
                     "cannot be packed"
                 )
-        if self.spread.kind == "sensitivity" and len(self.spread.weights) != shape.layers:
+        if self.layer_budgets.kind == "sensitivity" and len(self.layer_budgets.weights) != shape.layers:
             raise PolicyError(
-                f"field spread.weights: {len(self.spread.weights)} weights for a model with "
+                f"field layer_budgets.weights: {len(self.layer_budgets.weights)} weights for a model with "
                 f"{shape.layers} layers; the policy was made for another shape"
             )
         if self.ladder is not None and shape.layers < 2:

@@ -29,7 +29,7 @@ class Figure:
 
     label: str
     value: str
-    spread: str
+    layer_budgets: str
     note: str
 
 

@@ -34,7 +34,7 @@ def _scored_family(policy: Policy, s: Score) -> str:
     if s.horizon == 1:
         return "TOVA-like"
     if policy.trigger == "prompt":
-        return "PyramidKV-like" if policy.spread.kind == "pyramid" else "SnapKV-like"
+        return "PyramidKV-like" if policy.layer_budgets.kind == "pyramid" else "SnapKV-like"
     known: dict[tuple[float, float], str] = {
         (0, 0): "H2O-like",
         (0, 1): "Mean-attention",
@@ -53,26 +53,26 @@ def describe(policy: Policy) -> str:
         parts.append(f"{policy.slots:,} slots")
     if policy.quantizes:
         parts.append(_precision(policy))
-    if policy.ticks:
+    if policy.compacts:
         step = "token" if policy.interval == 1 else f"{policy.interval} tokens"
         parts.append(f"every {step}{_TRIGGER[policy.trigger]}")
     if policy.scored and policy.score is not None:
         parts += _score(policy, policy.score)
     if policy.evicts:
-        parts += _spread(policy)
+        parts += _layer_budgets(policy)
         if policy.positions == "cache":
             parts.append("positions re-indexed")
     return f"{family(policy)}: {', '.join(p for p in parts if p)}"
 
 
 def tokens_text(policy: Policy) -> str:
-    """Which tokens stay: `4 sinks + 128 recents + best-scored`."""
+    """Which tokens stay: `4 sinks + 128 recent_window + best-scored`."""
     if not policy.evicts:
         return "every token kept"
     kept = [f"{policy.sinks} sinks"] if policy.sinks else []
     plain_window = not policy.scored and policy.ladder is None
-    if policy.recents and not plain_window:
-        kept.append(f"{policy.recents} recents")
+    if policy.recent_window and not plain_window:
+        kept.append(f"{policy.recent_window} recent_window")
     if policy.ladder is not None:
         span, overlap = f"{policy.ladder.span:.2g}", f"{policy.ladder.overlap:.2g}"
         how = "best-scored per rung" if policy.scored else f"{policy.ladder.order} rungs"
@@ -113,12 +113,12 @@ def _score(policy: Policy, s: Score) -> list[str]:
     return parts
 
 
-def _spread(policy: Policy) -> list[str]:
-    spread = policy.spread
-    if spread.kind == "sensitivity" and spread.exponent:
+def _layer_budgets(policy: Policy) -> list[str]:
+    layer_budgets = policy.layer_budgets
+    if layer_budgets.kind == "sensitivity" and layer_budgets.exponent:
         return ["sensitivity budgets"]
-    if spread.kind == "pyramid" and spread.beta != 1:
-        return [f"pyramid budgets (beta {spread.beta:.3g})"]
+    if layer_budgets.kind == "pyramid" and layer_budgets.beta != 1:
+        return [f"pyramid budgets (beta {layer_budgets.beta:.3g})"]
     return []
 
 

@@ -12,24 +12,24 @@ INK, GREY, FAINT = "#1c2530", "#5c6773", "#d9dee3"
 COLOUR: dict[Kind, str] = {
     "full": "#000000",
     "method": "#004488",
-    "composite": "#c48a00",
-    "found": "#bb3355",
+    "combined": "#c48a00",
+    "searched": "#bb3355",
 }
 LABEL: dict[Kind, str] = {
     "full": "full cache",
     "method": "published method",
-    "composite": "hand-made composite",
-    "found": "found by the search",
+    "combined": "hand-made composite",
+    "searched": "found by the search",
 }
 # one shape a kind for each back end, so that colour is never the only sign
-MARK: dict[Kind, str] = {"full": "*", "method": "o", "composite": "s", "found": "D"}
+MARK: dict[Kind, str] = {"full": "*", "method": "o", "combined": "s", "searched": "D"}
 SYMBOL: dict[Kind, str] = {
     "full": "star",
     "method": "circle",
-    "composite": "square",
-    "found": "diamond",
+    "combined": "square",
+    "searched": "diamond",
 }
-KINDS: tuple[Kind, ...] = ("found", "composite", "method", "full")
+KINDS: tuple[Kind, ...] = ("searched", "combined", "method", "full")
 
 
 def new_figure(width: float, height: float) -> Any:

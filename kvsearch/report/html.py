@@ -25,7 +25,7 @@ from kvsearch.report.tables import (
 )
 
 # the marks of the picture, filled on the front and hollow off it
-_GLYPH = {"full": "★☆", "method": "●○", "composite": "■□", "found": "◆◇"}
+_GLYPH = {"full": "★☆", "method": "●○", "combined": "■□", "searched": "◆◇"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _how(summary: Summary) -> dict[str, Any]:
     drift = [
         r.dnll_full.mean - r.search_dnll
         for r in summary.rows
-        if r.kind == "found" and r.search_dnll is not None
+        if r.kind == "searched" and r.search_dnll is not None
     ]
     shrink = None
     if drift:

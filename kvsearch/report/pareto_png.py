@@ -107,7 +107,7 @@ def _report_panel(
     edge = info.y_range[1]
     for p in info.points:
         beyond = p.y > edge
-        colour, size = COLOUR[p.kind], {"full": 13, "found": 7}.get(p.kind, 7.5)
+        colour, size = COLOUR[p.kind], {"full": 13, "searched": 7}.get(p.kind, 7.5)
         if not beyond:
             axes.errorbar(
                 [p.x],

@@ -42,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SlotBars:
-    """Shares of a policy where attention decides, at the fullest moment (just before a tick).
+    """Shares of a policy where attention decides, at the fullest moment (just before a compaction).
 
     Attributes:
         layers: per layer, segments from oldest to newest; they add up to its slots.
@@ -64,23 +64,23 @@ def held(layer: LayerLayout, tokens: int, prompt: int = 0) -> tuple[Ints, int]:
         prompt: how many of them came as a prompt.
 
     Returns:
-        Held token numbers, rising; and how many tokens had been seen at the last tick.
+        Held token numbers, rising; and how many tokens had been seen at the last compaction.
     """
     live, cursor = np.empty(0, dtype=np.int64), layer.policy.sinks
-    seen = ticked = 0
+    seen = compacted = 0
     while seen < tokens:
-        tick = layer.next_tick(seen, prompt)
-        end = tokens if tick is None else min(tick, tokens)
+        compaction = layer.next_compaction(seen, prompt)
+        end = tokens if compaction is None else min(compaction, tokens)
         live = np.concatenate([live, np.arange(seen, end, dtype=np.int64)])
         seen = end
-        if seen == tick:
-            ticked = seen
+        if seen == compaction:
+            compacted = seen
             live, cursor = _evict(layer, live, cursor)
-    return live, ticked
+    return live, compacted
 
 
 def _evict(layer: LayerLayout, live: Ints, cursor: int) -> tuple[Ints, int]:
-    """One tick by age, the same rule as the cache's: oldest first, or ladders from the cursor."""
+    """One compaction by age, the same rule as the cache's: oldest first, or ladders from the cursor."""
     p, rung, target = layer.policy, layer.rungs, layer.target
     if target is None or len(live) <= target:
         return live, cursor
@@ -88,8 +88,8 @@ def _evict(layer: LayerLayout, live: Ints, cursor: int) -> tuple[Ints, int]:
         drop = len(live) - target
         return np.concatenate([live[: p.sinks], live[p.sinks + drop :]]), cursor
     while len(live) > target:
-        if len(live) - 1 - cursor - p.recents < rung.A:
-            cursor = p.sinks  # the pass has reached the recents: begin again behind the sinks
+        if len(live) - 1 - cursor - p.recent_window < rung.A:
+            cursor = p.sinks  # the pass has reached the recent_window: begin again behind the sinks
         kept = live[cursor + layer.offset : cursor + layer.offset + rung.A]
         live = np.concatenate([live[:cursor], kept, live[cursor + rung.B :]])
         cursor += rung.A
@@ -117,8 +117,8 @@ def _ages(policy: Policy, layers: tuple[LayerLayout, ...], context: int) -> AgeM
     prompt = 0
     if policy.trigger != "stream":
         prompt = max(1, tokens - policy.interval + 1)
-    elif policy.ticks:
-        tokens = max(1, tokens - tokens % policy.interval - 1)  # just before a tick: the fullest
+    elif policy.compacts:
+        tokens = max(1, tokens - tokens % policy.interval - 1)  # just before a compaction: the fullest
     rows: dict[tuple[int | None, int], Codes] = {}
     for layer in layers:
         key = (layer.slots, layer.offset)
@@ -130,8 +130,8 @@ def _ages(policy: Policy, layers: tuple[LayerLayout, ...], context: int) -> AgeM
 
 def _codes(layer: LayerLayout, tokens: int, prompt: int) -> np.ndarray:
     p = layer.policy
-    live, ticked = held(layer, tokens, prompt)
-    old = int((live < ticked).sum())
+    live, compacted = held(layer, tokens, prompt)
+    old = int((live < compacted).sum())
     fixed = min(old, p.fp16_sinks)
     column = [NATIVE] * fixed  # then the newest tokens get the best tier
     for tier, count in reversed(list(enumerate(layer.tier_counts(old)))):
@@ -150,10 +150,10 @@ def _bars(policy: Policy, layers: tuple[LayerLayout, ...], context: int) -> Slot
 
 
 def _segments(layer: LayerLayout, context: int) -> tuple[Segment, ...]:
-    """Sinks and recents fill the best tiers first, the chosen middle gets the rest."""
+    """Sinks and recent_window fill the best tiers first, the chosen middle gets the rest."""
     p = layer.policy
     full = layer.slots if layer.slots is not None else context
-    old = layer.after_tick(full) if p.ticks else full
+    old = layer.after_compaction(full) if p.compacts else full
     if layer.slots is None:
         old = max(0, full - p.interval)
     room = list(layer.tier_counts(old))
@@ -171,11 +171,11 @@ def _segments(layer: LayerLayout, context: int) -> tuple[Segment, ...]:
 
     fixed = min(old, p.fp16_sinks)
     sinks = [Segment("sinks", NATIVE, fixed)] if fixed else take("sinks", min(old, p.sinks))
-    recents = take("recents", min(p.recents, sum(room)))
+    recent_window = take("recent_window", min(p.recent_window, sum(room)))
     chosen = take("chosen by attention", sum(room))
     newest = [Segment("newest", NATIVE, full - old)] if full > old else []
-    # drawn oldest first; the recents' worse tiers, if any, belong to their older part
-    return (*sinks, *chosen, *reversed(recents), *newest)
+    # drawn oldest first; the recent_window' worse tiers, if any, belong to their older part
+    return (*sinks, *chosen, *reversed(recent_window), *newest)
 
 
 def _legend(policy: Policy, codes: Codes) -> dict[int, str]:
@@ -201,11 +201,11 @@ def caption(found: AgeMap | SlotBars, policy: Policy) -> str:
         )
     chosen = sum(s.count for bar in found.layers for s in bar if s.role == "chosen by attention")
     total = sum(s.count for bar in found.layers for s in bar)
-    newest = f", then come the newest {policy.interval} tokens in 16 bits" if policy.ticks else ""
+    newest = f", then come the newest {policy.interval} tokens in 16 bits" if policy.compacts else ""
     return (
         f"Each line is one of {len(found.layers)} layers at its fullest moment, with the number of "
         f"tokens it holds. The striped {100 * chosen / max(1, total):.3g} % are chosen by the "
         "attention they received, so which tokens they are depends on the text and may differ "
-        f"between heads. {policy.sinks} sinks stand at the left, {policy.recents} recents at the "
+        f"between heads. {policy.sinks} sinks stand at the left, {policy.recent_window} recent_window at the "
         f"right{newest}."
     )

@@ -20,7 +20,7 @@ def closing(summary: Summary, folder: Path) -> str:
     for r in rows:
         mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
         note = "" if r.within_budget or r.kind == "full" else "  over budget"
-        if r.kind == "found" and not r.on_front:
+        if r.kind == "searched" and not r.on_front:
             note += "  off the front on this text"
         lines.append(
             f"{mark}{r.name:<22}{r.ppl:>8.3f}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"

@@ -136,11 +136,11 @@ class Search:
                 trial: Trial | None = self._again(before)
             elif self._methods:
                 name, method = self._methods.pop(0)
-                kind: Kind = "composite" if method.kind == "composite" else "method"
+                kind: Kind = "combined" if method.kind == "combined" else "method"
                 trial = self._method(name, kind, method.knobs)
             elif self._wanted():
                 asked, knobs = self.study.ask()
-                trial = self._check(asked, f"trial {asked.number}", "found", knobs)
+                trial = self._check(asked, f"trial {asked.number}", "searched", knobs)
             else:
                 return None
             if trial is None:
@@ -152,9 +152,9 @@ class Search:
     def _wanted(self) -> bool:
         """Whether another free proposal should be started."""
         spent = sum(
-            t.kind == "found" and t.state in ("complete", "pruned", "failed") for t in self.trials
+            t.kind == "searched" and t.state in ("complete", "pruned", "failed") for t in self.trials
         )
-        spent += sum(f.trial.kind == "found" for f in self.flights.values())
+        spent += sum(f.trial.kind == "searched" for f in self.flights.values())
         return spent < self.task.trials and self._misses < 50 * (self.task.trials + 1)
 
     def _again(self, before: Trial) -> Trial | None:

@@ -52,7 +52,7 @@ def baselines(warm: bool = True, without: tuple[str, ...] = ()) -> list[tuple[st
     Composites are listed from plain to refined, so they come in reverse.
     """
     wanted = [(n, m) for n, m in METHODS.items() if warm and m.baseline and n not in without]
-    composites = [(n, m) for n, m in wanted if m.kind == "composite"]
+    composites = [(n, m) for n, m in wanted if m.kind == "combined"]
     return composites[::-1] + [(n, m) for n, m in wanted if m.kind == "single"]
 
 
@@ -88,7 +88,7 @@ def admitted(
             trial, policy=policy, fingerprint=policy.fingerprint(shape.layers), bytes_peak=peak,
             speed=speed,
         )  # fmt: skip
-        if limit is not None and peak > limit and kind == "found":
+        if limit is not None and peak > limit and kind == "searched":
             raise PolicyError(f"{peak} bytes are over the budget of {limit}")
     except PolicyError as e:
         return replace(trial, state="rejected", error=str(e))

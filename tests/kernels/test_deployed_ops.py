@@ -20,7 +20,7 @@ SCORES = {"scored_attention", "scored_decode", "gather_kv"}
 POLICIES = {
     "window": (Policy(slots=16, sinks=2, interval=3), BASE),
     "tiers by age": (Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q), BASE | PACKS),
-    "scores": (Policy(slots=16, recents=3, interval=2, score=Score(beta=1)), SCORES),
+    "scores": (Policy(slots=16, recent_window=3, interval=2, score=Score(beta=1)), SCORES),
     "tiers by score": (
         Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q, score=Score()),
         SCORES | PACKS,

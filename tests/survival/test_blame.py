@@ -75,7 +75,7 @@ def test_a_trial_whose_nll_was_saved_is_complete_even_after_three_kills(tmp_path
 def test_a_line_removed_by_hand_keeps_its_number(tmp_path: Path) -> None:
     toy, folder = Toy(tmp_path / "log", 0.0), RunFolder(tmp_path / "run")
     trials = Search(task(4), Inline(Session(toy)), folder, quiet).run()
-    gone = next(t.number for t in trials if t.kind == "found")
+    gone = next(t.number for t in trials if t.kind == "searched")
     assert gone < max(t.number for t in trials)
     kept = [t for t in trials if t.number != gone]
     (folder.path / "trials.jsonl").unlink()
@@ -90,11 +90,11 @@ def test_a_line_removed_by_hand_keeps_its_number(tmp_path: Path) -> None:
 def test_a_policy_that_failed_is_not_tried_again(tmp_path: Path) -> None:
     toy, folder = Toy(tmp_path / "log", 0.0), RunFolder(tmp_path / "run")
     trials = Search(task(60, sampler="random"), Inline(Session(toy)), folder, quiet).run()
-    done = next(t for t in trials if t.kind == "found" and t.state == "complete")
+    done = next(t for t in trials if t.kind == "searched" and t.state == "complete")
     folder.append(replace(done, state="failed", nll=None, dnll=None, error="killed"))
     search = Search(task(60, sampler="random"), Inline(Session(toy)), folder, quiet)
     asked, knobs = search.study.ask(done.params)
-    assert search._check(asked, "again", "found", knobs) is None
+    assert search._check(asked, "again", "searched", knobs) is None
     folder.close()
     assert search.trials[-1].state == "rejected"
     assert search.trials[-1].error == f"same policy as {done.name}, which failed"

@@ -31,7 +31,7 @@ def test_tune_fills_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     trials = tune.run(first, bad, slots=2, address="local")
     failed = [t for t in trials if t.state == "failed"]
     assert failed and all("not finite" in (t.error or "") for t in failed)
-    assert sum(t.kind == "found" and t.state in ("complete", "failed") for t in trials) == 4
+    assert sum(t.kind == "searched" and t.state in ("complete", "failed") for t in trials) == 4
     assert {t.state for t in first.study.trials} <= DONE  # nothing is left running
     assert len(list((tmp_path / "run" / "nll").glob("search-*"))) == 1 + sum(
         t.state == "complete" for t in trials
@@ -42,7 +42,7 @@ def test_tune_fills_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before = outcomes(tmp_path / "run")
     more = search(6).run()  # the other engine goes on in the same folder
     folder.close()
-    assert sum(t.kind == "found" and t.state in ("complete", "failed") for t in more) == 6
+    assert sum(t.kind == "searched" and t.state in ("complete", "failed") for t in more) == 6
     assert [o for o in outcomes(tmp_path / "run") if o in before] == before
 
 

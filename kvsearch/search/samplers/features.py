@@ -19,7 +19,7 @@ FEATURES = (
     "value bits",
     "low key bits",  # log2 of the worst tier
     "sinks",
-    "recents",  # log share of the slots
+    "recent_window",  # log share of the slots
     "interval",
     "interval share",  # of the slots: the part that is never compressed or chosen
     "fp16 sinks",
@@ -51,7 +51,7 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         policy: built for `setting`.
         setting: whose budget and length give the units.
     """
-    p, q, s, spread = policy, policy.quantizer, policy.score, policy.spread
+    p, q, s, layer_budgets = policy, policy.quantizer, policy.score, policy.layer_budgets
     tokens = max(2, setting.tokens)
     slots = min(p.slots or tokens, tokens)
     budget = setting.budget or setting.shape.budget_bytes(tokens)
@@ -68,7 +68,7 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         (log2(values) - 1) / 3,
         (log2(p.tiers[-1].key_bits) - 1) / 3,
         log2(1 + p.sinks) / 4,
-        log2(1 + p.recents) / log2(1 + slots),
+        log2(1 + p.recent_window) / log2(1 + slots),
         log2(p.interval) / 6,
         2 * p.interval / slots,
         p.fp16_sinks > 0,
@@ -85,9 +85,9 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         ladder is not None,
         ladder.span if ladder is not None else 0,
         ladder.overlap if ladder is not None else 0,
-        1 - 1 / spread.beta if spread.kind == "pyramid" else 0,
-        spread.kind == "sensitivity",
-        spread.exponent if spread.kind == "sensitivity" else 0,
+        1 - 1 / layer_budgets.beta if layer_budgets.kind == "pyramid" else 0,
+        layer_budgets.kind == "sensitivity",
+        layer_budgets.exponent if layer_budgets.kind == "sensitivity" else 0,
         p.positions == "cache",
         0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
     )

@@ -32,8 +32,8 @@ FLOOR = 0.3  # share of mutations that ignore the screening
 # Share of the model's doubt that counts. There are about as many features as trials, and at 1 one
 # unseen corner after another looks promising. Chosen on simulated runs only (8 seeds: better than
 # 0.25 and 1 at 30 and 40 evaluated policies, no clear difference at 60); live runs left it open.
-NERVE = 0.5
-ROOM = 0.5  # decades between the best loss and the reference, at least
+EXPLORATION_WEIGHT = 0.5
+REFERENCE_MARGIN = 0.5  # decades between the best loss and the reference, at least
 
 
 class Kvei(PointSampler):
@@ -158,7 +158,7 @@ class Kvei(PointSampler):
             ]
         x = np.log10([float(p.bytes_peak) for p in candidates])
         mean, std = model.predict(candidates)
-        return expected_gain(points, self._reference(model, points), x, mean, NERVE * std)
+        return expected_gain(points, self._reference(model, points), x, mean, EXPLORATION_WEIGHT * std)
 
     def _reference(
         self, model: Surrogate, points: Sequence[tuple[float, float]]
@@ -175,4 +175,4 @@ class Kvei(PointSampler):
         budget = self.context.setting.budget
         x = log10(budget) if budget is not None else max((p[0] for p in points), default=0.0)
         best = min(model.heights)
-        return x + self.edge, max(model.height(WORST), best + ROOM)
+        return x + self.edge, max(model.height(WORST), best + REFERENCE_MARGIN)

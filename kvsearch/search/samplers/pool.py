@@ -50,9 +50,9 @@ def breed(
     child = _crossed(first, rng.choice(parents), rng)
     for name in rng.sample(sorted(space.axes), k=rng.choice([1, 1, 2])):
         child[name] = _other(space.axes[name], child.get(name), rng)
-    child["fill"] = first.get("fill", 1.0)
-    if "fill" in space.axes and rng.random() < SLIDE:
-        child = {**first, "fill": _other(space.axes["fill"], first.get("fill"), rng)}
+    child["budget_fraction"] = first.get("budget_fraction", 1.0)
+    if "budget_fraction" in space.axes and rng.random() < SLIDE:
+        child = {**first, "budget_fraction": _other(space.axes["budget_fraction"], first.get("budget_fraction"), rng)}
     return space.suggest(Draw(child, rng))
 
 

@@ -11,7 +11,7 @@ from kvsearch.search.samplers.history import History
 from kvsearch.search.samplers.pricing import Context
 from kvsearch.space import Axis
 
-AXIS = "fill"  # share of the budget that a policy may spend
+AXIS = "budget_fraction"  # share of the budget that a policy may spend
 SIZES = 4  # of an axis that is a range
 
 

@@ -3,7 +3,7 @@
 Published methods never leave the defaults of some axes (rotation, budgets per layer): nothing they
 show says what those are worth, and a model that has seen nothing there is as likely to stay away.
 One move on every axis settles it for the price of about a dozen evaluations; the race cuts short
-those that do much harm.
+those that do much sensitivity.
 """
 
 import random

@@ -22,7 +22,7 @@ POLICIES = {
     "window": Policy(slots=12, sinks=2, interval=2),
     "tiers by age": Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q),
     "tiers by score": Policy(
-        slots=20, sinks=2, recents=3, interval=3, tiers=TIERS, quantizer=Q, score=Score(beta=1)
+        slots=20, sinks=2, recent_window=3, interval=3, tiers=TIERS, quantizer=Q, score=Score(beta=1)
     ),
     "rotated": Policy(
         slots=20, interval=4, tiers=K2, quantizer=Quantizer(levels="lloyd", rotate=True)
@@ -31,7 +31,7 @@ POLICIES = {
         slots=16, sinks=2, interval=3, positions="cache", tiers=K2, quantizer=Quantizer()
     ),
     "scored, re-indexed": Policy(
-        slots=16, recents=4, interval=2, positions="cache", score=Score(share="layer")
+        slots=16, recent_window=4, interval=2, positions="cache", score=Score(share="layer")
     ),
 }
 
