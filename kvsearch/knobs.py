@@ -11,24 +11,24 @@ from functools import lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError, nearest
-from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, LayerBudgets, Tier, layout
+from kvsearch.policy import Ladder, LayerBudgets, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.policy.cost import Cost
 from kvsearch.policy.layout import least_slots, peak_of
+from kvsearch.rules import Rule, presets
 
 Value = str | int | float | bool
 
 MANY = 1 << 12  # slots over which the bytes of one are averaged
 STEPS = 8  # guesses at the slots that a budget pays for, before halving takes over
 
-SCORES: dict[str, Score | None] = {
-    "none": None,
-    "h2o": Score(),
-    "mean": Score(beta=1),
-    "xmu": Score(alpha=1, beta=1),
-    "xmu-forget": Score(alpha=1, beta=1, horizon=512, kind="decay"),
-    "forget": Score(horizon=512, kind="decay"),
-    "tova": Score(horizon=1, share="layer"),
-    "snapkv": Score(horizon=32, pool=5),
+RULES: dict[str, Rule | None] = presets()
+
+# Names of knobs and values in records and spaces of the first version.
+OLD_NAMES = {
+    "fill": "budget_fraction",
+    "score": "rule",
+    "recents": "recent_window",
+    "spread": "layer_budgets",
 }
 
 LADDERS: dict[str, Ladder | None] = {
@@ -76,31 +76,36 @@ class Knob:
         names: admitted words; numbers are admitted when `number` is set.
         number: `int` or `float` if numbers are admitted.
         about: one line for people.
+        low, high: smallest and largest number admitted.
     """
 
     default: Value
     names: tuple[str, ...] = ()
     number: type | None = None
     about: str = ""
+    low: float = 0.0
+    high: float = float("inf")
 
 
 KNOBS: dict[str, Knob] = {
-    "budget_fraction": Knob(1.0, (), float, "share of the byte budget to use"),
+    "budget_fraction": Knob(1.0, (), float, "share of the byte budget to use", 0.0, 1.0),
     "evict": Knob(True, (), bool, "false keeps every token"),
-    "interval": Knob(1, (), int, "tokens between compactions"),
+    "interval": Knob(1, (), int, "tokens between compactions", 1),
     "trigger": Knob("stream", ("stream", "prompt", "prompt+stream"), None, "when to compact"),
     "sinks": Knob(0, (), int, "first tokens, never evicted"),
     "recent_window": Knob(0, ("half", "layers"), int, "newest tokens, never evicted"),
-    "score": Knob("none", tuple(SCORES), None, "rank by attention received"),
+    "rule": Knob("none", tuple(RULES), None, "how slots are ranked; none goes by age"),
     "ladder": Knob("none", tuple(LADDERS), None, "depth-staggered eviction"),
     "tiers": Knob("16", tuple(TIERS), None, "bits of keys and values"),
-    "group": Knob(64, ("head",), int, "channels per scale"),
+    "group": Knob(64, ("head",), int, "channels per scale", 1),
     "rotate": Knob(False, (), bool, "Hadamard rotation before quantising"),
     "levels": Knob("uniform", ("uniform", "lloyd"), None, "codebook"),
     "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
-    "layer_budgets": Knob("uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"),
-    "exponent": Knob(0.5, (), float, "of the measured sensitivity"),
-    "beta": Knob(20.0, (), float, "steepness of the pyramid"),
+    "layer_budgets": Knob(
+        "uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"
+    ),
+    "exponent": Knob(0.5, (), float, "of the measured sensitivity", 0.0, 2.0),
+    "beta": Knob(20.0, (), float, "steepness of the pyramid", 1.0),
     "positions": Knob("original", ("original", "cache"), None, "rotary index of keys"),
 }
 
@@ -142,6 +147,9 @@ def check_value(knob: str, value: Any) -> str | None:
         return f"{value!r} is not one of {', '.join(known.names)}"
     if known.number is int and value != int(value):
         return f"{value!r} is not a whole number"
+    if not known.low <= value <= known.high:
+        limit = f"at least {known.low:g}" if value < known.low else f"at most {known.high:g}"
+        return f"{value!r} must be {limit}"
     return None
 
 
@@ -175,12 +183,12 @@ def _largest(
 ) -> tuple[Policy, int]:
     """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
 
-    The policy is validated once: only slots, and recent_window that are half of them, differ between the
-    sizes tried.
+    The policy is validated once: only slots, and a recent window of half of them, differ between
+    the sizes tried.
     """
     base = _policy(get, setting, 2, name)
     cost = Cost(base, setting.shape)
-    least = 1  # recent_window may grow with the slots, and the least slots with those
+    least = 1  # the recent window may grow with the slots, and the least slots with those
     while (need := least_slots(base, setting.shape, _recent_window(get, setting, least))) > least:
         least = need
     low, high = least - 1, 1 << (4 * setting.tokens - 1).bit_length()
@@ -192,7 +200,9 @@ def _largest(
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
         recent_window = _recent_window(get, setting, mid)
-        held = peak_of(base, setting.shape, cost, mid, recent_window, setting.tokens, setting.prompt)
+        held = peak_of(
+            base, setting.shape, cost, mid, recent_window, setting.tokens, setting.prompt
+        )
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
         step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it
         guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
@@ -223,8 +233,11 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
         group -= 1
     kind = get["layer_budgets"]
     if kind == "sensitivity" and not setting.sensitivity:
-        raise PolicyError("layer_budgets 'sensitivity' needs the model's sensitivity to be measured")
+        raise PolicyError(
+            "layer_budgets 'sensitivity' needs the model's sensitivity to be measured"
+        )
     weights = setting.sensitivity if kind == "sensitivity" else ()
+    of = "rest" if kind == "pyramid" else "total"
     fields: dict[str, Any] = dict(
         name=name,
         slots=slots,
@@ -233,10 +246,15 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
         sinks=int(get["sinks"]),
         recent_window=_recent_window(get, setting, slots),
         layer_budgets=_part(
-            LayerBudgets, kind=kind, beta=get["beta"], exponent=get["exponent"], weights=weights
+            LayerBudgets,
+            kind=kind,
+            beta=get["beta"],
+            of=of,
+            exponent=get["exponent"],
+            weights=weights,
         ),
         ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
-        score=_score(SCORES[str(get["score"])], int(get["interval"])),
+        rule=_rule(str(get["rule"]), int(get["interval"])),
         tiers=TIERS[str(get["tiers"])],
         quantizer=_part(
             Quantizer,
@@ -256,10 +274,12 @@ def _part(what: type[LayerBudgets] | type[Quantizer], **fields: Any) -> LayerBud
     return what.model_validate(fields)
 
 
-def _score(score: Score | None, interval: int) -> Score | None:
-    """A window that fits the interval: at most it, or a multiple of it."""
-    if score is None or score.kind != "window" or score.horizon is None:
-        return score
-    if score.horizon <= interval or score.horizon % interval == 0:
-        return score
-    return score.model_copy(update={"horizon": interval * max(1, score.horizon // interval)})
+@lru_cache(maxsize=1024)
+def _rule(name: str, interval: int) -> Rule | None:
+    rule = RULES[name]
+    return None if rule is None else rule.fitted(interval)
+
+
+def modern(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """`knobs` of a record or space of the first version, by today's names."""
+    return {OLD_NAMES.get(name, name): value for name, value in knobs.items()}

@@ -1,7 +1,8 @@
-"""The published methods, and the composites people build by hand, as named points of the space.
+"""The published methods, and their textbook combinations, as named points of the space.
 
-A new method is one line. `single` marks published methods that use one axis (eviction or bits);
-`composite` marks hand-made combinations, which a search must beat to be worth its time.
+A new method is one line here, or a line of its rule (`kvsearch.rules`). `single` marks published
+methods that use one axis (eviction or bits); `combined` marks combinations made by hand, which a
+search must beat to be worth its time.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Literal
 from kvsearch.errors import PolicyError, nearest
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.policy import Policy
+from kvsearch.rules import RULES
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class Method:
 
 
 _LA: dict[str, Value] = dict(sinks=4, recent_window="layers", positions="cache")
-_SNAP: dict[str, Value] = dict(score="snapkv", recent_window=32, interval=32)
+_SNAP: dict[str, Value] = dict(rule="snapkv", recent_window=32, interval=32)
 _KEEP: dict[str, Value] = dict(evict=False, interval=64)
-_XMU: dict[str, Value] = dict(_KEEP, score="xmu-forget", recent_window=1)
+_XMU: dict[str, Value] = dict(_KEEP, rule="xmu-forget", recent_window=1)
 _BY_HAND: dict[str, Value] = dict(interval=64, tiers="k4v4")
 
 METHODS: dict[str, Method] = {
@@ -54,15 +56,17 @@ METHODS: dict[str, Method] = {
         dict(_LA, ladder="half"), "single", "ladder, its command line's default", baseline=False
     ),
     "h2o": Method(
-        dict(score="h2o", recent_window="half"), "single", "heavy hitters + recent_window (arXiv:2306.14048)"
+        dict(rule="h2o", recent_window="half"),
+        "single",
+        "heavy hitters + recent window (arXiv:2306.14048)",
     ),
     "h2o-cache": Method(
-        dict(score="h2o", recent_window="half", positions="cache"),
+        dict(rule="h2o", recent_window="half", positions="cache"),
         "single",
         "h2o with re-indexed positions",
         baseline=False,
     ),
-    "tova": Method(dict(score="tova"), "single", "last row's attention (arXiv:2401.06104)"),
+    "tova": Method(dict(rule="tova"), "single", "last row's attention (arXiv:2401.06104)"),
     "snapkv": Method(_SNAP, "single", "observation window, every 32 tokens (arXiv:2404.14469)"),
     "snapkv-prompt": Method(
         dict(_SNAP, trigger="prompt"),
@@ -71,7 +75,9 @@ METHODS: dict[str, Method] = {
         baseline=False,
     ),
     "pyramidkv": Method(
-        dict(_SNAP, layer_budgets="pyramid"), "single", "snapkv with pyramid budgets (arXiv:2406.02069)"
+        dict(_SNAP, layer_budgets="pyramid"),
+        "single",
+        "snapkv with pyramid budgets (arXiv:2406.02069)",
     ),
     "pyramidkv-prompt": Method(
         dict(_SNAP, layer_budgets="pyramid", trigger="prompt"),
@@ -80,33 +86,35 @@ METHODS: dict[str, Method] = {
         baseline=False,
     ),
     "xmu-evict": Method(
-        dict(score="xmu-forget", recent_window=1), "single", "XMU without tiers: corrected, forgetting"
+        dict(rule="xmu-forget", recent_window=1),
+        "single",
+        "XMU without tiers: corrected, forgetting",
     ),
     "xmu-evict-nowindow": Method(
-        dict(score="xmu", recent_window=1),
+        dict(rule="xmu", recent_window=1),
         "single",
         "XMU without tiers, nothing forgotten",
         baseline=False,
     ),
     "xmu": Method(
-        dict(score="xmu-forget", recent_window=1, interval=64, tiers="xmu-0.4"),
+        dict(rule="xmu-forget", recent_window=1, interval=64, tiers="xmu-0.4"),
         "combined",
         "XMU within a budget: corrected, forgetting, 60 % in 8 bits, 40 % in 4",
     ),
     "xmu-uncorrected": Method(
-        dict(score="h2o", recent_window=1, interval=64, tiers="xmu-0.4"),
+        dict(rule="h2o", recent_window=1, interval=64, tiers="xmu-0.4"),
         "combined",
         "xmu without correction and window",
         baseline=False,
     ),
     "xmu-nowindow": Method(
-        dict(score="xmu", recent_window=1, interval=64, tiers="xmu-0.4"),
+        dict(rule="xmu", recent_window=1, interval=64, tiers="xmu-0.4"),
         "combined",
         "xmu, correction only",
         baseline=False,
     ),
     "xmu-nocorrection": Method(
-        dict(score="forget", recent_window=1, interval=64, tiers="xmu-0.4"),
+        dict(rule="forget", recent_window=1, interval=64, tiers="xmu-0.4"),
         "combined",
         "xmu, window only",
         baseline=False,
@@ -129,26 +137,31 @@ METHODS: dict[str, Method] = {
         )
         for bits, tiers in ((8, "k8v8"), (4, "k4v4"), (3, "k3v3"), (2, "k2v2"), (1, "k1v1"))
     },
+    **{
+        name: Method(dict(knobs), "single", about, baseline=False)
+        for rule in RULES.values()
+        for name, (knobs, about) in rule.methods.items()
+    },
     "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
     "h2o+int4": Method(
-        dict(_BY_HAND, score="h2o", recent_window=64), "combined", "H2O in 4 bits, textbook settings"
+        dict(_BY_HAND, rule="h2o", recent_window=64), "combined", "H2O in 4 bits, textbook settings"
     ),
     "xmu+int4": Method(
-        dict(_BY_HAND, score="xmu", recent_window=64), "combined", "XMU's score in 4 bits"
+        dict(_BY_HAND, rule="xmu", recent_window=64), "combined", "XMU's score in 4 bits"
     ),
     "h2o+k4v2": Method(
-        dict(_BY_HAND, score="h2o", recent_window=64, tiers="k4v2"),
+        dict(_BY_HAND, rule="h2o", recent_window=64, tiers="k4v2"),
         "combined",
         "H2O with 4-bit keys and 2-bit values",
     ),
     "h2o+int4-fine": Method(
-        dict(score="h2o", recent_window=128, interval=16, tiers="k4v4", group=32, sinks=4),
+        dict(rule="h2o", recent_window=128, interval=16, tiers="k4v4", group=32, sinks=4),
         "combined",
         "H2O in 4 bits, tuned by hand: short interval, small groups",
     ),
     "rotated+sensitivity": Method(
         dict(
-            score="xmu",
+            rule="xmu",
             recent_window=128,
             interval=16,
             tiers="k4v4",

@@ -1,12 +1,13 @@
 """What a run leaves behind, as values: trials, measured rows and the summary that reports draw."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from kvsearch.policy import Policy
 
 State = Literal["running", "complete", "rejected", "duplicate", "failed", "pruned"]
 Kind = Literal["full", "method", "combined", "searched"]
+OLD_KINDS: dict[str, Kind] = {"found": "searched", "composite": "combined"}  # of old records
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Summary:
 def plain(value: Any) -> Any:
     """A record as JSON-ready data; policies become their active fields."""
     if isinstance(value, Policy):
-        return value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        return value.plain()
     if hasattr(value, "__dataclass_fields__"):
         return {k: plain(getattr(value, k)) for k in value.__dataclass_fields__}
     if isinstance(value, dict):
@@ -200,3 +201,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
+
+
+def modern_kind(kind: str) -> Kind:
+    """A kind from a record, by today's name."""
+    return OLD_KINDS.get(kind, cast(Kind, kind))

@@ -14,8 +14,8 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from kvsearch.errors import SpaceError, nearest
-from kvsearch.knobs import KNOBS, Value, check_value
-from kvsearch.policy.parts import Frozen
+from kvsearch.frozen import Frozen
+from kvsearch.knobs import KNOBS, Value, check_value, modern
 
 Words = dict[str, Value | list[Value]]
 
@@ -52,11 +52,29 @@ class SearchSpace(Frozen):
         forbid: combinations that are never proposed, each a mapping knob -> value or values.
     """
 
-    version: int = Field(ge=1, le=1)
+    version: int = Field(ge=1, le=2)
     name: str
     about: str = ""
     axes: dict[str, Axis]
     forbid: tuple[Words, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _modern(cls, data: Any) -> Any:
+        """Read a space of the first version by today's names of knobs."""
+        if not isinstance(data, dict) or data.get("version") != 1:
+            return data
+        axes, forbid = data.get("axes"), data.get("forbid")
+        if not isinstance(axes, dict) or not isinstance(forbid or [], list):
+            return data
+        new = {
+            name: {**axis, "when": modern(axis["when"])}
+            if isinstance(axis, dict) and isinstance(axis.get("when"), dict)
+            else axis
+            for name, axis in modern(axes).items()
+        }
+        rules = [modern(r) if isinstance(r, dict) else r for r in forbid or []]
+        return {**data, "version": 2, "axes": new, "forbid": rules}
 
     @model_validator(mode="after")
     def _speaks_the_vocabulary(self) -> Self:

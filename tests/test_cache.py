@@ -15,7 +15,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.book import ScoreBook
 from kvsearch.cache.compaction import survivors
 from kvsearch.cache.lifetimes import plan
 from kvsearch.evaluate.quality import Evaluator, stepwise
@@ -23,7 +22,8 @@ from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS, at
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
-from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, LayerBudgets, Tier, layout
+from kvsearch.policy import Ladder, LayerBudgets, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import RULES, Attention, Place, Slots
 
 T = 168
 K4 = (Tier(key_bits=4, value_bits=4),)
@@ -65,7 +65,9 @@ AFTER = replace(SETTING, budget=SETTING.shape.budget_bytes(140), prompt=PROMPT)
 EXTRA: dict[str, Policy] = {
     "window interval 8": Policy(slots=32, sinks=4, interval=8),
     "window re-indexed interval 8": Policy(slots=32, sinks=4, interval=8, positions="cache"),
-    "ladder original": Policy(slots=36, sinks=4, recent_window=8, ladder=Ladder(span=0.5, overlap=0.5)),
+    "ladder original": Policy(
+        slots=36, sinks=4, recent_window=8, ladder=Ladder(span=0.5, overlap=0.5)
+    ),
     "ladder interval 4": Policy(
         slots=36,
         sinks=4,
@@ -93,26 +95,29 @@ EXTRA: dict[str, Policy] = {
         layer_budgets=LayerBudgets(kind="sensitivity", exponent=1.0, weights=(0.1, 0.2, 1.0, 2.7)),
     ),
     "scored ladder": Policy(
-        slots=48, interval=8, sinks=2, recent_window=10, score=Score(), ladder=Ladder(span=0.5)
+        slots=48, interval=8, sinks=2, recent_window=10, rule=Attention(), ladder=Ladder(span=0.5)
     ),
     "h2o interval 8 re-indexed": Policy(
-        slots=40, interval=8, recent_window=16, score=Score(), positions="cache"
+        slots=40, interval=8, recent_window=16, rule=Attention(), positions="cache"
     ),
     "h2o one token, 4 bits": Policy(
-        slots=40, recent_window=8, sinks=2, score=Score(), tiers=K4, quantizer=Quantizer(group=8)
+        slots=40, recent_window=8, sinks=2, rule=Attention(), tiers=K4, quantizer=Quantizer(group=8)
     ),
     "decay one token": Policy(
-        slots=40, recent_window=1, score=Score(alpha=1, beta=1, horizon=20, kind="decay")
+        slots=40, recent_window=1, rule=Attention(alpha=1, beta=1, horizon=20, kind="decay")
     ),
     "window over three intervals": Policy(
-        slots=50, interval=6, recent_window=4, score=Score(alpha=1, beta=1, horizon=18, share="layer")
+        slots=50,
+        interval=6,
+        recent_window=4,
+        rule=Attention(alpha=1, beta=1, horizon=18, share="layer"),
     ),
     "three tiers": Policy(
         slots=50,
         interval=7,
         recent_window=3,
         sinks=2,
-        score=Score(beta=1),
+        rule=Attention(beta=1),
         tiers=(
             Tier(share=0.2),
             Tier(share=0.4, key_bits=8, value_bits=4),
@@ -131,16 +136,44 @@ EXTRA: dict[str, Policy] = {
         slots=48,
         interval=16,
         recent_window=8,
-        score=Score(horizon=8, pool=3, pool_kind="max"),
+        rule=Attention(horizon=8, pool=3, pool_kind="max"),
         trigger="prompt+stream",
         layer_budgets=LayerBudgets(kind="pyramid", beta=3),
     ),
 }
+for rule_name, rule in RULES.items():  # a new rule is proven by being listed
+    EXTRA |= {
+        f"{rule_name} every token": Policy(slots=40, sinks=2, recent_window=4, rule=rule()),
+        f"{rule_name} in three tiers": Policy(
+            slots=60,
+            interval=8,
+            sinks=2,
+            recent_window=6,
+            rule=rule(),
+            tiers=(Tier(share=0.3), *(Tier(share=0.35, key_bits=b, value_bits=4) for b in (8, 4))),
+            quantizer=Quantizer(group=8, fp16_sinks=True),
+        ),
+        f"{rule_name} in a ladder, re-indexed": Policy(
+            slots=44,
+            interval=6,
+            sinks=2,
+            recent_window=8,
+            rule=rule(),
+            ladder=Ladder(span=0.5),
+            tiers=K4,
+            quantizer=Quantizer(group=8),
+            positions="cache",
+        ),
+    }
 NAMED = [*METHODS, *EXTRA]
 
 
 def policy_of(name: str) -> Policy:
-    return EXTRA[name] if name in EXTRA else at(name, AFTER if "prompt" in name else SETTING)
+    if name in EXTRA:
+        return EXTRA[name]
+    setting = AFTER if "prompt" in name else SETTING
+    room = 4 * 6 * 16 * 16 if name == "expected-attention" else 0  # a layer's covariance
+    return at(name, replace(setting, budget=(setting.budget or 0) + 4 * room))
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -191,11 +224,11 @@ def test_the_future_changes_nothing(name: str, loaded: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("positions", ["original", "cache"])
-@pytest.mark.parametrize("score", [None, Score(beta=1)])
+@pytest.mark.parametrize("score", [None, Attention(beta=1)])
 def test_a_cache_that_never_fills_is_the_unmodified_model(
-    positions: Any, score: Score | None, loaded: LoadedModel
+    positions: Any, score: Attention | None, loaded: LoadedModel
 ) -> None:
-    policy = Policy(slots=T + 1, sinks=2, recent_window=3, positions=positions, score=score)
+    policy = Policy(slots=T + 1, sinks=2, recent_window=3, positions=positions, rule=score)
     ids = torch.from_numpy(IDS)
     with torch.inference_mode():
         theirs = loaded.model(ids).logits
@@ -249,17 +282,23 @@ def test_lacaches_worked_example_slot_for_slot() -> None:
     assert pairs[1] == ranges((0, 3), 7, *range(11, 44, 4), 45, 47, (48, 63))
 
 
+def place(heads: int, interval: int) -> Place:
+    return Place(heads, heads, 8, interval, 1, torch.device("cpu"))
+
+
+def slots(n: int) -> Slots:
+    return Slots(n, n, n, n, lambda: pytest.fail("sums of attention read no keys"))
+
+
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0, 0)])
 def test_scores_of_uniform_attention(alpha: float, beta: float) -> None:
     n = 30
-    policy = Policy(slots=99, score=Score(alpha=alpha, beta=beta))
-    layer = layout(policy, ModelShape(1, 1, 8, 1)).layers[0]
-    book = ScoreBook(layer, 1, torch.device("cpu"))
+    scorer = Attention(alpha=alpha, beta=beta).scorer(place(heads=1, interval=1))
     for t in range(n):
         rows = torch.arange(1)
-        weight = book.row_weights(rows + t + 1, rows)
-        book.add(weight * torch.full((1, 1, t + 1), 1 / (t + 1)), t, 1)
-    got = book.ranks(n, n)[0, 0]
+        weight = scorer.row_weights(rows + t + 1, rows)
+        scorer.add(weight * torch.full((1, 1, t + 1), 1 / (t + 1)), t, 1)
+    got = scorer.ranks(slots(n))[0, 0]
     if alpha:
         assert torch.allclose(got, torch.ones(n))  # the correction removes age and dilution
     else:
@@ -268,14 +307,14 @@ def test_scores_of_uniform_attention(alpha: float, beta: float) -> None:
 
 
 def test_tova_drops_the_least_attended_by_the_last_row() -> None:
-    policy = Policy(slots=6, score=Score(horizon=1, share="layer"))
+    policy = Policy(slots=6, rule=Attention(horizon=1, share="layer"))
     layer = layout(policy, ModelShape(1, 2, 8, 2)).layers[0]
-    book = ScoreBook(layer, 1, torch.device("cpu"))
+    scorer = Attention(horizon=1, share="layer").scorer(place(heads=2, interval=1))
     for t in range(6):
-        book.keep(None)
+        scorer.keep(None)
         row = torch.tensor([[0.9, 0.1, 0.5, 0.2, 0.3, 0.4], [0.0, 0.7, 0.5, 0.1, 0.3, 0.4]])
-        book.add(row[None, :, : t + 1], t, 1)
-    index, _ = survivors(layer, 6, 0, book.ranks(6, 6), torch.device("cpu"))
+        scorer.add(row[None, :, : t + 1], t, 1)
+    index, _ = survivors(layer, 6, 0, scorer.ranks(slots(6)), torch.device("cpu"))
     assert index is not None and index.flatten().tolist() == [0, 1, 2, 4, 5]
 
 
@@ -283,7 +322,7 @@ def test_a_better_tier_holds_no_token_that_was_ever_in_a_worse_one() -> None:
     policy = Policy(
         interval=4,
         recent_window=1,
-        score=Score(horizon=4),
+        rule=Attention(horizon=4),
         tiers=(
             Tier(share=0.3, key_bits=8, value_bits=8),
             Tier(share=0.7, key_bits=1, value_bits=1),

@@ -46,7 +46,9 @@ def test_recommended_is_the_best_on_search_and_select_text_together(
         key, nll = policy.fingerprint(SHAPE.layers), 2 + LOSSES["search"][slots]
         folder.save_nll("search", key, np.full((1, TOKENS - 1), nll, np.float32), {})
         trials.append(
-            Trial(number, str(slots), "searched", "complete", policy, key, nll=nll, bytes_peak=slots)
+            Trial(
+                number, str(slots), "searched", "complete", policy, key, nll=nll, bytes_peak=slots
+            )
         )
     ending = Ending(folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}).go(trials)
     folder.close()

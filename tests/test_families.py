@@ -20,7 +20,8 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.sensitivity import starving
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import policy_layers, shape_of
-from kvsearch.policy import Ladder, Policy, Quantizer, Score, Tier, layout
+from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
 
 T = 36
 IDS = torch.randint(3, 97, (2, T), generator=torch.Generator().manual_seed(0))
@@ -144,13 +145,13 @@ def test_the_full_policy_is_the_unmodified_model(family: str) -> None:
 POLICIES = [
     Policy(name="window re-indexed", slots=12, sinks=2, positions="cache"),
     Policy(name="window", slots=14, sinks=2, interval=3),
-    Policy(name="h2o", slots=14, recent_window=4, score=Score()),
-    Policy(name="h2o interval 8", slots=22, interval=8, recent_window=4, score=Score()),
+    Policy(name="h2o", slots=14, recent_window=4, rule=Attention()),
+    Policy(name="h2o interval 8", slots=22, interval=8, recent_window=4, rule=Attention()),
     Policy(
         name="ladder", slots=16, sinks=2, recent_window=4, ladder=Ladder(span=0.5), positions="cache"
     ),
     Policy(
-        name="h2o in 4 bits", slots=20, interval=4, sinks=2, recent_window=4, score=Score(),
+        name="h2o in 4 bits", slots=20, interval=4, sinks=2, recent_window=4, rule=Attention(),
         tiers=(Tier(key_bits=4, value_bits=4),),
         quantizer=Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True),
     ),

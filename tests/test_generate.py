@@ -12,7 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.policy import Ladder, Policy, Quantizer, Score, Tier, layout
+from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
 
 SIZES: dict[str, Any] = dict(
     vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
@@ -25,12 +26,12 @@ POLICIES = {
     "full": Policy(),
     "window re-indexed": Policy(slots=16, sinks=2, positions="cache"),
     "ladder": Policy(slots=20, sinks=2, recent_window=4, interval=4, ladder=Ladder(span=0.5)),
-    "h2o": Policy(slots=16, recent_window=4, score=Score()),
+    "h2o": Policy(slots=16, recent_window=4, rule=Attention()),
     "snapkv": Policy(
-        slots=28, recent_window=4, interval=8, trigger="prompt+stream", score=Score(horizon=8, pool=3)
+        slots=28, recent_window=4, interval=8, trigger="prompt+stream", rule=Attention(horizon=8, pool=3)
     ),
     "tiers": Policy(
-        slots=24, interval=4, sinks=1, recent_window=2, score=Score(beta=1),
+        slots=24, interval=4, sinks=1, recent_window=2, rule=Attention(beta=1),
         tiers=(Tier(share=0.4, key_bits=8, value_bits=8),
                Tier(share=0.6, key_bits=4, value_bits=2)),
         quantizer=Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True),

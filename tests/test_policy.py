@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 from kvsearch.errors import PolicyError
 from kvsearch.policy import (
     Ladder,
+    LayerBudgets,
     ModelShape,
     Policy,
     Quantizer,
-    Score,
-    LayerBudgets,
     Tier,
+    check,
     cost,
     layout,
     offset,
     rungs,
 )
 from kvsearch.policy.layout import peak_of
+from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=6, kv_heads=2, head_dim=16, heads=4)
 GOLDEN = Path(__file__).parent / "golden" / "policies"
@@ -38,7 +39,7 @@ def policies(draw: st.DrawFn) -> Policy:
     tiers = [Tier(share=share, key_bits=high, value_bits=high)]
     if share < 1:
         tiers.append(Tier(share=1 - share, key_bits=low, value_bits=low))
-    score = draw(st.sampled_from([None, Score(), Score(alpha=1, beta=1, horizon=interval)]))
+    score = draw(st.sampled_from([None, Attention(), Attention(alpha=1, beta=1, horizon=interval)]))
     slots = draw(st.none() | st.integers(40, 70))
     ladders = [None, Ladder(span=0.25, overlap=0.5), Ladder(span=0.5, overlap=0.5)]
     weights = (1.0, 2.0, 0.1, 5.0, 1.0, 1.0)
@@ -48,7 +49,7 @@ def policies(draw: st.DrawFn) -> Policy:
         interval=interval,
         sinks=draw(st.integers(0, 4)),
         recent_window=draw(st.integers(0, 12)),
-        score=score,
+        rule=score,
         tiers=tuple(tiers),
         quantizer=Quantizer(
             group=draw(st.sampled_from([2, 8, 16, None])),
@@ -138,14 +139,19 @@ def test_table_1_of_xmu_costs_what_its_arithmetic_says_plus_scales(
 
 
 def test_slots_are_shared_out_exactly_and_never_below_the_floor() -> None:
-    policy = Policy(slots=40, sinks=4, recent_window=8, layer_budgets=LayerBudgets(kind="pyramid", beta=20))
+    policy = Policy(
+        slots=40, sinks=4, recent_window=8, layer_budgets=LayerBudgets(kind="pyramid", beta=20)
+    )
     slots = [layer.slots or 0 for layer in layout(policy, SHAPE).layers]
     assert sum(slots) == 40 * 6
     assert slots == sorted(slots, reverse=True) and min(slots) >= 13
 
 
 def test_inactive_fields_do_not_change_the_identity() -> None:
-    assert Policy(recent_window=7, positions="cache", interval=9).fingerprint() == Policy().fingerprint()
+    assert (
+        Policy(recent_window=7, positions="cache", interval=9).fingerprint()
+        == Policy().fingerprint()
+    )
     a = Policy(slots=60, quantizer=Quantizer(group=8), recent_window=5)
     assert a.fingerprint() == Policy(slots=60).fingerprint()
     seven = Policy(slots=60, ladder=Ladder(span=7 / 30, overlap=3 / 7))
@@ -187,11 +193,11 @@ def test_a_wrong_file_names_the_field(text: str, part: str, tmp_path: Path) -> N
 def test_another_shape_is_refused() -> None:
     policy = Policy(slots=50, layer_budgets=LayerBudgets(kind="sensitivity", weights=(1.0, 2.0)))
     with pytest.raises(PolicyError, match="2 weights for a model with 6 layers"):
-        policy.check(SHAPE)
+        check(policy, SHAPE)
     with pytest.raises(PolicyError, match="does not divide the head size 16"):
-        Policy(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=64)).check(SHAPE)
+        check(Policy(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=64)), SHAPE)
     with pytest.raises(PolicyError, match="fewer than the 13"):
-        Policy(slots=12, sinks=4, recent_window=8).check(SHAPE)
+        check(Policy(slots=12, sinks=4, recent_window=8), SHAPE)
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda p: p.stem)

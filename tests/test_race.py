@@ -8,7 +8,8 @@ from kvsearch.evaluate.replay import continues
 from kvsearch.knobs import Setting
 from kvsearch.methods import at
 from kvsearch.models.load import load_model
-from kvsearch.policy import ModelShape, Policy, Score
+from kvsearch.policy import ModelShape, Policy
+from kvsearch.rules import Attention
 from kvsearch.search import race
 from kvsearch.search.model_work import ModelSession
 from kvsearch.search.work import Job
@@ -90,7 +91,7 @@ def test_false_stops_are_as_rare_as_promised() -> None:
 
 def test_exposure_is_where_eviction_starts() -> None:
     assert race.exposure(Policy(), SHAPE).first == float("inf")
-    plain = race.exposure(Policy(slots=100, interval=16, score=Score()), SHAPE)
+    plain = race.exposure(Policy(slots=100, interval=16, rule=Attention()), SHAPE)
     assert plain.first == plain.mean == 96  # target 84: the compaction at 96 is the first above it
 
 

@@ -16,7 +16,7 @@ import pytest
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
-from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Score, LayerBudgets, Tier, layout
+from kvsearch.policy import Ladder, LayerBudgets, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
 from kvsearch.report import write_report
 from kvsearch.report.describe import describe
@@ -25,17 +25,20 @@ from kvsearch.report.labels import place
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.slotmap import AgeMap, SlotBars, held, slot_map
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, verdict
+from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 CONTEXT, TOKENS, FULL_NLL = 2048, 14_336, 2.79
 K4 = (Tier(key_bits=4, value_bits=4),)
-SENSITIVE = LayerBudgets(kind="sensitivity", weights=tuple(1.6 + math.sin(i) / 2 for i in range(30)))
+SENSITIVE = LayerBudgets(
+    kind="sensitivity", weights=tuple(1.6 + math.sin(i) / 2 for i in range(30))
+)
 
 
 def candidates() -> list[tuple[str, str, Policy, float]]:
     """Name, kind, policy and dNLL to the full cache on the report text."""
     fine = Quantizer(group=64, rotate=True, levels="lloyd", fp16_sinks=True)
-    h2o, xmu = Score(), Score(alpha=1, beta=1, horizon=64)
+    h2o, xmu = Attention(), Attention(alpha=1, beta=1, horizon=64)
     return [
         ("full", "full", Policy(), 0.0),
         ("window 256", "method", Policy(slots=256), 1.9),
@@ -52,11 +55,11 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
             ),
             0.294,
         ),
-        ("h2o 240", "method", Policy(slots=240, interval=16, recent_window=128, score=h2o), 0.142),
+        ("h2o 240", "method", Policy(slots=240, interval=16, recent_window=128, rule=h2o), 0.142),
         (
             "tova 256",
             "method",
-            Policy(slots=256, score=Score(horizon=1, share="layer"), positions="cache"),
+            Policy(slots=256, rule=Attention(horizon=1, share="layer"), positions="cache"),
             0.171,
         ),
         (
@@ -65,7 +68,7 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
             Policy(
                 interval=64,
                 recent_window=1,
-                score=xmu,
+                rule=xmu,
                 tiers=(
                     Tier(share=0.6, key_bits=4, value_bits=4),
                     Tier(share=0.4, key_bits=2, value_bits=2),
@@ -87,7 +90,7 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
                 interval=16,
                 sinks=4,
                 recent_window=128,
-                score=h2o,
+                rule=h2o,
                 tiers=K4,
                 quantizer=Quantizer(group=32),
             ),
@@ -96,7 +99,7 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
         (
             "h2o + K4V4 half",
             "combined",
-            Policy(slots=380, interval=16, sinks=4, recent_window=128, score=h2o, tiers=K4),
+            Policy(slots=380, interval=16, sinks=4, recent_window=128, rule=h2o, tiers=K4),
             0.109,
         ),
         (
@@ -107,7 +110,7 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
                 interval=16,
                 sinks=4,
                 recent_window=128,
-                score=xmu,
+                rule=xmu,
                 tiers=K4,
                 quantizer=fine,
                 layer_budgets=SENSITIVE,
@@ -122,7 +125,7 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
                 interval=16,
                 sinks=4,
                 recent_window=128,
-                score=xmu,
+                rule=xmu,
                 tiers=K4,
                 quantizer=fine,
                 layer_budgets=SENSITIVE,
@@ -198,7 +201,9 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
     trials = []
     for i, state in enumerate(states):
         slots = int(90 * 2 ** rng.uniform(0, 3.6))
-        policy = Policy(slots=slots + 40, interval=16, sinks=4, recent_window=16, score=Score(), tiers=K4)
+        policy = Policy(
+            slots=slots + 40, interval=16, sinks=4, recent_window=16, rule=Attention(), tiers=K4
+        )
         d = 25 / slots + rng.gamma(1.5, 0.12)
         done = state == "complete"
         trials.append(
@@ -368,9 +373,9 @@ def test_cells_are_readable():
     ]
     policies = {name: policy for name, _, policy, _ in candidates()}
     assert describe(policies["h2o + K4V4"]) == (
-        "H2O-like: 4 sinks + 128 recent_window + best-scored, 700 slots, K4 V4 group 32, every 16 tokens"
+        "H2O-like: 4 sinks + 128 recent + best-scored, 700 slots, K4 V4 group 32, every 16 tokens"
     )
-    assert describe(policies["trial 31"]).endswith("sensitivity budgets")
+    assert describe(policies["trial 31"]).endswith("budgets by layer sensitivity")
 
 
 POSITION_ONLY = [
@@ -385,7 +390,12 @@ POSITION_ONLY = [
         positions="cache",
         ladder=Ladder(span=0.5, overlap=0.3, order="contiguous"),
     ),
-    Policy(slots=50, sinks=2, ladder=Ladder(span=0.8), layer_budgets=LayerBudgets(kind="pyramid", beta=3)),
+    Policy(
+        slots=50,
+        sinks=2,
+        ladder=Ladder(span=0.8),
+        layer_budgets=LayerBudgets(kind="pyramid", beta=3),
+    ),
     Policy(
         slots=60,
         sinks=4,
@@ -420,7 +430,12 @@ def test_slot_map_shows_tiers_and_shares():
     assert isinstance(bars, SlotBars)
     limits = [layer.slots for layer in layout(policies["trial 31"], SHAPE).layers]
     assert [sum(s.count for s in bar) for bar in bars.layers] == limits
-    assert [s.role for s in bars.layers[0]] == ["sinks", "chosen by attention", "recent_window", "newest"]
+    assert [s.role for s in bars.layers[0]] == [
+        "sinks",
+        "chosen by rank",
+        "recent window",
+        "newest",
+    ]
 
 
 def test_labels_keep_apart_and_inside():

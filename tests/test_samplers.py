@@ -40,11 +40,11 @@ SPACE = space.load("default")
 def loss(point: Priced) -> float:
     """Nats per token: more slots, finer codes and a short interval help, on top of each other."""
     f = dict(zip(FEATURES, point.features, strict=True))
-    good = 1 - 0.2 * f["scored"] - 0.15 * f["sensitivity"] + 0.1 * f["pyramid"] + 0.1 * f["ladder"]
+    good = 1 - 0.2 * f["ranked"] - 0.15 * f["sensitivity"] + 0.1 * f["pyramid"] + 0.1 * f["ladder"]
     coarse = 2.0 ** (-8 * f["key bits"]) + 0.4 * 2.0 ** (-8 * f["value bits"])
     coarse *= (1 - 0.5 * f["rotate"]) * (0.5 + f["group"])
     slots = max(16.0, point.slots * (1 - 0.3 * f["interval share"]))
-    return 0.19 * good * (256 / slots) ** 1.1 + coarse + 0.02 * f["interval"] * f["scored"]
+    return 0.19 * good * (256 / slots) ** 1.1 + coarse + 0.02 * f["interval"] * f["ranked"]
 
 
 def new_study(context: Context) -> optuna.Study:
@@ -288,9 +288,9 @@ def test_an_unknown_sampler_is_told_what_it_may_have_meant() -> None:
 
 def test_the_best_policy_is_first_tried_at_the_sizes_that_are_missing() -> None:
     context, history = Context(SPACE, SETTING), History()
-    wide = {"score": "h2o", "tiers": "k4v4", "recent_window": 64, "sinks": 4, "interval": 16}
+    wide = {"rule": "h2o", "tiers": "k4v4", "recent_window": 64, "sinks": 4, "interval": 16}
     for dnll, score in ((0.1, "h2o"), (0.2, "tova")):
-        draw = samplers.pool.Draw({**wide, "score": score, "budget_fraction": 1.0}, random.Random(0))
+        draw = samplers.pool.Draw({**wide, "rule": score, "budget_fraction": 1.0}, random.Random(0))
         point = context.price(SPACE.suggest(draw))
         assert point is not None
         history.done.append(Seen(point, dnll))
@@ -328,7 +328,9 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
     assert len(set(moved)) == len(moved), "and none twice"
     assert {"rotate", "levels", "layer_budgets", "interval", "tiers"} <= set(moved)
     assert moved.index("exponent") > moved.index("layer_budgets"), "which opened it"
-    assert not {"score", "budget_fraction"} & set(moved), "the methods have shown one, sizes are another step"
+    assert not {"rule", "budget_fraction"} & set(moved), (
+        "the methods have shown one, sizes are another step"
+    )
 
 
 def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from kvsearch.cache import scan
+from kvsearch.cache.engine import advance
 from kvsearch.cache.state import LayerState
-from kvsearch.policy import ModelShape, Policy, Quantizer, Score, Tier, layout
+from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
+from kvsearch.rules.attention import AttentionScorer
 
 B, HQ, H, D, T = 2, 6, 2, 16, 150
 SHAPE = ModelShape(1, H, D, HQ)
@@ -16,26 +19,32 @@ K4 = dict(tiers=(Tier(key_bits=4, value_bits=2),), quantizer=Quantizer(group=8))
 SINKS16 = dict(
     tiers=(Tier(key_bits=8, value_bits=4),), quantizer=Quantizer(group=16, fp16_sinks=True)
 )
-XMU, DECAY = Score(alpha=1, beta=1), Score(alpha=1, beta=0.5, horizon=20, kind="decay")
+XMU, DECAY = Attention(alpha=1, beta=1), Attention(alpha=1, beta=0.5, horizon=20, kind="decay")
 POLICIES: dict[str, dict[str, Any]] = {
-    "one token": dict(slots=40, score=Score()),
-    "one token, protected": dict(slots=40, sinks=3, recent_window=9, score=XMU, **K4),
-    "one token, 16-bit sinks": dict(slots=40, sinks=3, score=DECAY, **SINKS16),
-    "newest may go": dict(slots=41, interval=7, score=Score(horizon=3), **K4),
-    "some of the newest may go": dict(slots=41, interval=7, sinks=2, recent_window=3, score=XMU, **K4),
-    "newest stay": dict(slots=40, interval=8, sinks=2, recent_window=8, score=Score(), **SINKS16),
-    "more recent_window than the interval": dict(slots=40, interval=5, recent_window=19, score=DECAY),
-    "heads vote together": dict(slots=40, interval=6, score=Score(beta=1, share="layer"), **K4),
-    "last row": dict(slots=40, score=Score(horizon=1, share="layer")),
-    "window over three intervals": dict(slots=44, interval=6, score=Score(beta=1, horizon=18)),
-    "literal": dict(slots=44, interval=6, score=Score(beta=1, horizon=18, literal=True)),
-    "smoothed": dict(slots=40, interval=8, sinks=1, recent_window=8, score=Score(horizon=8, pool=5)),
-    "smoothed maxima": dict(
-        slots=40, interval=8, recent_window=3, score=Score(pool=3, pool_kind="max"), **K4
+    "one token": dict(slots=40, rule=Attention()),
+    "one token, protected": dict(slots=40, sinks=3, recent_window=9, rule=XMU, **K4),
+    "one token, 16-bit sinks": dict(slots=40, sinks=3, rule=DECAY, **SINKS16),
+    "newest may go": dict(slots=41, interval=7, rule=Attention(horizon=3), **K4),
+    "some of the newest may go": dict(
+        slots=41, interval=7, sinks=2, recent_window=3, rule=XMU, **K4
     ),
-    "interval above the target": dict(slots=40, interval=32, sinks=2, score=XMU, **K4),
-    "never full": dict(slots=300, interval=8, score=XMU, **K4),
-    "prompt": dict(slots=40, interval=8, score=Score(horizon=8), trigger="prompt+stream", **K4),
+    "newest stay": dict(
+        slots=40, interval=8, sinks=2, recent_window=8, rule=Attention(), **SINKS16
+    ),
+    "a recent window above the interval": dict(slots=40, interval=5, recent_window=19, rule=DECAY),
+    "heads vote together": dict(slots=40, interval=6, rule=Attention(beta=1, share="layer"), **K4),
+    "last row": dict(slots=40, rule=Attention(horizon=1, share="layer")),
+    "window over three intervals": dict(slots=44, interval=6, rule=Attention(beta=1, horizon=18)),
+    "literal": dict(slots=44, interval=6, rule=Attention(beta=1, horizon=18, literal=True)),
+    "smoothed": dict(
+        slots=40, interval=8, sinks=1, recent_window=8, rule=Attention(horizon=8, pool=5)
+    ),
+    "smoothed maxima": dict(
+        slots=40, interval=8, recent_window=3, rule=Attention(pool=3, pool_kind="max"), **K4
+    ),
+    "interval above the target": dict(slots=40, interval=32, sinks=2, rule=XMU, **K4),
+    "never full": dict(slots=300, interval=8, rule=XMU, **K4),
+    "prompt": dict(slots=40, interval=8, rule=Attention(horizon=8), trigger="prompt+stream", **K4),
 }
 
 
@@ -56,22 +65,26 @@ def replay(
     parts = []
     for a, b in pairwise([0, *cuts, stream[0].shape[2]]):
         q, k, v = (x[:, :, a:b] for x in stream)
-        parts.append(s.advance(q, k, v, scale=0.3, softcap=cap))
+        parts.append(advance(s, q, k, v, scale=0.3, softcap=cap))
     return torch.cat(parts, 2)
 
 
 def assert_same(fast: LayerState, slow: LayerState) -> None:
-    assert (fast.seen, fast.store.n, fast.store.residual) == (slow.seen, slow.store.n, slow.store.residual)
+    assert (fast.seen, fast.store.n, fast.store.residual) == (
+        slow.seen,
+        slow.store.n,
+        slow.store.residual,
+    )
     for x, y in zip(fast.store.read(), slow.store.read(), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-9)
     a, b = fast.store.slot_pools(), slow.store.slot_pools()
     assert bool((a == b).all())
-    assert fast.book is not None and slow.book is not None
-    torch.testing.assert_close(fast.book.sums, slow.book.sums, rtol=1e-4, atol=1e-5)
-    assert fast.book.sums.dtype == slow.book.sums.dtype
-    assert (fast.book.born is None) == (slow.book.born is None)
-    if fast.book.born is not None and slow.book.born is not None:
-        assert torch.equal(fast.book.born, slow.book.born)
+    assert isinstance(fast.scorer, AttentionScorer) and isinstance(slow.scorer, AttentionScorer)
+    torch.testing.assert_close(fast.scorer.sums, slow.scorer.sums, rtol=1e-4, atol=1e-5)
+    assert fast.scorer.sums.dtype == slow.scorer.sums.dtype
+    assert (fast.scorer.born is None) == (slow.scorer.born is None)
+    if fast.scorer.born is not None and slow.scorer.born is not None:
+        assert torch.equal(fast.scorer.born, slow.scorer.born)
 
 
 @pytest.mark.parametrize("cap", [None, 4.0])
@@ -87,12 +100,14 @@ def test_fast_equals_segments_from_any_state(name: str, cuts: list[int], cap: fl
     assert_same(fast, slow)
 
 
-@pytest.mark.parametrize("name", ["last row", "newest may go", "more recent_window than the interval"])
+@pytest.mark.parametrize(
+    "name", ["last row", "newest may go", "a recent window above the interval"]
+)
 def test_of_equal_scores_the_oldest_goes(name: str) -> None:
     q, k, v = tokens()
     stream = (q, torch.zeros_like(k), v)  # all keys alike
     policy = Policy(**POLICIES[name])
-    equal = layout(policy.model_copy(update={"score": Score(horizon=1)}), SHAPE).layers[0]
+    equal = layout(policy.model_copy(update={"rule": Attention(horizon=1)}), SHAPE).layers[0]
     fast, slow = (
         LayerState(equal, packed=False, native=torch.float64, fast=f) for f in (True, False)
     )

@@ -12,7 +12,7 @@ from kvsearch import space
 from kvsearch.errors import PolicyError, SpaceError
 from kvsearch.knobs import Setting, build, sized
 from kvsearch.methods import METHODS, at
-from kvsearch.policy import ModelShape, layout
+from kvsearch.policy import ModelShape, check, layout
 from kvsearch.policy.layout import peak_of
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
@@ -49,7 +49,7 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget() -> None:
         except PolicyError as error:
             assert "budget too small" in str(error)
             continue
-        policy.check(SHAPE)
+        check(policy, SHAPE)
         limit = SETTING.budget * float(knobs["budget_fraction"])  # type: ignore[operator]
         assert 0 < peak == layout(policy, SHAPE).bytes_peak(4096) <= limit
         assert policy.slots is not None
@@ -109,7 +109,7 @@ HEAD = "version: 1\nname: x\naxes:\n"
         (HEAD + "  rotate: {choice: [yes please]}", "is not true or false"),
         (HEAD + "  sinks: {choice: [4], colour: red}", "axes.sinks.colour"),
         (HEAD + "  group: {choice: [64], when: {tiers: k4v4}}", "is not an earlier axis"),
-        ("version: 2\nname: x\naxes: {}", "version"),
+        ("version: 3\nname: x\naxes: {}", "version"),
     ],
 )
 def test_a_wrong_space_names_the_field(text: str, part: str, tmp_path: Path) -> None:

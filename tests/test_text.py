@@ -148,7 +148,7 @@ def test_windows_do_not_overlap_and_are_spread(tokens, seed):
     ordered = sorted(starts)
     assert all(b - a >= 600 for a, b in pairwise(ordered))
     assert [s * 7 // 12000 for s in ordered] == list(range(7))
-    assert max(starts[:2]) - min(starts[:2]) > 12000 // 3  # the first few are layer_budgets too
+    assert max(starts[:2]) - min(starts[:2]) > 12000 // 3  # the first few are spread too
     assert np.array_equal(found, windows(tokens, count=7, length=600, seed=seed))
     assert not np.array_equal(found, windows(tokens, count=7, length=600, seed=seed + 1))
 

@@ -15,7 +15,7 @@ from kvsearch.evaluate.quality import Evaluator, Quality, check_finite
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
-from kvsearch.policy import Policy, layout
+from kvsearch.policy import Policy, check, layout
 from kvsearch.stats import paired, standard_error
 from kvsearch.text import tokenize, windows
 
@@ -52,7 +52,7 @@ def resolve(names: tuple[str, ...], setting: Setting) -> list[Policy]:
             raise KvsearchError(
                 f"{name!r} is neither a method nor a .json policy file{nearest(name, METHODS)}"
             )
-        out[-1].check(setting.shape)
+        check(out[-1], setting.shape, prompt=setting.prompt)
     return out
 
 

@@ -140,7 +140,7 @@ def work(
         batch: windows per forward pass.
         workers: how many evaluators share this machine's CPU threads; 0 if Ray decides.
         ray: Ray shows every actor its own device.
-        device: as asked for; `auto` and `cuda` layer_budgets processes over all GPUs.
+        device: as asked for; `auto` and `cuda` spread processes over all GPUs.
     """
     devices: tuple[str, ...] = (loaded.device,)
     if ray:

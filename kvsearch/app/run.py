@@ -201,7 +201,9 @@ class Run:
         if not self.options.bench:
             return
         for row in ending["rows"]:
-            mine = row["name"] == ending["recommended"] or (self._fast and row["kind"] == "searched")
+            mine = row["name"] == ending["recommended"] or (
+                self._fast and row["kind"] == "searched"
+            )
             if mine:
                 policy = Policy.build(row["policy"])
                 ids = self.text.windows["report"][0]

@@ -22,7 +22,7 @@ PROBES = ("streamingllm", "h2o", "snapkv", "window+int4", "h2o+int4", "xmu", "h2
 
 
 def steps(policy: Policy) -> int:
-    """Tokens of one half of a pair: at least one whole interval, so that compactions are in the time."""
+    """Tokens of one half of a pair: at least a whole interval, so that compactions are timed."""
     return max(STEPS, min(policy.interval, 64))
 
 

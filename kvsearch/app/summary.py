@@ -14,7 +14,15 @@ from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy, layout
-from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, plain
+from kvsearch.records import (
+    Interval,
+    Recheck,
+    Row,
+    Summary,
+    Throughput,
+    modern_kind,
+    plain,
+)
 from kvsearch.search.folder import RunFolder
 from kvsearch.stats import corrected, paired, standard_error
 
@@ -34,6 +42,8 @@ def read(folder: RunFolder) -> Summary:
     """
     asked = _json(folder.path / "study.json")
     measured = _json(folder.path / "measured.json")
+    for row in measured["rows"]:
+        row["kind"] = modern_kind(row["kind"])
     shape = shape_from(asked["model"])
     start = int(asked["settings"]["score_from"]) - 1
     trials = folder.trials()

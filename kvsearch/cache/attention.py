@@ -1,10 +1,10 @@
 """The attention function behind the name `kvsearch`: a policy layer's, or SDPA for everything else.
 
-A cache layer marks the keys it returns with its state; the function finds the mark and lets the
-state attend over what it holds. What a policy layer would silently get wrong is refused here.
+A cache layer marks the keys it returns with itself; the function finds the mark and lets the layer
+attend over what it holds. What a policy layer would silently get wrong is refused here.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError
 
 NAME = "kvsearch"
-MARK = "kvsearch_state"
+MARK = "kvsearch_layer"
 _PLAIN = "kvsearch_plain"
 _BEYOND = {  # what a model may ask of attention that a policy layer does not do
     "s_aux": "learned attention sinks",
@@ -26,6 +26,17 @@ _BEYOND = {  # what a model may ask of attention that a policy layer does not do
     "sliding_window": "a sliding window that its config does not name",
     "cu_seq_lens_q": "packed sequences",
 }
+
+
+class Attending(Protocol):
+    """A cache layer that attends over its own slots."""
+
+    state: LayerState
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+    ) -> Tensor:
+        """Take in new tokens and attend from them, as `engine.advance` does."""
 
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -45,8 +56,8 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend through the policy layer that marked `key`, or through SDPA if none did."""
-    state: LayerState | None = getattr(key, MARK, None)
-    if state is None:
+    layer: Attending | None = getattr(key, MARK, None)
+    if layer is None:
         if softcap is not None:
             return _softcapped(query, key, value, attention_mask, scaling, softcap)
         result: tuple[Tensor, None] = sdpa_attention_forward(
@@ -54,9 +65,9 @@ def attention(
         )
         return result
     kwargs.setdefault("is_causal", getattr(module, "is_causal", None))
-    _refuse(state, query, attention_mask, kwargs)
+    _refuse(layer.state, query, attention_mask, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = state.advance(query, key, value, scale=scale, softcap=softcap)
+    out = layer.attend(query, key, value, scale=scale, softcap=softcap)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -79,13 +90,15 @@ def _refuse(state: LayerState, query: Tensor, mask: Tensor | None, extra: dict[s
         setattr(mask, _PLAIN, True)  # all layers of one call are given the same mask
     ids = extra.get("position_ids")
     cheap = query.shape[2] > 1 or query.device.type == "cpu"  # one look costs a GPU a wait
-    if state.reindex and ids is not None and cheap:
+    checked = getattr(ids, _PLAIN, None) == state.seen  # all layers of a call share the positions
+    if state.reindex and ids is not None and cheap and not checked:
         want = torch.arange(state.seen, state.seen + query.shape[2], device=ids.device)
         if not bool((ids == want).all()):
             raise ModelError(
                 f"positions 'cache' counts tokens from the start of the stream: expected position "
                 f"{state.seen} for the next token, got {int(ids.flatten()[0])}"
             )
+        setattr(ids, _PLAIN, state.seen)
 
 
 def _softcapped(

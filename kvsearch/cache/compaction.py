@@ -1,11 +1,35 @@
 """What one compaction drops, and the pool of every slot that stays."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from kvsearch.cache.book import ScoreBook
-from kvsearch.cache.store import Store, gather_flat
+from kvsearch.cache.store import Store
 from kvsearch.policy import LayerLayout
+from kvsearch.policy.schedule import Evictions, pools_by_age
+from kvsearch.rules import Scorer, Slots
+from kvsearch.rules.pick import pick
+
+
+def compact(
+    layer: LayerLayout, store: Store, scorer: Scorer | None, slots: Slots, cursor: int
+) -> int:
+    """Compact one layer, whose `slots` the scorer may look at; returns the new cursor."""
+    old, scores = store.slot_pools(), None
+    decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
+    if scorer is not None and decides:
+        scores = scorer.ranks(slots)
+    keep, cursor = survivors(layer, store.n, cursor, scores, store.device)
+    if keep is not None:
+        old = pick(old, keep)
+        scores = None if scores is None else pick(scores, keep)
+    n = store.n if keep is None else keep.shape[-1]
+    ranked = scores if layer.policy.tagged else None
+    store.compact(keep, assign_pools(layer, n, old, ranked, store.device))
+    if scorer is not None:
+        scorer.keep(keep)
+    return cursor
 
 
 def survivors(
@@ -26,44 +50,40 @@ def survivors(
     target = layer.target
     if target is None or n <= target:
         return None, cursor
-    if layer.rungs is not None:
-        return _ladders(layer, n, cursor, scores, device)
-    p = layer.policy
-    drop = n - target
     if scores is None:
-        slots = torch.arange(n - drop, device=device)
-        return torch.where(slots < p.sinks, slots, slots + drop), cursor
+        return _by_age(layer.evictions, n, cursor, device)
+    if layer.rungs is not None:
+        return _ladders(layer.evictions, n, cursor, scores)
+    p = layer.policy
     last = n - p.recent_window
     order = _total_order(scores[..., p.sinks : last], newest_first=True)
-    best = order.topk(order.shape[-1] - drop, sorted=False).indices
+    best = order.topk(order.shape[-1] - (n - target), sorted=False).indices
     kept = best.sort(-1).values + p.sinks
     ends = [torch.arange(p.sinks, device=device), torch.arange(last, n, device=device)]
     head, tail = (e.expand(*kept.shape[:-1], -1) for e in ends)
     return torch.cat([head, kept, tail], -1), cursor
 
 
-def _ladders(
-    layer: LayerLayout, n: int, cursor: int, scores: Tensor | None, device: torch.device
-) -> tuple[Tensor, int]:
-    """Lay ladders from the cursor on until the target is met (LaCache's iterative compaction)."""
-    p, rung, target = layer.policy, layer.rungs, layer.target
-    assert rung is not None and target is not None
-    index = torch.arange(n, device=device)
-    if scores is not None:
-        index = index.expand(*scores.shape[:-1], -1)
-    cursor = max(cursor, p.sinks)
-    while n > target:
-        if n - 1 - cursor - layer.spared < rung.A:
-            cursor = p.sinks
-        block = index[..., cursor : cursor + rung.B]
-        if scores is None:
-            kept = block[layer.offset : layer.offset + rung.A]
-        else:
-            best = scores.gather(-1, block).sort(dim=-1, stable=True).indices[..., rung.R :]
-            kept = block.gather(-1, best.sort(-1).values)
-        index = torch.cat([index[..., :cursor], kept, index[..., cursor + rung.B :]], -1)
-        cursor += rung.A
-        n -= rung.R
+@lru_cache(maxsize=1024)
+def _by_age(
+    evictions: Evictions, n: int, cursor: int, device: torch.device
+) -> tuple[Tensor | None, int]:
+    """`Evictions.by_age` on a device; remembered, because layers and compactions repeat."""
+    kept, cursor = evictions.by_age(n, cursor)
+    return None if kept is None else torch.from_numpy(kept).to(device), cursor
+
+
+def _ladders(evictions: Evictions, n: int, cursor: int, scores: Tensor) -> tuple[Tensor, int]:
+    """Lay ladders, of which each keeps its best-ranked slots instead of its layer's rungs."""
+    r = evictions.rungs
+    assert r is not None
+    index = torch.arange(n, device=scores.device).expand(*scores.shape[:-1], -1)
+    blocks, cursor = evictions.blocks(n, cursor)
+    for start, _ in blocks:
+        block = index[..., start : start + r.B]
+        best = scores.gather(-1, block).sort(dim=-1, stable=True).indices[..., r.R :]
+        kept = block.gather(-1, best.sort(-1).values)
+        index = torch.cat([index[..., :start], kept, index[..., start + r.B :]], -1)
     return index, cursor
 
 
@@ -71,14 +91,19 @@ _SPOILT, _PLACED = 1 << 61, -(1 << 62)  # below every order, and below every spo
 
 
 def _total_order(scores: Tensor, *, newest_first: bool) -> Tensor:
-    """Integers `[..., N]` that rise with scores `[..., N]`, which are fp32 and not negative.
+    """Integers `[..., N]` that rise with fp32 scores `[..., N]`; the slot decides between equals.
 
-    Their bits rise as they do; the slot decides between equals. One integer per slot needs no
-    stable sort, and no sort at all where only the best are asked for.
+    One integer per slot needs no stable sort, and no sort at all where only the best are asked for.
     """
     slot = torch.arange(scores.shape[-1], device=scores.device)
     slot = slot if newest_first else (1 << 30) - 1 - slot
-    return torch.add(slot, scores.contiguous().view(torch.int32), alpha=1 << 30)
+    return torch.add(slot, rising_bits(scores), alpha=1 << 30)
+
+
+def rising_bits(scores: Tensor) -> Tensor:
+    """Int32 numbers that compare as fp32 `scores` do; both zeros are equal."""
+    bits = (scores + 0.0).contiguous().view(torch.int32)  # -0.0 + 0.0 is 0.0
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)  # below 0, larger bits are smaller numbers
 
 
 def assign_pools(
@@ -86,9 +111,9 @@ def assign_pools(
 ) -> Tensor:
     """Pool of each of the `n` slots left by a compaction, `[N]` or `[B, V, N]` uint8.
 
-    Without scores the newest tokens are in the best tier. With scores, sinks and recent_window come
-    first, then the best scores; a tier prefers tokens that were never stored in a worse one, since
-    what was rounded away does not come back.
+    Without scores the newest tokens are in the best tier. With scores, sinks and the recent window
+    come first, then the best scores; a tier prefers tokens that were never stored in a worse one,
+    since what was rounded away does not come back.
 
     Args:
         layer: integers of the layer.
@@ -99,15 +124,9 @@ def assign_pools(
     """
     p = layer.policy
     counts = layer.tier_counts(n)
-    residual_pool = len(p.tiers)
-    fixed = min(n, p.fp16_sinks)
     if scores is None or len(counts) == 1:
-        by_age = torch.full((n,), residual_pool, dtype=torch.uint8, device=device)
-        end = n
-        for tier, count in enumerate(counts):  # newest first
-            by_age[end - count : end] = tier
-            end -= count
-        return by_age
+        return _pools_by_age(counts, n, device)
+    residual_pool, fixed = len(p.tiers), min(n, p.fp16_sinks)
     rank = scores.clone()
     rank[..., n - p.recent_window :] = float("inf")
     rank[..., : p.sinks] = float("inf")
@@ -116,7 +135,7 @@ def assign_pools(
     order = _total_order(rank, newest_first=False)
     order[..., :fixed] = _PLACED
     for tier, count in enumerate(counts[:-1]):
-        spoilt = (best > tier) & (order >= 0)
+        spoilt = (best > tier) & (order > _PLACED)
         key = torch.where(spoilt, order - _SPOILT, order)
         chosen = key.topk(count, sorted=False).indices
         pools.scatter_(-1, chosen, tier)
@@ -125,18 +144,6 @@ def assign_pools(
     return pools
 
 
-def compact(layer: LayerLayout, store: Store, book: ScoreBook | None, seen: int, cursor: int) -> int:
-    """Compact one layer after its `seen`-th token; returns the new cursor."""
-    device, old, scores = store.device, store.slot_pools(), None
-    if book is not None:
-        scores = book.ranks(seen, store.n - layer.policy.recent_window)
-    keep, cursor = survivors(layer, store.n, cursor, scores, device)
-    if keep is not None:
-        old = gather_flat(old, keep)
-        scores = None if scores is None else gather_flat(scores, keep)
-    n = store.n if keep is None else keep.shape[-1]
-    ranked = scores if layer.policy.tagged else None
-    store.compact(keep, assign_pools(layer, n, old, ranked, device))
-    if book is not None:
-        book.keep(keep)
-    return cursor
+@lru_cache(maxsize=1024)
+def _pools_by_age(counts: tuple[int, ...], n: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(pools_by_age(counts, n)).to(device)

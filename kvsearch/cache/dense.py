@@ -1,15 +1,16 @@
 """The store of evaluation: dense values that are exactly what the packed store reads back.
 
-Slots are in order of time. A slot's pool is its tier, or `residual` (the last pool) while it is in 16
-bits, which new tokens and fp16 sinks are.
+Slots are in order of time. A slot's pool is its tier, or `residual` (the last pool) while it is in
+16 bits, which new tokens and fp16 sinks are.
 """
 
 import torch
 from torch import Tensor
 
 from kvsearch.cache.formats import codecs
-from kvsearch.cache.store import gather, gather_flat
+from kvsearch.cache.store import gather
 from kvsearch.policy import LayerLayout
+from kvsearch.rules.pick import pick
 
 
 class DenseStore:
@@ -39,14 +40,15 @@ class DenseStore:
         self.k[:, :, self.n : self.n + m] = k
         self.v[:, :, self.n : self.n + m] = v
         if quantised is not None:
-            if self.quantised is None or self.residual == 0:
-                self.quantised = quantised
-            else:
-                old_k, old_v = self.quantised
-                self.quantised = (
-                    torch.cat([old_k, quantised[0]], 2),
-                    torch.cat([old_v, quantised[1]], 2),
+            before = self._quantised_in_place()
+            if before is not None:  # what earlier calls left without a compaction comes first
+                quantised = (
+                    torch.cat([before[0], quantised[0]], 2),
+                    torch.cat([before[1], quantised[1]], 2),
                 )
+            self.quantised = quantised
+        if self.n == 0:
+            self.pools = self.pools.to(k.device)
         fresh = self.pools.new_full((*self.pools.shape[:-1], m), self.residual_pool)
         self.pools = torch.cat([self.pools, fresh], -1)
         self.n += m
@@ -82,8 +84,10 @@ class DenseStore:
         if keep is None:
             k, v = self.read()  # views: what changes, changes in place
         else:
-            k, v, old = gather(self.k, keep), gather(self.v, keep), gather_flat(old, keep)
-            if quantised is not None:  # slot -> its place in `quantised`; older slots point anywhere
+            k, v, old = gather(self.k, keep), gather(self.v, keep), pick(old, keep)
+            if (
+                quantised is not None
+            ):  # slot -> its place in `quantised`; older slots point anywhere
                 back = (keep - (self.n - self.residual)).clamp_min(0)[..., -tail:]
                 quantised = (gather(quantised[0], back), gather(quantised[1], back))
         n = k.shape[2]
@@ -101,7 +105,13 @@ class DenseStore:
     def _move(self, changed: Tensor, pools: Tensor) -> None:
         """Store the `changed` of the first slots `[B, H, N]` in their `pools`."""
         assert self.k is not None and self.v is not None
-        T, D = self.k.shape[2:]
+        n, (T, D) = changed.shape[-1], self.k.shape[2:]
+        if changed.device.type != "cpu":  # counting what changed would wait for the device
+            for i, (kc, vc) in enumerate(self.codecs[:-1]):
+                mask = (changed & (pools == i)).unsqueeze(-1)
+                for held, codec in ((self.k[:, :, :n], kc), (self.v[:, :, :n], vc)):
+                    held.copy_(torch.where(mask, codec.fake(held), held))
+            return
         keys, values = self.k.view(-1, D), self.v.view(-1, D)
         for i, (kc, vc) in enumerate(self.codecs[:-1]):
             b, h, slot = (changed & (pools == i)).nonzero().unbind(-1)

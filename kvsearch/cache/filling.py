@@ -1,25 +1,22 @@
 """Scored attention while nothing is evicted yet: many intervals at once.
 
-Until the cache is full a compaction does one thing: it quantises the interval's keys and values in their
-tier. So a row sees quantised keys everywhere except in its own interval, where they are still in 16
-bits; those are a diagonal of small blocks, computed apart.
+Until the cache is full a compaction does one thing: it quantises the interval's keys and values.
+So a row sees quantised keys everywhere except in its own interval, where they are still in 16 bits;
+those are a diagonal of small blocks, computed apart.
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvsearch.cache.compaction import assign_pools
-
-if TYPE_CHECKING:
-    from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import LayerState
+from kvsearch.rules.attention import AttentionScorer
 
 ROWS = 128  # queries of one attention map: small enough for the caches, large enough for a product
 
 
 def run(
-    state: "LayerState",
+    state: LayerState,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -33,14 +30,14 @@ def run(
     Args:
         state: holds `n` compacted tokens; with `q` it must stay within its target.
         q: queries `[B, Hq, M, D]`.
-        k: residual keys `[B, H, M, D]`.
-        v: residual values, likewise.
+        k: keys `[B, H, M, D]` in 16 bits.
+        v: values, likewise.
         quantised: what their tier will read back, or None where nothing is quantised.
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
     """
-    book, store, c = state.book, state.store, state.layer.policy.interval
-    assert book is not None
+    scorer, store, c = state.scorer, state.store, state.layer.policy.interval
+    assert isinstance(scorer, AttentionScorer)
     B, Hq, M, D = q.shape
     H, n = k.shape[1], store.n
     G = Hq // H
@@ -48,7 +45,7 @@ def run(
     if n:
         ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
     out = torch.empty_like(q)
-    rolls = book.blocks > 1  # partial sums of several intervals are kept apart
+    rolls = scorer.blocks > 1  # partial sums of several intervals are kept apart
     step = c if rolls else max(1, ROWS // c) * c
     for start in range(0, M, step):
         rows = slice(start, min(start + step, M))
@@ -72,14 +69,15 @@ def run(
             o += (own @ lost.reshape(B * H, 1, R // c, c, D)).view_as(o)
         out[:, :, rows] = o.view(B, Hq, R, D)
         left = torch.arange(R - 1, -1, -1, device=q.device)
-        weights = book.row_weights(N - left, left % c)
-        if book.forgets and not rolls:
-            weights = torch.zeros_like(weights)  # a compaction takes all that was received before it
-        votes = (weights / G).to(p.dtype).repeat(G).expand(B, H, 1, G * R)
-        book.add((votes @ p.view(B, H, G * R, N)).squeeze(2), state.seen, R)
+        weights = scorer.row_weights(N - left, left % c)
+        if scorer.forgets and not rolls:
+            weights = torch.zeros_like(weights)  # a compaction forgets all before it
+        kind = torch.promote_types(p.dtype, torch.float32)  # a sum over rows does not fit 16 bits
+        votes = (weights / G).to(kind).repeat(G).expand(B, H, 1, G * R)
+        scorer.add((votes @ p.view(B, H, G * R, N).to(kind)).squeeze(2), state.seen, R)
         state.seen += R
         if rolls:
-            book.keep(None)
+            scorer.keep(None)
     store.append(k, v, quantised)
     layer = state.layer
     store.compact(None, assign_pools(layer, store.n, store.slot_pools(), None, q.device))

@@ -59,7 +59,7 @@ class Codec:
 
 
 def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]:
-    """Key and value codec of each tier, then those of the 16-bit pool (residual tokens and sinks)."""
+    """Key and value codec of each tier, then those of the 16-bit pool (new tokens and sinks)."""
     p = layer.policy
 
     def codec(bits: int) -> Codec:

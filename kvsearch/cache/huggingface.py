@@ -11,7 +11,7 @@ with one token: does every layer hand its keys over, and how does it turn them w
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -28,11 +28,12 @@ from transformers.cache_utils import (
 from transformers.utils import logging
 
 from kvsearch.cache.attention import MARK, NAME, attention, mask
+from kvsearch.cache.engine import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import policy_layers, rotary_candidates, shape_of, text_config
-from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.policy import ModelShape, Policy, check, layout
 
 
 class PolicyLayer(CacheLayerMixin):
@@ -55,8 +56,14 @@ class PolicyLayer(CacheLayerMixin):
         """Mark the new keys with this layer; they are stored when attention runs."""
         self.is_initialized = True
         marked = key_states.view_as(key_states)
-        setattr(marked, MARK, self.state)
+        setattr(marked, MARK, self)
         return marked, value_states
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+    ) -> Tensor:
+        """Take in new tokens and attend from them."""
+        return advance(self.state, q, k, v, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Lengths for a mask, as if nothing had been evicted."""
@@ -128,11 +135,14 @@ class PolicyCache(Cache):
         fast: bool = True,
     ) -> None:
         shape = shape_of(model.config)
-        policy.check(shape)
+        check(policy, shape)
         install(model)
         rotaries: list[Rotary | None] = [None] * shape.layers
+        rule = policy.active_rule
         if policy.evicts and policy.positions == "cache":
-            rotaries = [Rotary(inv_freq) for inv_freq in _rotary_frequencies(model)]
+            rotaries = _rotaries(model, "positions 'cache'", "use positions 'original'")
+        elif rule is not None and "queries" in rule.needs:
+            rotaries = _rotaries(model, f"rule {rule.name!r}", "use another rule")
         if native is None:
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
@@ -141,7 +151,7 @@ class PolicyCache(Cache):
             LayerState(layer, packed=packed, native=native, rotary=rotary, fast=fast)
             for layer, rotary in zip(layers, rotaries, strict=True)
         ]
-        super().__init__(layers=_layers(model, states))
+        super().__init__(layers=_layers(model, [PolicyLayer(state) for state in states]))
         self.policy = policy
         self.shape = shape
         self._config = text_config(model.config)
@@ -226,23 +236,28 @@ _installed: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
 _frequencies: WeakKeyDictionary[PreTrainedModel, list[Tensor]] = WeakKeyDictionary()
 
 
-class _Recorder:
-    """Takes the place of a `LayerState` and notes what one attention call hands over."""
+class _Blank:
+    """Takes the place of a `LayerState` that has seen nothing."""
 
     reindex = False
     seen = 0
 
+
+class _Recorder(PolicyLayer):
+    """A layer that notes what one attention call hands over."""
+
     def __init__(self) -> None:
+        super().__init__(cast(LayerState, _Blank()))
         self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def advance(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         """One token that attends to itself gets its own value, whatever the scale or the cap."""
         self.calls.append((q, k, v))
         return v.repeat_interleave(q.shape[1] // k.shape[1], 1)
 
 
-def _layers(model: PreTrainedModel, states: list[LayerState]) -> list[CacheLayerMixin]:
-    """Cache layers of `model`, those with full attention over `states`."""
+def _layers(model: PreTrainedModel, mine: Sequence[PolicyLayer]) -> list[CacheLayerMixin]:
+    """Cache layers of `model`, those with full attention replaced by `mine`."""
     layers = list(DynamicCache(config=model.config).layers)
     held = policy_layers(model.config)
     plain = DynamicLayer  # exactly this class: its subclasses have caches of their own
@@ -251,8 +266,8 @@ def _layers(model: PreTrainedModel, states: list[LayerState]) -> list[CacheLayer
             f"the layers of this {text_config(model.config).model_type!r} model share caches or "
             "have caches of a kind that kvsearch does not know"
         )
-    for i, state in zip(held, states, strict=True):
-        layers[i] = PolicyLayer(state)
+    for i, layer in zip(held, mine, strict=True):
+        layers[i] = layer
     return layers
 
 
@@ -263,7 +278,7 @@ def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[
     in any layer and whatever lies between the layers, unless the model adds positions to them.
     """
     recorders = [_Recorder() for _ in policy_layers(model.config)]
-    cache = Cache(layers=_layers(model, cast(list[LayerState], recorders)))
+    cache = Cache(layers=_layers(model, recorders))
     count = 1 if positions is None else len(positions)
     # not token 0: that is often padding, whose embedding is zero
     ids = torch.full((count, 1), text_config(model.config).vocab_size // 2, device=model.device)
@@ -293,18 +308,31 @@ def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
             )
 
 
-def _rotary_frequencies(model: PreTrainedModel) -> list[Tensor]:
+def _rotaries(model: PreTrainedModel, what: str, instead: str) -> list[Rotary | None]:
+    """The rotation of every policy layer; layers that turn alike share one.
+
+    Raises:
+        ModelError: the model turns its keys in another way, and `what` needs this one.
+    """
+    shared: list[Rotary] = []
+    for inv_freq in _rotary_frequencies(model, what, instead):
+        same = (r for r in shared if torch.equal(r.inv_freq, inv_freq.float()))
+        shared.append(next(same, None) or Rotary(inv_freq))
+    return list(shared)
+
+
+def _rotary_frequencies(model: PreTrainedModel, what: str, instead: str) -> list[Tensor]:
     """Angle per position of each channel pair, for every policy layer.
 
     Layers may turn differently, or not at all (then the angles are zero). What is returned was
     seen to turn the model's own queries and keys from position 0 to near and far ones.
     """
     if model not in _frequencies:
-        _frequencies[model] = _find_frequencies(model)
+        _frequencies[model] = _find_frequencies(model, what, instead)
     return _frequencies[model]
 
 
-def _find_frequencies(model: PreTrainedModel) -> list[Tensor]:
+def _find_frequencies(model: PreTrainedModel, what: str, instead: str) -> list[Tensor]:
     kind = text_config(model.config).model_type
     layers = policy_layers(model.config)
     options = rotary_candidates(model)
@@ -323,9 +351,8 @@ def _find_frequencies(model: PreTrainedModel) -> list[Tensor]:
     if not all(found) or not any(bool(fits[0].any()) for fits in found):
         layer = next((i for i, fits in zip(layers, found, strict=True) if not fits), layers[0])
         raise ModelError(
-            "positions 'cache' needs rotary embeddings that turn channel c with channel c + D/2 by "
-            f"position alone, and layer {layer} of this {kind!r} model does something else; use "
-            "positions 'original'"
+            f"{what} needs rotary embeddings that turn channel c with channel c + D/2 by position "
+            f"alone, and layer {layer} of this {kind!r} model does something else; {instead}"
         )
     return [fits[0] for fits in found]
 

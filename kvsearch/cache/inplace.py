@@ -1,28 +1,25 @@
 """Eviction by score in a full cache, in place: new tokens take the places of the evicted.
 
 The first `target` slots hold what was kept, in any order; the last `interval` slots hold the newest
-tokens until their compaction. A compaction drops as many tokens as are new, and survivors among the new are
+tokens until their compaction. It drops as many tokens as are new, and survivors among the new are
 written over the dropped: a few rows instead of the whole cache. Everything that the loop touches is
 laid out before it, because at short intervals the number of small operations is what it costs.
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvsearch.cache.compaction import assign_pools
 from kvsearch.cache.dense import DenseStore
+from kvsearch.cache.state import LayerState
 from kvsearch.cache.store import gather
 from kvsearch.cache.victims import Victims
+from kvsearch.rules.attention import AttentionScorer
 from kvsearch_kernels.scored_attention import scored_attention
-
-if TYPE_CHECKING:
-    from kvsearch.cache.state import LayerState
 
 
 def run(
-    state: "LayerState",
+    state: LayerState,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -35,10 +32,10 @@ def run(
 
     Arguments are as in `filling.run`.
     """
-    book, store, layer = state.book, state.store, state.layer
-    assert book is not None and isinstance(store, DenseStore)
+    scorer, store, layer = state.scorer, state.store, state.layer
+    assert isinstance(scorer, AttentionScorer) and isinstance(store, DenseStore)
     B, Hq, M, D = q.shape
-    c, n, H, V = layer.policy.interval, store.n, k.shape[1], book.sums.shape[2]
+    c, n, H, V = layer.policy.interval, store.n, k.shape[1], scorer.sums.shape[2]
     S, J, G, voters = n + c, M // c, Hq // H, Hq // V
     queries = _intervals(q * scale, c).view(J, B * H, G * c, D)
     out = torch.empty_like(queries)
@@ -48,14 +45,19 @@ def run(
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
     own = torch.arange(c, device=q.device)
-    weights = book.row_weights(n + 1 + own, c - 1 - own) / voters
-    votes = weights.to(q.dtype).repeat(voters).expand(B * V, 1, -1).contiguous()
+    weights = scorer.row_weights(n + 1 + own, c - 1 - own) / voters
+    votes = (
+        weights.to(torch.promote_types(q.dtype, torch.float32))
+        .repeat(voters)
+        .expand(B * V, 1, -1)
+        .contiguous()
+    )
     future = torch.zeros(c, c, dtype=q.dtype, device=q.device)
     future.masked_fill_(own > own.unsqueeze(-1), float("-inf"))
     s = q.new_empty(B * H, G * c, S)
     s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
     transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
-    victims = Victims(layer, book, state.seen, n)
+    victims = Victims(layer, scorer, state.seen, n)
     for query, fresh, held, result in zip(
         queries.unbind(), new.unbind(), kept.unbind(), out.unbind(), strict=True
     ):

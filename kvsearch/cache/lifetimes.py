@@ -7,20 +7,17 @@ it all move together with the query (`moving`), so inside each frame one rotatio
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvsearch.cache.state import LayerState
 from kvsearch.policy import LayerLayout, Policy
+from kvsearch.policy.schedule import NEVER, Ints
+from kvsearch_kernels.lifetime_attention import lifetime_attention
 
-if TYPE_CHECKING:
-    from kvsearch.cache.state import LayerState
-
-NEVER = 1 << 40
 BLOCK = 128  # queries that share one gather of the keys alive around them
-Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def applies(policy: Policy) -> bool:
@@ -57,19 +54,6 @@ class Plan:
         return alive[np.argsort(1 - self.fixed[alive], kind="stable")]
 
 
-def first_compaction(layer: LayerLayout, seen: Ints, prompt: int) -> Ints:
-    """Smallest compaction at or after each number of tokens seen."""
-    p, c = layer.policy, layer.policy.interval
-    if not p.compacts:
-        return np.full_like(seen, NEVER)
-    if p.trigger == "stream":
-        return -(-seen // c) * c
-    later = (
-        np.full_like(seen, NEVER) if p.trigger == "prompt" else prompt + -((prompt - seen) // c) * c
-    )
-    return np.where(seen <= prompt, prompt, later)
-
-
 def plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
     """Lives over a text of `T` tokens whose first `prompt` belong to the prompt."""
     key = (layer.policy.fingerprint(), layer.slots, layer.offset, layer.rungs, T, prompt)
@@ -89,7 +73,7 @@ def _make_plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
     token, fixed, angle, birth, death = entries
     quantised = np.zeros_like(token)
     if layer.policy.quantizes:
-        turn = first_compaction(layer, token + 1, prompt)
+        turn = layer.clock.first(token + 1, prompt)
         turn[token < layer.policy.fp16_sinks] = NEVER
         early, late = birth < turn, death > turn
         stack = [
@@ -117,7 +101,7 @@ def _window_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
     token = np.arange(T, dtype=np.int64)
     death = np.full(T, NEVER, dtype=np.int64)
     if layer.target is not None:
-        death = first_compaction(layer, token + 1 + layer.target - p.sinks, prompt)
+        death = layer.clock.first(token + 1 + layer.target - p.sinks, prompt)
         death[: p.sinks] = NEVER
     fixed = (token < p.sinks).astype(np.int64)
     gone = np.searchsorted(np.sort(death), token, side="right")
@@ -125,7 +109,7 @@ def _window_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
 
 
 def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
-    """Ladders laid compaction by compaction; a pass renumbers what the cursor has left behind."""
+    """Ladders laid at every compaction; a pass renumbers what the cursor has left behind."""
     p, rung, target = layer.policy, layer.rungs, layer.target
     assert rung is not None and target is not None
     open_since = np.arange(T, dtype=np.int64)
@@ -149,26 +133,27 @@ def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
 
     live, cursor, seen = np.empty(0, dtype=np.int64), p.sinks, 0
     while True:
-        compaction = int(first_compaction(layer, np.array([seen + target - len(live) + 1]), prompt)[0])
-        end = min(compaction, T)
+        full = seen + target - len(live) + 1  # compactions that find no more than the target: none
+        due = int(layer.clock.first(np.array([full]), prompt)[0])
+        end = min(due, T)
         live = np.concatenate([live, np.arange(seen, end, dtype=np.int64)])
         visible[seen:end] = np.arange(len(live) - (end - seen) + 1, len(live) + 1)
         seen = end
-        if compaction > T:
+        if due > T:
             break
-        while len(live) > target:
-            if len(live) - 1 - cursor - layer.spared < rung.A:
-                cursor = p.sinks
-                moved = live[cursor:]
+        blocks, after = layer.evictions.blocks(len(live), cursor)
+        for start, fresh in blocks:
+            if fresh:
+                moved = live[start:]
                 close(moved, seen)
-                frame[moved], angle[moved] = 0, np.arange(cursor, len(live))
+                frame[moved], angle[moved] = 0, np.arange(start, len(live))
                 angle[seen:] = moving_at[seen:] = np.arange(len(live), len(live) + T - seen)
-            block = live[cursor : cursor + rung.B]
+            block = live[start : start + rung.B]
             kept = block[layer.offset : layer.offset + rung.A]
             close(block, seen)
-            frame[kept], angle[kept] = 1, np.arange(cursor, cursor + rung.A)
-            live = np.concatenate([live[:cursor], kept, live[cursor + rung.B :]])
-            cursor += rung.A
+            frame[kept], angle[kept] = 1, np.arange(start, start + rung.A)
+            live = np.concatenate([live[:start], kept, live[start + rung.B :]])
+        cursor = after
         if seen >= T:
             break
     close(live, NEVER)
@@ -190,11 +175,11 @@ def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
 
 
 def prefill(
-    state: "LayerState", q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+    state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:
     """Attend over a whole text from an empty cache, and leave the cache as the stream would.
 
-    Keys, values and queries are as in `LayerState.advance`, after rounding and un-rotation.
+    Keys, values and queries are as in `engine.advance`, after rounding and un-rotation.
     """
     T = q.shape[2]
     lives = plan(state.layer, T, state.prompt)
@@ -214,7 +199,7 @@ def prefill(
 
 
 def _attend(
-    state: "LayerState",
+    state: LayerState,
     lives: Plan,
     q: Tensor,
     k: Tensor,
@@ -232,8 +217,8 @@ def _attend(
     birth = torch.from_numpy(lives.birth[entries]).to(q.device)
     death = torch.from_numpy(lives.death[entries]).to(q.device)
     if not state.reindex:
-        return state.lifetime(
-            q, k, v, birth, death, first_query=start, scale=scale, softcap=softcap
+        return lifetime_attention.record(
+            state.impls, q, k, v, birth, death, first_query=start, scale=scale, softcap=softcap
         )[0]
     assert state.rotary is not None
     k = state.rotary.turn(k, torch.from_numpy(lives.angle[entries]))
@@ -243,7 +228,8 @@ def _attend(
         if birth[part].numel():
             turned = state.rotary.turn(q, torch.from_numpy(at[start:stop]))
             parts.append(
-                state.lifetime(
+                lifetime_attention.record(
+                    state.impls,
                     turned,
                     k[:, :, part],
                     v[:, :, part],
@@ -258,18 +244,19 @@ def _attend(
 
 
 def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Join attention over disjoint sets of keys by their log-sum-exps."""
+    """Join attention over disjoint sets of keys by their log-sum-exps, in the type of those."""
     if len(parts) == 1:
         return parts[0][0]
     total = torch.stack([lse for _, lse in parts]).logsumexp(0)
     shares = [(lse - total).exp().unsqueeze(-1) for _, lse in parts]
-    return torch.stack([o * s for (o, _), s in zip(parts, shares, strict=True)]).sum(0)
+    whole = torch.stack([o * s for (o, _), s in zip(parts, shares, strict=True)]).sum(0)
+    return whole.to(parts[0][0].dtype)
 
 
-def _leave(state: "LayerState", lives: Plan, k: Tensor, v: Tensor, T: int) -> None:
+def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, T: int) -> None:
     """Fill the store with what is held after the last token."""
     layer = state.layer
-    compacted = first_compaction(layer, lives.held + 1, state.prompt) <= T
+    compacted = layer.clock.first(lives.held + 1, state.prompt) <= T
     pools = np.where(compacted, 0, len(layer.policy.tiers)).astype(np.uint8)
     pools[lives.held < layer.policy.fp16_sinks] = len(layer.policy.tiers)
     held = torch.from_numpy(lives.held).to(k.device)

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from kvsearch.cache.formats import Held, Ran, codecs
 from kvsearch.cache.rotary import Rotary
-from kvsearch.cache.store import gather_flat
 from kvsearch.policy import LayerLayout
+from kvsearch.rules.pick import pick
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.gather_kv import gather_kv
 
@@ -14,9 +14,9 @@ from kvsearch_kernels.gather_kv import gather_kv
 class PackedStore:
     """Slots of one layer in their real formats; the same interface as `DenseStore`.
 
-    Each pool keeps its tokens in order of time; the last pool is 16 bits: fp16 sinks, then the residual
-    tokens that no compaction has seen. Where a slot's tier follows from its order, nothing more is held;
-    where it follows from scores, one tag byte per slot is.
+    Each pool keeps its tokens in order of time; the last pool is 16 bits: fp16 sinks, then the
+    residual tokens that no compaction has seen. Where a slot's tier follows from its order, nothing
+    more is held; where it follows from ranks, one tag byte per slot is.
 
     Args:
         layer: integers of the layer.
@@ -25,7 +25,7 @@ class PackedStore:
     """
 
     def __init__(self, layer: LayerLayout, native: torch.dtype, ran: Ran | None = None) -> None:
-        self.codecs = codecs(layer, native)
+        self.layer, self.codecs = layer, codecs(layer, native)
         self.residual_pool = len(self.codecs) - 1
         self.tagged = layer.policy.tagged
         self.ran: Ran = {} if ran is None else ran
@@ -33,11 +33,13 @@ class PackedStore:
         self.dtype = torch.float32
         self.keys: list[Held | None] = [None] * len(self.codecs)
         self.values: list[Held | None] = [None] * len(self.codecs)
-        self.pools = torch.empty(0, dtype=torch.uint8)  # of compacted slots; `[n - residual]` or per head
+        self.pools = torch.empty(0, dtype=torch.uint8)  # of compacted slots
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
         self.dtype = k.dtype
+        if self.n == 0:
+            self.pools = self.pools.to(k.device)
         for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
             (new,) = self.codecs[-1][which].encode(x, self.ran)
             old = pools[-1]
@@ -93,7 +95,7 @@ class PackedStore:
     def in_time(self, x: Tensor) -> Tensor:
         """Data `[B, H, N]` of the slots of `parts`, put into order of time."""
         order = self._order()
-        return x if order is None else gather_flat(x, order)
+        return x if order is None else pick(x, order)
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
@@ -101,17 +103,28 @@ class PackedStore:
             keep = torch.arange(self.n, device=self.device)
         if not self.tagged:
             pools = pools.reshape(-1, pools.shape[-1])[0]
-        old = self.slot_pools()
+        old, n = self.slot_pools(), keep.shape[-1]
         place = _place_in_pool(old, len(self.codecs))
         moves: list[tuple[int, Tensor, Tensor] | None] = []
-        for i in range(len(self.codecs)):
-            count = int((pools == i).sum(-1).flatten()[0])
-            source = gather_flat(keep, _first(pools == i, count))
-            moves.append((i, source, gather_flat(old, source) != i) if count else None)
+        for i, count in enumerate(self._counts(n)):
+            source = pick(keep, _first(pools == i, count))
+            moves.append((i, source, pick(old, source) != i) if count else None)
         for which, held in enumerate((self.keys, self.values)):
             held[:] = [m and self._move(which, held, *m, old, place) for m in moves]
-        self.n, self.residual = keep.shape[-1], 0
+        self.n, self.residual = n, 0
         self.pools = pools.to(torch.uint8)
+
+    def _counts(self, n: int) -> tuple[int, ...]:
+        """Slots of each pool after a compaction left `n`: known to the host, so nothing waits."""
+        tiers = self.layer.tier_counts(n)
+        return (*tiers, n - sum(tiers))
+
+    def _most_entering(self, enters: Tensor, i: int, held: list[Held | None]) -> int:
+        """Most slots of any head that enter pool `i`; an upper bound where counting would wait."""
+        if enters.device.type == "cpu":
+            return int(enters.sum(-1).max())
+        others = sum(h[0].shape[2] for j, h in enumerate(held) if j != i and h is not None)
+        return min(enters.shape[-1], others)
 
     def _move(
         self,
@@ -134,22 +147,22 @@ class PackedStore:
             old: pool of every slot before.
             place: its index there.
         """
-        most = int(enters.sum(-1).max())  # heads may differ: the others encode some in vain
+        most = self._most_entering(enters, i, held)  # heads may differ: others encode some in vain
         mine = held[i]
         size = 0 if mine is None else mine[0].shape[2]
         if most == 0 and size == source.shape[-1]:
             assert mine is not None
             return mine
-        pick = gather_flat(place, source)
+        index = pick(place, source)
         if most == 0:
             new: Held | None = None
         else:
-            slots = gather_flat(source, _first(enters, most))
-            new = self._enter(which, held, i, gather_flat(old, slots), gather_flat(place, slots))
-            pick = torch.where(enters, size + enters.cumsum(-1) - 1, pick)
+            slots = pick(source, _first(enters, most))
+            new = self._enter(which, held, i, pick(old, slots), pick(place, slots))
+            index = torch.where(enters, size + enters.cumsum(-1) - 1, index)
         both = [x for x in (mine, new) if x is not None]
         joined = both[0] if len(both) == 1 else [torch.cat(x, 2) for x in zip(*both, strict=True)]
-        return tuple(gather_kv.record(self.ran, x, pick) for x in joined)
+        return tuple(gather_kv.record(self.ran, x, index) for x in joined)
 
     def _enter(
         self, which: int, held: list[Held | None], i: int, old: Tensor, place: Tensor
@@ -185,7 +198,7 @@ class PackedStore:
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""
         fresh = self.pools.new_full((*self.pools.shape[:-1], self.residual), self.residual_pool)
-        return torch.cat([self.pools, fresh], -1).to(self.device)
+        return torch.cat([self.pools, fresh], -1)
 
     @property
     def device(self) -> torch.device:

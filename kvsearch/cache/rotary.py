@@ -26,9 +26,15 @@ class Rotary:
         angle = by.to(x.device, torch.float64).unsqueeze(-1) * self.inv_freq.double().to(x.device)
         return self._rotate(x, angle)
 
-    def turn_slots(self, x: Tensor, first: int) -> Tensor:
-        """`turn` of `x` `[..., N, D]` by slots `first`, `first + 1`, ..., whose angles are kept."""
+    def turn_slots(self, x: Tensor, first: int, *, keep: bool) -> Tensor:
+        """`turn` of `x` `[..., N, D]` by slots `first`, `first + 1`, ...
+
+        With `keep`, the angles' tables stay, which an evaluation wants and a deployed cache, whose
+        bytes are counted, does not.
+        """
         stop = first + x.shape[-2]
+        if not keep:
+            return self.turn(x, torch.arange(first, stop, device=x.device))
         held = self._slots
         if held is None or held[0].shape[0] < stop or held[0].device != x.device:
             index = torch.arange(max(64, 2 * stop), device=x.device, dtype=torch.float64)

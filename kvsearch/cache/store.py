@@ -58,12 +58,3 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
     first = torch.arange(0, B * H * T, T, device=x.device).view(B, H, 1)
     rows = x.view(-1, D).index_select(0, (index + first).view(-1))  # copies rows, not numbers
     return rows.view(*index.shape, D)
-
-
-def gather_flat(x: Tensor, index: Tensor) -> Tensor:
-    """Take slots of per-slot data `[..., T]`, whose leading axes may broadcast with `index`."""
-    if x.dim() == 1:
-        return x[index]
-    if index.dim() == 1:
-        return x.index_select(-1, index)
-    return torch.take_along_dim(x, index, -1)

@@ -3,46 +3,48 @@
 import torch
 from torch import Tensor
 
-from kvsearch.cache.book import ScoreBook
-from kvsearch.cache.store import gather_flat
 from kvsearch.policy import LayerLayout
+from kvsearch.rules.attention import AttentionScorer
+from kvsearch.rules.pick import pick
 
 LAST = torch.iinfo(torch.int64).max
 
 
 class Victims:
-    """Births and partial sums of `n` kept slots and `c` new ones, in place of a book's.
+    """Births and partial sums of `n` kept slots and `c` new ones, in place of a scorer's.
 
     Attributes:
-        sums: as in the book `[R, B, V, n + c]`.
+        sums: as in the scorer `[R, B, V, n + c]`.
         born: arrival index of each slot's token `[B, V, n + c]` int64.
     """
 
-    def __init__(self, layer: LayerLayout, book: ScoreBook, seen: int, n: int) -> None:
-        p, s = layer.policy, book.score
-        self.policy, self.book, self.seen, self.n, self.c = p, book, seen, n, p.interval
-        R, B, V = book.sums.shape[:3]
-        device = book.sums.device
-        # where nobody keeps ages, any births will do that rise in time and are right for recent_window
-        old = torch.arange(seen - n, seen, device=device) if book.born is None else book.born.long()
+    def __init__(self, layer: LayerLayout, scorer: AttentionScorer, seen: int, n: int) -> None:
+        p, s = layer.policy, scorer.rule
+        self.policy, self.scorer, self.seen, self.n, self.c = p, scorer, seen, n, p.interval
+        R, B, V = scorer.sums.shape[:3]
+        device = scorer.sums.device
+        # without ages, births only need to rise in time and be right for the recent window
+        old = torch.arange(seen - n, seen, device=device)
+        if scorer.born is not None:
+            old = scorer.born.long()
         self._new = torch.arange(seen, seen + self.c, device=device).expand(B, V, -1).clone()
         self.born = torch.cat([old.expand(B, V, n), self._new], -1)
-        self.sums = torch.nn.functional.pad(book.sums, (0, self.c))
+        self.sums = torch.nn.functional.pad(scorer.sums, (0, self.c))
         self._sum = self.sums[0].view(B * V, 1, n + self.c)
         self._keep = 1 - 1 / s.horizon if s.kind == "decay" and s.horizon else 1.0
-        self._fresh = book.forgets and R == 1  # every compaction forgets all
+        self._fresh = scorer.forgets and R == 1  # every compaction forgets all
         # Candidates are slots behind the sinks, which are the first. New tokens are none of them if
-        # they are recent_window; then, or if there is only one, they keep their order.
+        # they are in the recent window; then, or if there is only one, they keep their order.
         safe = p.recent_window >= self.c
         self._direct = safe or self.c == 1
         self._mask = p.recent_window > (self.c if safe else 0)
         self._from, self._to = p.sinks, n if safe else n + self.c
         self._born = self.born[..., self._from : self._to]
-        # the book then ranks the candidates alone; smoothing needs their neighbours too
+        # the scorer then ranks the candidates alone; smoothing needs their neighbours too
         part = slice(None) if s.pool > 1 else slice(self._from, self._to)
-        self._aged = book.born is not None
-        book.sums = self.sums[..., part]
-        book.born = self.born[..., part] if self._aged else None
+        self._aged = scorer.born is not None
+        scorer.sums = self.sums[..., part]
+        scorer.born = self.born[..., part] if self._aged else None
         self._born_tail, self._sums_tail = self.born[..., n:], self.sums[..., n:]
 
     def vote(self, votes: Tensor, probabilities: Tensor) -> None:
@@ -51,10 +53,12 @@ class Victims:
         if probabilities.dtype == self._sum.dtype:
             self._sum.baddbmm_(votes, probabilities, beta=carry)
         else:
-            self._sum.mul_(carry).add_(votes @ probabilities)
+            self._sum.mul_(carry).add_(
+                votes.to(self._sum.dtype) @ probabilities.to(self._sum.dtype)
+            )
 
     def compact(self) -> tuple[Tensor, Tensor | None]:
-        """Pick as many victims as there are new tokens, and book survivors among the new there.
+        """Pick as many victims as there are new tokens, and note survivors among the new there.
 
         Returns:
             Slots to write `[B, V, c]`, and which new token goes into each (None: in order).
@@ -66,7 +70,7 @@ class Victims:
             born = born.gather(-1, which)
         self.born.scatter_(-1, places, born)
         self._new.add_(self.c)
-        if self._to > self.n or self.book.score.pool > 1:
+        if self._to > self.n or self.scorer.rule.pool > 1:
             self._born_tail.copy_(self._new)
         if not self._fresh:
             self._move_sums(places, which)
@@ -74,11 +78,11 @@ class Victims:
 
     def _pick(self) -> Tensor:
         """Slots of the victims `[B, V, c]`: lowest score, and of equals the oldest."""
-        rank = self.book.corrected(self.seen)
-        if self.book.score.pool > 1:
+        rank = self.scorer.corrected(self.seen)
+        if self.scorer.rule.pool > 1:
             order = self.born.argsort(-1)  # smoothing is over neighbours in time
             old = self.n + self.c - self.policy.recent_window
-            smooth = self.book.smooth(rank.gather(-1, order), old)
+            smooth = self.scorer.smooth(rank.gather(-1, order), old)
             rank = torch.empty_like(smooth).scatter_(-1, order, smooth)
             rank = rank[..., self._from : self._to]
         # Scores are not negative, so their bits rise as they do; births decide between equals.
@@ -100,14 +104,14 @@ class Victims:
         new = new.clone() if which is None else new.gather(-1, which.expand(new.shape))
         self.sums.scatter_(-1, places.expand(new.shape), new)
         self._sums_tail.zero_()
-        if self.book.forgets:
+        if self.scorer.forgets:
             self.sums.copy_(self.sums.roll(1, 0))
             self.sums[0] = 0
 
     def leave(self) -> Tensor:
-        """Give the book its numbers back in order of time; returns that order `[B, V, n]`."""
+        """Give the scorer its numbers back in order of time; returns that order `[B, V, n]`."""
         order = self.born[..., : self.n].argsort(-1)
-        sums = gather_flat(self.sums, order[None])
-        self.book.sums = torch.zeros_like(sums) if self._fresh else sums
-        self.book.born = self.born.gather(-1, order).to(torch.int32) if self._aged else None
+        sums = pick(self.sums, order[None])
+        self.scorer.sums = torch.zeros_like(sums) if self._fresh else sums
+        self.scorer.born = self.born.gather(-1, order).to(torch.int32) if self._aged else None
         return order

@@ -1,8 +1,8 @@
 """How much each layer suffers from eviction: the measurement behind `layer_budgets: sensitivity`.
 
 A few neighbouring layers at a time keep only a small cache while all others keep everything. Their
-sensitivity is the KL divergence from the full cache's next-token distributions: it says as much as the
-rise in NLL, without the luck of which token came next. Measured once per model and text.
+sensitivity is the KL divergence from the full cache's next-token distributions: it says as much as
+the rise in NLL, without the luck of which token came next. Measured once per model and text.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models.kept import cache_folder
 from kvsearch.models.shape import policy_layers
-from kvsearch.policy import Policy, Score, LayerBudgets
+from kvsearch.policy import LayerBudgets, Policy
+from kvsearch.rules import Attention
 
 LONG, SHORT = 2048, 512  # tokens of a window: where the search can pay for them, and at least
 GROUPS = 10  # at least, where the model has as many layers
@@ -110,8 +111,10 @@ def starving(members: NDArray[np.intp], layers: int, slots: int, tokens: int) ->
         slots=round(weights.mean()),
         interval=INTERVAL,
         recent_window=slots // 2,
-        score=Score(),
-        layer_budgets=LayerBudgets(kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())),
+        rule=Attention(),
+        layer_budgets=LayerBudgets(
+            kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())
+        ),
     )
 
 

@@ -70,7 +70,7 @@ def digest(files: Sequence[Path]) -> str:
     """Identity of the weights: `sha256:...` of the content, or `sampled:...` above `WHOLE` bytes.
 
     Several files are hashed one after the other in the order of their names. A sampled digest
-    covers each file's name, size and 256 blocks of 64 KiB layer_budgets over it: any fine-tune or
+    covers each file's name, size and 256 blocks of 64 KiB spread over it: any fine-tune or
     conversion changes it, and a copy on another machine does not.
     """
     ordered = sorted(files, key=lambda path: path.name)

@@ -1,8 +1,9 @@
 """What a KV cache keeps, as one frozen value: the policy, its bytes and its schedule. No torch."""
 
+from kvsearch.policy.check import check
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
-from kvsearch.policy.parts import Anchors, Channels, Ladder, Quantizer, Score, LayerBudgets, Tier
+from kvsearch.policy.parts import Anchors, Channels, Ladder, LayerBudgets, Quantizer, Tier
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
 
@@ -10,15 +11,15 @@ __all__ = [
     "Anchors",
     "Channels",
     "Ladder",
+    "LayerBudgets",
     "LayerLayout",
     "Layout",
     "ModelShape",
     "Policy",
     "Quantizer",
     "Rungs",
-    "Score",
-    "LayerBudgets",
     "Tier",
+    "check",
     "layout",
     "offset",
     "rungs",

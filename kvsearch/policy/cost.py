@@ -6,19 +6,14 @@ is worked out once per policy.
 
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.policy.ladder import Rungs
 from kvsearch.policy.shape import ModelShape
+from kvsearch.policy.types import Policy
 
-if TYPE_CHECKING:
-    from kvsearch.policy.types import Policy
-
-SCORE_BYTES = 4  # fp32 sum per slot: an fp16 sum would stop growing
-AGE_BYTES = 4  # int32 arrival index
 TAG_BYTES = 1  # uint8 tier index
 
 FEW = 12  # pairs of a layer and a step, up to which a loop is faster than arrays
@@ -32,7 +27,7 @@ class Cost:
             than 16, and then a better tier is the cheaper one).
     """
 
-    def __init__(self, policy: "Policy", shape: ModelShape) -> None:
+    def __init__(self, policy: Policy, shape: ModelShape) -> None:
         H, D = shape.kv_heads, shape.head_dim
         self._fp16_sinks = policy.fp16_sinks
         self._residual = 4 * D * H
@@ -41,16 +36,15 @@ class Cost:
             for t in policy.tiers
         ]
         self._shares = list(accumulate((t.share for t in policy.tiers[:-1]), initial=0.0))[1:]
-        self._held = self._tag = 0
-        if policy.scored and policy.score is not None:
-            voters = 1 if policy.score.share == "layer" else H
-            age = AGE_BYTES if policy.needs_age else 0
-            self._held = voters * (SCORE_BYTES * policy.score_blocks + age)
-            self._tag = voters * TAG_BYTES if policy.tagged else 0
+        self._held = self._tag = self._layer = 0
+        if (rule := policy.active_rule) is not None:
+            self._held = rule.voters(H) * rule.slot_bytes(policy.interval)
+            self._tag = rule.voters(H) * TAG_BYTES if policy.tagged else 0
+            self._layer = rule.layer_bytes(shape.heads, H, D)
         self.rising = all(a >= b for a, b in pairwise(self._tiers))
 
     def tier_counts(self, n: int, target: int | None) -> tuple[int, ...]:
-        """Tokens of each tier after a compaction left `n` in a layer whose compactions leave `target`."""
+        """Tokens of each tier after a compaction left `n`, in a layer that is left `target`."""
         m = max(0, n - self._fp16_sinks)
         if not self._shares:
             return (m,)
@@ -59,9 +53,11 @@ class Cost:
         return tuple(b - a for a, b in pairwise(edges))
 
     def bytes(self, compacted: int, residual: int, target: int | None) -> int:
-        """Bytes of `compacted` tokens that went through a compaction and `residual` newer ones in 16 bits."""
+        """Bytes of `compacted` tokens in their tiers and `residual` newer ones in 16 bits."""
         sinks = min(compacted, self._fp16_sinks)
-        total = (residual + sinks) * self._residual + (compacted + residual) * self._held + compacted * self._tag
+        held = compacted + residual
+        total = (residual + sinks) * self._residual + held * self._held + compacted * self._tag
+        total += self._layer
         if not self._shares:
             return total + (compacted - sinks) * self._tiers[0]
         counts = self.tier_counts(compacted, target)
@@ -72,7 +68,9 @@ class Cost:
     ) -> NDArray[np.int64]:
         """`bytes` of arrays that broadcast: many layers at many steps at once."""
         sinks = np.minimum(compacted, self._fp16_sinks)
-        total = (residual + sinks) * self._residual + (compacted + residual) * self._held + compacted * self._tag
+        held = compacted + residual
+        total = (residual + sinks) * self._residual + held * self._held + compacted * self._tag
+        total = total + self._layer
         m, last = compacted - sinks, self._tiers[-1]
         full = np.maximum(m, target - self._fp16_sinks)
         for share, (better, worse) in zip(self._shares, pairwise(self._tiers), strict=True):
@@ -81,7 +79,7 @@ class Cost:
         return out
 
 
-def _vector_bytes(policy: "Policy", head_dim: int, bits: int) -> int:
+def _vector_bytes(policy: Policy, head_dim: int, bits: int) -> int:
     """Bytes of one key or one value of one head: codes, scales and zeros."""
     if bits == 16:
         return 2 * head_dim
@@ -91,14 +89,14 @@ def _vector_bytes(policy: "Policy", head_dim: int, bits: int) -> int:
 
 
 def stream_peak(
-    policy: "Policy", cost: Cost, layers: Mapping[int | None, int], rung: Rungs | None, tokens: int
+    policy: Policy, cost: Cost, layers: Mapping[int | None, int], rung: Rungs | None, tokens: int
 ) -> int | None:
     """Most bytes of all layers at any step of a stream, or None where the closed form fails.
 
-    A layer that compactions every `c` tokens holds `k c` tokens after `k` compactions until it is full, then
-    the largest number at most its target that is congruent to `k c` modulo the `R` slots that a
-    ladder frees. Moved `R` compactions on, every layer holds as much or more: the peak is among the last
-    `R` whole intervals and the unfinished one.
+    A layer that is compacted every `c` tokens holds `k c` tokens after `k` compactions until it is
+    full, then the largest number at most its target that is congruent to `k c` modulo the `R` slots
+    that a ladder frees. Moved `R` compactions on, every layer holds as much or more: the peak is
+    among the last `R` whole intervals and the unfinished one.
 
     Args:
         policy: what runs; its slots are not read.
@@ -133,5 +131,5 @@ def stream_peak(
 
 
 def _held(seen: int, target: int, step: int) -> int:
-    """Tokens left in a layer after a compaction at `seen`, with a ladder that frees `step` at a time."""
+    """Tokens left after a compaction at `seen`, with a ladder that frees `step` at a time."""
     return seen if seen <= target else target - (target - seen) % step

@@ -8,16 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvsearch.errors import PolicyError
 from kvsearch.policy.cost import Cost, stream_peak
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.parts import LayerBudgets
+from kvsearch.policy.schedule import Clock, Evictions
 from kvsearch.policy.shape import ModelShape
-
-if TYPE_CHECKING:
-    from kvsearch.policy.types import Policy
+from kvsearch.policy.types import Policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,7 @@ class LayerLayout:
         cost: its bytes, common to all layers.
     """
 
-    policy: "Policy"
+    policy: Policy
     shape: ModelShape
     slots: int | None
     rungs: Rungs | None
@@ -43,42 +42,18 @@ class LayerLayout:
         """Tokens left after a compaction, at most."""
         return None if self.slots is None else self.slots - self.policy.interval
 
-    @property
-    def spared(self) -> int:
-        """Newest slots that a ladder's front keeps off, so that a whole ladder always fits."""
-        return _spared(self.policy.recent_window, self.rungs)
-
-    def compacts_at(self, seen: int, prompt: int = 0) -> bool:
-        """Whether the layer compacts after its `seen`-th token (prompt tokens included)."""
+    @cached_property
+    def clock(self) -> Clock:
+        """When the layer is compacted."""
         p = self.policy
-        if not p.compacts:
-            return False
-        if p.trigger == "stream":
-            return seen % p.interval == 0
-        if p.trigger == "prompt":
-            return seen == prompt
-        return seen >= prompt and (seen - prompt) % p.interval == 0
+        return Clock(p.interval if p.compacts else None, p.trigger)
 
-    def next_compaction(self, seen: int, prompt: int = 0) -> int | None:
-        """Smallest number of tokens seen, above `seen`, at which the layer compacts."""
+    @cached_property
+    def evictions(self) -> Evictions:
+        """What a compaction drops; a ladder spares so many new slots that a whole one fits."""
         p = self.policy
-        if not p.compacts:
-            return None
-        if p.trigger == "stream":
-            return (seen // p.interval + 1) * p.interval
-        if seen < prompt:
-            return prompt
-        if p.trigger == "prompt":
-            return None
-        return prompt + ((seen - prompt) // p.interval + 1) * p.interval
-
-    def after_compaction(self, n: int) -> int:
-        """Tokens left when a compaction finds `n`."""
-        if self.target is None or n <= self.target:
-            return n
-        if self.rungs is None:
-            return self.target
-        return n - -(-(n - self.target) // self.rungs.R) * self.rungs.R
+        spared = _spared(p.recent_window, self.rungs)
+        return Evictions(self.target, p.sinks, spared, self.rungs, self.offset)
 
     def tier_counts(self, n: int) -> tuple[int, ...]:
         """Tokens of each tier after a compaction left `n`; sinks in 16 bits come off first.
@@ -98,14 +73,14 @@ class LayerLayout:
         return self.cost.bytes(compacted, residual, self.target)
 
     def intervals(self, tokens: int, prompt: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield (tokens held that were compacted, new tokens until the next compaction) over a stream."""
+        """Yield (compacted tokens held, new tokens until the next compaction) over a stream."""
         seen = compacted = 0
         while seen < tokens:
-            compaction = self.next_compaction(seen, prompt)
-            end = tokens if compaction is None else min(compaction, tokens)
+            due = self.clock.after(seen, prompt)
+            end = tokens if due is None else min(due, tokens)
             yield compacted, end - seen
-            if end == compaction:
-                compacted = self.after_compaction(compacted + end - seen)
+            if end == due:
+                compacted = self.evictions.left(compacted + end - seen)
             else:
                 compacted += end - seen
             seen = end
@@ -121,7 +96,7 @@ class Layout:
         cost: bytes of a layer.
     """
 
-    policy: "Policy"
+    policy: Policy
     shape: ModelShape
     slots: tuple[int | None, ...]
     rungs: Rungs | None
@@ -151,7 +126,7 @@ class Layout:
         p = self.policy
         if p.slots is None or p.trigger == "prompt":
             return None
-        # ladders free R slots at a time: full layers repeat within R compactions, all with one period
+        # ladders free R slots at a time: full layers repeat within R compactions
         slack = 4 + (self.rungs.R if self.rungs else 0)
         return max(n or 0 for n in self.slots) + slack * p.interval
 
@@ -182,15 +157,19 @@ class Layout:
             return peak
         limit = self.horizon()
         if limit is not None and self.rungs is None and tokens >= limit + start:
-            c = self.policy.interval  # every layer is full, and a compaction leaves exactly its target
+            c = (
+                self.policy.interval
+            )  # every layer is full, and a compaction leaves exactly its target
             return sum(n * layer.bytes(layer.target or 0, c) for layer, n in self._distinct)
         if limit is not None:
             tokens = min(tokens, limit + start)
-        totals: dict[int, int] = {}  # bytes just before each compaction; compactions are common to all layers
+        totals: dict[
+            int, int
+        ] = {}  # bytes just before each compaction; compactions are common to all layers
         for layer, count in self._distinct:
             for i, (compacted, residual) in enumerate(layer.intervals(tokens, start)):
                 prompt_call = start > 0 and i == 0
-                held = (layer.after_compaction(residual), 0) if prompt_call else (compacted, residual)
+                held = (layer.evictions.left(residual), 0) if prompt_call else (compacted, residual)
                 totals[i] = totals.get(i, 0) + count * layer.bytes(*held)
         return max(totals.values())
 
@@ -199,7 +178,7 @@ class Layout:
         start = prompt if self.policy.trigger != "stream" else 0
         total = 0
         for layer, count in self._distinct:
-            slope = layer.bytes(0, 1)
+            slope = layer.bytes(0, 1) - layer.bytes(0, 0)
             for i, (compacted, m) in enumerate(layer.intervals(tokens, start)):
                 if start and i == 0:
                     continue
@@ -214,8 +193,8 @@ class Layout:
             compacted, residual = 0, 0
             for compacted, residual in layer.intervals(seen, start):  # noqa: B007 - the last one counts
                 pass
-            if layer.compacts_at(seen, start):
-                compacted, residual = layer.after_compaction(compacted + residual), 0
+            if layer.clock.due(seen, start):
+                compacted, residual = layer.evictions.left(compacted + residual), 0
             total += count * layer.bytes(compacted, residual)
         return total
 
@@ -224,7 +203,7 @@ def _spared(recent_window: int, rung: Rungs | None) -> int:
     return recent_window if rung is None else max(recent_window, rung.R - 1)
 
 
-def _floor(policy: "Policy", rung: Rungs | None, recent_window: int) -> int:
+def _floor(policy: Policy, rung: Rungs | None, recent_window: int) -> int:
     """Fewest slots with which one layer can run the policy."""
     kept = policy.sinks + _spared(recent_window, rung)
     if rung is not None:
@@ -254,29 +233,29 @@ def _share_out(weights: list[float], total: int, floor: int) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _weights(layer_budgets: LayerBudgets, layers: int) -> list[float]:
+def _weights(budgets: LayerBudgets, layers: int) -> list[float]:
     """Share of the slots per layer, in any unit."""
-    if layer_budgets.kind == "pyramid":
-        top, bottom = 2 - 1 / layer_budgets.beta, 1 / layer_budgets.beta
+    if budgets.kind == "pyramid":
+        top, bottom = 2 - 1 / budgets.beta, 1 / budgets.beta
         return [top + (bottom - top) * i / max(1, layers - 1) for i in range(layers)]
-    return [w**layer_budgets.exponent for w in layer_budgets.weights]
+    return [w**budgets.exponent for w in budgets.weights]
 
 
-def _rung(policy: "Policy", shape: ModelShape) -> Rungs | None:
+def _rung(policy: Policy, shape: ModelShape) -> Rungs | None:
     """Integers of the policy's ladder, if it has one."""
     ladder = policy.ladder
     return None if ladder is None else rungs(shape.layers, ladder.span, ladder.overlap)
 
 
 def _per_layer(
-    policy: "Policy", shape: ModelShape, rung: Rungs | None, slots: int | None, recent_window: int
+    policy: Policy, shape: ModelShape, rung: Rungs | None, slots: int | None, recent_window: int
 ) -> tuple[int, ...] | tuple[None, ...]:
-    """Slots of each layer, of `policy` with so many slots and recent_window."""
+    """Slots of each layer, of `policy` with so many slots and such a recent window."""
     if slots is None:
         return (None,) * shape.layers
     floor = _floor(policy, rung, recent_window)
     if slots < floor:
-        parts = f"{policy.sinks} sinks + {recent_window} recent_window + interval {policy.interval}"
+        parts = f"{policy.sinks} sinks + {recent_window} recent tokens + interval {policy.interval}"
         if rung is not None:
             parts += f" + {rung.A} of a ladder"
         raise PolicyError(
@@ -285,10 +264,13 @@ def _per_layer(
     if policy.layer_budgets.kind == "uniform":
         return (slots,) * shape.layers
     weights = _weights(policy.layer_budgets, shape.layers)
+    if policy.layer_budgets.of == "rest":
+        rest = _share_out(weights, (slots - floor) * shape.layers, 0)
+        return tuple(floor + n for n in rest)
     return tuple(_share_out(weights, slots * shape.layers, floor))
 
 
-def _make(policy: "Policy", shape: ModelShape) -> Layout:
+def _make(policy: Policy, shape: ModelShape) -> Layout:
     rung = _rung(policy, shape)
     slots = _per_layer(policy, shape, rung, policy.slots, policy.recent_window)
     return Layout(policy, shape, slots, rung, Cost(policy, shape))
@@ -297,7 +279,7 @@ def _make(policy: "Policy", shape: ModelShape) -> Layout:
 class _Key:
     """A policy as a key of the cache of layouts: everything but its labels."""
 
-    def __init__(self, policy: "Policy") -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.fields: tuple[Any, ...] = tuple(
             v for k, v in policy.__dict__.items() if k not in ("name", "about")
@@ -318,7 +300,7 @@ def _layout(key: _Key, shape: ModelShape) -> Layout:
     return _make(policy, shape)
 
 
-def layout(policy: "Policy", shape: ModelShape) -> Layout:
+def layout(policy: Policy, shape: ModelShape) -> Layout:
     """The integers of `policy` on a model of `shape`.
 
     Raises:
@@ -327,21 +309,21 @@ def layout(policy: "Policy", shape: ModelShape) -> Layout:
     return _layout(_Key(policy), shape)
 
 
-def least_slots(policy: "Policy", shape: ModelShape, recent_window: int) -> int:
-    """Fewest slots with which `policy` can run if it has so many recent_window."""
+def least_slots(policy: Policy, shape: ModelShape, recent_window: int) -> int:
+    """Fewest slots with which `policy` can run if its recent window has so many tokens."""
     return _floor(policy, _rung(policy, shape), recent_window)
 
 
 def peak_of(
-    policy: "Policy", shape: ModelShape, cost: Cost, slots: int | None, recent_window: int,
+    policy: Policy, shape: ModelShape, cost: Cost, slots: int | None, recent_window: int,
     tokens: int, prompt: int = 0,
 ) -> int:  # fmt: skip
-    """Peak in bytes of `policy` if it had other slots and recent_window, without building that policy.
+    """Peak in bytes of `policy` with other slots and recent window, without building that policy.
 
     Args:
         policy: what runs.
         shape: of the model.
-        cost: its bytes, which do not depend on slots and recent_window.
+        cost: its bytes, which do not depend on slots and recent window.
         slots: instead of its own.
         recent_window: instead of its own.
         tokens: length of the stream.

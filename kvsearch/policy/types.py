@@ -9,50 +9,66 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from kvsearch.errors import PolicyError
+from kvsearch.frozen import Frozen
 from kvsearch.policy.ladder import rungs
 from kvsearch.policy.parts import (
     Anchors,
     Channels,
-    Frozen,
     Ladder,
-    Quantizer,
-    Score,
     LayerBudgets,
+    Quantizer,
     Tier,
 )
-from kvsearch.policy.shape import ModelShape
+from kvsearch.rules import RULES, Attention, Rule, read
 
-SCHEMA = "kvsearch.policy/1"
+SCHEMA = "kvsearch.policy/2"
+OLD_SCHEMA = "kvsearch.policy/1"
+OLD_NAMES = {
+    "recents": "recent_window",
+    "spread": "layer_budgets",
+    "score": "rule",
+}  # of OLD_SCHEMA
+PLAIN = ("slots", "interval", "trigger", "sinks", "positions")  # as they are in the identity
 
-# Fields that `canonical` writes in its own way, or that are no part of the identity.
-APART = {
-    "schema_", "name", "about", "layer_budgets", "ladder", "score", "quantizer", "anchors", "channels",
-    "tiers",
-}  # fmt: skip
+AnyRule = Annotated[
+    SerializeAsAny[Rule],
+    BeforeValidator(read),
+    WithJsonSchema(
+        {"oneOf": [rule.model_json_schema() for rule in RULES.values()]}, mode="validation"
+    ),
+]
 
 
 class Policy(Frozen):
     """What every KV head of every layer keeps, and when that changes.
 
-    After every `interval` tokens ("a compaction") each layer evicts until `slots - interval` tokens are
-    left, ranks what stays, and moves it into its tiers. In between, new tokens arrive in 16 bits.
-    `slots` is therefore a ceiling at every step, headroom included.
+    After every `interval` tokens each layer is compacted: it evicts until `slots - interval` tokens
+    are left, ranks what stays, and moves it into its tiers. In between, new tokens arrive in 16
+    bits. `slots` is therefore a ceiling at every step, headroom included.
 
     Attributes:
         slots: most tokens a layer ever holds, mean over layers; None never evicts.
         interval: tokens between compactions; 1 is the papers' token-by-token form.
-        trigger: `stream` compactions from the first token on; `prompt` compactions once, after a fully attended
-            prompt; `prompt+stream` compactions then and every `interval` tokens.
+        trigger: `stream` compacts from the first token on; `prompt` once, after a fully attended
+            prompt; `prompt+stream` then and every `interval` tokens.
         sinks: first tokens, never evicted (StreamingLLM, arXiv:2309.17453).
         recent_window: newest tokens, never evicted, best-ranked for the tiers.
         layer_budgets: per-layer share of the slots.
         ladder: depth-staggered eviction instead of oldest-first.
-        score: rank by attention received; None ranks by age.
+        rule: how slots are ranked, see `kvsearch.rules`; None ranks by age.
         tiers: precisions, best first; shares add up to 1.
         quantizer: how tiers below 16 bits store a token.
         anchors: reserved.
@@ -63,7 +79,7 @@ class Policy(Frozen):
         about: measures and origin for people; not part of the identity.
     """
 
-    schema_: Literal["kvsearch.policy/1"] = Field(default="kvsearch.policy/1", alias="schema")
+    schema_: Literal["kvsearch.policy/2"] = Field(default="kvsearch.policy/2", alias="schema")
     name: str | None = None
     slots: int | None = Field(default=None, ge=1)
     interval: int = Field(default=1, ge=1)
@@ -72,7 +88,7 @@ class Policy(Frozen):
     recent_window: int = Field(default=0, ge=0)
     layer_budgets: LayerBudgets = LayerBudgets()
     ladder: Ladder | None = None
-    score: Score | None = None
+    rule: AnyRule | None = None
     tiers: tuple[Tier, ...] = (Tier(),)
     quantizer: Quantizer = Quantizer()
     anchors: Anchors | None = None
@@ -84,6 +100,17 @@ class Policy(Frozen):
         frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _modern(cls, data: Any) -> Any:
+        """Read files of the first schema, and records that name none, by its names."""
+        if not isinstance(data, dict) or data.get("schema") not in (None, OLD_SCHEMA):
+            return data
+        new = {OLD_NAMES.get(k, k): v for k, v in data.items()}
+        if data.get("schema") == OLD_SCHEMA:
+            new["schema"] = SCHEMA
+        return new if len(new) == len(data) else data
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         total = sum(t.share for t in self.tiers)
@@ -94,15 +121,8 @@ class Policy(Frozen):
                 raise ValueError("tiers: bits must not rise from a better tier to a worse one")
         if self.slots is None and self.ladder is not None:
             raise ValueError("ladder needs slots: without a limit nothing is evicted")
-        s = self.score
-        if s is not None and s.kind == "window" and s.horizon is not None:
-            if s.horizon > self.interval and s.horizon % self.interval:
-                raise ValueError(
-                    f"score.horizon {s.horizon} must be at most interval {self.interval} "
-                    "or a multiple of it"
-                )
-            if s.horizon > self.interval and self.trigger != "stream":
-                raise ValueError("score.horizon must be at most interval when a prompt triggers")
+        if self.rule is not None:
+            self.rule.check(self.interval, self.trigger)
         return self
 
     # -- what is active ----------------------------------------------------------------------
@@ -123,13 +143,18 @@ class Policy(Frozen):
         return self.evicts or self.quantizes
 
     @property
+    def active_rule(self) -> Rule | None:
+        """The rule, where ranks decide anything: who leaves, or which tier a slot is in."""
+        return self.rule if self.evicts or len(self.tiers) > 1 else None
+
+    @property
     def scored(self) -> bool:
-        """Whether attention weights are needed while running."""
-        return self.score is not None and (self.evicts or len(self.tiers) > 1)
+        """Whether slots are ranked by a rule while running."""
+        return self.active_rule is not None
 
     @property
     def tagged(self) -> bool:
-        """Whether a slot's tier depends on scores, so that each slot carries a tag."""
+        """Whether a slot's tier depends on ranks, so that each slot carries a tag."""
         return self.scored and len(self.tiers) > 1
 
     @property
@@ -137,54 +162,38 @@ class Policy(Frozen):
         """Sinks stored in 16 bits while the tiers are below."""
         return self.sinks if self.quantizer.fp16_sinks and self.quantizes else 0
 
-    @property
-    def score_blocks(self) -> int:
-        """Partial sums kept per slot: more than 1 when a window spans several intervals."""
-        s = self.score
-        if not self.scored or s is None or s.kind == "decay" or s.horizon is None:
-            return 1
-        return max(1, s.horizon // self.interval)
-
-    @property
-    def needs_age(self) -> bool:
-        """Whether each slot must remember when its token came."""
-        return self.scored and self.score is not None and self.score.beta != 0
+    # -- identity ----------------------------------------------------------------------------
 
     def canonical(self, layers: int | None = None) -> dict[str, Any]:
         """Active fields only; equal dictionaries mean equal behaviour.
 
+        The keys are those of the first schema, so that fingerprints in old records stay true.
+
         Args:
             layers: layers of the model; given, ladders are compared by their integers.
         """
-        names = [name for name in Policy.model_fields if name not in APART]
-        d: dict[str, Any] = {name: getattr(self, name) for name in names}
+        d: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
+        d["recents"] = self.recent_window
         many = len(self.tiers) > 1
         d["tiers"] = [[round(t.share, 6), t.key_bits, t.value_bits] for t in self.tiers]
         if self.quantizes:
             q = self.quantizer.model_dump()
             q["fp16_sinks"] = self.fp16_sinks > 0
             d["quantizer"] = q
-        if self.scored and self.score is not None:
-            s = self.score.model_dump()
-            if s["horizon"] is None or s["beta"] == 0:
-                s["literal"] = False
-            if s["horizon"] is None:
-                s["kind"] = "window"
-            if s["pool"] == 1:
-                s["pool_kind"] = "avg"
-            d["score"] = s
+        if (rule := self.active_rule) is not None:
+            d[rule.identity] = rule.canonical()
         if self.ladder is not None:
             d["ladder"] = self._canonical_ladder(layers)
         if self.evicts:
-            d["layer_budgets"] = self._canonical_layer_budgets()
+            d["spread"] = self._canonical_layer_budgets()
             if not (self.scored or self.ladder or many):
-                d["recent_window"] = 0
+                d["recents"] = 0
         else:
             d["positions"] = "original"
             if not self.fp16_sinks:
                 d["sinks"] = 0
             if not many:
-                d["recent_window"] = 0
+                d["recents"] = 0
         if not self.compacts:
             d["interval"], d["trigger"], d["sinks"] = 1, "stream", 0
         if self.anchors is not None:
@@ -202,11 +211,11 @@ class Policy(Frozen):
         return [r.B, r.A, order] + ([r.e] if order == "contiguous" else [])
 
     def _canonical_layer_budgets(self) -> Any:
-        s = self.layer_budgets
-        if s.kind == "pyramid" and s.beta != 1:
-            return ["pyramid", s.beta]
-        if s.kind == "sensitivity" and s.exponent != 0:
-            return ["sensitivity", s.exponent, list(s.weights)]
+        b = self.layer_budgets
+        if b.kind == "pyramid" and b.beta != 1:
+            return ["pyramid", b.beta, *(["rest"] if b.of == "rest" else [])]
+        if b.kind == "sensitivity" and b.exponent != 0:
+            return ["sensitivity", b.exponent, list(b.weights)]
         return ["uniform"]
 
     def fingerprint(self, layers: int | None = None) -> str:
@@ -218,7 +227,7 @@ class Policy(Frozen):
 
     def to_json(self) -> str:
         """The policy as indented JSON, defaults left out."""
-        d = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        d = self.plain()
         text = json.dumps({"schema": SCHEMA, **d}, indent=2)
         flat = re.compile(r"\[[^\[\]{}\"]*\]")  # lists of numbers on one line
         return (
@@ -227,6 +236,13 @@ class Policy(Frozen):
             )
             + "\n"
         )
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data from which `build` makes the same policy; defaults left out."""
+        d = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        if self.rule is not None:
+            d["rule"] = {"name": self.rule.name, **d.get("rule", {})}
+        return d
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Self:
@@ -248,6 +264,8 @@ class Policy(Frozen):
             data = json.loads(text)
         except json.JSONDecodeError as e:
             raise PolicyError(f"{where}: not JSON (line {e.lineno}: {e.msg})") from e
+        except RecursionError as e:
+            raise PolicyError(f"{where}: brackets are nested too deeply for a policy") from e
         if not isinstance(data, dict):
             raise PolicyError(f"{where}: expected one JSON object, got {type(data).__name__}")
         return cls.build(data, where=where)
@@ -258,40 +276,24 @@ class Policy(Frozen):
         try:
             return cls.model_validate(data)
         except ValidationError as e:
-            first = e.errors()[0]
-            path = ".".join(str(p) for p in first["loc"]) or "policy"
-            given = first.get("input")
-            shown = "" if isinstance(given, dict | list) else f", got {given!r}"
-            message = first["msg"].removeprefix("Value error, ")
-            raise PolicyError(f"{where}: field {path}: {message}{shown}") from e
+            raise PolicyError(f"{where}: {first_error(e)}") from e
+        except RecursionError as e:
+            raise PolicyError(f"{where}: brackets are nested too deeply for a policy") from e
 
-    # -- against a model ---------------------------------------------------------------------
 
-    def check(self, shape: ModelShape) -> None:
-        """Raise a `PolicyError` that says why a model of this shape cannot run the policy."""
-        from kvsearch.policy.layout import layout  # the layout is computed from this type
+def first_error(error: ValidationError, whole: str = "policy") -> str:
+    """The first wrong field on one line: its path, why, and what was given."""
+    first = error.errors()[0]
+    path = ".".join(" ".join(str(p).split()) for p in first["loc"]) or whole
+    given = first.get("input")
+    shown = "" if isinstance(given, dict | list) else f", got {given!r}"
+    message = " ".join(first["msg"].removeprefix("Value error, ").split())
+    if message.startswith(f"{path}."):  # a rule names its own fields
+        path, _, message = message.partition(": ")
+    return f"field {path[:200]}: {message}{shown[:200]}"
 
-        if self.anchors is not None:
-            raise PolicyError("field anchors: this version does not execute anchors yet")
-        if self.channels != Channels():
-            raise PolicyError("field channels: this version does not execute channel pruning yet")
-        if self.quantizes:
-            group = self.quantizer.group or shape.head_dim
-            if shape.head_dim % group:
-                raise PolicyError(
-                    f"field quantizer.group: {group} does not divide the head size {shape.head_dim}"
-                )
-            low = min(b for t in self.tiers for b in (t.key_bits, t.value_bits))
-            if shape.head_dim % 8 and low < 8:
-                raise PolicyError(
-                    f"field tiers: head size {shape.head_dim} is no multiple of 8, so {low} bits "
-                    "cannot be packed"
-                )
-        if self.layer_budgets.kind == "sensitivity" and len(self.layer_budgets.weights) != shape.layers:
-            raise PolicyError(
-                f"field layer_budgets.weights: {len(self.layer_budgets.weights)} weights for a model with "
-                f"{shape.layers} layers; the policy was made for another shape"
-            )
-        if self.ladder is not None and shape.layers < 2:
-            raise PolicyError("field ladder: a ladder needs at least 2 layers")
-        layout(self, shape)
+
+def attention(policy: Policy) -> Attention | None:
+    """The active rule, if it is a sum of attention."""
+    rule = policy.active_rule
+    return rule if isinstance(rule, Attention) else None

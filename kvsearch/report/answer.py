@@ -29,7 +29,7 @@ class Figure:
 
     label: str
     value: str
-    layer_budgets: str
+    uncertainty: str
     note: str
 
 

@@ -4,7 +4,8 @@ import json
 import textwrap
 from typing import Any
 
-from kvsearch.policy import Policy, Score, Tier
+from kvsearch.policy import Policy, Tier
+from kvsearch.rules import Attention, Rule
 
 _TRIGGER = {
     "stream": "",
@@ -26,21 +27,11 @@ def family(policy: Policy) -> str:
         return "Scored ladder" if policy.scored else "LaCache-like"
     if not policy.scored:
         return "StreamingLLM-like" if policy.sinks else "Sliding window"
-    assert policy.score is not None
-    return _scored_family(policy, policy.score)
-
-
-def _scored_family(policy: Policy, s: Score) -> str:
-    if s.horizon == 1:
-        return "TOVA-like"
-    if policy.trigger == "prompt":
+    rule = policy.active_rule
+    assert rule is not None
+    if policy.trigger == "prompt" and rule.name == "attention":
         return "PyramidKV-like" if policy.layer_budgets.kind == "pyramid" else "SnapKV-like"
-    known: dict[tuple[float, float], str] = {
-        (0, 0): "H2O-like",
-        (0, 1): "Mean-attention",
-        (1, 1): "XMU-like",
-    }
-    return known.get((s.alpha, s.beta), "Attention-scored")
+    return rule.family()
 
 
 def describe(policy: Policy) -> str:
@@ -56,8 +47,8 @@ def describe(policy: Policy) -> str:
     if policy.compacts:
         step = "token" if policy.interval == 1 else f"{policy.interval} tokens"
         parts.append(f"every {step}{_TRIGGER[policy.trigger]}")
-    if policy.scored and policy.score is not None:
-        parts += _score(policy, policy.score)
+    if policy.active_rule is not None:
+        parts += _ranking(policy, policy.active_rule)
     if policy.evicts:
         parts += _layer_budgets(policy)
         if policy.positions == "cache":
@@ -72,7 +63,7 @@ def tokens_text(policy: Policy) -> str:
     kept = [f"{policy.sinks} sinks"] if policy.sinks else []
     plain_window = not policy.scored and policy.ladder is None
     if policy.recent_window and not plain_window:
-        kept.append(f"{policy.recent_window} recent_window")
+        kept.append(f"{policy.recent_window} recent")
     if policy.ladder is not None:
         span, overlap = f"{policy.ladder.span:.2g}", f"{policy.ladder.overlap:.2g}"
         how = "best-scored per rung" if policy.scored else f"{policy.ladder.order} rungs"
@@ -99,26 +90,20 @@ def _precision(policy: Policy) -> str:
     return " ".join(w for w in words if w)
 
 
-def _score(policy: Policy, s: Score) -> list[str]:
-    parts = []
-    if family(policy) == "Attention-scored" or policy.ladder is not None or not policy.evicts:
-        parts.append(f"score alpha {s.alpha:.3g} beta {s.beta:.3g}")
-    if s.horizon is not None and s.horizon > 1:
-        over = "over the last" if s.kind == "window" else "decaying over"
-        parts.append(f"{over} {s.horizon} queries")
-    if s.pool > 1:
-        parts.append(f"{s.pool_kind} pool {s.pool}")
-    if s.share == "layer":
-        parts.append("heads vote together")
-    return parts
+def _ranking(policy: Policy, rule: Rule) -> list[str]:
+    unnamed = policy.ladder is not None or not policy.evicts
+    parts = [f"ranked as {rule.family()}"] if unnamed else []
+    if isinstance(rule, Attention) and family(policy) in ("Attention-scored", "VATP-like"):
+        parts.append(f"score alpha {rule.alpha:.3g} beta {rule.beta:.3g}")
+    return parts + rule.words()
 
 
 def _layer_budgets(policy: Policy) -> list[str]:
-    layer_budgets = policy.layer_budgets
-    if layer_budgets.kind == "sensitivity" and layer_budgets.exponent:
-        return ["sensitivity budgets"]
-    if layer_budgets.kind == "pyramid" and layer_budgets.beta != 1:
-        return [f"pyramid budgets (beta {layer_budgets.beta:.3g})"]
+    budgets = policy.layer_budgets
+    if budgets.kind == "sensitivity" and budgets.exponent:
+        return ["budgets by layer sensitivity"]
+    if budgets.kind == "pyramid" and budgets.beta != 1:
+        return [f"pyramid budgets (beta {budgets.beta:.3g})"]
     return []
 
 
@@ -129,9 +114,7 @@ def compact_json(policy: Policy, width: int | None = None) -> str:
         policy: what to show.
         width: wrap lines at so many characters; None keeps one line.
     """
-    data = policy.model_dump(
-        mode="json", by_alias=True, exclude_defaults=True, exclude={"name", "about", "schema_"}
-    )
+    data = {k: v for k, v in policy.plain().items() if k not in ("name", "about", "schema")}
     text = json.dumps(_rounded(data), separators=(", ", ":"))
     return text if width is None else "\n".join(textwrap.wrap(text, width))
 

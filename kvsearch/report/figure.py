@@ -18,7 +18,7 @@ COLOUR: dict[Kind, str] = {
 LABEL: dict[Kind, str] = {
     "full": "full cache",
     "method": "published method",
-    "combined": "hand-made composite",
+    "combined": "combined by hand",
     "searched": "found by the search",
 }
 # one shape a kind for each back end, so that colour is never the only sign

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsearch.policy import LayerLayout, ModelShape, Policy, layout
+from kvsearch.policy.schedule import Ints, pools_by_age
 from kvsearch.report.describe import bits_text
 
-Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Codes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 GONE, NATIVE, FIRST_TIER = 0, 1, 2
+CHOSEN = "chosen by rank"  # role of the slots that the policy's rule picks
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,31 +70,15 @@ def held(layer: LayerLayout, tokens: int, prompt: int = 0) -> tuple[Ints, int]:
     live, cursor = np.empty(0, dtype=np.int64), layer.policy.sinks
     seen = compacted = 0
     while seen < tokens:
-        compaction = layer.next_compaction(seen, prompt)
-        end = tokens if compaction is None else min(compaction, tokens)
+        due = layer.clock.after(seen, prompt)
+        end = tokens if due is None else min(due, tokens)
         live = np.concatenate([live, np.arange(seen, end, dtype=np.int64)])
         seen = end
-        if seen == compaction:
+        if seen == due:
             compacted = seen
-            live, cursor = _evict(layer, live, cursor)
+            stays, cursor = layer.evictions.by_age(len(live), cursor)
+            live = live if stays is None else live[stays]
     return live, compacted
-
-
-def _evict(layer: LayerLayout, live: Ints, cursor: int) -> tuple[Ints, int]:
-    """One compaction by age, the same rule as the cache's: oldest first, or ladders from the cursor."""
-    p, rung, target = layer.policy, layer.rungs, layer.target
-    if target is None or len(live) <= target:
-        return live, cursor
-    if rung is None:
-        drop = len(live) - target
-        return np.concatenate([live[: p.sinks], live[p.sinks + drop :]]), cursor
-    while len(live) > target:
-        if len(live) - 1 - cursor - p.recent_window < rung.A:
-            cursor = p.sinks  # the pass has reached the recent_window: begin again behind the sinks
-        kept = live[cursor + layer.offset : cursor + layer.offset + rung.A]
-        live = np.concatenate([live[:cursor], kept, live[cursor + rung.B :]])
-        cursor += rung.A
-    return live, cursor
 
 
 def slot_map(policy: Policy, shape: ModelShape, context: int) -> AgeMap | SlotBars:
@@ -118,7 +103,9 @@ def _ages(policy: Policy, layers: tuple[LayerLayout, ...], context: int) -> AgeM
     if policy.trigger != "stream":
         prompt = max(1, tokens - policy.interval + 1)
     elif policy.compacts:
-        tokens = max(1, tokens - tokens % policy.interval - 1)  # just before a compaction: the fullest
+        tokens = max(
+            1, tokens - tokens % policy.interval - 1
+        )  # just before a compaction: the fullest
     rows: dict[tuple[int | None, int], Codes] = {}
     for layer in layers:
         key = (layer.slots, layer.offset)
@@ -132,11 +119,9 @@ def _codes(layer: LayerLayout, tokens: int, prompt: int) -> np.ndarray:
     p = layer.policy
     live, compacted = held(layer, tokens, prompt)
     old = int((live < compacted).sum())
-    fixed = min(old, p.fp16_sinks)
-    column = [NATIVE] * fixed  # then the newest tokens get the best tier
-    for tier, count in reversed(list(enumerate(layer.tier_counts(old)))):
-        column += [NATIVE if p.tiers[tier].native else FIRST_TIER + tier] * count
-    column += [NATIVE] * (len(live) - old)
+    pools = pools_by_age(layer.tier_counts(old), old)
+    tiers = [NATIVE if t.native else FIRST_TIER + i for i, t in enumerate(p.tiers)]
+    column = [*np.array([*tiers, NATIVE])[pools], *[NATIVE] * (len(live) - old)]
     codes = np.full(tokens, GONE, dtype=np.uint8)
     codes[live] = column
     return codes
@@ -150,10 +135,10 @@ def _bars(policy: Policy, layers: tuple[LayerLayout, ...], context: int) -> Slot
 
 
 def _segments(layer: LayerLayout, context: int) -> tuple[Segment, ...]:
-    """Sinks and recent_window fill the best tiers first, the chosen middle gets the rest."""
+    """Sinks and the recent window fill the best tiers first, the chosen middle gets the rest."""
     p = layer.policy
     full = layer.slots if layer.slots is not None else context
-    old = layer.after_compaction(full) if p.compacts else full
+    old = layer.evictions.left(full) if p.compacts else full
     if layer.slots is None:
         old = max(0, full - p.interval)
     room = list(layer.tier_counts(old))
@@ -171,11 +156,11 @@ def _segments(layer: LayerLayout, context: int) -> tuple[Segment, ...]:
 
     fixed = min(old, p.fp16_sinks)
     sinks = [Segment("sinks", NATIVE, fixed)] if fixed else take("sinks", min(old, p.sinks))
-    recent_window = take("recent_window", min(p.recent_window, sum(room)))
-    chosen = take("chosen by attention", sum(room))
+    recent = take("recent window", min(p.recent_window, sum(room)))
+    chosen = take(CHOSEN, sum(room))
     newest = [Segment("newest", NATIVE, full - old)] if full > old else []
-    # drawn oldest first; the recent_window' worse tiers, if any, belong to their older part
-    return (*sinks, *chosen, *reversed(recent_window), *newest)
+    # drawn oldest first; the recent window's worse tiers, if any, belong to their older part
+    return (*sinks, *chosen, *reversed(recent), *newest)
 
 
 def _legend(policy: Policy, codes: Codes) -> dict[int, str]:
@@ -199,13 +184,15 @@ def caption(found: AgeMap | SlotBars, policy: Policy) -> str:
             "text; where a column stands for several tokens, a paler colour means that only some "
             "of them are held."
         )
-    chosen = sum(s.count for bar in found.layers for s in bar if s.role == "chosen by attention")
+    chosen = sum(s.count for bar in found.layers for s in bar if s.role == CHOSEN)
     total = sum(s.count for bar in found.layers for s in bar)
-    newest = f", then come the newest {policy.interval} tokens in 16 bits" if policy.compacts else ""
+    newest = (
+        f", then come the newest {policy.interval} tokens in 16 bits" if policy.compacts else ""
+    )
     return (
         f"Each line is one of {len(found.layers)} layers at its fullest moment, with the number of "
         f"tokens it holds. The striped {100 * chosen / max(1, total):.3g} % are chosen by the "
-        "attention they received, so which tokens they are depends on the text and may differ "
-        f"between heads. {policy.sinks} sinks stand at the left, {policy.recent_window} recent_window at the "
-        f"right{newest}."
+        "policy's rule, so which tokens they are depends on the text and may differ "
+        f"between heads. {policy.sinks} sinks stand at the left, {policy.recent_window} recent tokens "
+        f"at the right{newest}."
     )

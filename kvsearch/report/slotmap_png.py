@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from kvsearch.report.figure import GREY, INK, bare, new_figure, png
-from kvsearch.report.slotmap import FIRST_TIER, GONE, NATIVE, AgeMap, SlotBars
+from kvsearch.report.slotmap import CHOSEN, FIRST_TIER, GONE, NATIVE, AgeMap, SlotBars
 
 EMPTY = "#eceff2"
 _TIERS = ["#e08214", "#35978f", "#c06fa8", "#8a8f98"]  # apart for every colour vision
@@ -141,7 +141,7 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
     for y, bar in enumerate(found.layers):
         right = 0
         for segment in reversed(bar):
-            chosen = segment.role == "chosen by attention"
+            chosen = segment.role == CHOSEN
             axes.barh(
                 y,
                 segment.count,
@@ -178,7 +178,7 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
         edgecolor=GREY,
         hatch="////",
         lw=0.5,
-        label="striped: chosen by attention",
+        label="striped: chosen by the rule",
     )
     _key(figure, found.legend, [hatched])
 
@@ -192,7 +192,7 @@ def _roles(axes: Any, found: SlotBars) -> None:
     right = 0
     for segment in reversed(found.layers[0]):
         middle, right = right + segment.count / 2, right + segment.count
-        name = {"chosen by attention": "chosen by attention", "newest": ""}.get(
+        name = {CHOSEN: "chosen by the rule", "newest": ""}.get(
             segment.role, f"{segment.count} {segment.role}"
         )
         if name and segment.count > 0.08 * axes.get_xlim()[0]:

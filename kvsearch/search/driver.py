@@ -152,7 +152,8 @@ class Search:
     def _wanted(self) -> bool:
         """Whether another free proposal should be started."""
         spent = sum(
-            t.kind == "searched" and t.state in ("complete", "pruned", "failed") for t in self.trials
+            t.kind == "searched" and t.state in ("complete", "pruned", "failed")
+            for t in self.trials
         )
         spent += sum(f.trial.kind == "searched" for f in self.flights.values())
         return spent < self.task.trials and self._misses < 50 * (self.task.trials + 1)

@@ -10,8 +10,9 @@ from typing import Any
 
 from kvsearch.errors import RunError
 from kvsearch.files import append_line, write_atomic
+from kvsearch.knobs import modern
 from kvsearch.policy import Policy
-from kvsearch.records import Trial, plain
+from kvsearch.records import Trial, modern_kind, plain
 
 
 class Journal:
@@ -67,4 +68,10 @@ class Journal:
 def _trial(data: dict[str, Any]) -> Trial:
     # rungs were (tokens, dNLL) once; nothing that reads an old folder needs those
     rungs = tuple((int(r[0]), int(r[1]), float(r[2])) for r in data.get("rungs", ()) if len(r) == 3)
-    return Trial(**{**data, "policy": Policy.build(data["policy"]), "rungs": rungs})
+    today = {
+        "policy": Policy.build(data["policy"]),
+        "kind": modern_kind(data["kind"]),
+        "params": modern(data.get("params", {})),
+        "rungs": rungs,
+    }
+    return Trial(**{**data, **today})

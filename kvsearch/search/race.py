@@ -47,7 +47,7 @@ def exposure(policy: Policy, shape: ModelShape) -> Exposure:
         if layer.target is None:
             starts.append(float("inf"))
         else:
-            starts.append(float(layer.next_compaction(layer.target) or float("inf")))
+            starts.append(float(layer.clock.after(layer.target) or float("inf")))
     return Exposure(min(starts), sum(starts) / len(starts))
 
 

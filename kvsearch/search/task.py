@@ -7,7 +7,7 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.methods import METHODS, Method
-from kvsearch.policy import Policy, layout
+from kvsearch.policy import Policy, check, layout
 from kvsearch.records import Kind, Trial
 from kvsearch.search.study import MakeSampler
 from kvsearch.space import SearchSpace
@@ -81,7 +81,7 @@ def admitted(
         if reason := task.space.forbidden(knobs) if number >= 0 else None:
             raise PolicyError(reason)
         policy = build(knobs, task.setting, name=name)
-        policy.check(shape)
+        check(policy, shape, prompt=task.setting.prompt)
         peak = layout(policy, shape).bytes_peak(task.setting.tokens)
         speed = None if task.speed is None else task.speed(policy)
         trial = replace(

@@ -115,10 +115,10 @@ def cut(tokens: Tokens, shares: dict[str, float]) -> tuple[Tokens, ...]:
 
 
 def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArray[np.int64]:
-    """Windows of a part that do not overlap and are layer_budgets evenly over it.
+    """Windows of a part that do not overlap and are spread evenly over it.
 
     The part is divided into `count` equal stretches and each gives one window, at a place in it
-    that `seed` decides. Rows are in an order in which any first few are layer_budgets over the part
+    that `seed` decides. Rows are in an order in which any first few are spread over the part
     too, so that a search may begin with some of them.
 
     Args:
@@ -150,10 +150,10 @@ def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArra
     edges = [i * size // count for i in range(count + 1)]
     begins = [int(rng.integers(a, b - span + 1)) for a, b in pairwise(edges)]
     rows = [np.concatenate([lead, tokens.ids[b : b + span]]) for b in begins]
-    return np.stack([rows[i] for i in _layer_budgets(count)])
+    return np.stack([rows[i] for i in _spread(count)])
 
 
-def _layer_budgets(count: int) -> Sequence[int]:
+def _spread(count: int) -> Sequence[int]:
     """`0 .. count - 1` by reversed bits: 0 4 2 6 1 5 3 7."""
     bits = max(count - 1, 1).bit_length()
     return sorted(range(count), key=lambda i: f"{i:0{bits}b}"[::-1])

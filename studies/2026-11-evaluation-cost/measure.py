@@ -32,9 +32,9 @@ COSTED: dict[str, dict[str, Value]] = {
     "lacache": METHODS["lacache"].knobs,
     "lacache, original positions": {**METHODS["lacache"].knobs, "positions": "original"},
     "window+int4, interval 16": {"sinks": 4, "interval": 16, "tiers": "k4v4"},
-    "h2o, interval 32": {"score": "h2o", "recent_window": 64, "interval": 32},
-    "h2o+int4, interval 32": {"score": "h2o", "recent_window": 64, "interval": 32, "tiers": "k4v4"},
-    "xmu tiers, interval 64": {"score": "xmu", "recent_window": 1, "interval": 64, "tiers": "xmu-0.4"},
+    "h2o, interval 32": {"score": "h2o", "recents": 64, "interval": 32},
+    "h2o+int4, interval 32": {"score": "h2o", "recents": 64, "interval": 32, "tiers": "k4v4"},
+    "xmu tiers, interval 64": {"score": "xmu", "recents": 1, "interval": 64, "tiers": "xmu-0.4"},
     "snapkv, interval 32": METHODS["snapkv"].knobs,
     "h2o, interval 1": METHODS["h2o"].knobs,
     "tova, interval 1": METHODS["tova"].knobs,
@@ -106,13 +106,13 @@ def exactness(loaded, tokens):
             write(row("mean dNLL", name, T, str(dtype)[6:], float((fast - slow).mean()), []))
 
 
-def row(what: str, name: str, T: int, dtype: str, value: float, layer_budgets: list[float]):
+def row(what: str, name: str, T: int, dtype: str, value: float, spread: list[float]):
     """One tidy row, echoed."""
     click.echo(f"{what:<12} {name:<28} T={T:<6} {dtype:<8} {value:.3g}")
     return {
         "what": what, "policy": name, "context": T, "dtype": dtype, "value": f"{value:.4g}",
-        "lowest": f"{min(layer_budgets):.4g}" if layer_budgets else "", "pairs": len(layer_budgets),
-        "highest": f"{max(layer_budgets):.4g}" if layer_budgets else "",
+        "lowest": f"{min(spread):.4g}" if spread else "", "pairs": len(spread),
+        "highest": f"{max(spread):.4g}" if spread else "",
         "threads": torch.get_num_threads(), "torch": torch.__version__,
         "machine": platform.machine(), "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip

@@ -31,10 +31,10 @@ def main(file: str) -> None:
     windows, evaluator = text(loaded, options, shown.say).windows["search"], Evaluator(loaded)
     rows = []
     for length in LENGTHS:
-        sensitivity = np.log(
+        harm = np.log(
             [sensitivity.measure(evaluator, w[None, :length], groups=GROUPS) for w in windows]
         )
-        pairs = [np.corrcoef(sensitivity[i], sensitivity[j])[0, 1] for i, j in combinations(range(WINDOWS), 2)]
+        pairs = [np.corrcoef(harm[i], harm[j])[0, 1] for i, j in combinations(range(WINDOWS), 2)]
         low, mid, high = np.quantile(pairs, [0, 0.5, 1])
         rows.append(
             {

@@ -1,7 +1,7 @@
-"""Slots per layer from measured sensitivity: by what measure, how fine, and how steep to follow it.
+"""Slots per layer from measured harm: by what measure, how fine, and how steep to follow it.
 
-One policy of 256 fp16 slots, its slots shared out in different ways, on report text; sensitivity is
-measured on search text. Rows go to results.csv, paired with the even layer_budgets.
+One policy of 256 fp16 slots, its slots shared out in different ways, on report text; harm is
+measured on search text. Rows go to results.csv, paired with the even spread.
 
     python studies/2026-11-layer-budgets/measure.py --text wikitext2-test.raw
 """
@@ -25,7 +25,7 @@ from kvsearch.stats import paired
 
 BUDGET, CONTEXT, WINDOWS = 256, 4096, 2
 KNOBS: dict[str, Value] = dict(
-    score="xmu", tiers="k4v4", rotate=True, interval=16, sinks=8, recent_window="half"
+    score="xmu", tiers="k4v4", rotate=True, interval=16, sinks=8, recents="half"
 )
 EXPONENTS = (0.25, 0.35, 0.5)
 LEAST = 0.1  # of the mean: what a rise in NLL is taken for at least, since many are below zero
@@ -58,10 +58,10 @@ def main(file: str) -> None:
     }
     full, even = losses(Policy()), losses(build(KNOBS, setting))
     rows = [row(("even", 0, 0), 0.0, full, even, even)]
-    for measure, sensitivity in measures.items():
+    for measure, harm in measures.items():
         for exponent in EXPONENTS:
-            knobs = KNOBS | {"layer_budgets": "sensitivity", "exponent": exponent}
-            policy = build(knobs, replace(setting, sensitivity=tuple(sensitivity)))
+            knobs = KNOBS | {"spread": "sensitivity", "exponent": exponent}
+            policy = build(knobs, replace(setting, sensitivity=tuple(harm)))
             rows.append(row(measure, exponent, full, even, losses(policy)))
     with Path(__file__).with_name("results.csv").open("w", newline="") as f:
         out = csv.DictWriter(f, rows[0].keys(), lineterminator="\n")
@@ -73,19 +73,19 @@ def rise(evaluator: Evaluator, windows, groups: int) -> Sequence[float]:
     """Harm as the rise in NLL, which `kvsearch run` went by until it took the divergence."""
     layers, tokens = evaluator.loaded.shape.layers, windows.shape[1]
     slots = int(sensitivity.KEPT * tokens)
-    full, sensitivity = evaluator.quality(Policy(), windows, resident=False).nll, np.zeros(layers)
+    full, harm = evaluator.quality(Policy(), windows, resident=False).nll, np.zeros(layers)
     for members in np.array_split(np.arange(layers), groups):
         starved = sensitivity.starving(members, layers, slots, tokens)
         nll = evaluator.quality(starved, windows, resident=False).nll
-        sensitivity[members] = float((nll - full)[:, slots:].mean()) / len(members)
-    return tuple((np.maximum(sensitivity, LEAST * sensitivity.mean()) / sensitivity.mean()).tolist())
+        harm[members] = float((nll - full)[:, slots:].mean()) / len(members)
+    return tuple((np.maximum(harm, LEAST * harm.mean()) / harm.mean()).tolist())
 
 
 def row(measure: tuple[str, int, int], exponent: float, full, even, mine) -> dict[str, object]:
     """One tidy row, echoed."""
     d = paired(mine, even)
     numbers = {"dnll_full": (mine - full).mean(), "dnll_even": d.mean, "lo": d.lo, "hi": d.hi}
-    found: dict[str, object] = dict(zip(("sensitivity", "groups", "tokens"), measure, strict=True))
+    found: dict[str, object] = dict(zip(("harm", "groups", "tokens"), measure, strict=True))
     found |= {"exponent": exponent, "n": mine.size}
     found |= {k: f"{v:.4f}" for k, v in numbers.items()}
     click.echo(found)

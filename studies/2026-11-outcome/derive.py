@@ -57,7 +57,7 @@ class Kept:
 def rows(run: str, mine: Kept, tuned: Kept) -> list[dict]:
     """The recommended policy against every opponent of one search, on both texts."""
     out = []
-    opponents = [(mine, n, r["kind"]) for n, r in mine.rows.items() if r["kind"] != "searched"]
+    opponents = [(mine, n, r["kind"]) for n, r in mine.rows.items() if r["kind"] != "found"]
     opponents.append((tuned, tuned.recommended, "tuned"))
     for part, label in PARTS.items():
         best, full = mine.nll(part, mine.recommended), mine.nll(part, "full")

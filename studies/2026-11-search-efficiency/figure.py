@@ -68,7 +68,7 @@ def cells() -> None:
 
 
 def _runs(file: str) -> list[dict[str, str]]:
-    """Rows of the first text with the sensitivity as it was measured first."""
+    """Rows of the first text with the harm as it was measured first."""
     with (HERE / file).open() as f:
         return [r for r in csv.DictReader(f) if "_kl" not in r["contender"]]
 

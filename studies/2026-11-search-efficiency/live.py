@@ -65,17 +65,17 @@ class Remembered:
         self.inner.forget()
 
 
-def opened(shown: Shown, files: tuple[str, ...], sensitivity: str = "about"):
-    """Model, text and setting of the benchmark, with the layers' sensitivity as its first runs found it.
+def opened(shown: Shown, files: tuple[str, ...], harm: str = "about"):
+    """Model, text and setting of the benchmark, with the layers' harm as its first runs found it.
 
     That was the rise in NLL then; measured anew, the same knobs would be other policies. With
-    `divergence` as `sensitivity` it is what `kvsearch run` measures now, for a search of 60 policies.
+    `divergence` as `harm` it is what `kvsearch run` measures now, for a search of 60 policies.
     """
     loaded = load_model(announce=shown.say)
     options = TextOptions((files[0],), None, (files[1],), CONTEXT, WINDOWS, WINDOWS)
     parts = text(loaded, options, shown.say)
     shape = loaded.shape
-    found = tuple(json.loads((RECORDS / f"{sensitivity}.json").read_text())["sensitivity"])
+    found = tuple(json.loads((RECORDS / f"{harm}.json").read_text())["sensitivity"])
     return loaded, parts, Setting(shape, shape.budget_bytes(BUDGET), CONTEXT, found)
 
 
@@ -86,14 +86,14 @@ def main() -> None:
     ask.add_argument("--trials", type=int, default=60, help="evaluated policies, methods included")
     ask.add_argument("--cold", action="store_true")
     ask.add_argument("--no-race", action="store_true")
-    ask.add_argument("--divergence", action="store_true", help="layers' sensitivity as measured now")
+    ask.add_argument("--divergence", action="store_true", help="layers' harm as measured now")
     ask.add_argument("--place", type=Path, required=True, help="folder of runs and memory")
     ask.add_argument("--data", type=Path, required=True, help="folder with wikitext2-test.raw")
     o = ask.parse_args()
     shown = Shown(quiet=True)
     raw = o.data / "wikitext2-test.raw"
-    sensitivity = "divergence" if o.divergence else "about"
-    loaded, parts, setting = opened(shown, (f"{raw}:0-900000", f"{raw}:900000-"), sensitivity)
+    harm = "divergence" if o.divergence else "about"
+    loaded, parts, setting = opened(shown, (f"{raw}:0-900000", f"{raw}:900000-"), harm)
     name = o.sampler + "_kl" * o.divergence
     name += f"-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}-{o.seed}"
     session = remembering(loaded, parts, o.place)

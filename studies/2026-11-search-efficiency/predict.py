@@ -6,7 +6,7 @@ its slots (`starvation.py`); at 0 the model knows nothing of that.
 
     python studies/2026-11-search-efficiency/predict.py
 
-Writes predict.csv: means over runs of the root mean squared error and the layer_budgets (decades of loss),
+Writes predict.csv: means over runs of the root mean squared error and the spread (decades of loss),
 the correlation, and squared errors over what the model claims.
 """
 
@@ -93,7 +93,7 @@ def journal(place: Path) -> tuple[Setting, dict[str, Policy], Run]:
 def judged(
     known: list[str], others: set[str], y: Run, x: dict, expected: dict
 ) -> tuple[float, ...]:
-    """Error, layer_budgets, correlation and calibration on `others` of a model fitted to `known`."""
+    """Error, spread, correlation and calibration on `others` of a model fitted to `known`."""
     left = np.array([y[k] - expected[k] for k in known])
     gp = fit(np.array([x[k] for k in known]), left, np.zeros(len(left)))
     rest = [k for k in y if k in others]
@@ -107,7 +107,7 @@ def judged(
 
 def row(source: str, fall: float, fitted: int, found: list[tuple[float, ...]]) -> dict:
     """A line of the table."""
-    names = ("error", "layer_budgets", "correlation", "squared_over_claimed")
+    names = ("error", "spread", "correlation", "squared_over_claimed")
     means = dict(zip(names, np.mean(found, axis=0).round(3).tolist(), strict=True))
     out = {"source": source, "fall": fall, "fitted": fitted, "runs": len(found), **means}
     print(out, flush=True)

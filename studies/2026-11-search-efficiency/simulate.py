@@ -2,7 +2,7 @@
 
 The surrogate maps a policy to its mean loss over the full cache (a Gaussian process on the features
 that kvei also uses, which favours kvei: the table of live runs is the one without that favour), and
-a prefix to a share of it. Noise is added per block with the layer_budgets seen among policies of like
+a prefix to a share of it. Noise is added per block with the spread seen among policies of like
 loss. Volumes are of true surrogate values of the reported sets. It was fitted once, to the runs
 that `records/surrogate.json` names, and is kept there, so that contenders of different days meet
 the same one. Runs of kvei as it is now are not among them: it is not judged by what it measured.
@@ -71,9 +71,9 @@ class Truth:
         rows = np.arange(len(self.keys)) if keep is None else keep
         self.gp = self._kept() if keep is None else self.fitted(rows)
         level = np.maximum(self.blocks.mean(1, keepdims=True), FLOOR)
-        layer_budgets = (self.blocks / level - (self.blocks / level).mean(0))[rows]
-        self.profile = (self.blocks / level)[rows].mean(0)  # how the loss is layer_budgets over blocks
-        self.noise = layer_budgets.std(0)
+        spread = (self.blocks / level - (self.blocks / level).mean(0))[rows]
+        self.profile = (self.blocks / level)[rows].mean(0)  # how the loss is spread over blocks
+        self.noise = spread.std(0)
 
     def fitted(self, rows: np.ndarray) -> GP:
         """A process fitted to these records."""

@@ -13,7 +13,7 @@ from kvsearch.policy import Policy, layout
 def starvation(policy: Policy, setting: Setting, fall: float = 1.5) -> float:
     """log10 of what the layers should lose under this share-out of slots, over an even one.
 
-    Each layer is taken to lose its measured sensitivity, and less with more slots. The least is at an
+    Each layer is taken to lose its measured harm, and less with more slots. The least is at an
     exponent of about 1 / (1 + `fall`). A model without this, that has seen the exponents 0.125 and
     1, expects the better of the two to be the best of all.
 
@@ -22,10 +22,10 @@ def starvation(policy: Policy, setting: Setting, fall: float = 1.5) -> float:
         setting: with the sensitivity; where nothing is evicted, the answer is 0.
         fall: power of its slots with which a layer's loss falls.
     """
-    sensitivity, most = setting.sensitivity, setting.tokens
-    if not sensitivity or policy.slots is None or policy.layer_budgets.kind == "uniform":
+    harm, most = setting.sensitivity, setting.tokens
+    if not harm or policy.slots is None or policy.spread.kind == "uniform":
         return 0.0
     slots = [min(n or most, most) for n in layout(policy, setting.shape).slots]
     mean = sum(slots) / len(slots)
-    lost = sum(h * (mean / n) ** fall for h, n in zip(sensitivity, slots, strict=True))
-    return log10(lost / sum(sensitivity))
+    lost = sum(h * (mean / n) ** fall for h, n in zip(harm, slots, strict=True))
+    return log10(lost / sum(harm))

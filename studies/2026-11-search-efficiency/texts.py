@@ -1,8 +1,8 @@
 """The same search on other texts: seeds of warm runs share their first steps, these do not.
 
-The layers' sensitivity is measured on each text, as `kvsearch run` does for as many trials. What the run
+The layers' harm is measured on each text, as `kvsearch run` does for as many trials. What the run
 would have reported is measured on report text at the end; `records/texts/` gets one file per run,
-and the sensitivity.
+and the harm.
 
     python texts.py --text wiki1 --sampler kvei --place /tmp/texts --data ../shared/data
 """
@@ -50,7 +50,7 @@ def main() -> None:
     o = ask.parse_args()
     here, there = (f"{o.data}/{spec}" for spec in TEXTS[o.text])
     loaded, parts, setting = opened(Shown(quiet=True), (here, there))
-    setting = Setting(setting.shape, setting.budget, CONTEXT, sensitivity(o, loaded, parts))
+    setting = Setting(setting.shape, setting.budget, CONTEXT, harm(o, loaded, parts))
     session = remembering(loaded, parts, o.place / o.text)
     space = load_space(str(HERE / "space.yaml"))
     free = o.trials - len(baselines(True))
@@ -69,12 +69,12 @@ def main() -> None:
     lines = [json.dumps({**r, "report": found.get(r["fingerprint"])}) for r in rows]
     o.records.mkdir(parents=True, exist_ok=True)
     (o.records / f"{o.text}-{o.sampler}.jsonl").write_text("\n".join(lines) + "\n")
-    (o.records / f"{o.text}-sensitivity.json").write_text(json.dumps(setting.sensitivity) + "\n")
+    (o.records / f"{o.text}-harm.json").write_text(json.dumps(setting.sensitivity) + "\n")
 
 
-def sensitivity(o: argparse.Namespace, loaded: LoadedModel, parts: Text) -> tuple[float, ...]:
-    """The layers' sensitivity on this text, measured once for all samplers."""
-    file = o.place / o.text / "sensitivity.json"
+def harm(o: argparse.Namespace, loaded: LoadedModel, parts: Text) -> tuple[float, ...]:
+    """The layers' harm on this text, measured once for all samplers."""
+    file = o.place / o.text / "harm.json"
     if not file.exists():
         windows = parts.windows["search"]
         plan = sensitivity.plan(o.trials * windows.size, loaded.shape.layers, CONTEXT)

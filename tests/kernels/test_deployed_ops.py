@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from kvsearch.cache.engine import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
-from kvsearch.policy import ModelShape, Policy, Quantizer, Score, Tier, layout
+from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
 
 SHAPE = ModelShape(1, 2, 16, 6)
 TIERS = (
@@ -20,9 +22,9 @@ SCORES = {"scored_attention", "scored_decode", "gather_kv"}
 POLICIES = {
     "window": (Policy(slots=16, sinks=2, interval=3), BASE),
     "tiers by age": (Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q), BASE | PACKS),
-    "scores": (Policy(slots=16, recent_window=3, interval=2, score=Score(beta=1)), SCORES),
+    "scores": (Policy(slots=16, recent_window=3, interval=2, rule=Attention(beta=1)), SCORES),
     "tiers by score": (
-        Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q, score=Score()),
+        Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q, rule=Attention()),
         SCORES | PACKS,
     ),
     "re-indexed": (
@@ -44,12 +46,12 @@ def test_decoding_is_attention_over_what_is_read_back(name, softcap):
     torch.manual_seed(0)
     for m in (24, *[1] * 9):
         qkv = [torch.randn(2, h, m, 16, dtype=torch.float64) for h in (6, 2, 2)]
-        got = packed.advance(*qkv, scale=0.3, softcap=softcap)
+        got = advance(packed, *qkv, scale=0.3, softcap=softcap)
         plain.packed = False  # takes the path of many tokens over what `read` unpacks
-        want = plain.advance(*qkv, scale=0.3, softcap=softcap)
+        want = advance(plain, *qkv, scale=0.3, softcap=softcap)
         assert (got - want).abs().max() < 1e-12
-        if packed.book is not None and plain.book is not None:
-            torch.testing.assert_close(packed.book.sums, plain.book.sums)
+        if packed.scorer is not None and plain.scorer is not None:
+            torch.testing.assert_close(packed.scorer.sums, plain.scorer.sums)
     assert set(packed.impls) == ops
     assert set(packed.impls.values()) <= {"reference", "torch"}
     assert packed.nbytes == plain.nbytes

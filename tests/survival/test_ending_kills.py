@@ -58,7 +58,7 @@ def test_a_policy_that_kills_the_ending_is_left_out(
 
 
 def per_layer(trial: Trial) -> bool:
-    return trial.policy.score is not None and trial.policy.score.share == "layer"
+    return trial.policy.rule is not None and trial.policy.rule.share == "layer"
 
 
 def in_flight(lines: list[list[str]]) -> set[str]:

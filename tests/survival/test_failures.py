@@ -91,7 +91,9 @@ def test_tpe_learns_to_avoid_what_runs_out_of_memory(tmp_path: Path) -> None:
         folder = RunFolder(tmp_path / f"run{seed}")
         session = Session(Toy(tmp_path / f"log{seed}", 0.0, "oom"))
         search = Search(task(80, seed=seed, racing=False), Inline(session), folder, lambda *_: None)
-        found = [t for t in search.run() if t.kind == "searched" and t.state in ("complete", "failed")]
+        found = [
+            t for t in search.run() if t.kind == "searched" and t.state in ("complete", "failed")
+        ]
         folder.close()
         shares.append(np.mean([t.state == "failed" for t in found[-40:]]))
     by_chance = 1 / 7  # one of the seven scores of the space

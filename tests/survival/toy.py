@@ -41,7 +41,7 @@ def loss(policy: Policy) -> float:
     if policy.slots is None:
         return 0.0
     bits = sum(t.share * (t.key_bits + 0.5 * t.value_bits) for t in policy.tiers)
-    score = 0.0 if policy.score is None else 0.2 + 0.1 * policy.score.beta
+    score = 0.0 if policy.rule is None else 0.2 + 0.1 * policy.rule.beta
     return 8.0 / policy.slots * (1.2 - score) + 0.1 / bits + 0.002 * log2(1 + policy.interval)
 
 
@@ -81,7 +81,7 @@ class Session:
         self._write("start", job)
         time.sleep(self.toy.seconds)
         found = nll(job.policy, _windows(job), job.stop)
-        if self.toy.bad and job.policy.score is not None and job.policy.score.share == "layer":
+        if self.toy.bad and job.policy.rule is not None and job.policy.rule.share == "layer":
             if self.toy.bad == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.toy.bad == "kill-late" and job.part != "search":

@@ -11,6 +11,7 @@ from math import log2
 
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
+from kvsearch.rules import feature_names
 
 FEATURES = (
     "slots",  # log2 of slots over the budget in fp16 slots
@@ -26,13 +27,8 @@ FEATURES = (
     "rotate",
     "lloyd",
     "group",
-    "scored",
-    "counted",  # alpha: votes weighed by the number of keys
-    "corrected",  # beta: votes divided by age
-    "forgets",  # log of the horizon
-    "decays",
-    "layer-shared",
-    "pooled",
+    "ranked",
+    *feature_names(),  # of the rules, each from its own table
     "ladder",
     "span",
     "overlap",
@@ -51,16 +47,16 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         policy: built for `setting`.
         setting: whose budget and length give the units.
     """
-    p, q, s, layer_budgets = policy, policy.quantizer, policy.score, policy.layer_budgets
+    p, q, rule, budgets = policy, policy.quantizer, policy.active_rule, policy.layer_budgets
     tokens = max(2, setting.tokens)
     slots = min(p.slots or tokens, tokens)
     budget = setting.budget or setting.shape.budget_bytes(tokens)
     fp16_slots = max(1.0, budget / setting.shape.budget_bytes(1))
     keys = sum(t.share * t.key_bits for t in p.tiers)
     values = sum(t.share * t.value_bits for t in p.tiers)
-    quantizes, scored, ladder = p.quantizes, p.scored, p.ladder
+    quantizes, ladder = p.quantizes, p.ladder
     group = (q.group or setting.shape.head_dim) if quantizes else 0
-    horizon = s.horizon if s is not None and scored else None
+    ranked = {} if rule is None else rule.features()
     numbers = (
         (log2(slots / fp16_slots) + 2) / 4,
         1 + log2(slots / tokens) / 7,
@@ -75,19 +71,14 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         quantizes and q.rotate,
         quantizes and q.levels == "lloyd",
         (log2(group) - 3) / 4 if group else 0,
-        scored,
-        s.alpha if s is not None and scored else 0,
-        s.beta if s is not None and scored else 0,
-        1 - log2(horizon) / 12 if horizon else 0,
-        s is not None and scored and s.kind == "decay",
-        s is not None and scored and s.share == "layer",
-        log2(s.pool) / 4 if s is not None and scored else 0,
+        rule is not None,
+        *(ranked.get(name, 0.0) for name in feature_names()),
         ladder is not None,
         ladder.span if ladder is not None else 0,
         ladder.overlap if ladder is not None else 0,
-        1 - 1 / layer_budgets.beta if layer_budgets.kind == "pyramid" else 0,
-        layer_budgets.kind == "sensitivity",
-        layer_budgets.exponent if layer_budgets.kind == "sensitivity" else 0,
+        1 - 1 / budgets.beta if budgets.kind == "pyramid" else 0,
+        budgets.kind == "sensitivity",
+        budgets.exponent if budgets.kind == "sensitivity" else 0,
         p.positions == "cache",
         0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
     )

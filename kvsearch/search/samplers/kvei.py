@@ -158,7 +158,9 @@ class Kvei(PointSampler):
             ]
         x = np.log10([float(p.bytes_peak) for p in candidates])
         mean, std = model.predict(candidates)
-        return expected_gain(points, self._reference(model, points), x, mean, EXPLORATION_WEIGHT * std)
+        return expected_gain(
+            points, self._reference(model, points), x, mean, EXPLORATION_WEIGHT * std
+        )
 
     def _reference(
         self, model: Surrogate, points: Sequence[tuple[float, float]]

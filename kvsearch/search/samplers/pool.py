@@ -52,7 +52,12 @@ def breed(
         child[name] = _other(space.axes[name], child.get(name), rng)
     child["budget_fraction"] = first.get("budget_fraction", 1.0)
     if "budget_fraction" in space.axes and rng.random() < SLIDE:
-        child = {**first, "budget_fraction": _other(space.axes["budget_fraction"], first.get("budget_fraction"), rng)}
+        child = {
+            **first,
+            "budget_fraction": _other(
+                space.axes["budget_fraction"], first.get("budget_fraction"), rng
+            ),
+        }
     return space.suggest(Draw(child, rng))
 
 

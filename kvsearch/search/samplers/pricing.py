@@ -7,7 +7,7 @@ from functools import cached_property
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting, Value, sized
-from kvsearch.policy import Policy
+from kvsearch.policy import Policy, check
 from kvsearch.search.samplers.features import features
 from kvsearch.search.samplers.pool import anything
 from kvsearch.space import SearchSpace
@@ -65,7 +65,7 @@ class Pricer:
         setting, shape = self.setting, self.setting.shape
         try:
             policy, peak = sized(knobs, setting)
-            policy.check(shape)
+            check(policy, shape, prompt=setting.prompt)
         except PolicyError:
             return None
         feasible = setting.budget is None or peak <= setting.budget

@@ -15,7 +15,9 @@ from kvsearch.search.samplers.pricing import Priced
 OFFSET = 0.003  # nats per token: differences far below it are noise and must not rule the log
 LEAST = 0.001  # nats per token: what the logarithm sees at least
 PAIRS = 4  # completed trials with a rung, below which that rung says nothing
-EXTRAPOLATION_VARIANCE = 0.05**2  # variance in decades squared added to what a rung foretells: few pairs, and those
+EXTRAPOLATION_VARIANCE = (
+    0.05**2
+)  # variance in decades squared added to what a rung foretells: few pairs, and those
 # who were stopped there were partly unlucky there
 _libraries = ThreadpoolController()  # NumPy's BLAS
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from kvsearch.cache.engine import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
-from kvsearch.policy import ModelShape, Policy, Quantizer, Score, Tier, layout
+from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
 from kvsearch_kernels.op import Op
 
 D = 64
@@ -22,7 +24,13 @@ POLICIES = {
     "window": Policy(slots=12, sinks=2, interval=2),
     "tiers by age": Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q),
     "tiers by score": Policy(
-        slots=20, sinks=2, recent_window=3, interval=3, tiers=TIERS, quantizer=Q, score=Score(beta=1)
+        slots=20,
+        sinks=2,
+        recent_window=3,
+        interval=3,
+        tiers=TIERS,
+        quantizer=Q,
+        rule=Attention(beta=1),
     ),
     "rotated": Policy(
         slots=20, interval=4, tiers=K2, quantizer=Quantizer(levels="lloyd", rotate=True)
@@ -31,7 +39,7 @@ POLICIES = {
         slots=16, sinks=2, interval=3, positions="cache", tiers=K2, quantizer=Quantizer()
     ),
     "scored, re-indexed": Policy(
-        slots=16, recent_window=4, interval=2, positions="cache", score=Score(share="layer")
+        slots=16, recent_window=4, interval=2, positions="cache", rule=Attention(share="layer")
     ),
 }
 
@@ -43,7 +51,7 @@ def replay(policy, dtype, softcap=None):
     outs = []
     for m in (24, *[1] * 5):
         q, k, v = (torch.randn(2, h, m, D).to(dtype) for h in (6, 2, 2))
-        outs.append(state.advance(q, k, v, scale=0.2, softcap=softcap))
+        outs.append(advance(state, q, k, v, scale=0.2, softcap=softcap))
     return torch.cat(outs, 2), state
 
 
@@ -65,7 +73,7 @@ def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, monkeypatch):
 
     monkeypatch.setattr(Op, "pick", pick)
     got, other = replay(policy, dtype, cap)
-    ops = {"scored_decode"} if policy.scored else {"decode_attention"}
+    ops = {"scored_decode"} if policy.ruled else {"decode_attention"}
     if policy.quantizes:
         ops |= {"quantize_kv"}
     if policy.evicts:

@@ -1,0 +1,60 @@
+"""How a layer takes in tokens: the same code prefills, decodes and evaluates.
+
+`advance` takes any number of new tokens, and the result does not depend on how a stream is cut into
+calls: that is what lets one forward pass over a text replay a cache that was filled token by token.
+"""
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache import lifetimes, scan, segments
+from kvsearch.cache.state import LayerState
+from kvsearch.errors import PolicyError
+
+
+def advance(
+    state: LayerState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Tensor:
+    """Take in new tokens and attend from them.
+
+    Args:
+        state: the layer.
+        q: queries `[B, Hq, M, D]`, rotated to their index in the stream.
+        k: keys `[B, H, M, D]`, rotated likewise.
+        v: values `[B, H, M, D]`.
+        scale: factor on the dot products.
+        softcap: bound of the scaled products, if the model has one.
+
+    Returns:
+        Attention output `[B, Hq, M, D]`.
+
+    Raises:
+        PolicyError: a prompt comes in pieces, and the policy compacts after a prompt.
+    """
+    m, policy = q.shape[2], state.layer.policy
+    if state.seen == 0:
+        state.begin(q, k)
+    elif state.packed and m > 1 and policy.trigger != "stream" and state.seen == state.prompt:
+        raise PolicyError(
+            f"trigger {policy.trigger!r} compacts after the first call, and a second piece of "
+            "several tokens follows it: give the prompt in one call (no prefill_chunk_size)"
+        )
+    if state.reindex:
+        assert state.rotary is not None
+        index = torch.arange(state.seen, state.seen + m, device=q.device)
+        q, k = state.rotary.undo(q, index), state.rotary.undo(k, index)
+    k, v = k.to(state.native).to(k.dtype), v.to(state.native).to(v.dtype)
+    if state.fast and state.seen == 0 and m > 1 and lifetimes.applies(policy):
+        out = lifetimes.prefill(state, q, k, v, scale=scale, softcap=softcap)
+        state.note_peak()
+        return out
+    if state.fast and scan.applies(state, m):
+        return scan.run(state, q, k, v, scale=scale, softcap=softcap)
+    quantised = segments.quantise_ahead(state, k, v)
+    return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap)

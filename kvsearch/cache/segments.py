@@ -1,0 +1,137 @@
+"""Taking in tokens piece by piece, from one compaction to the next; serves every policy."""
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.compaction import compact
+from kvsearch.cache.decode import decode
+from kvsearch.cache.state import LayerState
+from kvsearch.rules import Segment, Slots
+from kvsearch_kernels.lifetime_attention import lifetime_attention
+from kvsearch_kernels.scored_attention import scored_attention
+
+ROWS = 512  # queries per attention map, so that a long prompt needs no T x T memory
+
+
+def run(
+    state: LayerState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    quantised: tuple[Tensor, Tensor] | None,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Take in tokens, compacting where a compaction is due.
+
+    Arguments are as in `engine.advance`, after rounding; `quantised` is from `quantise_ahead`.
+    """
+    out = torch.empty_like(q)
+    done, total = 0, q.shape[2]
+    while done < total:
+        due = state.layer.clock.after(state.seen, state.prompt)
+        left = total - done if due is None else min(due - state.seen, total - done)
+        part = slice(done, done + min(left, ROWS))
+        ready = None if quantised is None else tuple(x[:, :, part] for x in quantised)
+        state.store.append(k[:, :, part], v[:, :, part], ready)  # type: ignore[arg-type]
+        out[:, :, part] = _attend(state, q[:, :, part], due, scale, softcap)
+        done = part.stop
+        state.seen += part.stop - part.start
+        state.note_peak()
+        if state.seen == due:
+            compact_state(state)
+            state.note_peak()
+    return out
+
+
+def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Quantise a whole call at once when there is one tier; the store then only copies."""
+    p = state.layer.policy
+    if state.packed or len(p.tiers) > 1 or not p.quantizes:
+        return None
+    kc, vc = state.codecs[0]
+    quantised = kc.fake(k), vc.fake(v)
+    sinks = slice(0, max(0, p.fp16_sinks - state.seen))
+    for low, native in zip(quantised, (k, v), strict=True):
+        low[:, :, sinks] = native[:, :, sinks]
+    return quantised
+
+
+def compact_state(state: LayerState) -> None:
+    """Compact the layer after its newest token."""
+    store = state.store
+
+    def read() -> tuple[Tensor, Tensor]:
+        keys, values = store.read()
+        if state.reindex:
+            assert state.rotary is not None
+            keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
+        return keys, values
+
+    slots = Slots(
+        seen=state.seen,
+        count=store.n,
+        position=store.n if state.reindex else state.seen,
+        recent_from=store.n - state.layer.policy.recent_window,
+        read=read,
+    )
+    state.cursor = compact(state.layer, store, state.scorer, slots, state.cursor)
+
+
+def _attend(
+    state: LayerState, q: Tensor, due: int | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Attend from the newest tokens, which the store already holds, and let the rule observe."""
+    m, received = q.shape[2], None
+    if state.packed and m == 1:
+        out, received = decode(state, q, due, scale=scale, softcap=softcap)
+    else:
+        out, received = _attend_dense(state, q, due, scale, softcap)
+    if state.scorer is not None:
+        queries = None
+        if state.rule is not None and "queries" in state.rule.needs:
+            queries = _unrotated(state, q)
+        state.scorer.observe(Segment(state.seen, m, received, queries))
+    return out
+
+
+def _attend_dense(
+    state: LayerState, q: Tensor, due: int | None, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    keys, values = state.store.read()
+    n, m = keys.shape[2], q.shape[2]
+    if state.reindex:
+        assert state.rotary is not None
+        keep = not state.packed
+        keys = state.rotary.turn_slots(keys, 0, keep=keep)
+        q = state.rotary.turn_slots(q, n - m, keep=keep)
+    if not wants_attention(state):
+        slots = torch.arange(n, device=q.device)
+        born = (slots - (n - m)).clamp_min(0)
+        never = torch.full_like(slots, m)
+        out, _ = lifetime_attention.record(
+            state.impls, q, keys, values, born, never, first_query=0, scale=scale, softcap=softcap
+        )
+        return out, None
+    assert state.scorer is not None
+    rows = torch.arange(m, device=q.device)
+    last = state.seen + m if due is None else due
+    weights = state.scorer.row_weights(n - m + rows + 1, last - state.seen - 1 - rows)
+    return scored_attention.record(
+        state.impls, q, keys, values, weights, scale=scale, softcap=softcap
+    )
+
+
+def wants_attention(state: LayerState) -> bool:
+    """Whether the rule reads what slots receive."""
+    return state.rule is not None and "attention" in state.rule.needs
+
+
+def _unrotated(state: LayerState, q: Tensor) -> Tensor:
+    """Queries as they were before the model turned them to their position."""
+    if state.reindex:
+        return q
+    assert state.rotary is not None
+    index = torch.arange(state.seen, state.seen + q.shape[2], device=q.device)
+    return state.rotary.undo(q, index)

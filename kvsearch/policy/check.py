@@ -1,0 +1,48 @@
+"""Whether a model of some shape can run a policy."""
+
+from kvsearch.errors import PolicyError
+from kvsearch.policy.layout import layout
+from kvsearch.policy.parts import Channels
+from kvsearch.policy.shape import ModelShape
+from kvsearch.policy.types import Policy
+
+
+def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> None:
+    """Raise a `PolicyError` that says why a model of this shape cannot run the policy.
+
+    Args:
+        policy: what should run.
+        shape: of the model.
+        prompt: tokens of the prompt that one call brings in; None where that is not known yet.
+    """
+    p = policy
+    if p.anchors is not None:
+        raise PolicyError("field anchors: this version does not execute anchors yet")
+    if p.channels != Channels():
+        raise PolicyError("field channels: this version does not execute channel pruning yet")
+    if prompt == 0 and p.compacts and p.trigger != "stream":
+        raise PolicyError(
+            f"field trigger: {p.trigger!r} compacts after a prompt, and none is given here; "
+            "say how long it is, or use trigger 'stream'"
+        )
+    if p.quantizes:
+        group = p.quantizer.group or shape.head_dim
+        if shape.head_dim % group:
+            raise PolicyError(
+                f"field quantizer.group: {group} does not divide the head size {shape.head_dim}"
+            )
+        low = min(b for t in p.tiers for b in (t.key_bits, t.value_bits))
+        if shape.head_dim % 8 and low < 8:
+            raise PolicyError(
+                f"field tiers: head size {shape.head_dim} is no multiple of 8, so {low} bits "
+                "cannot be packed"
+            )
+    weights = p.layer_budgets.weights
+    if p.layer_budgets.kind == "sensitivity" and len(weights) != shape.layers:
+        raise PolicyError(
+            f"field layer_budgets.weights: {len(weights)} weights for a model with "
+            f"{shape.layers} layers; the policy was made for another shape"
+        )
+    if p.ladder is not None and shape.layers < 2:
+        raise PolicyError("field ladder: a ladder needs at least 2 layers")
+    layout(p, shape)

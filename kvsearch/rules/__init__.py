@@ -1,0 +1,74 @@
+"""Retention rules: which slots stay when a layer is full. A new one is a file and a line here.
+
+Importing this package imports no torch; scorers import it when they are made.
+"""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvsearch.errors import nearest
+from kvsearch.rules.attention import Attention
+from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
+from kvsearch.rules.expected_attention import ExpectedAttention
+from kvsearch.rules.key_norm import KeyNorm
+from kvsearch.rules.keydiff import KeyDiff
+from kvsearch.rules.value_attention import ValueAttention
+
+__all__ = [
+    "RULES",
+    "Attention",
+    "ExpectedAttention",
+    "KeyDiff",
+    "KeyNorm",
+    "Need",
+    "Place",
+    "Rule",
+    "Scorer",
+    "Segment",
+    "Slots",
+    "ValueAttention",
+    "presets",
+    "read",
+]
+
+RULES: dict[str, type[Rule]] = {
+    "attention": Attention,
+    "value-attention": ValueAttention,
+    "key-norm": KeyNorm,
+    "keydiff": KeyDiff,
+    "expected-attention": ExpectedAttention,
+}
+
+
+def read(data: Any) -> Any:
+    """The rule that plain data describe; what is no mapping is handed back for others to judge.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if not isinstance(data, dict):
+        return data
+    name = data.get("name", "attention")
+    if name not in RULES:
+        raise ValueError(f"unknown rule {name!r}{nearest(str(name), RULES)}")
+    try:
+        return RULES[name].model_validate(data)
+    except ValidationError as e:  # its path would be lost on the way up
+        first = e.errors()[0]
+        path = ".".join(["rule", *(str(p) for p in first["loc"])])
+        raise ValueError(f"{path}: {first['msg'].removeprefix('Value error, ')}") from e
+
+
+def presets() -> dict[str, Rule | None]:
+    """Named points of all rules, as a search reaches them; `none` goes by age."""
+    found: dict[str, Rule | None] = {"none": None}
+    for rule in RULES.values():
+        for name, fields in rule.presets.items():
+            found[name] = rule.model_validate(fields)
+    return found
+
+
+def feature_names() -> tuple[str, ...]:
+    """Names of all rules' features, each once, in the order of the table."""
+    return tuple(dict.fromkeys(n for rule in RULES.values() for n in rule.feature_names))

@@ -1,0 +1,280 @@
+"""Sums of received attention (H2O, TOVA, SnapKV, XMU): what most published rules are.
+
+Sums are held raw; corrections for age and window are applied when ranking, so that they can change
+without touching the sums. All ranks are at least 0, on which the `scan` replay relies.
+"""
+
+from collections.abc import Mapping
+from math import log2
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUM_BYTES = 4  # fp32: an fp16 sum would stop growing
+AGE_BYTES = 4  # int32 arrival index
+
+
+class Attention(Rule):
+    """Rank by attention received: sum over query rows of `n^alpha * p / count^beta`.
+
+    `(alpha, beta)` is (0, 0) for H2O, (0, 1) for mean attention, (1, 1) for XMU's correction.
+
+    Attributes:
+        alpha: power of the number of keys the query sees; 1 undoes the softmax's dilution.
+        beta: power of the number of rows that could vote for the key; 1 undoes its age.
+        horizon: rows that count; None is all of them.
+        kind: `window` counts exactly the last `horizon` rows before each compaction, `decay`
+            weighs them by `(1 - 1/horizon)` per row.
+        literal: divide by the key's whole age although only `horizon` rows were counted.
+        share: `head` lets every KV head choose its slots, `layer` makes them vote together.
+        pool: odd width of smoothing over neighbouring slots (SnapKV); 1 is off.
+        pool_kind: `avg` or `max` smoothing.
+    """
+
+    name: Literal["attention"] = "attention"
+    alpha: float = Field(default=0.0, ge=0.0, le=2.0)
+    beta: float = Field(default=0.0, ge=0.0, le=2.0)
+    horizon: int | None = Field(default=None, ge=1)
+    kind: Literal["window", "decay"] = "window"
+    literal: bool = False
+    pool: int = Field(default=1, ge=1)
+    pool_kind: Literal["avg", "max"] = "avg"
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"attention"})
+    paper: ClassVar[str] = "H2O arXiv:2306.14048, SnapKV arXiv:2404.14469, XMU"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "h2o": {},
+        "mean": dict(beta=1),
+        "xmu": dict(alpha=1, beta=1),
+        "xmu-forget": dict(alpha=1, beta=1, horizon=512, kind="decay"),
+        "forget": dict(horizon=512, kind="decay"),
+        "tova": dict(horizon=1, share="layer"),
+        "snapkv": dict(horizon=32, pool=5),
+    }
+    feature_names: ClassVar[tuple[str, ...]] = (
+        "row power", "age power", "forgets", "decays", "layer-shared", "pooled",
+    )  # fmt: skip
+    fast: ClassVar[frozenset[str]] = frozenset({"scan"})
+    identity: ClassVar[str] = "score"
+
+    @model_validator(mode="after")
+    def _odd_pool(self) -> "Attention":
+        if self.pool % 2 == 0:
+            raise ValueError(f"pool must be odd, got {self.pool}")
+        return self
+
+    @property
+    def ages(self) -> bool:
+        """Whether each slot remembers when its token came."""
+        return self.beta != 0
+
+    def blocks(self, interval: int) -> int:
+        """Partial sums held per slot: more than 1 when a window spans several intervals."""
+        if self.kind == "decay" or self.horizon is None:
+            return 1
+        return max(1, self.horizon // interval)
+
+    def slot_bytes(self, interval: int) -> int:
+        """The partial sums, and the age where it plays a role."""
+        return SUM_BYTES * self.blocks(interval) + (AGE_BYTES if self.ages else 0)
+
+    def check(self, interval: int, trigger: str) -> None:
+        """A window over several intervals needs whole intervals, and a stream from token 0."""
+        if self.kind != "window" or self.horizon is None or self.horizon <= interval:
+            return
+        if self.horizon % interval:
+            raise ValueError(
+                f"rule.horizon {self.horizon} must be at most interval {interval} "
+                "or a multiple of it"
+            )
+        if trigger != "stream":
+            raise ValueError("rule.horizon must be at most interval when a prompt triggers")
+
+    def fitted(self, interval: int) -> "Attention":
+        """A window that fits the interval: at most it, or a multiple of it."""
+        if self.kind != "window" or self.horizon is None:
+            return self
+        if self.horizon <= interval or self.horizon % interval == 0:
+            return self
+        return self.model_copy(update={"horizon": interval * max(1, self.horizon // interval)})
+
+    def canonical(self) -> dict[str, Any]:
+        """Without fields that others make inactive; `name` is implied by the key."""
+        d = self.model_dump(exclude={"name"})
+        if d["horizon"] is None or d["beta"] == 0:
+            d["literal"] = False
+        if d["horizon"] is None:
+            d["kind"] = "window"
+        if d["pool"] == 1:
+            d["pool_kind"] = "avg"
+        return d
+
+    def features(self) -> dict[str, float]:
+        """Powers as they are, horizon and pool on a log scale."""
+        return {
+            "row power": self.alpha,
+            "age power": self.beta,
+            "forgets": 1 - log2(self.horizon) / 12 if self.horizon else 0,
+            "decays": self.kind == "decay",
+            "layer-shared": self.share == "layer",
+            "pooled": log2(self.pool) / 4,
+        }
+
+    def family(self) -> str:
+        """By the powers, or by the window of one row."""
+        if self.horizon == 1:
+            return "TOVA-like"
+        known: dict[tuple[float, float], str] = {
+            (0, 0): "H2O-like",
+            (0, 1): "Mean-attention",
+            (1, 1): "XMU-like",
+        }
+        return known.get((self.alpha, self.beta), "Attention-scored")
+
+    def words(self) -> list[str]:
+        """Horizon, pooling and voting, where they are used."""
+        parts = []
+        if self.horizon is not None and self.horizon > 1:
+            over = "over the last" if self.kind == "window" else "decaying over"
+            parts.append(f"{over} {self.horizon} queries")
+        if self.pool > 1:
+            parts.append(f"{self.pool_kind} pool {self.pool}")
+        if self.share == "layer":
+            parts.append("heads vote together")
+        return parts
+
+    def scorer(self, place: Place) -> "AttentionScorer":
+        """Running sums per slot."""
+        return AttentionScorer(self, place)
+
+
+class AttentionScorer(Scorer):
+    """Running sums per slot.
+
+    Attributes:
+        sums: `[R, B, V, N]` fp32; `V` is KV heads or 1, `R` the number of partial sums.
+        born: arrival index of each slot's token `[B, V, N]` int32, or None where age plays no role.
+    """
+
+    def __init__(self, rule: Attention, place: Place) -> None:
+        import torch
+
+        self.rule, self.blocks = rule, rule.blocks(place.interval)
+        voters = rule.voters(place.kv_heads)
+        fp32 = torch.float32  # whatever the default type is: ranks are compared bit by bit
+        self.sums = torch.zeros(
+            self.blocks, place.batch, voters, 0, device=place.device, dtype=fp32
+        )
+        self.born: Tensor | None = None
+        if rule.ages:
+            self.born = torch.zeros(place.batch, voters, 0, dtype=torch.int32, device=place.device)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether only the last rows before a compaction count, so that partial sums leave."""
+        return self.rule.kind == "window" and self.rule.horizon is not None
+
+    def row_weights(self, visible: "Tensor", left: "Tensor") -> "Tensor":
+        """`visible^alpha`, weighed by the window or the decay."""
+        import torch
+
+        r = self.rule
+        w = visible.float() ** r.alpha
+        if r.horizon is None:
+            return w
+        if r.kind == "decay":
+            back = torch.arange(len(w) - 1, -1, -1, device=w.device, dtype=torch.float32)
+            return w * (1 - 1 / r.horizon) ** back
+        return w * (left < r.horizon)
+
+    def observe(self, segment: Segment) -> None:
+        """Add what every slot received."""
+        assert segment.received is not None
+        self.add(segment.received, segment.seen, segment.count)
+
+    def add(self, received: "Tensor", seen: int, m: int) -> None:
+        """Add `received` `[B, H, N]` of a segment whose `m` new tokens follow `seen` older ones."""
+        import torch
+
+        if self.sums.shape[2] == 1:
+            received = received.mean(1, keepdim=True)
+        old = self.sums.shape[-1]
+        if self.rule.kind == "decay" and self.rule.horizon is not None:
+            self.sums *= (1 - 1 / self.rule.horizon) ** m
+        self.sums = torch.nn.functional.pad(self.sums, (0, received.shape[-1] - old))
+        self.sums[0] += received
+        if self.born is not None:
+            new = torch.arange(seen, seen + m, dtype=torch.int32, device=self.born.device)
+            self.born = torch.cat([self.born, new.expand(*self.born.shape[:-1], m)], -1)
+
+    def ranks(self, slots: Slots) -> "Tensor":
+        """Corrected sums, smoothed outside the recent window."""
+        return self.smooth(self.corrected(slots.seen), slots.recent_from)
+
+    def corrected(self, seen: int) -> "Tensor":
+        """Sums `[B, V, N]` over what slots could have received after `seen` tokens."""
+        beta = self.rule.beta
+        total = self.sums.sum(0) if self.blocks > 1 else self.sums[0]
+        if beta == 0:
+            return total
+        counts = self._counts(seen)
+        return total / (counts if beta == 1 else counts**beta)
+
+    def smooth(self, total: "Tensor", recent_from: int) -> "Tensor":
+        """Mix the sums of neighbours before `recent_from`; slots must be in order of time."""
+        import torch
+
+        r = self.rule
+        if r.pool == 1 or recent_from <= 0:
+            return total
+        pool = (
+            torch.nn.functional.avg_pool1d
+            if r.pool_kind == "avg"
+            else torch.nn.functional.max_pool1d
+        )
+        head = pool(total[..., :recent_from], r.pool, stride=1, padding=r.pool // 2)
+        return torch.cat([head, total[..., recent_from:]], -1)
+
+    def _counts(self, seen: int) -> "Tensor":
+        """Rows that could vote for each slot, weighted as the sums are."""
+        import torch
+
+        assert self.born is not None
+        r = self.rule
+        age = (seen - self.born).float()
+        if r.horizon is None or r.literal:
+            return age
+        if r.kind == "decay":
+            keep = 1 - 1 / r.horizon
+            return torch.rsub(keep**age, r.horizon, alpha=r.horizon)  # sum of keep^i, i < age
+        return age.clamp_max(r.horizon)
+
+    def keep(self, index: "Tensor | None") -> None:
+        """Drop all slots but `index`, and age the partial sums by one compaction."""
+        import torch
+
+        from kvsearch.rules.pick import pick
+
+        if index is not None:
+            self.sums = pick(self.sums, index if index.dim() == 1 else index[None])
+            if self.born is not None:
+                self.born = pick(self.born, index)
+        if self.forgets:
+            self.sums = torch.roll(self.sums, 1, 0)  # the oldest partial sum leaves the window
+            self.sums[0] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Sums and ages."""
+        batch = max(1, self.sums.shape[1])
+        return (self.sums.nbytes + (0 if self.born is None else self.born.nbytes)) // batch
+
+    def reorder(self, rows: "Tensor") -> None:
+        """Select batch rows (beam search)."""
+        self.sums = self.sums[:, rows]
+        self.born = None if self.born is None else self.born[rows]

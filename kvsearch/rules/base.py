@@ -1,0 +1,182 @@
+"""What a retention rule is: a description without torch, and a scorer that runs it.
+
+A rule ranks the slots of a layer; the policy says how many stay and when. The description says what
+the rule reads, what it holds per slot and per layer in bytes, how a search reaches it, and its
+words for people. Its scorer sees every segment of the stream and ranks the slots at a compaction.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kvsearch.frozen import Frozen
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Need = Literal["attention", "queries", "keys", "values"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a scorer works: the integers of one layer, and its device.
+
+    Attributes:
+        heads, kv_heads, head_dim: of the layer, `Hq`, `H` and `D`.
+        interval: tokens between compactions.
+        batch: sequences, `B`.
+        device: of every tensor that the scorer holds.
+        inv_freq: angle per position of each channel pair `[R / 2]`, for rules that read queries.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    interval: int
+    batch: int
+    device: "torch.device"
+    inv_freq: "Tensor | None" = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """New tokens that a layer has just attended from; what a scorer may observe.
+
+    Attributes:
+        seen: tokens of the stream before the segment.
+        count: new tokens, `M`.
+        received: attention that each held slot received from the segment's queries, weighted by
+            `Scorer.row_weights`, `[B, H, N]`; only for rules that need `attention`.
+        queries: without their rotation `[B, Hq, M, D]`; only for rules that need `queries`.
+    """
+
+    seen: int
+    count: int
+    received: "Tensor | None" = None
+    queries: "Tensor | None" = None
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What a layer holds at a compaction; keys and values are read only when asked for.
+
+    Attributes:
+        seen: tokens of the stream so far.
+        count: slots, `N`, in order of time.
+        position: rotary index of the next query.
+        recent_from: slots from here on are the recent window, which is never evicted.
+        read: keys and values `[B, H, N, D]` as attention sees them (rounded, keys rotated).
+    """
+
+    seen: int
+    count: int
+    position: int
+    recent_from: int
+    read: "Callable[[], tuple[Tensor, Tensor]]"
+
+
+class Scorer:
+    """Runs a rule on one layer; the base class is a rule that holds nothing.
+
+    A scorer is told of every segment, and after each compaction which slots stayed. Its results may
+    depend on what it is given and on nothing else: then a pass over a whole text decides as the
+    deployed cache does token by token.
+    """
+
+    def row_weights(self, visible: "Tensor", left: "Tensor") -> "Tensor":
+        """Factor of each query row in what slots receive, `[M]`; for rules that need `attention`.
+
+        Args:
+            visible: keys that each row sees, itself included, `[M]`.
+            left: rows after each row and before the next compaction, `[M]`.
+        """
+        raise NotImplementedError
+
+    def observe(self, segment: Segment) -> None:
+        """Take in what a segment brought."""
+
+    def ranks(self, slots: Slots) -> "Tensor":
+        """Ranks `[B, V, N]` fp32 of all slots, higher stays; `V` is the KV heads, or 1."""
+        raise NotImplementedError
+
+    def keep(self, index: "Tensor | None") -> None:
+        """A compaction kept the slots `index` (`[N']` or `[B, V, N']`; None: all of them)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per sequence of every tensor held."""
+        return 0
+
+    def reorder(self, rows: "Tensor") -> None:
+        """Select batch rows (beam search)."""
+
+
+class Rule(Frozen):
+    """Description of a retention rule: one file, one line in `kvsearch.rules.RULES`.
+
+    Class attributes:
+        needs: what the scorer reads.
+        paper: one line for `kvsearch methods`.
+        presets: names under which a search reaches the rule -> fields.
+        methods: published methods -> knobs of `kvsearch.knobs` and one line about them.
+        feature_names: what `features` returns; rules that mean the same by a name share it.
+        fast: replays that know this rule; others take it segment by segment. `scan` serves sums of
+            attention, which are never negative.
+    """
+
+    name: str
+    share: Literal["head", "layer"] = "head"
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    paper: ClassVar[str] = ""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    methods: ClassVar[Mapping[str, tuple[Mapping[str, Any], str]]] = {}
+    feature_names: ClassVar[tuple[str, ...]] = ()
+    fast: ClassVar[frozenset[str]] = frozenset()
+    identity: ClassVar[str] = "rule"  # key of the rule in `Policy.canonical`
+
+    # -- integers ------------------------------------------------------------------------------
+
+    def voters(self, kv_heads: int) -> int:
+        """Rows of ranks: every KV head chooses its own slots, or all of them vote together."""
+        return 1 if self.share == "layer" else kv_heads
+
+    def slot_bytes(self, interval: int) -> int:
+        """Bytes that the scorer holds per slot and voter."""
+        return 0
+
+    def layer_bytes(self, heads: int, kv_heads: int, head_dim: int) -> int:
+        """Bytes that the scorer holds per layer, whatever the number of slots."""
+        return 0
+
+    def check(self, interval: int, trigger: str) -> None:
+        """Raise a `ValueError` that says which field does not go with the policy's schedule."""
+
+    def fitted(self, interval: int) -> "Rule":
+        """The rule with numbers that go with `interval`, for a search that draws both."""
+        return self
+
+    # -- search and people ---------------------------------------------------------------------
+
+    def canonical(self) -> dict[str, Any]:
+        """Fields that change what the rule does; equal dictionaries mean equal behaviour."""
+        return self.model_dump()
+
+    def features(self) -> dict[str, float]:
+        """Coordinates for the model of the loss by `feature_names`, each about 0 to 1."""
+        return {}
+
+    def family(self) -> str:
+        """What people call a policy that evicts by this rule, such as `H2O-like`."""
+        return self.name
+
+    def words(self) -> list[str]:
+        """Phrases that tell this rule from others of its family."""
+        return []
+
+    # -- running -------------------------------------------------------------------------------
+
+    def scorer(self, place: Place) -> Scorer:
+        """A fresh scorer for one layer."""
+        raise NotImplementedError
