@@ -1,4 +1,4 @@
-"""From the per-token losses of the runs to the three comparisons of each budget.
+"""From the losses of the runs to the three comparisons of each budget.
 
     python derive.py --out FOLDER
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from kvsearch.search.folder import RunFolder
-from kvsearch.stats import corrected, paired
+from kvsearch.stats import Blocks, corrected, paired
 
 HERE = Path(__file__).parent
 PARTS = {"report": "WikiText-2 report", "also0": "sotu report"}
@@ -37,12 +37,12 @@ class Kept:
         self.rows = {r["name"]: r for r in self.measured["rows"]}
         self.start = self.asked["settings"]["score_from"] - 1
 
-    def nll(self, part: str, name: str) -> np.ndarray | None:
-        """Scored losses `[W, T]` in nats, if they were measured."""
+    def nll(self, part: str, name: str) -> Blocks | None:
+        """Scored losses, if they were measured."""
         key = self.rows[name]["fingerprint"]
-        if not self.folder.has_nll(part, key):
+        if not self.folder.has_losses(part, key):
             return None
-        return self.folder.load_nll(part, key)[0][:, self.start :]
+        return self.folder.losses(part, key, self.start)
 
     @property
     def recommended(self) -> str:
