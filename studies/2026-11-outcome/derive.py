@@ -150,8 +150,8 @@ def main() -> None:
     found = []
     for path in sorted(HERE.glob("b[0-9]*/")):
         found += rows(path.name, Kept(path), Kept(tuned(path.name)))
-    (out / "comparisons.csv").write_text(table(found))
-    (out / "targets.csv").write_text(table(targets(found)))
+    (out / "comparisons.csv").write_text(table(found), newline="\n")
+    (out / "targets.csv").write_text(table(targets(found)), newline="\n")
 
 
 if __name__ == "__main__":

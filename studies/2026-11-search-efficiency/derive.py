@@ -250,7 +250,7 @@ def write(rows: list[dict], file: Path) -> None:
     table.writeheader()
     for row in rows:
         table.writerow({k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()})
-    file.write_text(text.getvalue())
+    file.write_text(text.getvalue(), newline="\n")
 
 
 def main() -> None:
