@@ -70,7 +70,8 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
     data = line.encode() + b"\n"
     try:
         # Not a Python file: its buffer would try to write the rest again when it is closed.
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        binary = getattr(os, "O_BINARY", 0)  # Windows would write \r\n
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | binary, 0o666)
         try:
             size = os.fstat(handle).st_size
             try:

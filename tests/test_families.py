@@ -148,7 +148,12 @@ POLICIES = [
     Policy(name="h2o", slots=14, recent_window=4, rule=Attention()),
     Policy(name="h2o interval 8", slots=22, interval=8, recent_window=4, rule=Attention()),
     Policy(
-        name="ladder", slots=16, sinks=2, recent_window=4, ladder=Ladder(span=0.5), positions="cache"
+        name="ladder",
+        slots=16,
+        sinks=2,
+        recent_window=4,
+        ladder=Ladder(span=0.5),
+        positions="cache",
     ),
     Policy(
         name="h2o in 4 bits", slots=20, interval=4, sinks=2, recent_window=4, rule=Attention(),

@@ -28,7 +28,11 @@ POLICIES = {
     "ladder": Policy(slots=20, sinks=2, recent_window=4, interval=4, ladder=Ladder(span=0.5)),
     "h2o": Policy(slots=16, recent_window=4, rule=Attention()),
     "snapkv": Policy(
-        slots=28, recent_window=4, interval=8, trigger="prompt+stream", rule=Attention(horizon=8, pool=3)
+        slots=28,
+        recent_window=4,
+        interval=8,
+        trigger="prompt+stream",
+        rule=Attention(horizon=8, pool=3),
     ),
     "tiers": Policy(
         slots=24, interval=4, sinks=1, recent_window=2, rule=Attention(beta=1),

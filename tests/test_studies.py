@@ -3,10 +3,12 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvsearch.app.study import check, rebuild
 from kvsearch.errors import RunError
+from kvsearch.search.folder import RunFolder
 
 FOLDER = Path(__file__).resolve().parent.parent / "studies"
 STUDIES = sorted(  # one without a README is still being made
@@ -24,6 +26,21 @@ def test_there_is_a_study() -> None:
 def test_tables_follow_from_the_records(study: Path) -> None:
     found = check(study)
     assert found and all(found.values()), found
+
+
+def test_a_run_kept_in_blocks_has_the_same_losses(tmp_path: Path) -> None:
+    start, nll = 31, np.random.default_rng(1).exponential(3, size=(2, 255)).astype(np.float32)
+    run = RunFolder(tmp_path, write=False)
+    run.save_nll("report", "ab12", nll, {})
+    before = run.losses("report", "ab12", start)
+    for _ in range(2):  # the second time there is nothing to do
+        run.shrink(start)
+        assert not list(tmp_path.glob("nll/*"))
+        after = RunFolder(tmp_path, write=False).losses("report", "ab12", start)
+        assert (after.sums == before.sums).all() and (after.tokens == before.tokens).all()
+    assert run.has_losses("report", "ab12") and not run.has_losses("also0", "ab12")
+    with pytest.raises(RunError, match="from token 32 on, not from 1"):
+        run.losses("report", "ab12", 0)
 
 
 def test_a_changed_table_is_noticed_and_rebuilt(tmp_path: Path) -> None:

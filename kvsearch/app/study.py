@@ -1,7 +1,8 @@
 """`kvsearch study`: do the tables of a kept study still follow from its records?
 
-A study is a run folder, whose `front.csv` follows from the losses in `nll/`, or a folder with a
-`derive.py` that writes its tables into the folder given by `--out`.
+A study is a run folder, whose `front.csv` follows from its losses; or a folder with a `derive.py`
+that writes its tables into the folder given by `--out`; or one whose `results.csv` is as it was
+measured.
 """
 
 import subprocess
@@ -48,7 +49,9 @@ def _derived(study: Path) -> dict[str, bytes]:
         return _from_script(study)
     if (study / "measured.json").is_file():
         return _from_run(study)
-    raise RunError(f"{study} is no study: it has neither derive.py nor measured.json")
+    if (study / "results.csv").is_file():
+        return {}
+    raise RunError(f"{study} is no study: it has no derive.py, measured.json or results.csv")
 
 
 def _from_run(study: Path) -> dict[str, bytes]:

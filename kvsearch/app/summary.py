@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
@@ -24,9 +23,7 @@ from kvsearch.records import (
     plain,
 )
 from kvsearch.search.folder import RunFolder
-from kvsearch.stats import corrected, paired, standard_error
-
-Nll = NDArray[np.float32]
+from kvsearch.stats import Blocks, corrected, paired, standard_error
 
 
 def shape_from(model: dict[str, Any]) -> ModelShape:
@@ -48,17 +45,8 @@ def read(folder: RunFolder) -> Summary:
     start = int(asked["settings"]["score_from"]) - 1
     trials = folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
-    nll = {
-        m["name"]: folder.load_nll("report", m["fingerprint"])[0][:, start:]
-        for m in measured["rows"]
-    }
-    points = {
-        m["name"]: (
-            _peak(m, shape, asked),
-            float(nll[m["name"]].mean()),
-        )
-        for m in measured["rows"]
-    }
+    nll = {m["name"]: folder.losses("report", m["fingerprint"], start) for m in measured["rows"]}
+    points = {m["name"]: (_peak(m, shape, asked), nll[m["name"]].mean()) for m in measured["rows"]}
     names = list(points)
     on_front = {names[i] for i in front([points[n] for n in names])}
     methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
@@ -149,7 +137,7 @@ def _row(
     m: dict[str, Any],
     asked: dict[str, Any],
     shape: ModelShape,
-    nll: dict[str, Nll],
+    nll: dict[str, Blocks],
     points: dict[str, tuple[int, float]],
     methods: list[str],
     on_front: bool,
@@ -168,8 +156,8 @@ def _row(
         kind=m["kind"],
         policy=policy,
         fingerprint=m["fingerprint"],
-        tokens=int(mine.size),
-        nll=float(mine.mean()),
+        tokens=mine.size,
+        nll=mine.mean(),
         nll_se=standard_error(mine),
         ppl=float(np.exp(mine.mean())),
         dnll_full=paired(mine, nll["full"], level=level)
@@ -192,7 +180,7 @@ def _row(
 
 
 def _rechecks(
-    folder: RunFolder, measured: dict[str, Any], report: dict[str, Nll], start: int
+    folder: RunFolder, measured: dict[str, Any], report: dict[str, Blocks], start: int
 ) -> list[Recheck]:
     """The recommended policy against the best of each kind, on the report text and on others."""
     best = measured["recommended"]
@@ -206,17 +194,15 @@ def _rechecks(
             nll, label = report, "report text"
         else:
             label = measured["also"][text]["label"]
-            names = [n for n in measured["also"][text]["names"] if folder.has_nll(text, keys[n])]
-            nll = {n: folder.load_nll(text, keys[n])[0][:, start:] for n in names}
+            names = [n for n in measured["also"][text]["names"] if folder.has_losses(text, keys[n])]
+            nll = {n: folder.losses(text, keys[n], start) for n in names}
         for kind in ("method", "combined"):
             rivals = [n for n in nll if kinds[n] == kind and n != best and n in measured["fits"]]
             if best in nll and rivals:
-                rival = min(rivals, key=lambda n: float(nll[n].mean()))
+                rival = min(rivals, key=lambda n: nll[n].mean())
                 out.append(
-                    Recheck(label, best, rival, paired(nll[best], nll[rival]), int(nll[best].size))
+                    Recheck(label, best, rival, paired(nll[best], nll[rival]), nll[best].size)
                 )
         if best in nll and "full" in nll and best != "full":
-            out.append(
-                Recheck(label, best, "full", paired(nll[best], nll["full"]), int(nll[best].size))
-            )
+            out.append(Recheck(label, best, "full", paired(nll[best], nll["full"]), nll[best].size))
     return out

@@ -1,7 +1,7 @@
 """A modelled decode time, so that a search can ask for speed without timing every policy.
 
 A decode step costs a fixed part (weights, launches) and parts that grow with what the cache holds:
-16-bit values read, low-bit values unpacked, values moved at a compaction, and slots that are ranked.
+16-bit values read, low-bit values unpacked, values moved at a compaction, and slots ranked.
 These amounts are exact, from the layout; what one of each costs is fitted to a few measured
 policies on the device at hand. A model of five numbers is an approximation: the report measures
 the front and prints both.

@@ -193,6 +193,6 @@ def caption(found: AgeMap | SlotBars, policy: Policy) -> str:
         f"Each line is one of {len(found.layers)} layers at its fullest moment, with the number of "
         f"tokens it holds. The striped {100 * chosen / max(1, total):.3g} % are chosen by the "
         "policy's rule, so which tokens they are depends on the text and may differ "
-        f"between heads. {policy.sinks} sinks stand at the left, {policy.recent_window} recent tokens "
-        f"at the right{newest}."
+        f"between heads. {policy.sinks} sinks stand at the left, "
+        f"{policy.recent_window} recent tokens at the right{newest}."
     )

@@ -36,7 +36,7 @@ class Attention(Rule):
         pool_kind: `avg` or `max` smoothing.
     """
 
-    name: Literal["attention"] = "attention"
+    name: str = "attention"
     alpha: float = Field(default=0.0, ge=0.0, le=2.0)
     beta: float = Field(default=0.0, ge=0.0, le=2.0)
     horizon: int | None = Field(default=None, ge=1)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import model_validator
+
 from kvsearch.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -135,6 +137,12 @@ class Rule(Frozen):
     feature_names: ClassVar[tuple[str, ...]] = ()
     fast: ClassVar[frozenset[str]] = frozenset()
     identity: ClassVar[str] = "rule"  # key of the rule in `Policy.canonical`
+
+    @model_validator(mode="after")
+    def _own_name(self) -> "Rule":
+        if self.name != (own := type(self).model_fields["name"].default):
+            raise ValueError(f"name must be {own!r}, got {self.name!r}")
+        return self
 
     # -- integers ------------------------------------------------------------------------------
 

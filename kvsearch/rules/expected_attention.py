@@ -6,7 +6,7 @@ the norm of the value, that is the key's rank (kvpress's ExpectedAttentionPress)
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -30,7 +30,7 @@ class ExpectedAttention(Rule):
         skip: first queries that are left out of the statistics (the sinks' own).
     """
 
-    name: Literal["expected-attention"] = "expected-attention"
+    name: str = "expected-attention"
     future: int = Field(default=512, ge=1)
     covariance: bool = True
     value_norm: bool = True

@@ -1,7 +1,7 @@
 """Keys of small L2 norm stay: they attract attention (Devoto et al. 2024, arXiv:2406.11430)."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvsearch.rules.base import Need, Place, Rule, Scorer, Slots
 
@@ -15,7 +15,7 @@ class KeyNorm(Rule):
     The paper leaves its first two layers uncompressed; here `layer_budgets` decides that.
     """
 
-    name: Literal["key-norm"] = "key-norm"
+    name: str = "key-norm"
 
     needs: ClassVar[frozenset[Need]] = frozenset({"keys"})
     paper: ClassVar[str] = "Devoto et al., arXiv:2406.11430"

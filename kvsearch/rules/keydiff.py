@@ -17,7 +17,7 @@ class KeyDiff(Rule):
             themselves, the paper's cheaper form.
     """
 
-    name: Literal["keydiff"] = "keydiff"
+    name: str = "keydiff"
     anchor: Literal["normalised", "plain"] = "normalised"
 
     needs: ClassVar[frozenset[Need]] = frozenset({"keys"})

@@ -6,7 +6,7 @@ its public code keeps the sinks whatever their product, which is `sinks` of the 
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvsearch.rules.attention import Attention, AttentionScorer
 from kvsearch.rules.base import Need, Place, Slots
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ValueAttention(Attention):
     """`attention` with the same fields, times the L1 norm of each slot's value as it is held."""
 
-    name: Literal["value-attention"] = "value-attention"
+    name: str = "value-attention"
 
     needs: ClassVar[frozenset[Need]] = frozenset({"attention", "values"})
     paper: ClassVar[str] = "VATP, arXiv:2406.12335"

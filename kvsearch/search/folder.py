@@ -3,10 +3,14 @@
 `study.json` says what was asked and is never rewritten; `trials.jsonl` is the journal: a line when
 a trial starts, and one when it ended, after its NLL file is safely on disk. Running the same
 command again goes on.
+
+A finished run that is kept as a study has its NLL in `blocks.parquet` instead, as sums over blocks
+of scored tokens: a fortieth of the size, and every table follows from them.
 """
 
 import contextlib
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,9 @@ from kvsearch.errors import RunError
 from kvsearch.files import sweep, write_atomic
 from kvsearch.records import Trial
 from kvsearch.search.journal import Journal
+from kvsearch.stats import BLOCK, Blocks, blocks
+
+BLOCKS = "blocks.parquet"
 
 
 class RunFolder:
@@ -142,6 +149,83 @@ class RunFolder:
         windows = int(_values(table["window"])[-1]) + 1
         about = json.loads(table.schema.metadata[b"about"])
         return _values(table["nll"]).reshape(windows, -1), about
+
+    # -- losses in blocks ----------------------------------------------------------------------
+
+    def has_losses(self, part: str, fingerprint: str) -> bool:
+        """Whether the policy was measured on this part of the text, however it is stored."""
+        return self.has_nll(part, fingerprint) or (part, fingerprint) in self._blocks
+
+    def losses(self, part: str, fingerprint: str, start: int) -> Blocks:
+        """Losses of a policy on a part of the text, in blocks of `stats.BLOCK` tokens.
+
+        Args:
+            part: of the text.
+            fingerprint: of the policy.
+            start: how many losses at the beginning of each window are not scored.
+
+        Raises:
+            RunError: they are missing or damaged, or stored without other tokens than these.
+        """
+        if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
+            return blocks(self.load_nll(part, fingerprint)[0][:, start:])
+        kept_from, found = self._blocks[part, fingerprint]
+        if kept_from != start:
+            raise RunError(
+                f"{self.path / BLOCKS} holds losses scored from token {kept_from + 1} on, not from "
+                f"{start + 1}"
+            )
+        return found
+
+    def shrink(self, start: int) -> None:
+        """Replace every per-token NLL by sums over blocks of scored tokens.
+
+        For a finished run that is kept: it cannot be continued, and blocks cannot be made shorter.
+
+        Args:
+            start: as for `losses`.
+        """
+        files = sorted((self.path / "nll").glob("*.parquet"))
+        names = [*self._blocks, *(f.stem.rsplit("-", 1) for f in files)]
+        found = {(part, key): self.losses(part, key, start) for part, key in names}
+        columns = {
+            "part": pa.array([part for part, _ in found]),
+            "fingerprint": pa.array([key for _, key in found]),
+            "window_tokens": pa.array([int(b.tokens.sum()) for b in found.values()]),
+            "sums": pa.array([b.sums.tolist() for b in found.values()]),  # of each window
+        }
+        about = {"block": str(BLOCK), "start": str(start)}
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            pa.table(columns, metadata=about),
+            sink,
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=["part", "fingerprint", "window_tokens"],
+            use_byte_stream_split=["sums.list.element.list.element"],
+        )
+        write_atomic(self.path / BLOCKS, sink.getvalue().to_pybytes())
+        self.__dict__.pop("_blocks", None)
+        for file in files:
+            file.unlink()
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[str, str], tuple[int, Blocks]]:
+        """By part and fingerprint: how many losses are not scored, and the blocks of the others."""
+        file = self.path / BLOCKS
+        if not file.exists():
+            return {}
+        try:
+            with pq.ParquetFile(file) as f:
+                table = f.read(use_threads=False)
+        except (OSError, pa.ArrowException) as e:
+            raise RunError(f"cannot read {file}: {e}") from e
+        block, start = (int(table.schema.metadata[k]) for k in (b"block", b"start"))
+        found = {}
+        for row in table.to_pylist():
+            tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
+            found[row["part"], row["fingerprint"]] = start, Blocks(np.array(row["sums"]), tokens)
+        return found
 
     # -- attempts outside the journal ----------------------------------------------------------
 

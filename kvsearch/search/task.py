@@ -69,7 +69,8 @@ def admitted(
     Args:
         task: what the search is about.
         number: Optuna's, or below 0 for a method that the space does not contain.
-        name, kind: of the trial.
+        name: of the trial.
+        kind: of the trial.
         knobs: what was proposed.
         system: what the sampler noted.
     """

@@ -25,7 +25,7 @@ from kvsearch.stats import paired
 
 BUDGET, CONTEXT, WINDOWS = 256, 4096, 2
 KNOBS: dict[str, Value] = dict(
-    score="xmu", tiers="k4v4", rotate=True, interval=16, sinks=8, recents="half"
+    rule="xmu", tiers="k4v4", rotate=True, interval=16, sinks=8, recent_window="half"
 )
 EXPONENTS = (0.25, 0.35, 0.5)
 LEAST = 0.1  # of the mean: what a rise in NLL is taken for at least, since many are below zero
@@ -60,7 +60,7 @@ def main(file: str) -> None:
     rows = [row(("even", 0, 0), 0.0, full, even, even)]
     for measure, harm in measures.items():
         for exponent in EXPONENTS:
-            knobs = KNOBS | {"spread": "sensitivity", "exponent": exponent}
+            knobs = KNOBS | {"layer_budgets": "sensitivity", "exponent": exponent}
             policy = build(knobs, replace(setting, sensitivity=tuple(harm)))
             rows.append(row(measure, exponent, full, even, losses(policy)))
     with Path(__file__).with_name("results.csv").open("w", newline="") as f:

@@ -1,4 +1,4 @@
-"""From the per-token losses of the runs to the three comparisons of each budget.
+"""From the losses of the runs to the three comparisons of each budget.
 
     python derive.py --out FOLDER
 
@@ -16,15 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
+from kvsearch.records import modern_kind
 from kvsearch.search.folder import RunFolder
-from kvsearch.stats import corrected, paired
+from kvsearch.stats import Blocks, corrected, paired
 
 HERE = Path(__file__).parent
 PARTS = {"report": "WikiText-2 report", "also0": "sotu report"}
 TUNED = "h2o+int4 tuned"
-TEXTBOOK = 0.05  # of PPL, below every published method and textbook composite
+TEXTBOOK = 0.05  # of PPL, below every published method and textbook combination
 GAP = 0.4  # of the tuned opponent's distance to the full cache
-FINE = "h2o+int4-fine"  # a composite, but not at textbook settings
+FINE = "h2o+int4-fine"  # a combination, but not at textbook settings
 
 
 class Kept:
@@ -37,12 +38,12 @@ class Kept:
         self.rows = {r["name"]: r for r in self.measured["rows"]}
         self.start = self.asked["settings"]["score_from"] - 1
 
-    def nll(self, part: str, name: str) -> np.ndarray | None:
-        """Scored losses `[W, T]` in nats, if they were measured."""
+    def nll(self, part: str, name: str) -> Blocks | None:
+        """Scored losses, if they were measured."""
         key = self.rows[name]["fingerprint"]
-        if not self.folder.has_nll(part, key):
+        if not self.folder.has_losses(part, key):
             return None
-        return self.folder.load_nll(part, key)[0][:, self.start :]
+        return self.folder.losses(part, key, self.start)
 
     @property
     def recommended(self) -> str:
@@ -57,7 +58,8 @@ class Kept:
 def rows(run: str, mine: Kept, tuned: Kept) -> list[dict]:
     """The recommended policy against every opponent of one search, on both texts."""
     out = []
-    opponents = [(mine, n, r["kind"]) for n, r in mine.rows.items() if r["kind"] != "found"]
+    opponents = [(mine, n, modern_kind(r["kind"])) for n, r in mine.rows.items()]
+    opponents = [o for o in opponents if o[2] != "searched"]
     opponents.append((tuned, tuned.recommended, "tuned"))
     for part, label in PARTS.items():
         best, full = mine.nll(part, mine.recommended), mine.nll(part, "full")
@@ -150,8 +152,8 @@ def main() -> None:
     found = []
     for path in sorted(HERE.glob("b[0-9]*/")):
         found += rows(path.name, Kept(path), Kept(tuned(path.name)))
-    (out / "comparisons.csv").write_text(table(found))
-    (out / "targets.csv").write_text(table(targets(found)))
+    (out / "comparisons.csv").write_text(table(found), newline="\n")
+    (out / "targets.csv").write_text(table(targets(found)), newline="\n")
 
 
 if __name__ == "__main__":

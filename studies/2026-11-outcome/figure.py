@@ -18,10 +18,10 @@ from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
 COLOURS = {
-    "best published method": "#777777", "best composite by hand": "#a37200",
+    "best published method": "#777777", "best combination by hand": "#a37200",
     "h2o + 4 bits, tuned": "#004488", "recommended": "#bb3355",
 }  # fmt: skip
-NAMES = {"method": "best published method", "composite": "best composite by hand"}
+NAMES = {"method": "best published method", "combined": "best combination by hand"}
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def measured(records: Path) -> dict[tuple[str, str], list[float]]:
 
 
 def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Setting) -> None:
-    """Write `trials.parquet`, `blocks.parquet`, `policies.jsonl` and `about.json`."""
+    """Write `trials.parquet`, `blocks.parquet`, `policies.parquet` and `about.json`."""
     records.mkdir(parents=True, exist_ok=True)
     columns = ("number", "name", "kind", "state", "fingerprint", "bytes_peak", "dnll", "tokens")
     rows = [
@@ -90,22 +90,22 @@ def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Set
     used = {r["fingerprint"] for r in rows} | {Policy().fingerprint(setting.shape.layers)}
     blocks, policies = measured(records), {}
     if blocks:
-        lines = (records / "policies.jsonl").read_text().splitlines()
-        policies = {d["key"]: json.dumps(d["policy"]) for d in map(json.loads, lines)}
+        known = pq.read_table(records / "policies.parquet").to_pylist()
+        policies = {r["key"]: r["policy"] for r in known}
     for file in sorted(memory.glob("*.npy")):
         part, key = file.stem.split("-")
         if key in used and (part, key) not in blocks:  # what the surrogate was fitted to stays
             nll = np.load(file).astype(np.float64)[:, BUDGET - 1 :]  # scored tokens only
             sums = np.add.reduceat(nll, np.arange(0, nll.shape[1], BLOCK), axis=1)
             blocks[part, key] = sums.ravel().tolist()
-            policies[key] = (memory / f"{key}.json").read_text()
+            policies[key] = json.dumps(json.loads((memory / f"{key}.json").read_text()))
     table = pa.Table.from_pylist(
         [{"part": p, "fingerprint": k, "sums": v} for (p, k), v in sorted(blocks.items())]
     )
     table = table.set_column(2, "sums", table["sums"].cast(pa.list_(pa.float32())))
     pq.write_table(table, records / "blocks.parquet", compression="zstd")
-    lines = [json.dumps({"key": k, "policy": json.loads(p)}) for k, p in sorted(policies.items())]
-    (records / "policies.jsonl").write_text("\n".join(lines) + "\n")
+    table = pa.Table.from_pylist([{"key": k, "policy": p} for k, p in sorted(policies.items())])
+    pq.write_table(table, records / "policies.parquet", compression="zstd", use_dictionary=False)
     shape = setting.shape
     full = Policy().fingerprint(shape.layers)
     about = {

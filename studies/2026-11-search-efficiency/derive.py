@@ -33,6 +33,12 @@ def surrogate_runs() -> set[str]:
     return set(json.loads((RECORDS / "surrogate.json").read_text())["runs"])
 
 
+def kept_policies() -> dict[str, Policy]:
+    """Every policy of the records by its fingerprint."""
+    rows = pq.read_table(RECORDS / "policies.parquet").to_pylist()
+    return {r["key"]: Policy.build(json.loads(r["policy"])) for r in rows}
+
+
 class Blocks:
     """Losses per block of 64 scored tokens, by part and policy."""
 
@@ -197,8 +203,7 @@ def simulated() -> list[dict]:
 def prefix(blocks: Blocks) -> list[dict]:
     """What computing the part before the first eviction only once would save, at most."""
     shape = ModelShape(**blocks.about["shape"])
-    lines = (RECORDS / "policies.jsonl").read_text().splitlines()
-    policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
+    policies = kept_policies()
     groups = defaultdict(list)
     for t in pq.read_table(RECORDS / "trials.parquet").to_pylist():
         policy = policies.get(t["fingerprint"])
@@ -223,8 +228,7 @@ def repeats() -> list[dict]:
     Runs of one sitting share what was measured; another sitting is another machine of the same
     kind. A sum in another order moves values between two codes, so what is quantised differs more.
     """
-    lines = (RECORDS / "policies.jsonl").read_text().splitlines()
-    policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
+    policies = kept_policies()
     found: dict[str, list[float]] = defaultdict(list)
     for t in pq.read_table(RECORDS / "trials.parquet").to_pylist():
         if t["state"] == "complete" and not t["run"].startswith(EARLIER):
@@ -246,7 +250,7 @@ def write(rows: list[dict], file: Path) -> None:
     table.writeheader()
     for row in rows:
         table.writerow({k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()})
-    file.write_text(text.getvalue())
+    file.write_text(text.getvalue(), newline="\n")
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from derive import surrogate_runs
+from derive import kept_policies, surrogate_runs
 
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
@@ -58,8 +58,7 @@ class Truth:
             if r["part"] == "search"
         }
         self.full = sums.pop(about["full"]) / BLOCK  # nats per token of each block
-        lines = (RECORDS / "policies.jsonl").read_text().splitlines()
-        policies = {d["key"]: Policy.build(d["policy"]) for d in map(json.loads, lines)}
+        policies = kept_policies()
         trials = pq.read_table(RECORDS / "trials.parquet").to_pylist()
         runs = surrogate_runs()
         others = {t["fingerprint"] for t in trials if t["run"] in runs}

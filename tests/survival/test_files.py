@@ -1,7 +1,11 @@
-"""Torn, damaged, locked, full and read-only: what a folder survives, and what it refuses."""
+"""Torn, damaged, locked, full and read-only: what a folder survives, and what it refuses.
+
+And that its files are the same bytes on every system.
+"""
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -10,7 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import outcomes, start
 
+import kvsearch
 from kvsearch.errors import RunError
+from kvsearch.files import append_line, write_atomic
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.journal import Journal
 
@@ -127,3 +133,28 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(RunError, match="give another --out"):
         RunFolder(tmp_path / "run")
+
+
+def test_a_journal_has_the_same_line_ends_on_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary, flags, real = 1 << 30, list[int](), os.open
+
+    def opened(path: Path, flag: int, mode: int = 0o777) -> int:
+        flags.append(flag)
+        return real(path, flag & ~binary, mode)
+
+    monkeypatch.setattr(os, "O_BINARY", binary, raising=False)
+    monkeypatch.setattr(os, "open", opened)
+    append_line(tmp_path / "trials.jsonl", "{}", sync=False)
+    assert flags[0] & binary
+    write_atomic(tmp_path / "front.csv", "a\nb\n")
+    assert (tmp_path / "trials.jsonl").read_bytes() == b"{}\n"
+    assert (tmp_path / "front.csv").read_bytes() == b"a\nb\n"
+
+
+def test_nothing_is_written_in_text_mode() -> None:
+    package = Path(kvsearch.__file__).parent
+    text = re.compile(r"write_text\(|\bopen\([^)]*[\"'][wax]t?\+?[\"']")
+    found = [f.name for f in package.rglob("*.py") if text.search(f.read_text(encoding="utf-8"))]
+    assert found == []

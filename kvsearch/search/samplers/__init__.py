@@ -7,6 +7,7 @@ therefore know only its seed, the context and `study.trials`.
 
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kvsearch.errors import KvsearchError, nearest
@@ -118,9 +119,11 @@ DEFAULT = "kvei"
 
 
 def check_name(name: str) -> None:
-    """Raise a `KvsearchError` if there is no such sampler."""
+    """Raise a `KvsearchError` if there is no such sampler, or what it needs is not installed."""
     if name not in SAMPLERS:
         raise KvsearchError(f"unknown sampler {name!r}{nearest(name, SAMPLERS)}")
+    if name == "gp" and find_spec("scipy") is None:
+        raise KvsearchError("the sampler gp needs SciPy: pip install 'kvsearch[gp]'")
 
 
 def make(name: str, seed: int, context: Context) -> "BaseSampler":

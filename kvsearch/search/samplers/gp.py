@@ -120,7 +120,8 @@ def lowest(f: Callable[[Array], tuple[float, Array]], x: Array, low: Array, high
     Args:
         f: value and gradient.
         x: start, of a few dozen numbers: their curvature is kept as a whole.
-        low, high: bounds of each; meant for safety, not for minima that lie on them.
+        low: lower bounds; meant for safety, not for minima that lie on them.
+        high: upper bounds, likewise.
     """
     value, slope = f(x)
     curve = np.zeros((len(x), len(x)))  # estimate of the inverse Hessian, once a step was made
