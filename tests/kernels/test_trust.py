@@ -11,7 +11,9 @@ import torch
 from test_references import OPS, call
 
 from kvsearch_kernels import trust
+from kvsearch_kernels.decode_attention.reference import attend, slots_of
 from kvsearch_kernels.op import Op
+from kvsearch_kernels.quantize_kv import dequantize
 
 CPU, F16, F32 = torch.device("cpu"), torch.float16, torch.float32
 DTYPES = [F16, torch.bfloat16, F32]
@@ -213,6 +215,29 @@ def flushed(held):
     return replace(held, codes=torch.zeros_like(held.codes))
 
 
+def underflowing(f, q, parts, **kwargs):
+    """As if weights were taken times 8-bit steps in fp16, relative to the largest of a part.
+
+    Next to an attention sink such a product is below what fp16 holds.
+    """
+    out, _, p = attend(q.float(), parts, kwargs["scale"], kwargs.get("softcap"))
+    out, first = out.unflatten(1, p.shape[1:3]), 0
+    for part in parts:
+        n = slots_of(part)
+        mine, first = p[..., first : first + n], first + n
+        if part.value_format and part.value_format.bits == 8 and not part.value_format.rotate:
+            step, zero = (
+                x.float().repeat_interleave(part.value_format.group, -1)
+                for x in part.values.scales.unbind(-1)
+            )
+            scale = mine.amax(-1, keepdim=True).clamp_min(1e-30)
+            product = (mine / scale).unsqueeze(-1) * step.unsqueeze(2)
+            lost = (product - product.half()) * scale.unsqueeze(-1)
+            codes = (dequantize(part.values, part.value_format) - zero) / step.clamp_min(1e-8)
+            out = out - (lost * codes.unsqueeze(2)).sum(-2)
+    return out.flatten(1, 2).to(q.dtype), f(q, parts, **kwargs)[1]
+
+
 MUTANTS = {
     "lifetime_attention": {
         "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
@@ -264,6 +289,7 @@ DECODES = {
         q, [replace(p, keys=flushed(p.keys)) for p in parts], **k),
     "values flushed": lambda f, q, parts, **k: f(
         q, [replace(p, values=flushed(p.values)) for p in parts], **k),
+    "weights underflow": underflowing,
 }  # fmt: skip
 MUTANTS |= {"decode_attention": DECODES, "scored_decode": DECODES}
 
