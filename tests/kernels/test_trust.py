@@ -246,6 +246,8 @@ MUTANTS = {
         "wrong heads": lambda f, q, k, *a, **kw: f(q, flipped(k), *a, **kw),
         "a key less": lambda f, q, k, v, b, d, **kw: f(q, k, v, b, d.where(d != d.max(), b), **kw),
         "log2 for log": lambda f, *a, **k: (f(*a, **k)[0], f(*a, **k)[1] * 1.4427),
+        "16 bits for the log-sum-exp": lambda f, *a, **k: (
+            f(*a, **k)[0], f(*a, **k)[1].half().float()),
         "NaN for blind rows": lambda f, *a, **k: (f(*a, **k)[0].where(
             ~f(*a, **k)[1].isinf().unsqueeze(-1), float("nan")), f(*a, **k)[1]),
     },
@@ -259,6 +261,7 @@ MUTANTS = {
     "scored_attention": {
         "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
         "no weights": lambda f, q, k, v, w, **kw: f(q, k, v, torch.ones_like(w), **kw),
+        "weights in 16 bits": lambda f, q, k, v, w, **kw: f(q, k, v, w.half().float(), **kw),
         "wrong heads": lambda f, q, k, v, *a, **kw: f(q, k, flipped(v), *a, **kw),
     },
     "quantize_kv": {

@@ -124,7 +124,7 @@ def forward(
     softcap: float | None = None,
     anchors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference`, except that the log-sum-exp is fp32 whatever the type of `q`."""
+    """As `reference`."""
     from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 
     B, Hq, M, D = q.shape
