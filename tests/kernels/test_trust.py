@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
@@ -157,7 +158,9 @@ def test_an_op_without_a_probe_never_gets_triton(made):
 
 def test_during_a_capture_nothing_is_proven_and_nothing_remembered(made, monkeypatch):
     op, probed = doubling(made, lambda x: x * 2)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    asked = []
+    monkeypatch.setattr(trust, "on", lambda device: asked.append(device) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked != [])
     with pytest.warns(RuntimeWarning, match="CUDA graph is captured"):
         assert trust.trusted(op, "triton", torch.device("cuda", 0), F16) is not None
     assert probed == []
