@@ -220,7 +220,8 @@ def _attend(case: Case, q: Tensor, k: Tensor, v: Tensor, scale: float, tiny: boo
             more["anchors"] = torch.where(birth == last_of, birth, -1)
         elif case.variant != "full":
             death = birth + (8 if tiny else int(case.variant))
-        rest = _baselines(q, k, v, scale)
+        # they attend to everything: once a context
+        rest = _baselines(q, k, v, scale) if case.variant in ("full", "1024") else {}
         return Work(lifetime_attention, (q, k, v, birth, death), more, size(q, k, v), rest)
     rows = {"all": T, "last64": min(64, T)}.get(case.variant) or min(int(case.variant), T)
     last = q[:, :, T - rows :]
