@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,19 @@ from kvsearch_kernels.decode_attention import Part, decode_attention  # noqa: E4
 from kvsearch_kernels.gather_kv import gather_kv  # noqa: E402
 from kvsearch_kernels.lifetime_attention import lifetime_attention  # noqa: E402
 from kvsearch_kernels.op import Op  # noqa: E402
-from kvsearch_kernels.quantize_kv import Format, quantize_kv  # noqa: E402
+from kvsearch_kernels.quantize_kv import (  # noqa: E402
+    Format,
+    Packed,
+    dequantize_kv,
+    quantize,
+    quantize_kv,
+)
 from kvsearch_kernels.score_keys import score_keys  # noqa: E402
+from kvsearch_kernels.scored_attention import scored_attention  # noqa: E402
 from kvsearch_kernels.scored_decode import scored_decode  # noqa: E402
 
 NEVER = 1 << 40
+os.environ["KVSEARCH_TRITON"] = "1"  # the gate in run.py asks for the proof itself, of every op
 
 
 @dataclass(frozen=True)
@@ -36,26 +45,35 @@ class Heads:
 
 
 MODELS = (
-    Heads("llama2-7b", 32, 32, 128),
     Heads("llama3-8b", 32, 8, 128),
+    Heads("llama2-7b", 32, 32, 128),
     Heads("smollm2-135m", 9, 3, 64),
 )
+# most wanted first: the ops of a decoded token, then those of a prompt, then those of a tick
 OPS: dict[str, Op[Any, Any]] = {
     op.name: op
     for op in (
-        decode_attention, gather_kv, lifetime_attention, quantize_kv, score_keys, scored_decode
+        decode_attention, scored_decode, lifetime_attention, scored_attention, quantize_kv,
+        dequantize_kv, gather_kv, score_keys,
     )
 }  # fmt: skip
-# share of tokens and bits of keys and values of each part
-TIERS: dict[str, tuple[tuple[float, int], ...]] = {
-    "16": ((1.0, 16),),
-    "8": ((1.0, 8),),
-    "4": ((1.0, 4),),
-    "2": ((1.0, 2),),
-    "1": ((1.0, 1),),
-    "20%4+80%1": ((0.2, 4), (0.8, 1)),
-    "1%16+20%4+79%1": ((0.01, 16), (0.2, 4), (0.79, 1)),
+# Share of slots, and bits of keys and values, of each part; `r` is a rotated format with Lloyd
+# levels, as most searches find, with some slots in 16 bits beside it.
+TIERS: dict[str, tuple[tuple[float, str], ...]] = {
+    "1%16+r4": ((0.01, "16"), (0.99, "r4")),
+    "1%16+4": ((0.01, "16"), (0.99, "4")),
+    "16": ((1.0, "16"),),
+    "1%16+60%8+4": ((0.01, "16"), (0.6, "8"), (0.39, "4")),
+    "4": ((1.0, "4"),),
+    "r3": ((1.0, "r3"),),
+    "8": ((1.0, "8"),),
+    "2": ((1.0, "2"),),
+    "1": ((1.0, "1"),),
+    "1%16+20%4+79%1": ((0.01, "16"), (0.2, "4"), (0.79, "1")),
 }
+SCORED = ("1%16+r4", "1%16+4", "16", "1%16+60%8+4")
+# slots and sequences: what a policy holds of a long text, then what it is compared with
+SHAPES = ((4096, 8), (512, 8), (512, 1), (32768, 8), (4096, 1), (32768, 1), (4096, 32), (131072, 1))
 
 
 @dataclass(frozen=True)
@@ -84,136 +102,194 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """Callables that do the same, by implementation, and the bytes that one call must read."""
+    """One call of an op, what else does the same, and the bytes that one call must read."""
 
-    runs: dict[str, Callable[[], Any]]
+    op: Op[Any, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     nbytes: int
+    baselines: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+    def run(self, impl: str) -> Callable[[], Any]:
+        """The implementation of that name, or the baseline."""
+        return self.baselines.get(impl) or (lambda: self.op.run(impl, *self.args, **self.kwargs))
 
 
 def cases() -> Iterator[Case]:
-    """All cases, most wanted first."""
+    """All cases, most wanted first within an op."""
+    for name in ("decode_attention", "scored_decode"):
+        for context, batch in SHAPES:
+            for model in MODELS:
+                for variant in TIERS if name == "decode_attention" else SCORED:
+                    yield Case(name, model, batch, context, variant)
     for model in MODELS:
-        for context, batch in ((32768, 8), (4096, 1), (32768, 1), (4096, 32), (131072, 1)):
-            for variant in TIERS:
-                yield Case("decode_attention", model, batch, context, variant)
-    for model in MODELS:
-        for context, budget in ((4096, 0), (16384, 1024), (16384, 0), (32768, 1024)):
+        for context, budget in ((4096, 0), (32768, 1024), (16384, 0), (4096, 512)):
             yield Case("lifetime_attention", model, 1, context, str(budget or "full"))
         yield Case("lifetime_attention", model, 1, 4096, "anchors")
-        yield Case("score_keys", model, 1, 4096, "last64")
-        for variant in ("16", "4", "20%4+80%1"):
-            yield Case("scored_decode", model, 8, 32768, variant)
-        yield Case("quantize_kv", model, 8, 64, "4")
+        for context, rows in ((4096, "512"), (4096, "all"), (16384, "64")):
+            yield Case("scored_attention", model, 1, context, rows)
+        for form in ("r4", "4", "8"):
+            yield Case("quantize_kv", model, 8, 64, form)
+            yield Case("dequantize_kv", model, 8, 512, form)
+        yield Case("gather_kv", model, 8, 512, "keep")
         yield Case("gather_kv", model, 8, 4096, "turn")
+        yield Case("score_keys", model, 1, 4096, "last64")
 
 
-def build(case: Case, device: str, seed: int, *, tiny: bool) -> Work:
-    """Fresh inputs and the callables over them."""
+def implementations(op: str) -> tuple[str, ...]:
+    """What is timed of an op: Triton, and the 16-bit baselines of those that attend."""
+    return ("triton", *(BASELINES if op in ("decode_attention", "lifetime_attention") else ()))
+
+
+BASELINES = ("sdpa", "flash-attn", "flex")
+
+
+def form(name: str, D: int) -> Format | None:
+    """The format called `name` in `TIERS`."""
+    if name == "16":
+        return None
+    if name.startswith("r"):
+        return Format(int(name[1:]), D, "lloyd", True)
+    return Format(int(name), D)
+
+
+def build(
+    case: Case, device: str, seed: int, *, tiny: bool, dtype: torch.dtype, peaked: bool = False
+) -> Work:
+    """Fresh inputs.
+
+    Args:
+        case: what to time.
+        device: where.
+        seed: of the random numbers.
+        tiny: a short context, to check and to compile.
+        dtype: of queries, keys and values.
+        peaked: let the first key receive nearly all attention, with values close to zero, as
+            attention sinks do; otherwise keys are Gaussian and attention is flat.
+    """
     torch.manual_seed(seed)
     m = case.model
     B, T = (1, 96) if tiny else (case.batch, case.context)
-    dtype = torch.float16 if device == "cuda" else torch.float32
 
     def data(heads: int, n: int) -> Tensor:
         return torch.randn(B, heads, n, m.dim, device=device, dtype=dtype)
 
+    def pair(n: int) -> tuple[Tensor, Tensor]:
+        k, v = data(m.keys, n), data(m.keys, n)
+        if peaked:
+            k[:, :, 0] = 13 * m.dim**-0.5
+            v[:, :, 0] *= 2**-12
+        return k, v
+
+    def queries(n: int) -> Tensor:
+        q = data(m.queries, n)
+        return q / 4 + 1 if peaked else q
+
     scale = m.dim**-0.5
     if case.op in ("decode_attention", "scored_decode"):
-        return _decode(case, data, T, scale, baseline=case.variant == "16")
-    if case.op in ("lifetime_attention", "score_keys"):
-        q, k, v = data(m.queries, T), data(m.keys, T), data(m.keys, T)
-        birth = torch.arange(T, device=device)
-        death = torch.full_like(birth, NEVER)
-        if case.op == "lifetime_attention":
-            first: dict[str, Any] = {"first_query": 0, "scale": scale}
-            if case.variant == "anchors":  # sequences of 32 tokens, each summed up by its last
-                last_of = (birth // 32 + 1) * 32 - 1
-                death = torch.where(birth == last_of, death, last_of + 1)
-                first["anchors"] = torch.where(birth == last_of, birth, -1)
-            elif case.variant != "full":
-                death = birth + (8 if tiny else int(case.variant))
-            runs = _impls(lifetime_attention, (q, k, v, birth, death), first)
-            runs["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=True
-            )
-            return Work(runs | _flash(q, k, v, scale), size(q, k, v))
-        w = min(64, T)
-        last = q[:, :, T - w :]
-        lse = torch.full((B, m.queries, w), 10.0, device=device)
-        weights = torch.ones(w, device=device)
-        first = {"first_query": T - w, "scale": scale}
-        return Work(_impls(score_keys, (last, k, lse, weights, birth, death), first), size(k))
-    if case.op == "quantize_kv":
-        x = data(m.keys, T)
-        fmt = Format(int(case.variant), m.dim)
-        return Work(_impls(quantize_kv, (x, fmt), {}), size(x))
+        return _decode(case, queries(1), pair, T, scale)
+    if case.op in ("lifetime_attention", "score_keys", "scored_attention"):
+        return _attend(case, queries(T), *pair(T), scale, tiny)
     x = data(m.keys, T)
+    if case.op in ("quantize_kv", "dequantize_kv"):
+        fmt = form(case.variant, m.dim)
+        assert fmt is not None
+        if case.op == "quantize_kv":
+            return Work(quantize_kv, (x, fmt), {}, size(x))
+        packed = _packed(x, fmt)
+        return Work(dequantize_kv, (packed, fmt), {"dtype": dtype}, packed.nbytes)
     kept = torch.randperm(T, device=device)[: T // 2].sort().values
-    by = torch.arange(T // 2, device=device) - kept
-    inv_freq = 1e4 ** (-torch.arange(m.dim // 2, device=device) / (m.dim // 2))
-    runs = _impls(gather_kv, (x, kept), {"by": by, "inv_freq": inv_freq})
-    return Work(runs, size(x) // 2)
+    if case.variant == "keep":
+        return Work(gather_kv, (x, kept), {}, size(x) // 2)
+    turn = {
+        "by": torch.arange(T // 2, device=device) - kept,
+        "inv_freq": 1e4 ** (-torch.arange(m.dim // 2, device=device) / (m.dim // 2)),
+    }
+    return Work(gather_kv, (x, kept), turn, size(x) // 2)
+
+
+def _attend(case: Case, q: Tensor, k: Tensor, v: Tensor, scale: float, tiny: bool) -> Work:
+    T = q.shape[2]
+    birth = torch.arange(T, device=q.device)
+    death = torch.full_like(birth, NEVER)
+    if case.op == "lifetime_attention":
+        more: dict[str, Any] = {"first_query": 0, "scale": scale}
+        if case.variant == "anchors":  # sequences of 32 tokens, each summed up by its last
+            last_of = (birth // 32 + 1) * 32 - 1
+            death = torch.where(birth == last_of, death, last_of + 1)
+            more["anchors"] = torch.where(birth == last_of, birth, -1)
+        elif case.variant != "full":
+            death = birth + (8 if tiny else int(case.variant))
+        # they attend to everything: once a context
+        rest = _baselines(q, k, v, scale) if case.variant in ("full", "1024") else {}
+        return Work(lifetime_attention, (q, k, v, birth, death), more, size(q, k, v), rest)
+    rows = {"all": T, "last64": min(64, T)}.get(case.variant) or min(int(case.variant), T)
+    last = q[:, :, T - rows :]
+    weights = torch.ones(rows, device=q.device)
+    if case.op == "scored_attention":
+        return Work(scored_attention, (last, k, v, weights), {"scale": scale}, size(last, k, v))
+    lse = torch.full(last.shape[:3], 13.0, device=q.device)
+    at = {"first_query": T - rows, "scale": scale}
+    return Work(score_keys, (last, k, lse, weights, birth, death), at, size(k))
 
 
 def _decode(
-    case: Case, data: Callable[[int, int], Tensor], T: int, scale: float, *, baseline: bool
+    case: Case, q: Tensor, pair: Callable[[int], tuple[Tensor, Tensor]], T: int, scale: float
 ) -> Work:
-    m = case.model
-    q = data(m.queries, 1)
-    parts, nbytes, raw = [], 0, []
-    for share, bits in TIERS[case.variant]:
-        n = max(1, round(share * T))
-        k, v = data(m.keys, n), data(m.keys, n)
-        if bits == 16:
+    parts, nbytes = [], 0
+    rest: dict[str, Callable[[], Any]] = {}
+    for share, name in TIERS[case.variant]:
+        k, v = pair(max(1, round(share * T)))
+        fmt = form(name, case.model.dim)
+        if fmt is None:
             parts.append(Part(k, v))
-            raw.append((k, v))
             nbytes += size(k, v)
         else:
-            fmt = Format(bits, m.dim)
-            pk, pv = quantize_kv(k, fmt), quantize_kv(v, fmt)
-            parts.append(Part(pk, pv, fmt, fmt))
-            nbytes += pk.nbytes + pv.nbytes
-    runs = _impls(OPS[case.op], (q.squeeze(2), parts), {"scale": scale})
-    if baseline:
-        ((k, v),) = raw
-        runs["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, scale=scale, enable_gqa=True
-        )
-        runs |= _flash(q, k, v, scale)
-    return Work(runs, nbytes)
+            keys, values = (_packed(x, fmt) for x in (k, v))
+            parts.append(Part(keys, values, fmt, fmt))
+            nbytes += keys.nbytes + values.nbytes
+        if case.variant == "16" and case.op == "decode_attention":
+            rest = _baselines(q, k, v, scale)
+    return Work(OPS[case.op], (q.squeeze(2), parts), {"scale": scale}, nbytes, rest)
 
 
-os.environ["KVSEARCH_TRITON"] = "1"  # `gate` in run.py asks for the proof itself, of every op
+def _packed(x: Tensor, fmt: Format) -> Packed:
+    """By the reference, whose temporaries are large: one sequence, repeated."""
+    one = quantize(x[:1], fmt)
+    times = (x.shape[0], 1, 1)
+    return Packed(one.codes.repeat(*times, 1), one.scales.repeat(*times, 1, 1))
 
 
-def _impls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """The reference, and Triton where it can run."""
-    runs: dict[str, Callable[[], Any]] = {"reference": lambda: op.run("reference", *args, **kwargs)}
-    if op.pick(*args, **kwargs) == "triton":
-        runs["triton"] = lambda: op.run("triton", *args, **kwargs)
-    return runs
+def _baselines(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Callable[[], Any]]:
+    """Attention over everything in 16 bits, by others; made ready only when first called."""
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    causal = q.shape[2] > 1
 
+    @cache
+    def flex() -> Callable[[], Any]:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Callable[[], Any]]:
-    """Compiled FlexAttention and flash-attn, where they can run."""
-    if not q.is_cuda:
-        return {}
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return i >= j
 
-    runs: dict[str, Callable[[], Any]] = {}
-    mask = None
-    if q.shape[2] > 1:
-        n = q.shape[2]
-        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device="cuda")
-    flex = torch.compile(flex_attention)
-    runs["flex"] = lambda: flex(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
-    try:
+        n, mask = q.shape[2], None
+        if causal:
+            mask = create_block_mask(seen, None, None, n, n, device=q.device.type)
+        run = torch.compile(flex_attention)
+        return lambda: run(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+
+    @cache
+    def flash() -> Callable[[], Any]:
         from flash_attn import flash_attn_func
-    except ImportError:
-        return runs
-    turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    runs["flash-attn"] = lambda: flash_attn_func(*turned, softmax_scale=scale, causal=True)
-    return runs
+
+        turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+        return lambda: flash_attn_func(*turned, softmax_scale=scale, causal=causal)
+
+    return {
+        "sdpa": lambda: sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=True),
+        "flex": lambda: flex()(),
+        "flash-attn": lambda: flash()(),
+    }
 
 
 def size(*tensors: Tensor) -> int:

@@ -1,134 +1,173 @@
-"""Time the kernels against the best 16-bit baseline of the same run.
+"""Time the kernels against 16-bit baselines of the same run.
 
-    python kernels/bench/run.py --seconds 480          # on a GPU; appends to results.csv
-    python kernels/bench/run.py --dry-run              # anywhere: tiny shapes, no timing, no file
+    python kernels/bench/run.py --seconds 480                        # on a GPU
+    python kernels/bench/run.py --only decode_attention,gather_kv --out rows.csv
+    python kernels/bench/run.py --dry-run       # anywhere: tiny shapes, no timing, no file
 
-Order: the correctness gate (probes, then each Triton result against the reference), the measured
-read bandwidth, parallel compilation, then timing by CUDA-graph replay over rotating inputs. No case
-starts that would not end in time.
+Op by op: the correctness gate (the op's probe in fp16 and in bf16, and a case with flat and with
+peaked attention), then all its kernels compiled in parallel and each compared with the reference,
+then each implementation timed by CUDA-graph replay over rotating inputs. Every stage is a process
+of its own with a time limit: what fails or hangs costs only itself, and is a row that says why.
 """
 
 import argparse
 import csv
+import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from statistics import median, quantiles
-from typing import Any
+from typing import Any, TextIO
 
 import torch
-from torch import Tensor
 
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from cases import OPS, Case, build, cases, tensors  # noqa: E402
-
-from kvsearch_kernels.trust import prove  # noqa: E402
+from cases import OPS, implementations  # noqa: E402
+from worker import MARK, distinct, examine, results_are_finite  # noqa: E402
 
 COLUMNS = (
     "op", "impl", "model", "batch", "context", "variant", "dtype", "metric", "unit",
-    "p20", "p50", "p80", "gpu", "driver", "torch", "triton", "commit",
+    "p20", "p50", "p80", "note", "gpu", "driver", "torch", "triton", "commit",
 )  # fmt: skip
-SETS = 4  # input sets in rotation; caches of 60 MB must not hold what is read next
-CASE_SECONDS = 8.0  # what a case may take, compiled; none is started with less left
+DTYPES = ("bfloat16", "float16")  # the first that passes is timed: it is what models run in
+# of the time that is left for what follows
+SHARES = {"decode_attention": 6, "scored_decode": 3, "lifetime_attention": 4, "scored_attention": 2}
+SLACK = 45.0  # seconds that a stage may take longer than it was told, to import and to finish
 
 
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Let `torch.empty` return NaN (integers: 0x7F), so that what is never written shows."""
-    real = torch.empty
+def child(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]], str | None]:
+    """Rows of a process, and why it did not end well, or None.
 
-    def empty(*size: Any, **options: Any) -> Tensor:
-        made: Tensor = real(*size, **options)
-        return made.fill_(float("nan") if made.is_floating_point() else 0x7F)
-
-    torch.empty = empty  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.empty = real
-
-
-def gate(todo: Sequence[Case]) -> None:
-    """Raise unless Triton agrees with the reference on fresh small data, in 16-bit accuracy.
-
-    First the probes that `auto` goes by, then the shapes of the cases, cut short. Whatever a kernel
-    leaves unwritten, its output or its scratch, is NaN.
+    Args:
+        command: writes rows as `worker.emit` does.
+        limit: seconds after which it is killed, with the processes that it started.
     """
-    device = torch.device("cuda", torch.cuda.current_device())
-    for name in sorted({c.op for c in todo}):
-        with poisoned():
-            reason = prove(OPS[name], "triton", device, torch.float16)
-        if reason is not None:
-            raise RuntimeError(f"{name}: Triton does not pass its probe: {reason}")
-    for case in {(c.op, c.model.name, c.variant): c for c in todo}.values():
-        runs = build(case, "cuda", 1234, tiny=True).runs
-        if "triton" not in runs:
-            raise RuntimeError(f"{case.label}: no Triton implementation can run")
-        with poisoned():
-            found = tensors(runs["triton"]())
-        for got, want in zip(found, tensors(runs["reference"]()), strict=True):
-            got, want = got.double(), want.double()
-            if case.op == "quantize_kv":  # division may round differently: a code off by one
-                bad = (got != want).double().mean() > 0.02
-            else:
-                bad = not torch.allclose(got, want, rtol=2e-2, atol=2e-2)
-            if bad or not torch.equal(got.isfinite(), want.isfinite()):
-                raise RuntimeError(f"{case.label}: Triton differs from the reference")
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, text=True, process_group=0)
+        reason = None
+        try:
+            if process.wait(max(1.0, limit)):
+                reason = _last_line(err) or f"it ended with code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            reason = f"it was stopped after {limit:.0f} s"
+        with suppress(ProcessLookupError):  # and what it started, some of which may outlive it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        out.seek(0)
+        rows = [
+            json.loads(x.removeprefix(MARK)) for x in out if x.startswith(MARK) and x[-1] == "\n"
+        ]
+    return rows, reason
 
 
-def compile_case(case: Case) -> str:
-    """Fill Triton's cache on disk; run in a process of its own."""
-    runs = build(case, "cuda", 0, tiny=True).runs
-    if "triton" in runs:
-        runs["triton"]()
-        torch.cuda.synchronize()
-    return case.label
+def _last_line(file: TextIO) -> str:
+    file.seek(0)
+    lines = [x.strip() for x in file if x.strip()]
+    return lines[-1] if lines else ""
 
 
-def precompile(todo: Sequence[Case], workers: int) -> None:
-    """Compile what `todo` needs in parallel; kernels depend on neither batch nor context."""
-    distinct = list({(c.op, c.model.name, c.variant): c for c in todo}.values())
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_case, distinct))
+def stage(name: str, limit: float, **options: Any) -> tuple[list[dict[str, Any]], str | None]:
+    """A stage of `worker.py` in a process of its own."""
+    command = [sys.executable, str(HERE / "worker.py"), name, json.dumps(options)]
+    return child(command, limit)
 
 
-def time_runs(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """Milliseconds a call, of CUDA graphs that are replayed in turn."""
-    graphs = []
-    for run in runs:
-        for _ in range(3):
-            run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        graphs.append(graph)
-    times: list[float] = []
+class Table:
+    """Rows of the result, in a file as soon as they are known."""
+
+    def __init__(self, path: Path, always: Mapping[str, str]) -> None:
+        self.rows: list[dict[str, str]] = []
+        self._path, self._always = path, always
+
+    def add(self, **row: Any) -> None:
+        """Add a row; what has a note is also said on stderr."""
+        full = {c: "" for c in COLUMNS} | self._always | {k: str(v) for k, v in row.items()}
+        if full["note"]:
+            what = (full[c] for c in ("op", "impl", "dtype", "model", "variant", "context"))
+            print(f"{' '.join(x for x in what if x)}: {full['note']}", file=sys.stderr)
+        new = not self._path.exists()
+        with self._path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            if new:
+                writer.writeheader()
+            writer.writerow(full)
+        self.rows.append(full)
+
+
+def passed_gate(op: str, table: Table, limit: float) -> list[str]:
+    """The types in which Triton passes the gate of `op`."""
+    passed = []
+    for dtype in DTYPES:
+        rows, reason = stage("gate", limit, op=op, dtype=dtype)
+        reason = reason or (rows[-1]["reason"] if rows else "it said nothing")
+        table.add(op=op, impl="triton", dtype=dtype, metric="gate", note=reason or "",
+                  p50="failed" if reason else "passed")  # fmt: skip
+        if reason is None:
+            passed.append(dtype)
+    return passed
+
+
+def sound(op: str, dtype: str, table: Table, limit: float, workers: int) -> list[list[str]]:
+    """Models and variants of `op` whose kernel agrees with the reference."""
+    rows, died = stage("check", limit, op=op, dtype=dtype, workers=workers)
+    verdicts = {(r["model"], r["variant"]): r["reason"] for r in rows}
+    good = []
+    for case in distinct(op):
+        key = case.model.name, case.variant
+        reason = verdicts.get(key, f"not compared with the reference: {died or 'no verdict'}")
+        if reason is None:
+            good.append(list(key))
+        else:
+            table.add(op=op, impl="triton", model=key[0], variant=key[1], dtype=dtype,
+                      metric="check", p50="failed", note=reason)  # fmt: skip
+    return good
+
+
+def run_op(op: str, table: Table, roof: float | None, seconds: float, workers: int) -> None:
+    """Gate, check and time one op within about `seconds`."""
     end = time.monotonic() + seconds
-    while len(times) < 20 or (time.monotonic() < end and len(times) < 400):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for graph in graphs:
-            graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / len(graphs))
-    return times
+    passed = passed_gate(op, table, seconds / 4 + SLACK)
+    everything = [[c.model.name, c.variant] for c in distinct(op)]
+    names = implementations(op)
+    for i, impl in enumerate(names):
+        kernels, dtype = everything, DTYPES[0]
+        if impl == "triton":
+            if not passed:
+                continue
+            dtype = passed[0]
+            limit = (end - time.monotonic()) / 2 + SLACK
+            kernels = sound(op, dtype, table, limit, workers)
+        budget = max(5.0, (end - time.monotonic()) / (len(names) - i))
+        rows, reason = stage(
+            "clock", budget + SLACK, op=op, impl=impl, dtype=dtype, kernels=kernels, seconds=budget
+        )
+        for row in rows:
+            _add_times(table, roof, op, impl, dtype, row)
+        if reason:
+            table.add(op=op, impl=impl, dtype=dtype, metric="time", note=reason)
 
 
-def read_roof() -> float:
-    """Bytes per second that a plain sum over 4 GiB reads."""
-    x = torch.ones(1 << 30, device="cuda")
-    times = time_runs([lambda: x.sum()], 1.0)
-    return x.nbytes / median(times) * 1e3
+def _add_times(
+    table: Table, roof: float | None, op: str, impl: str, dtype: str, row: dict[str, Any]
+) -> None:
+    shared = {"op": op, "impl": impl, "dtype": dtype}
+    shared |= {k: row[k] for k in ("model", "batch", "context", "variant")}
+    if "reason" in row:
+        table.add(**shared, metric="time", note=row["reason"])
+        return
+    share = [row["nbytes"] / ms * 1e3 / roof for ms in reversed(row["ms"])] if roof else None
+    for metric, unit, values in (("time", "ms", row["ms"]), ("of read roof", "1", share)):
+        if values is not None:
+            numbers = {p: f"{v:.5g}" for p, v in zip(("p20", "p50", "p80"), values, strict=True)}
+            table.add(**shared, metric=metric, unit=unit, **numbers)
 
 
 def environment() -> dict[str, str]:
@@ -148,97 +187,70 @@ def environment() -> dict[str, str]:
     return found
 
 
-def measure(case: Case, roof: float, seconds: float, env: dict[str, str]) -> list[dict[str, str]]:
-    """Rows of one case: milliseconds and share of the read bandwidth of each implementation."""
-    sets = [build(case, "cuda", seed, tiny=False) for seed in range(SETS)]
-    rows = []
-    names = [name for name in sets[0].runs if name != "reference"]
-    for name in names:
-        times = time_runs([s.runs[name] for s in sets], seconds / len(names))
-        p20, _, _, p80 = quantiles(times, n=5)
-        spread = (p20, median(times), p80)
-        shared = {
-            "op": case.op, "impl": name, "model": case.model.name, "batch": str(case.batch),
-            "context": str(case.context), "variant": case.variant, "dtype": "float16", **env,
-        }  # fmt: skip
-        share = [sets[0].nbytes / ms * 1e3 / roof for ms in reversed(spread)]
-        for metric, unit, values in (("time", "ms", spread), ("of read roof", "1", share)):
-            numbers = dict(zip(("p20", "p50", "p80"), (f"{v:.5g}" for v in values), strict=True))
-            rows.append(shared | {"metric": metric, "unit": unit} | numbers)
-    return rows
-
-
-def show(table: Sequence[dict[str, str]], roof: float) -> None:
+def show(table: Sequence[dict[str, str]]) -> None:
     """Print the medians, with the speed against the best 16-bit baseline of the same shape."""
 
     def shape(row: dict[str, str]) -> tuple[str, ...]:
         return tuple(row[c] for c in ("op", "model", "batch", "context"))
 
+    timed = [row for row in table if row["p50"] and row["unit"]]
     best: dict[tuple[str, ...], float] = {}
-    for row in table:
-        if row["impl"] in ("sdpa", "flex", "flash-attn") and row["metric"] == "time":
+    for row in timed:
+        if row["impl"] != "triton" and row["metric"] == "time":
             best[shape(row)] = min(best.get(shape(row), float("inf")), float(row["p50"]))
-    print(f"measured read bandwidth {roof / 1e12:.2f} TB/s")
     for row in table:
         name = " ".join((*shape(row), row["variant"]))
         line = f"{name:60} {row['impl']:10} {row['metric']:12} {row['p50']:>10} {row['unit']}"
-        if row["metric"] == "time" and shape(row) in best:
+        if row["metric"] == "time" and row in timed and shape(row) in best:
             line += f"  {best[shape(row)] / float(row['p50']):.2f}x the best baseline's speed"
-        print(line)
+        print(line.rstrip() + (f"  {row['note']}" if row["note"] else ""))
 
 
-def dry_run() -> int:
-    """Build every distinct case at a tiny shape on the CPU and check that results are finite."""
-    distinct = {(c.op, c.model.name, c.variant): c for c in cases()}.values()
-    for case in distinct:
-        for name, run in build(case, "cpu", 0, tiny=True).runs.items():
-            with poisoned():
-                found = tensors(run())
-            for x in found:
-                if not x.isfinite().all():
-                    raise RuntimeError(f"{case.label}: {name} is not finite")
-    print(f"dry run: {len(distinct)} cases ran on the CPU at tiny shapes; nothing was timed")
+def dry_run(ops: Sequence[str]) -> int:
+    """Build every distinct case at a tiny shape on the CPU, and examine the reference itself."""
+    count = 0
+    for op in ops:
+        for i, case in enumerate(distinct(op)):
+            count += 1
+            if not results_are_finite(case, "cpu", torch.float32):
+                raise RuntimeError(f"{case.label}: the result is not finite")
+            for dtype in (torch.float16, torch.bfloat16) if i == 0 else ():
+                if reason := examine(case, "cpu", dtype, "reference"):
+                    raise RuntimeError(f"{case.label}: {reason}")
+    print(f"dry run: {count} cases ran on the CPU at tiny shapes; nothing was timed")
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=480.0, help="stop starting cases in time")
+    parser.add_argument("--seconds", type=float, default=480.0, help="about how long all may take")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, no timing")
-    parser.add_argument("--only", default="", help="cases whose label contains this")
+    parser.add_argument("--only", default=",".join(OPS), help="ops, separated by commas")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
-    parser.add_argument("--out", type=Path, default=HERE / "results.csv")
+    parser.add_argument("--out", type=Path, default=HERE / "results.csv", help="rows are appended")
     args = parser.parse_args(argv)
+    ops = [op for op in OPS if op in args.only.split(",")]
+    if unknown := {*args.only.split(",")} - {*OPS}:
+        parser.error(f"there is no op called {min(unknown)!r}; there are {', '.join(OPS)}")
     if args.dry_run:
-        return dry_run()
+        return dry_run(ops)
     if not torch.cuda.is_available():
         print("no GPU here; try --dry-run", file=sys.stderr)
         return 1
     end = time.monotonic() + args.seconds
-    todo = [c for c in cases() if args.only in c.label]
-    precompile(todo, args.workers)
-    gate(todo)
-    roof, env, table = read_roof(), environment(), []
-    new = not args.out.exists()
-    with args.out.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if new:
-            writer.writeheader()
-        for case in todo:
-            if time.monotonic() + CASE_SECONDS > end:
-                print(f"out of time before {case.label}", file=sys.stderr)
-                break
-            try:
-                rows = measure(case, roof, CASE_SECONDS / 4, env)
-            except torch.OutOfMemoryError:
-                print(f"does not fit: {case.label}", file=sys.stderr)
-                torch.cuda.empty_cache()
-                continue
-            writer.writerows(rows)
-            file.flush()
-            table += rows
-    show(table, roof)
+    table = Table(args.out, environment())
+    found, reason = stage("roof", 60.0)
+    roof = found[0]["roof"] if found else None
+    print(f"measured read bandwidth {roof / 1e12:.2f} TB/s" if roof else f"no roof: {reason}")
+    for i, op in enumerate(ops):
+        left = end - time.monotonic()
+        if left < 10:
+            table.add(op=op, metric="gate", note="there was no time left for this op")
+            continue
+        share = SHARES.get(op, 1) / sum(SHARES.get(o, 1) for o in ops[i:])
+        run_op(op, table, roof, left * share, args.workers)
+    show(table.rows)
     return 0
 
 

@@ -38,8 +38,3 @@ def over_budget(
     )
     # written so that a NaN is over the budget
     return None if error <= allowed else f"{what} is off by {error:.3g}, {allowed:.3g} is allowed"
-
-
-def like(got: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The yard for `got`: `low`, unless `got` is held to fp32 although its inputs are not."""
-    return low if got.dtype is low.dtype else high

@@ -1,6 +1,7 @@
 """What every Triton implementation asks before it launches; imports no Triton itself."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
@@ -64,6 +65,11 @@ def why_not_heads(q: Tensor, *others: Tensor) -> str | None:
     if q.shape[0] * q.shape[1] > 65535:
         return f"batch x query heads must be at most 65535, got {q.shape[0] * q.shape[1]}"
     return None
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes `device` the current one: Triton launches there, wherever its arguments are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.launch import on
 from kvsearch_kernels.probing import on_cpu
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def trusted(op: "Op[Any, Any]", impl: str, device: torch.device, dtype: torch.dt
         if key in _verdicts:
             return _verdicts[key]
         where = f"{op.name}[{impl}] on {device} in {dtype}"
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        with on(device):
+            capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if capturing:
             # a probe waits for the device, which would break the capture; the next call may prove
             return _warned(f"auto passes over {where}: a CUDA graph is captured before the proof")
         try:

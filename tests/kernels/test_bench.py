@@ -1,17 +1,117 @@
+import csv
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
-RUN = Path(__file__).parents[2] / "kernels/bench/run.py"
+import pytest
+import torch
+
+BENCH = Path(__file__).parents[2] / "kernels/bench"
 
 
-def test_the_dry_run_builds_every_case_and_writes_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def bench():
+    """The benchmark's modules, whose folder is no package."""
+    before = os.environ.get("KVSEARCH_TRITON")
+    sys.path.insert(0, str(BENCH))
+    try:
+        yield {name: import_module(name) for name in ("run", "worker", "cases")}
+    finally:
+        sys.path.remove(str(BENCH))
+        os.environ.pop("KVSEARCH_TRITON", None)
+        if before is not None:
+            os.environ["KVSEARCH_TRITON"] = before
+
+
+@pytest.mark.parametrize("script", ["run.py", "end_to_end.py"])
+def test_the_dry_run_runs_every_case_and_writes_nothing(script, tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, str(RUN), "--dry-run", "--out", str(tmp_path / "rows.csv")],
+        [sys.executable, str(BENCH / script), "--dry-run", "--out", str(tmp_path / "rows.csv")],
         env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "nothing was timed" in run.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_hangs_or_dies_has_still_said_what_it_found(bench):
+    say = "import sys, time; print('row {\"a\": 1}', flush=True); print('noise'); "
+    start = time.monotonic()
+    rows, reason = bench["run"].child([sys.executable, "-c", say + "time.sleep(60)"], 2.0)
+    assert (rows, reason) == ([{"a": 1}], "it was stopped after 2 s")
+    assert time.monotonic() - start < 20
+    rows, reason = bench["run"].child([sys.executable, "-c", say + "sys.exit('no kernel')"], 30.0)
+    assert (rows, reason) == ([{"a": 1}], "no kernel")
+    assert bench["run"].child([sys.executable, "-c", say], 30.0) == ([{"a": 1}], None)
+
+
+def test_what_fails_costs_only_itself_and_is_a_row(bench, tmp_path, monkeypatch, capsys):
+    run, calls = bench["run"], []
+
+    def stage(name, limit, **o):
+        calls.append((name, o.get("impl"), o.get("dtype")))
+        if name == "gate":
+            return [{"reason": "off by 3" if o["dtype"] == "bfloat16" else None}], None
+        if name == "check":
+            ok = [{"model": c.model.name, "variant": c.variant, "reason": None}
+                  for c in run.distinct(o["op"])]  # fmt: skip
+            return [{**ok[0], "reason": "flat attention: wrong"}, *ok[1:-1]], "it hung"
+        shape = {"model": "m", "batch": 1, "context": 8, "variant": "16"}
+        if o["impl"] == "flex":
+            return [], "ImportError: no flex"
+        assert o["impl"] != "triton" or len(o["kernels"]) == len(run.distinct(o["op"])) - 2
+        return [{**shape, "nbytes": 8, "ms": [1, 2, 3]}, {**shape, "reason": "no memory"}], None
+
+    monkeypatch.setattr(run, "stage", stage)
+    table = run.Table(tmp_path / "rows.csv", {"gpu": "some"})
+    run.run_op("decode_attention", table, 1e12, 100.0, 1)
+    run.show(table.rows)
+    shown = capsys.readouterr().out
+    assert "2.00x" not in shown
+    assert "1.00x the best baseline's speed" in shown
+    with (tmp_path / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {r["gpu"] for r in rows} == {"some"}
+    assert [c[0] for c in calls] == ["gate", "gate", "check", *["clock"] * 4]
+    assert calls[3] == ("clock", "triton", "float16")  # the type that passed its gate
+    notes = [(r["metric"], r["impl"], r["note"]) for r in rows if r["note"]]
+    assert ("gate", "triton", "off by 3") in notes
+    assert ("check", "triton", "flat attention: wrong") in notes
+    assert ("check", "triton", "not compared with the reference: it hung") in notes
+    assert ("time", "flex", "ImportError: no flex") in notes
+    assert ("time", "sdpa", "no memory") in notes
+    assert sum(r["metric"] == "of read roof" for r in rows) == 3
+
+
+def test_an_op_that_does_not_exist_is_named(bench, capsys):
+    with pytest.raises(SystemExit):
+        bench["run"].main(["--dry-run", "--only", "decode"])
+    assert "no op called 'decode'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("op", ["decode_attention", "scored_attention", "dequantize_kv"])
+def test_every_case_is_compared_with_the_reference(bench, op):
+    case = bench["worker"].distinct(op)[0]
+    work = bench["cases"].build(case, "cpu", 0, tiny=True, dtype=torch.float16, peaked=True)
+    assert bench["worker"].wrong(work, "reference") is None
+
+    def broken():
+        found = work.op.reference(*work.args, **work.kwargs)
+        return found * 1.01 if isinstance(found, torch.Tensor) else (found[0] * 1.01, found[1])
+
+    assert bench["worker"].wrong(replace(work, baselines={"broken": broken}), "broken") is not None
+
+
+def test_a_setting_that_does_not_fit_is_skipped_with_a_sentence(bench):
+    speed = import_module("end_to_end")
+    at = speed.Setting("full", 8, 32768)
+    assert speed.why_not(at, speed.LLAMA_7B, 1 << 60) is None
+    # 13.5 GB of weights and 137 GB of keys and values, at least
+    assert "needs about 1" in speed.why_not(at, speed.LLAMA_7B, 150_000_000_000)
+    small = speed.Setting("scored+rotated4", 1, 4096)
+    assert speed.why_not(small, speed.LLAMA_7B, 24_000_000_000) is None

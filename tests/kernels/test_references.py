@@ -117,6 +117,35 @@ def test_scores_equal_those_of_scored_attention():
     torch.testing.assert_close(score_keys.reference(q, k, lse, weights, birth, death, **args), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("impl", ["reference", "torch"])
+def test_16_bit_attention_is_that_of_fp32_rounded_once(impl, dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, h, 40, 64).to(dtype) * 3 for h in (6, 2, 2))
+    birth, death = torch.arange(40), torch.arange(40) + 9
+    args = {"first_query": 3, "scale": 0.125}
+    out, lse = lifetime_attention.run(impl, q, k, v, birth, death, **args)
+    want = lifetime_attention.run(impl, *(x.float() for x in (q, k, v)), birth, death, **args)
+    assert torch.equal(out, want[0].to(dtype))
+    assert torch.equal(lse, want[1])
+    # each row's probabilities, over values of 1
+    ones = lifetime_attention.run(impl, q, k, torch.ones_like(v), birth, death, **args)[0]
+    assert ones.sub(1).abs().max() <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_received_attention_of_16_bit_queries_is_summed_in_fp32(dtype):
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 4, 30, 64).to(dtype), torch.randn(1, 2, 30, 64).to(dtype)
+    weights = torch.full((30,), 30_000.0)  # visible keys of long contexts: fp16 ends at 65504
+    out, received = scored_attention.reference(q, k, k, weights, scale=0.125)
+    assert out.dtype is dtype
+    want = scored_attention.reference(q.float(), k.float(), k.float(), weights, scale=0.125)
+    assert torch.equal(out, want[0].to(dtype))
+    assert torch.equal(received, want[1])
+    torch.testing.assert_close(received.sum(-1), weights.sum().expand(1, 2))
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 70, 64), (5, 96), (1, 128)])
 @pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
 @pytest.mark.parametrize("levels", ["uniform", "lloyd"])

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
@@ -11,7 +12,9 @@ import torch
 from test_references import OPS, call
 
 from kvsearch_kernels import trust
+from kvsearch_kernels.decode_attention.reference import attend, slots_of
 from kvsearch_kernels.op import Op
+from kvsearch_kernels.quantize_kv import dequantize
 
 CPU, F16, F32 = torch.device("cpu"), torch.float16, torch.float32
 DTYPES = [F16, torch.bfloat16, F32]
@@ -155,7 +158,9 @@ def test_an_op_without_a_probe_never_gets_triton(made):
 
 def test_during_a_capture_nothing_is_proven_and_nothing_remembered(made, monkeypatch):
     op, probed = doubling(made, lambda x: x * 2)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    asked = []
+    monkeypatch.setattr(trust, "on", lambda device: asked.append(device) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked != [])
     with pytest.warns(RuntimeWarning, match="CUDA graph is captured"):
         assert trust.trusted(op, "triton", torch.device("cuda", 0), F16) is not None
     assert probed == []
@@ -213,6 +218,29 @@ def flushed(held):
     return replace(held, codes=torch.zeros_like(held.codes))
 
 
+def underflowing(f, q, parts, **kwargs):
+    """As if weights were taken times 8-bit steps in fp16, relative to the largest of a part.
+
+    Next to an attention sink such a product is below what fp16 holds.
+    """
+    out, _, p = attend(q.float(), parts, kwargs["scale"], kwargs.get("softcap"))
+    out, first = out.unflatten(1, p.shape[1:3]), 0
+    for part in parts:
+        n = slots_of(part)
+        mine, first = p[..., first : first + n], first + n
+        if part.value_format and part.value_format.bits == 8 and not part.value_format.rotate:
+            step, zero = (
+                x.float().repeat_interleave(part.value_format.group, -1)
+                for x in part.values.scales.unbind(-1)
+            )
+            scale = mine.amax(-1, keepdim=True).clamp_min(1e-30)
+            product = (mine / scale).unsqueeze(-1) * step.unsqueeze(2)
+            lost = (product - product.half()) * scale.unsqueeze(-1)
+            codes = (dequantize(part.values, part.value_format) - zero) / step.clamp_min(1e-8)
+            out = out - (lost * codes.unsqueeze(2)).sum(-2)
+    return out.flatten(1, 2).to(q.dtype), f(q, parts, **kwargs)[1]
+
+
 MUTANTS = {
     "lifetime_attention": {
         "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
@@ -221,6 +249,8 @@ MUTANTS = {
         "wrong heads": lambda f, q, k, *a, **kw: f(q, flipped(k), *a, **kw),
         "a key less": lambda f, q, k, v, b, d, **kw: f(q, k, v, b, d.where(d != d.max(), b), **kw),
         "log2 for log": lambda f, *a, **k: (f(*a, **k)[0], f(*a, **k)[1] * 1.4427),
+        "16 bits for the log-sum-exp": lambda f, *a, **k: (
+            f(*a, **k)[0], f(*a, **k)[1].half().float()),
         "NaN for blind rows": lambda f, *a, **k: (f(*a, **k)[0].where(
             ~f(*a, **k)[1].isinf().unsqueeze(-1), float("nan")), f(*a, **k)[1]),
     },
@@ -234,6 +264,7 @@ MUTANTS = {
     "scored_attention": {
         "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
         "no weights": lambda f, q, k, v, w, **kw: f(q, k, v, torch.ones_like(w), **kw),
+        "weights in 16 bits": lambda f, q, k, v, w, **kw: f(q, k, v, w.half().float(), **kw),
         "wrong heads": lambda f, q, k, v, *a, **kw: f(q, k, flipped(v), *a, **kw),
     },
     "quantize_kv": {
@@ -264,6 +295,7 @@ DECODES = {
         q, [replace(p, keys=flushed(p.keys)) for p in parts], **k),
     "values flushed": lambda f, q, parts, **k: f(
         q, [replace(p, values=flushed(p.values)) for p in parts], **k),
+    "weights underflow": underflowing,
 }  # fmt: skip
 MUTANTS |= {"decode_attention": DECODES, "scored_decode": DECODES}
 

@@ -1,6 +1,6 @@
 """Probe of `decode_attention`, and of `scored_decode`, which reads the same."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -33,26 +33,55 @@ MIXED: tuple[Mixed, ...] = (
 )  # fmt: skip
 
 
-def parts(draw: Draw, B: int, H: int, D: int, formats: Formats) -> list[Part]:
-    """Parts of random keys and values, all slots in use."""
+def parts(
+    draw: Draw, B: int, H: int, D: int, formats: Formats,
+    change: Callable[[int, Tensor, Tensor], None] | None = None,
+) -> list[Part]:  # fmt: skip
+    """Parts of random keys and values, all slots in use; `change` may write to those of part i."""
     # held in 16 bits also where the queries are fp32, which fp32 models do
     plain = torch.float16 if draw.dtype is torch.float32 and D == 64 else draw.dtype
 
-    def held(fmt: Format | None, n: int) -> Tensor | Packed:
-        x = draw.normal(B, H, n, D, dtype=plain)
+    def held(x: Tensor, fmt: Format | None) -> Tensor | Packed:
         return x if fmt is None else quantize(x, fmt)
 
-    return [Part(held(k, n), held(v, n), k, v) for k, v, n in formats]
+    found = []
+    for i, (key, value, n) in enumerate(formats):
+        k, v = (draw.normal(B, H, n, D, dtype=plain) for _ in range(2))
+        if change is not None:
+            change(i, k, v)
+        found.append(Part(held(k, key), held(v, value), key, value))
+    return found
+
+
+def with_sinks(draw: Draw, G: int, D: int, formats: Formats) -> tuple[Tensor, list[Part]]:
+    """Queries `[1, G * 2, D]` and parts, each with one slot that receives nearly everything.
+
+    The slot's product is about 13 above the others, and its values are close to zero, as those of
+    attention sinks are: what the other slots add up to is small, and must still be right.
+    """
+    along = draw.whole(0, 2, 1, 2, 1, D, dtype=draw.dtype) * 2 - 1
+    q = (along + draw.normal(1, 2, G, D) / 4).flatten(1, 2)
+
+    def sink(i: int, k: Tensor, v: Tensor) -> None:
+        at = k.shape[2] // (i + 1) - 1
+        k[:, :, at : at + 1] = along * (13 * D**-0.5)
+        v[:, :, at] *= 2**-12
+
+    return q, parts(draw, 1, 2, D, formats, sink)
 
 
 def cases(
     device: torch.device, dtype: torch.dtype, mixed: Sequence[Mixed] = MIXED
 ) -> Iterator[Case]:
-    """Every head size, width and kind of level, groups, lengths, softcap, pools, nothing held."""
+    """Every head size, width and kind of level, groups, lengths, softcap, pools, nothing held.
+
+    Gaussian keys, whose attention is flat, and the same formats next to attention sinks.
+    """
     for seed, (D, G, formats) in enumerate(mixed):
         draw = Draw(device, dtype, seed)
         q, held = draw.normal(2, G * 2, D), parts(draw, 2, 2, D, formats)
         yield (q, held), {"scale": D**-0.5}
+        yield with_sinks(draw, G, D, formats), {"scale": D**-0.5}
         if seed:
             continue
         used = [draw.whole(0, n + 1, 2, 2, dtype=torch.int32) for _, _, n in formats]

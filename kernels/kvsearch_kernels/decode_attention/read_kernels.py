@@ -44,21 +44,29 @@ def affine(
     scales, row, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Step and zero `[BN]` fp32 of group number `GROUP` in formats with evenly spaced levels."""
+    """Step, zero and size of a step `[BN]` fp32, in formats with evenly spaced levels.
+
+    They are those of group number `GROUP`. The size is 1024 * (log2(step) + 15), at most 0.1 too
+    low in the logarithm: the bits of an fp16 number are its logarithm, but for the mantissa, which
+    they take to be linear. For a step of 0 the logarithm is -15, or -47 where it has a sign.
+    """
     if LLOYD:
         at = scales + row * GROUPS + GROUP
-        s = tl.load(at).to(tl.float32)
+        s = tl.load(at)
+        size = s.to(tl.int16, bitcast=True).to(tl.float32)
+        s = s.to(tl.float32)
         if BITS == 1:
-            return s * 1.5958, s * -0.7979
+            return s * 1.5958, s * -0.7979, size + 690.0
         else:
-            return s * (8.4 / 255), s * -4.2
+            return s * (8.4 / 255), s * -4.2, size - 5043.0
     else:
         # step and zero are neighbours: one load
         at = scales.to(tl.pointer_type(tl.uint32)) + row * GROUPS + GROUP
         both = tl.load(at)
-        step = (both & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        low = (both & 0xFFFF).to(tl.uint16)
+        step = low.to(tl.float16, bitcast=True).to(tl.float32)
         zero = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-        return step, zero
+        return step, zero, low.to(tl.int16, bitcast=True).to(tl.float32)
 
 
 @triton.jit

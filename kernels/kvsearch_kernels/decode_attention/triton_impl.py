@@ -13,6 +13,7 @@ from kvsearch_kernels.launch import (
     ampere,
     ceil_div,
     emulated,
+    on,
     why_not_here,
 )
 from kvsearch_kernels.quantize_kv.reference import Format, Packed, hadamard, lloyd_levels
@@ -222,17 +223,18 @@ def launch(
         turned += [part.value_format is not None and part.value_format.rotate] * count
     partial = torch.empty(B * H, splits, G, D, dtype=torch.float32, device=q.device)
     bits = torch.empty(B * H, splits, G, dtype=torch.float32, device=q.device)
-    decode[(splits, B * H)](
-        *args, partial, bits, bits if products is None else products, _levels_on(q.device),
-        G, splits, width, scale, softcap or 1.0,
-        D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
-        HAS_CAP=softcap is not None, SCORES=scores, PARTS=len(found), ASM=not emulated(), **fixed,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    combine[(B * H, G)](
-        partial, bits, out, lse,
-        _flags_on(turned, q.device),
-        G, splits, D=D, SP=1 << (splits - 1).bit_length(), ROTATED=any(turned),
-        STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=4,
-    )  # fmt: skip
+    with on(q.device):
+        decode[(splits, B * H)](
+            *args, partial, bits, bits if products is None else products, _levels_on(q.device),
+            G, splits, width, scale, softcap or 1.0,
+            D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
+            HAS_CAP=softcap is not None, SCORES=scores, PARTS=len(found), ASM=not emulated(),
+            **fixed, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        combine[(B * H, G)](
+            partial, bits, out, lse,
+            _flags_on(turned, q.device),
+            G, splits, D=D, SP=1 << (splits - 1).bit_length(), ROTATED=any(turned),
+            STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=4,
+        )  # fmt: skip
     return out, lse, products

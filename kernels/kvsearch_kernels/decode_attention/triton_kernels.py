@@ -33,8 +33,9 @@ def _part(
     Keys are the rows of the scores `[BN, GP]` and channels those of the output: the few heads of a
     group are padded to 8 that way, not to 16. KF and VF say whether keys and values take the
     mantissa path. With SCORES, what goes into the softmax is written to `products` `[G, width]`,
-    which points at the part's first slot. Returns planes of the output `[D / planes, GP]`, the sum
-    and the maximum `[GP]` of weights in bits.
+    which points at the part's first slot. Returns planes of the output `[D / planes, GP]`, and the
+    sum of weights and what they are relative to, in bits, `[GP]`: the largest weight, with VF the
+    largest product of a weight and a step.
     """
     kind: tl.constexpr = q.dtype.element_ty
     length = tl.load(lengths + bh)
@@ -57,6 +58,9 @@ def _part(
     KW: tl.constexpr = max(32 if KG % 64 == 0 else 16, KS) if KF else D
     KP: tl.constexpr = D // (2 * KW)
     bits_scale = scale * 1.4426950408889634
+    # Products in bits, over SU: with packed keys they are left in units, which the fused
+    # multiply-add that subtracts the maximum takes away, unless they are needed as they are.
+    SU: tl.constexpr = UNIT if KF and not (SCORES or HAS_CAP) else 1.0
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes
     q_sums = ()
     # Planes of the query made before the loop stay in shared memory; made in it they are stored at
@@ -72,7 +76,7 @@ def _part(
                     planes = planes + (plane,)
                     part = plane.to(tl.float32)
                     whole += tl.sum(part * place[:, None], 0)
-            q_sums = q_sums + (whole,)
+            q_sums = q_sums + (whole if SCORES else whole / UNIT,)
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
     VS: tl.constexpr = D * VB // 8  # bytes in a row
@@ -93,6 +97,7 @@ def _part(
         inside = start + n < end
         # the last row again beyond the end, so that no load needs a mask; its weight there is 0
         row = tl.minimum(start + n, end - 1).to(tl.int64)
+        beyond = tl.where(inside, 0.0, float("-inf"))
         if KF:
             low = words(k, row, D, KB, KW)
             high = upper(low, ASM)
@@ -103,24 +108,44 @@ def _part(
                     dots = tl.dot(in_low, planes[2 * i], dots)
                     in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
                     dots = tl.dot(in_high, planes[2 * i + 1], dots)
-                step, zero = affine(ks, row, KB, KL, KN, j)
-                dots *= (step * UNIT)[:, None]
-                dots += q_sums[j][None, :] * zero[:, None]
+                step, zero, _size = affine(ks, row, KB, KL, KN, j)
+                if SCORES:
+                    step *= UNIT
+                # two fused multiply-adds; the first also masks, for less than a select would take
                 if j == 0:
-                    s = dots  # adding to 0.0 is not free: -0.0 forbids it
+                    s = dots * step[:, None] + beyond[:, None]
                 else:
-                    s += dots
+                    s = dots * step[:, None] + s
+                s += q_sums[j][None, :] * zero[:, None]
             if HAS_CAP:
-                s = soften(s * 0.6931471805599453, 1.0, cap, True)
+                s = soften(s, (1.0 if SCORES else UNIT) * 0.6931471805599453, cap, True)
         else:
             keys = values_of(k, ks, levels, row, inside, D, KB, KG, KL, kind)
             s = soften(tl.dot(keys, qt, input_precision="ieee"), scale, cap, HAS_CAP)
         if SCORES:
             at = products + g[None, :].to(tl.int64) * width + row[:, None]
             tl.store(at, s, mask=inside[:, None] & (g < G)[None, :])
-        s = tl.where(inside[:, None], s, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, 0))
-        p = tl.exp2(s - higher[None, :])
+        if HAS_CAP or not KF:
+            s = tl.where(inside[:, None], s, float("-inf"))
+        v_steps = ()
+        v_zeros = ()
+        if VF:
+            for j in tl.static_range(VN):
+                step, zero, size = affine(vs, row, VB, VL, VN, j)
+                v_steps = v_steps + (step,)
+                v_zeros = v_zeros + (zero,)
+                if j == 0:
+                    largest = size
+                else:
+                    largest = tl.maximum(largest, size)
+            # Weight x step has to fit fp16, and next to a sink it is far smaller than the weight
+            # alone. So `top` is about the largest of the products, in bits, and sums stay finite
+            # because no step counts as nothing, see `affine`.
+            sizes = tl.broadcast_to(largest[:, None], s.shape) * (0.0009765625 / SU)
+            higher = tl.maximum(top, tl.max(s + sizes, 0) * SU - 15.0)
+        else:
+            higher = tl.maximum(top, tl.max(s, 0) * SU)
+        p = tl.exp2(s * SU - higher[None, :])
         shrink = tl.exp2(top - higher)
         total = total * shrink[None, :] + p
         top = higher
@@ -129,9 +154,8 @@ def _part(
             new = ()
             new_zeros = ()
             for j in tl.static_range(VN):
-                step, zero = affine(vs, row, VB, VL, VN, j)
-                w = (p * step[:, None]).to(tl.float16)
-                new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * zero[:, None],)
+                w = (p * v_steps[j][:, None]).to(tl.float16)
+                new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * v_zeros[j][:, None],)
                 for i in tl.static_range(j * VP // VN, (j + 1) * VP // VN):
                     values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
                     new = new + (tl.dot(tl.trans(values), w, acc[i] * shrink[None, :]),)

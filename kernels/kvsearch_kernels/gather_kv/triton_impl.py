@@ -11,6 +11,7 @@ from kvsearch_kernels.launch import (
     ceil_div,
     check_slots,
     emulated,
+    on,
     rows_last,
     why_not_here,
     why_not_slots,
@@ -67,9 +68,10 @@ def forward(
         half = inv_freq.shape[0]
         wide = cos.expand(B, H, n, half)
         strides = (wide.stride(0), wide.stride(1), wide.stride(2))
-    gather[(ceil_div(n, GATHER_ROWS), B * H)](
-        x, picks, cos, sin, out, *x.stride()[:3], *picks.stride()[:3], *strides, n, H,
-        D=D, PAD=1 << (D - 1).bit_length(), HALF=half, WIDE=1 << (half - 1).bit_length(),
-        TURN=by is not None, BT=GATHER_ROWS, num_warps=GATHER_WARPS,
-    )  # fmt: skip
+    with on(x.device):
+        gather[(ceil_div(n, GATHER_ROWS), B * H)](
+            x, picks, cos, sin, out, *x.stride()[:3], *picks.stride()[:3], *strides, n, H,
+            D=D, PAD=1 << (D - 1).bit_length(), HALF=half, WIDE=1 << (half - 1).bit_length(),
+            TURN=by is not None, BT=GATHER_ROWS, num_warps=GATHER_WARPS,
+        )  # fmt: skip
     return out

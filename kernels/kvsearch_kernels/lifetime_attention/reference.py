@@ -32,11 +32,15 @@ def reference(
             anchor. Which keys an anchor summarises is a matter of `death`.
 
     Returns:
-        Output `[B, Hq, M, Dv]` and log-sum-exp `[B, Hq, M]`; a row that sees no key is zero with
-        a log-sum-exp of minus infinity.
+        Output `[B, Hq, M, Dv]` in the type of `q` and log-sum-exp `[B, Hq, M]` in fp32 (fp64 of
+        fp64); computed in fp32, and rounded once: in bf16 the probabilities of a row would add up
+        to anything between 0.94 and 1.06. A row that sees no key is zero with a log-sum-exp of
+        minus infinity.
     """
     B, Hq, M, D = q.shape
     H = k.shape[1]
+    dtype = q.dtype
+    q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
     visible = visibility(birth, death, anchors, first_query, M)
     s = (q * scale).reshape(B, H, Hq // H * M, D) @ k.transpose(-1, -2)
     s = s.view(B, Hq, M, -1)
@@ -46,7 +50,7 @@ def reference(
     lse = s.logsumexp(-1)
     p = (s - lse.clamp_min(torch.finfo(s.dtype).min).unsqueeze(-1)).exp()
     out = p.view(B, H, Hq // H * M, -1) @ v
-    return out.view(B, Hq, M, -1), lse
+    return out.view(B, Hq, M, -1).to(dtype), lse
 
 
 def isolated_rows(anchors: Tensor, first_query: int, rows: int) -> Tensor:

@@ -27,8 +27,8 @@ def why_not(
         return "needs at least one key"
     if softcap is not None:
         return f"has no softcap, got {softcap}"
-    if q.dtype not in (torch.float32, torch.float64):
-        return f"takes float32 or float64, got {q.dtype}"
+    if not q.is_floating_point():
+        return f"takes floating-point numbers, got {q.dtype}"
     if v.shape[-1] != q.shape[-1]:
         return f"needs equal head sizes, got {q.shape[-1]} and {v.shape[-1]}"
     return None
@@ -48,6 +48,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and meaning as the reference."""
     B, Hq, M, D = q.shape
+    dtype = q.dtype
+    q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
     H = k.shape[1]
     G = Hq // H
     rows = torch.arange(first_query, first_query + M)
@@ -63,11 +65,11 @@ def forward(
         out, lse = _fused(
             q, k.repeat_interleave(G, 1), v.repeat_interleave(G, 1), 0.0, True, scale=scale
         )
-        return out, lse
+        return out.to(dtype), lse
     folded = q.reshape(B, H, G * M, D)  # the group's queries share their keys
     if everything:
         out, lse = _fused(folded, k, v, 0.0, False, scale=scale)
-        return out.reshape(B, Hq, M, D), lse.reshape(B, Hq, M)
+        return out.reshape(B, Hq, M, D).to(dtype), lse.reshape(B, Hq, M)
     visible = visibility(birth, death, anchors, first_query, M)
     mask = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))
     out, lse = _fused(
@@ -78,4 +80,4 @@ def forward(
     if bool(blind.any()):
         out = out.masked_fill(blind.unsqueeze(-1), 0.0)
         lse = lse.masked_fill(blind, float("-inf"))
-    return out, lse
+    return out.to(dtype), lse

@@ -11,6 +11,7 @@ from kvsearch_kernels.launch import (
     ceil_div,
     emulated,
     int32,
+    on,
     rows_last,
     why_not_heads,
     why_not_here,
@@ -124,7 +125,7 @@ def forward(
     softcap: float | None = None,
     anchors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference`, except that the log-sum-exp is fp32 whatever the type of `q`."""
+    """As `reference`."""
     from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 
     B, Hq, M, D = q.shape
@@ -147,12 +148,13 @@ def forward(
         birth, death, first_query=first_query, rows=M, tile=(tile.rows, tile.columns),
         anchors=anchors, alone=alone,
     )  # fmt: skip
-    attend[(table.shape[0], B * Hq)](
-        q, k, v, birth, death, birth if anchors is None else anchors,
-        birth if alone is None else alone.int(), table, counts, out, lse,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        M, E, first_query, Hq, Hq // H, table.shape[1], scale, softcap or 1.0,
-        D=D, DV=DV, BM=tile.rows, BN=tile.columns, HAS_CAP=capped,
-        ISOLATE=anchors is not None, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    with on(q.device):
+        attend[(table.shape[0], B * Hq)](
+            q, k, v, birth, death, birth if anchors is None else anchors,
+            birth if alone is None else alone.int(), table, counts, out, lse,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            M, E, first_query, Hq, Hq // H, table.shape[1], scale, softcap or 1.0,
+            D=D, DV=DV, BM=tile.rows, BN=tile.columns, HAS_CAP=capped,
+            ISOLATE=anchors is not None, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
     return out, lse

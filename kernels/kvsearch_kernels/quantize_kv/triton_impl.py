@@ -10,6 +10,7 @@ from kvsearch_kernels.launch import (
     ceil_div,
     check_slots,
     emulated,
+    on,
     rows_last,
     why_not_here,
     why_not_slots,
@@ -78,9 +79,10 @@ def forward(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
     x = rows_last(x)
     levels, edges = tables(fmt.bits, x.device)
     picks = x if slots is None else slots.expand(B, H, n)  # never read without GATHER
-    quantize[(ceil_div(n, QUANTIZE_ROWS), B * H)](
-        x, picks, levels, edges, codes, scales, *x.stride()[:3], *picks.stride()[:3], n, H,
-        **constants(fmt, D), GATHER=slots is not None, BT=QUANTIZE_ROWS,
-        num_warps=QUANTIZE_WARPS,
-    )  # fmt: skip
+    with on(x.device):
+        quantize[(ceil_div(n, QUANTIZE_ROWS), B * H)](
+            x, picks, levels, edges, codes, scales, *x.stride()[:3], *picks.stride()[:3], n, H,
+            **constants(fmt, D), GATHER=slots is not None, BT=QUANTIZE_ROWS,
+            num_warps=QUANTIZE_WARPS,
+        )  # fmt: skip
     return Packed(codes, scales)

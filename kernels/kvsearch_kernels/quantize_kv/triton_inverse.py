@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
-from kvsearch_kernels.launch import DTYPES, ceil_div, emulated, why_not_here
+from kvsearch_kernels.launch import DTYPES, ceil_div, emulated, on, why_not_here
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.quantize_kv.triton_impl import constants, tables, why_not_format
 
@@ -49,8 +49,9 @@ def forward(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) 
         return out
     n = out.numel() // D
     levels, _ = tables(fmt.bits, codes.device)
-    dequantize[(ceil_div(n, QUANTIZE_ROWS),)](
-        codes, scales, levels, out, n, **constants(fmt, D), BT=QUANTIZE_ROWS,
-        num_warps=QUANTIZE_WARPS,
-    )  # fmt: skip
+    with on(out.device):
+        dequantize[(ceil_div(n, QUANTIZE_ROWS),)](
+            codes, scales, levels, out, n, **constants(fmt, D), BT=QUANTIZE_ROWS,
+            num_warps=QUANTIZE_WARPS,
+        )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ from kvsearch_kernels.launch import (
     ceil_div,
     emulated,
     int32,
+    on,
     rows_last,
     why_not_heads,
     why_not_here,
@@ -67,12 +68,13 @@ def forward(
         return out.zero_()
     q, k = rows_last(q), rows_last(k)
     tile = SCORE[D, q.element_size()]
-    score[(ceil_div(E, tile.rows), B * H)](
-        q, k, lse.float().contiguous(), row_weights.float().contiguous(),
-        int32(birth), int32(death), out,
-        *q.stride()[:3], *k.stride()[:3],
-        M, E, first_query, H, Hq // H, scale, softcap or 1.0,
-        D=D, BM=tile.columns, BN=tile.rows, HAS_CAP=softcap is not None, MAX=reduce == "max",
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    with on(q.device):
+        score[(ceil_div(E, tile.rows), B * H)](
+            q, k, lse.float().contiguous(), row_weights.float().contiguous(),
+            int32(birth), int32(death), out,
+            *q.stride()[:3], *k.stride()[:3],
+            M, E, first_query, H, Hq // H, scale, softcap or 1.0,
+            D=D, BM=tile.columns, BN=tile.rows, HAS_CAP=softcap is not None, MAX=reduce == "max",
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
     return out

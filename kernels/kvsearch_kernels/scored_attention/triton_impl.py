@@ -46,7 +46,7 @@ def forward(
     scale: float,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference`, except that the received attention is fp32 whatever the type of `q`."""
+    """As `reference`."""
     M, N = q.shape[2], k.shape[2]
     birth, death = _lives(N, q.device)
     out, lse = attention.forward(

@@ -2,7 +2,7 @@ import pytest
 import torch
 from kernel_tools import arena, close, poisoned
 
-from kvsearch_kernels.lifetime_attention import lifetime_attention
+from kvsearch_kernels.lifetime_attention import lifetime_attention, probe
 from kvsearch_kernels.lifetime_attention.triton_impl import plan
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.score_keys import score_keys
@@ -47,11 +47,11 @@ def test_attention_and_scores_stay_in_the_error_budget(M, E, D, G, dtype, first,
     with poisoned():
         out, lse = lifetime_attention.run("triton", q, k, v, birth, death, **args)
     exact = lifetime_attention.reference(q.double(), k.double(), v.double(), birth, death, **args)
-    eager = lifetime_attention.reference(q, k, v, birth, death, **args)
+    eager = probe.eager(q, k, v, birth, death, **args)
     eager32 = lifetime_attention.reference(q.float(), k.float(), v.float(), birth, death, **args)
     assert out.dtype is dtype
     assert lse.dtype is F32
-    close(out, eager[0], exact[0])
+    close(out, eager, exact[0])
     close(lse, eager32[1], exact[1])  # held to fp32 also where the output is fp16
 
     weights = arena(torch.rand(M))
@@ -79,7 +79,7 @@ def test_death_never_is_causal_attention():
     sdpa = torch.nn.functional.scaled_dot_product_attention
     wide = [k.double().repeat_interleave(3, 1), v.double().repeat_interleave(3, 1)]
     exact = sdpa(q.double(), *wide, is_causal=True, scale=0.125)
-    eager = lifetime_attention.reference(q, k, v, birth, death, first_query=0, scale=0.125)[0]
+    eager = probe.eager(q, k, v, birth, death, first_query=0, scale=0.125)
     close(out, eager, exact)
 
 
@@ -118,7 +118,7 @@ def test_an_anchor_sees_its_own_sequence_alone(first, M):
     with poisoned():
         out, lse = lifetime_attention.run("triton", q, k, v, birth, death, **args)
     exact = lifetime_attention.reference(q.double(), k.double(), v.double(), birth, death, **args)
-    close(out, lifetime_attention.reference(q, k, v, birth, death, **args)[0], exact[0])
+    close(out, probe.eager(q, k, v, birth, death, **args), exact[0])
     torch.testing.assert_close(lse.double(), exact[1], rtol=1e-6, atol=1e-5)
 
 
@@ -155,7 +155,7 @@ def test_strided_inputs_and_batches():
     exact = lifetime_attention.reference(q.double(), k.double(), v.double(), birth, death, **args)[
         0
     ]
-    close(got, lifetime_attention.reference(q, k, v, birth, death, **args)[0], exact)
+    close(got, probe.eager(q, k, v, birth, death, **args), exact)
 
 
 @pytest.mark.parametrize(("M", "N", "softcap"), [(1, 65, None), (64, 64, None), (63, 200, 20.0)])
@@ -166,9 +166,10 @@ def test_scored_attention(M, N, softcap):
     with poisoned():
         out, received = scored_attention.run("triton", q, k, v, weights, **args)
     exact = scored_attention.reference(q.double(), k.double(), v.double(), weights.double(), **args)
-    eager = scored_attention.reference(q, k, v, weights, **args)
+    every = torch.arange(N)
+    eager = probe.eager(q, k, v, every, every + NEVER, first_query=N - M, **args)
     eager32 = scored_attention.reference(q.float(), k.float(), v.float(), weights, **args)
-    close(out, eager[0], exact[0])
+    close(out, eager, exact[0])
     drift = 10 * torch.finfo(F32).eps  # of an lse below 10
     close(received, eager32[1], exact[1], room=float(drift * exact[1].max()))
     torch.testing.assert_close(received.sum(-1), weights.sum().expand(1, 2), rtol=1e-5, atol=0)

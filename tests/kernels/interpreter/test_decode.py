@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernel_tools import arena, close, poisoned
 
-from kvsearch_kernels.decode_attention import Part, decode_attention, probe
+from kvsearch_kernels.decode_attention import Part, decode_attention, probe, triton_impl
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
 from kvsearch_kernels.scored_decode import scored_decode
@@ -63,6 +63,24 @@ def verify(q, parts, scale, softcap=None):
 def test_every_bit_width_of_the_mantissa_path(bits, D, G):
     q, parts = build(G, D, F16, [(uniform(bits, D), uniform(bits, D), 150)], H=1)
     verify(q, parts, D**-0.5)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.95])
+@pytest.mark.parametrize(
+    "value", [uniform(8, 64), uniform(4, 64), uniform(2, 64), uniform(1, 64), lloyd(8, 64)]
+)
+def test_values_next_to_an_attention_sink(value, share, monkeypatch):
+    # one split: the sink's weight is what those of thousands of other slots are relative to
+    monkeypatch.setattr(triton_impl, "DECODE_PROGRAMS", 1)
+    q, (part,) = build(1, 64, F16, [(None, None, 3000)], H=1)
+    k, v = part.keys.clone(), part.values.clone()
+    s = (k[0, 0].float() @ q[0, 0].float()) / 8
+    wanted = s.logsumexp(0) + torch.tensor(share / (1 - share)).log()
+    k[0, 0, 1000] = q[0, 0] * (8 * wanted / q.float().square().sum())
+    v[0, 0, 1000] = 0.0  # a constant vector: its step is zero, too
+    v[0, 0, 1001] = v[0, 0, 1001] * 2**-10
+    fmt = uniform(8, 64)
+    verify(q, [Part(held(k, fmt), held(v, value), fmt, value)], 0.125)
 
 
 @pytest.mark.parametrize(

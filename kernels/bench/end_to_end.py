@@ -1,0 +1,225 @@
+"""Time decoding with a whole model: a policy's deployed cache against the full cache.
+
+    python kernels/bench/end_to_end.py --out speed.csv           # on a GPU
+    python kernels/bench/end_to_end.py --dry-run                 # anywhere: a tiny model, no timing
+
+The model has the shape of a 7B Llama and random weights: what a token costs does not depend on
+them. Each setting is a process of its own with a time limit; what does not fit is said and skipped.
+Random weights give flat attention, so which slots a policy keeps says nothing here.
+"""
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+for folder in (HERE, HERE.parent, HERE.parents[1]):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+import torch  # noqa: E402
+from run import child, environment  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+from worker import emit, sentence  # noqa: E402
+
+from kvsearch.cache.huggingface import PolicyCache, full_cache  # noqa: E402
+from kvsearch.models.shape import shape_of  # noqa: E402
+from kvsearch.policy import Policy, Quantizer, Score, Tier, layout  # noqa: E402
+
+COLUMNS = (
+    "cache", "batch", "context", "prefill_s", "ms", "tokens_per_s", "resident_bytes", "note",
+    "gpu", "driver", "torch", "triton", "commit",
+)  # fmt: skip
+WARM = 4  # tokens before the clock starts
+BLOCKS = 5  # timed; a block is an interval of the policy, so that each has one compaction
+INTERVAL = 16
+_FOUR = (Tier(key_bits=4, value_bits=4),)
+_ROTATED = Quantizer(levels="lloyd", rotate=True, fp16_sinks=True)
+# None is the full cache of transformers; the others are shaped as what searches find
+CACHES: dict[str, Policy | None] = {
+    "full": None,
+    "window+rotated4": Policy(
+        slots=1024, sinks=4, interval=INTERVAL, tiers=_FOUR, quantizer=_ROTATED
+    ),
+    "scored+rotated4": Policy(
+        slots=1024, sinks=4, recents=64, interval=INTERVAL, tiers=_FOUR, quantizer=_ROTATED,
+        score=Score(beta=1),
+    ),
+}  # fmt: skip
+LLAMA_7B = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000,
+}  # fmt: skip
+TINY = {
+    "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 50,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One cache, a number of sequences and the length of their prompt."""
+
+    cache: str
+    batch: int
+    context: int
+
+
+def settings() -> Iterator[Setting]:
+    """All of them; the full cache first, since the others are compared with it."""
+    for context in (4096, 32768):
+        for batch in (1, 8, 32):
+            for cache in CACHES:
+                yield Setting(cache, batch, context)
+
+
+def config(sizes: dict[str, int]) -> LlamaConfig:
+    """Of a Llama with room for every context."""
+    return LlamaConfig(**sizes, max_position_embeddings=65536)
+
+
+def bytes_needed(at: Setting, sizes: dict[str, int], policy: Policy | None) -> int:
+    """About the most memory that a setting takes: weights, cache, and activations of the prompt."""
+    h, f, n = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
+    weights = 2 * (n * (4 * h * h + 3 * h * f) + 2 * h * sizes["vocab_size"])
+    shape = shape_of(config(sizes))
+    cache = at.batch * layout(policy or Policy(), shape).bytes_at(at.context)
+    return weights + cache + at.batch * at.context * 2 * (3 * f + 6 * h)
+
+
+def why_not(at: Setting, sizes: dict[str, int], free: int) -> str | None:
+    """Reason why a setting is skipped where `free` bytes of memory are left, or None."""
+    needed = bytes_needed(at, sizes, CACHES[at.cache])
+    if needed <= free:
+        return None
+    return f"it needs about {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
+
+
+def measure(
+    at: Setting, sizes: dict[str, int], device: str, slots: int | None = None
+) -> dict[str, Any]:
+    """Prefill and decode once.
+
+    Args:
+        at: the setting.
+        sizes: of the model.
+        device: `cuda` or `cpu`.
+        slots: that policies hold instead of theirs.
+
+    Returns:
+        Seconds of the prefill, milliseconds a decoded token of each block, and resident bytes.
+    """
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        model = LlamaForCausalLM._from_config(config(sizes), dtype=dtype).eval()
+        ids = torch.randint(0, sizes["vocab_size"], (at.batch, at.context))
+    policy = CACHES[at.cache]
+    if policy is not None and slots is not None:
+        policy = policy.model_copy(update={"slots": slots, "recents": 0})
+    cache = full_cache(model) if policy is None else PolicyCache(policy, model, packed=True)
+
+    def seconds(tokens: torch.Tensor, steps: int) -> float:
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            # logits of the last token alone: those of a prompt would be larger than the cache
+            model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        _wait(device)
+        return time.perf_counter() - start
+
+    with torch.inference_mode():
+        prefill = seconds(ids, 1)
+        seconds(ids[:, :1], WARM)
+        ms = [seconds(ids[:, :1], INTERVAL) / INTERVAL * 1e3 for _ in range(BLOCKS)]
+    if policy is None:
+        seen = at.context + WARM + BLOCKS * INTERVAL
+        resident = layout(Policy(), shape_of(model.config)).bytes_at(seen)
+    else:
+        resident = cache.bytes_resident
+    return {"prefill_s": prefill, "ms": ms, "resident": resident}
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def one(at: Setting) -> None:
+    """A setting on the GPU of this process; hands its row to the parent."""
+    try:
+        reason = why_not(at, LLAMA_7B, torch.cuda.mem_get_info()[0])
+        emit(**({"reason": reason} if reason else measure(at, LLAMA_7B, "cuda")))
+    except torch.OutOfMemoryError:
+        emit(reason="it does not fit into the memory of the device")
+    except Exception as error:
+        emit(reason=sentence(error))
+
+
+def dry_run() -> int:
+    """Every cache with a tiny model on the CPU."""
+    for cache in CACHES:
+        for context, batch in ((40, 1), (70, 2)):
+            found = measure(Setting(cache, batch, context), TINY, "cpu", slots=32)
+            if found["resident"] <= 0 or len(found["ms"]) != BLOCKS:
+                raise RuntimeError(f"{cache}: {found}")
+    print(f"dry run: {len(CACHES)} caches decoded with a tiny model on the CPU; nothing was timed")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU, no timing")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds a setting may take")
+    parser.add_argument("--out", type=Path, default=HERE / "end_to_end.csv")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.one:
+        one(Setting(**json.loads(args.one)))
+        return 0
+    if args.dry_run:
+        return dry_run()
+    if not torch.cuda.is_available():
+        print("no GPU here; try --dry-run", file=sys.stderr)
+        return 1
+    env, full = environment(), dict[tuple[int, int], float]()
+    new = not args.out.exists()
+    with args.out.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if new:
+            writer.writeheader()
+        for at in settings():
+            command = [sys.executable, __file__, "--one", json.dumps(asdict(at))]
+            rows, died = child(command, args.limit)
+            row: dict[str, Any] = {"cache": at.cache, "batch": at.batch, "context": at.context}
+            found = rows[0] if rows else {"reason": died or "it said nothing"}
+            line = f"{at.cache:18} b{at.batch:<3} t{at.context:<6}"
+            if "reason" in found:
+                row["note"] = found["reason"]
+                line += row["note"]
+            else:
+                ms = median(found["ms"])
+                row |= {"prefill_s": f"{found['prefill_s']:.4g}", "ms": f"{ms:.4g}",
+                        "tokens_per_s": f"{at.batch / ms * 1e3:.4g}",
+                        "resident_bytes": found["resident"]}  # fmt: skip
+                line += f"{ms:9.3f} ms a token, prefill {found['prefill_s']:.2f} s"
+                if at.cache == "full":
+                    full[at.batch, at.context] = ms
+                elif (at.batch, at.context) in full:
+                    line += f", {full[at.batch, at.context] / ms:.2f}x the full cache's speed"
+            print(line, flush=True)
+            writer.writerow(row | env)
+            file.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,60 @@
+"""With several GPUs: a launch happens on the device of the tensors, not on the current one."""
+
+import importlib
+from contextlib import contextmanager
+
+import pytest
+import torch
+from test_references import OPS, call
+
+from kvsearch_kernels import launch
+
+RUNS = {
+    "lifetime_attention": ["attend"], "score_keys": ["score"],
+    "scored_attention": ["attend", "score"], "quantize_kv": ["quantize"],
+    "dequantize_kv": ["dequantize"], "gather_kv": ["gather"],
+    "decode_attention": ["decode", "combine"], "scored_decode": ["decode", "combine", "receive"],
+}  # fmt: skip
+HOMES = {
+    "attend": "lifetime_attention", "score": "score_keys", "quantize": "quantize_kv",
+    "dequantize": "quantize_kv", "gather": "gather_kv", "decode": "decode_attention",
+    "combine": "decode_attention", "receive": "scored_decode",
+}  # fmt: skip
+
+
+def test_the_current_device_is_set_by_index_and_only_for_cuda(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: asked.append(device.index))
+    launch.on(torch.device("cuda", 1))
+    launch.on(torch.device("cpu"))
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_kernel_is_launched_on_the_device_of_its_tensors(op, monkeypatch):
+    pytest.importorskip("triton", reason="triton is not installed")
+    current, launched = [None], []
+
+    @contextmanager
+    def on(device):
+        current.append(device)
+        yield
+        current.pop()
+
+    class Kernel:
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: launched.append((self.name, current[-1]))
+
+    for kernel, home in HOMES.items():
+        module = importlib.import_module(f"kvsearch_kernels.{home}.triton_kernels")
+        monkeypatch.setattr(module, kernel, Kernel(kernel))
+    for home in {*HOMES.values()}:
+        module = importlib.import_module(f"kvsearch_kernels.{home}.triton_impl")
+        monkeypatch.setattr(module, "on", on)
+    monkeypatch.setattr("kvsearch_kernels.quantize_kv.triton_inverse.on", on)
+    args, kwargs = call(op)
+    importlib.import_module(op.impls["triton"]).forward(*args, **kwargs)
+    assert launched == [(name, torch.device("cpu")) for name in RUNS[op.name]]
