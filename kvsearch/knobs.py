@@ -100,7 +100,9 @@ KNOBS: dict[str, Knob] = {
     "group": Knob(64, ("head",), int, "channels per scale", 1),
     "rotate": Knob(False, (), bool, "Hadamard rotation before quantising"),
     "levels": Knob("uniform", ("uniform", "lloyd"), None, "codebook"),
+    "along": Knob("channels", ("channels", "tokens"), None, "what keys share a scale along"),
     "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
+    "fp16_recent": Knob(False, (), bool, "keep the recent window in 16 bits"),
     "layer_budgets": Knob(
         "uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"
     ),
@@ -261,7 +263,9 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
             group=group,
             rotate=get["rotate"],
             levels=get["levels"],
+            along=get["along"],
             fp16_sinks=get["fp16_sinks"],
+            fp16_recent=get["fp16_recent"],
         ),
         positions=get["positions"],
     )

@@ -142,6 +142,24 @@ METHODS: dict[str, Method] = {
         for rule in RULES.values()
         for name, (knobs, about) in rule.methods.items()
     },
+    **{
+        f"kivi{bits}": Method(
+            dict(
+                evict=False,
+                interval=32,
+                recent_window=128,
+                tiers=tiers,
+                group=32,
+                along="tokens",
+                fp16_recent=True,
+            ),
+            "single",
+            f"KIVI in {bits} bits: keys per channel, values per token, 128 recent in 16 bits "
+            "(arXiv:2402.02750)",
+            baseline=False,
+        )
+        for bits, tiers in ((4, "k4v4"), (2, "k2v2"))
+    },
     "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
     "h2o+int4": Method(
         dict(_BY_HAND, rule="h2o", recent_window=64), "combined", "H2O in 4 bits, textbook settings"

@@ -141,6 +141,33 @@ EXTRA: dict[str, Policy] = {
         layer_budgets=LayerBudgets(kind="pyramid", beta=3),
     ),
 }
+KIVI: dict[str, Any] = dict(tiers=(Tier(key_bits=2, value_bits=2),), interval=8)
+GROUPS: dict[str, Any] = dict(group=8, along="tokens")
+EXTRA |= {
+    "recent window in 16 bits": Policy(
+        slots=44,
+        interval=6,
+        sinks=3,
+        recent_window=10,
+        rule=Attention(),
+        tiers=K4,
+        quantizer=Quantizer(group=8, fp16_sinks=True, fp16_recent=True),
+    ),
+    "grouped along tokens": Policy(**KIVI, quantizer=Quantizer(**GROUPS)),
+    "grouped along tokens, recent window and sinks in 16 bits": Policy(
+        **KIVI,
+        slots=61,
+        sinks=8,
+        recent_window=16,
+        quantizer=Quantizer(**GROUPS, fp16_recent=True, fp16_sinks=True),
+    ),
+    "grouped along tokens, re-indexed, Lloyd levels, rotated": Policy(
+        **KIVI,
+        slots=42,
+        positions="cache",
+        quantizer=Quantizer(**GROUPS, levels="lloyd", rotate=True),
+    ),
+}
 for rule_name, rule in RULES.items():  # a new rule is proven by being listed
     EXTRA |= {
         f"{rule_name} every token": Policy(slots=40, sinks=2, recent_window=4, rule=rule()),
@@ -172,7 +199,7 @@ def policy_of(name: str) -> Policy:
     if name in EXTRA:
         return EXTRA[name]
     setting = AFTER if "prompt" in name else SETTING
-    room = 4 * 6 * 16 * 16 if name == "expected-attention" else 0  # a layer's covariance
+    room = 4 * 6 * 16 * 17 // 2 if name == "expected-attention" else 0  # a layer's covariance
     return at(name, replace(setting, budget=(setting.budget or 0) + 4 * room))
 
 

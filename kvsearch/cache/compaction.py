@@ -125,25 +125,28 @@ def assign_pools(
     p = layer.policy
     counts = layer.tier_counts(n)
     if scores is None or len(counts) == 1:
-        return _pools_by_age(counts, n, device)
-    residual_pool, fixed = len(p.tiers), min(n, p.fp16_sinks)
+        return _pools_by_age(counts, n, p.fp16_recent, device)
+    residual_pool = len(p.tiers)
+    slot = torch.arange(n, device=device)
+    native = (slot < p.fp16_sinks) | (slot >= n - p.fp16_recent)  # in no tier
     rank = scores.clone()
     rank[..., n - p.recent_window :] = float("inf")
     rank[..., : p.sinks] = float("inf")
     best = torch.where(old == residual_pool, torch.zeros_like(old), old).expand(rank.shape)
     pools = torch.full(rank.shape, len(counts) - 1, dtype=torch.uint8, device=device)
     order = _total_order(rank, newest_first=False)
-    order[..., :fixed] = _PLACED
+    order.masked_fill_(native, _PLACED)
     for tier, count in enumerate(counts[:-1]):
         spoilt = (best > tier) & (order > _PLACED)
         key = torch.where(spoilt, order - _SPOILT, order)
         chosen = key.topk(count, sorted=False).indices
         pools.scatter_(-1, chosen, tier)
         order.scatter_(-1, chosen, _PLACED)
-    pools[..., :fixed] = residual_pool
-    return pools
+    return pools.masked_fill_(native, residual_pool)
 
 
 @lru_cache(maxsize=1024)
-def _pools_by_age(counts: tuple[int, ...], n: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(pools_by_age(counts, n)).to(device)
+def _pools_by_age(
+    counts: tuple[int, ...], n: int, fp16_recent: int, device: torch.device
+) -> Tensor:
+    return torch.from_numpy(pools_by_age(counts, n, fp16_recent)).to(device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.formats import codecs
-from kvsearch.cache.store import gather
+from kvsearch.cache.store import entering, gather
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 
@@ -25,7 +25,8 @@ class DenseStore:
     def __init__(self, layer: LayerLayout, native: torch.dtype) -> None:
         self.codecs = codecs(layer, native)
         self.residual_pool = len(self.codecs) - 1
-        self.single = len(layer.policy.tiers) == 1
+        self.layer, self.single = layer, layer.policy.quantised_on_arrival
+        self.grouped, self.in_tier = self.codecs[0][0].along_tokens, 0
         self.n = self.residual = 0
         self.k: Tensor | None = None
         self.v: Tensor | None = None
@@ -98,7 +99,9 @@ class DenseStore:
             self._quantise_tail(k[:, :, lo:], v[:, :, lo:], part, quantised, n - lo)
         if keep is not None:
             self.k[:, :, :n], self.v[:, :, :n] = k, v
-        if not self.single:
+        if self.grouped:
+            self._quantise_groups(n)
+        elif not self.single:
             self._move(changed.expand(k.shape[:3]), pools)
         self.n, self.residual, self.pools, self.quantised = n, 0, pools, None
 
@@ -124,6 +127,16 @@ class DenseStore:
             keys.index_copy_(0, rows, k)
             values.index_copy_(0, rows, v)
 
+    def _quantise_groups(self, n: int) -> None:
+        """Quantise what enters the tier, whose keys share scales with their neighbours in time."""
+        left, new = entering(self.layer, self.n, n, self.in_tier)
+        assert self.k is not None and self.v is not None
+        end = n - min(n, self.layer.policy.fp16_recent)
+        for held, codec in zip((self.k, self.v), self.codecs[0], strict=True):
+            if new:
+                held[:, :, end - new : end] = codec.fake(held[:, :, end - new : end])
+        self.in_tier = left + new
+
     def _quantised_in_place(self) -> tuple[Tensor, Tensor] | None:
         kc, vc = self.codecs[0]
         if self.residual == 0 or (kc.fmt is None and vc.fmt is None):
@@ -143,8 +156,21 @@ class DenseStore:
         k.copy_(torch.where(mask, quantised[0][:, :, -m:], k))
         v.copy_(torch.where(mask, quantised[1][:, :, -m:], v))
 
-    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int) -> None:
+    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
         """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
+        if self.grouped:
+            first = self.layer.policy.fp16_sinks
+            self.in_tier = self.layer.tier_counts(k.shape[2] - residual - lead)[0]
+            part = slice(first, first + lead + self.in_tier)
+            k, v = k.clone(), v.clone()
+            for held, codec in zip((k, v), self.codecs[0], strict=True):
+                if self.in_tier:
+                    held[:, :, part] = codec.fake(held[:, :, part])
+            self.k, self.v = (
+                torch.cat([x[:, :, :first], x[:, :, first + lead :]], 2) for x in (k, v)
+            )
+            self.n, self.residual, self.pools = self.k.shape[2], residual, pools
+            return
         for i, (kc, vc) in enumerate(self.codecs[:-1]):
             mask = (pools == i).unsqueeze(-1)
             k, v = torch.where(mask, kc.fake(k), k), torch.where(mask, vc.fake(v), v)

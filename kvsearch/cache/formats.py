@@ -2,6 +2,7 @@
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from kvsearch_kernels.quantize_kv import (
 )
 
 Held = tuple[Tensor, ...]
+Along = Literal["channels", "tokens"]
 Ran = MutableMapping[str, str]  # op -> the implementation of it that ran
 
 
@@ -41,34 +43,42 @@ class Codec:
         packed = quantize_kv.record(ran, x, self.fmt, slots=slots)
         return packed.codes, packed.scales.flatten(-2)
 
-    def decode(self, held: Held, dtype: torch.dtype, ran: Ran) -> Tensor:
-        """Values of held tensors."""
-        found = self.packed(held)
+    @property
+    def along_tokens(self) -> bool:
+        """Whether neighbouring tokens share scales."""
+        return self.fmt is not None and self.fmt.along == "tokens"
+
+    def decode(self, held: Held, dtype: torch.dtype, ran: Ran, lead: int = 0) -> Tensor:
+        """Values of held tensors, see `packed`."""
+        found = self.packed(held, lead)
         if isinstance(found, Tensor):
             return found.to(dtype)
         assert self.fmt is not None
         return dequantize_kv.record(ran, found, self.fmt, dtype=dtype)
 
-    def packed(self, held: Held) -> Tensor | Packed:
-        """Held tensors as the ops name them."""
+    def packed(self, held: Held, lead: int = 0) -> Tensor | Packed:
+        """Held tensors as the ops name them; `lead` tokens of the first group have been dropped."""
         if self.fmt is None:
             return held[0]
         numbers = 1 if self.fmt.levels == "lloyd" else 2  # per group: scale, or scale and zero
         scales = held[1].unflatten(-1, (held[1].shape[-1] // numbers, numbers))
-        return Packed(held[0], scales)
+        return Packed(held[0], scales, lead if self.along_tokens else 0)
 
 
 def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]:
     """Key and value codec of each tier, then those of the 16-bit pool (new tokens and sinks)."""
     p = layer.policy
 
-    def codec(bits: int) -> Codec:
-        return Codec(None if bits == 16 else _format(p, bits, layer.shape.head_dim), native)
+    def codec(bits: int, along: Along) -> Codec:
+        return Codec(None if bits == 16 else _format(p, bits, layer.shape.head_dim, along), native)
 
-    tiers = [(codec(t.key_bits), codec(t.value_bits)) for t in p.tiers]
-    return [*tiers, (codec(16), codec(16))]
+    along = p.quantizer.along
+    tiers = [(codec(t.key_bits, along), codec(t.value_bits, "channels")) for t in p.tiers]
+    return [*tiers, (codec(16, "channels"), codec(16, "channels"))]
 
 
-def _format(policy: Policy, bits: int, head_dim: int) -> Format:
+def _format(policy: Policy, bits: int, head_dim: int, along: Along) -> Format:
     q = policy.quantizer
-    return Format(bits=bits, group=q.group or head_dim, levels=q.levels, rotate=q.rotate)
+    return Format(
+        bits=bits, group=q.group or head_dim, levels=q.levels, rotate=q.rotate, along=along
+    )

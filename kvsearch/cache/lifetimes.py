@@ -73,7 +73,7 @@ def _make_plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
     token, fixed, angle, birth, death = entries
     quantised = np.zeros_like(token)
     if layer.policy.quantizes:
-        turn = layer.clock.first(token + 1, prompt)
+        turn = layer.clock.first(token + 1 + layer.policy.fp16_recent, prompt)
         turn[token < layer.policy.fp16_sinks] = NEVER
         early, late = birth < turn, death > turn
         stack = [
@@ -187,7 +187,10 @@ def prefill(
     versions_k, versions_v = k, v
     if state.layer.policy.quantizes:
         kc, vc = state.codecs[0]
-        versions_k, versions_v = torch.cat([k, kc.fake(k)], 2), torch.cat([v, vc.fake(v)], 2)
+        group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
+        whole = T // group * group  # of an unfinished group no token is quantised before the end
+        quantised_k = torch.cat([kc.fake(k[:, :, :whole]), k[:, :, whole:]], 2)
+        versions_k, versions_v = torch.cat([k, quantised_k], 2), torch.cat([v, vc.fake(v)], 2)
     block = BLOCK if state.layer.policy.evicts else 2 * BLOCK
     for start in range(0, T, block):
         stop = min(start + block, T)
@@ -255,15 +258,23 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, T: int) -> None:
     """Fill the store with what is held after the last token."""
-    layer = state.layer
+    layer, policy = state.layer, state.layer.policy
     compacted = layer.clock.first(lives.held + 1, state.prompt) <= T
-    pools = np.where(compacted, 0, len(layer.policy.tiers)).astype(np.uint8)
-    pools[lives.held < layer.policy.fp16_sinks] = len(layer.policy.tiers)
-    held = torch.from_numpy(lives.held).to(k.device)
+    low = layer.clock.first(lives.held + 1 + policy.fp16_recent, state.prompt) <= T
+    pools = np.where(low, 0, len(policy.tiers)).astype(np.uint8)
+    pools[lives.held < policy.fp16_sinks] = len(policy.tiers)
+    tokens, lead = lives.held, 0
+    if state.codecs[0][0].along_tokens and (in_tier := int((pools == 0).sum())):
+        sinks = policy.fp16_sinks
+        lead = -in_tier % (policy.quantizer.group or 1)  # gone, but they share the first scales
+        before = np.arange(tokens[sinks] - lead, tokens[sinks])
+        tokens = np.concatenate([tokens[:sinks], before, tokens[sinks:]])
+    held = torch.from_numpy(tokens).to(k.device)
     state.store.load(
         k.index_select(2, held),
         v.index_select(2, held),
         torch.from_numpy(pools).to(k.device),
         int((~compacted).sum()),
+        lead,
     )
     state.seen, state.cursor = T, lives.cursor

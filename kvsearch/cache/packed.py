@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kvsearch.cache.formats import Held, Ran, codecs
 from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.store import entering
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.decode_attention import Part
@@ -28,6 +29,7 @@ class PackedStore:
         self.layer, self.codecs = layer, codecs(layer, native)
         self.residual_pool = len(self.codecs) - 1
         self.tagged = layer.policy.tagged
+        self.grouped, self.lead = self.codecs[0][0].along_tokens, 0
         self.ran: Ran = {} if ran is None else ran
         self.n = self.residual = 0
         self.dtype = torch.float32
@@ -54,7 +56,7 @@ class PackedStore:
 
     def _read(self, which: int, order: Tensor | None) -> Tensor:
         parts = [
-            self.codecs[i][which].decode(x, self.dtype, self.ran)
+            self.codecs[i][which].decode(x, self.dtype, self.ran, self.lead)
             for i, x in enumerate((self.keys, self.values)[which])
             if x is not None
         ]
@@ -81,10 +83,10 @@ class PackedStore:
             if k is None or v is None:
                 continue
             kc, vc = self.codecs[i]
-            keys, key_format = kc.packed(k), kc.fmt
+            keys, key_format = kc.packed(k, self.lead), kc.fmt
             if rotary is not None and pools is not None:
                 n = k[0].shape[2]
-                keys, key_format = kc.decode(k, dtype, self.ran), None
+                keys, key_format = kc.decode(k, dtype, self.ran, self.lead), None
                 keys = gather_kv.record(
                     self.ran, keys, torch.arange(n, device=keys.device),
                     by=_first(pools == i, n), inv_freq=rotary.inv_freq.to(keys.device),
@@ -99,6 +101,10 @@ class PackedStore:
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
+        if self.grouped:
+            self._compact_groups(self.n if keep is None else keep.shape[-1])
+            self.pools = pools
+            return
         if keep is None:
             keep = torch.arange(self.n, device=self.device)
         if not self.tagged:
@@ -113,6 +119,32 @@ class PackedStore:
             held[:] = [m and self._move(which, held, *m, old, place) for m in moves]
         self.n, self.residual = n, 0
         self.pools = pools.to(torch.uint8)
+
+    def _compact_groups(self, n: int) -> None:
+        """`compact` to `n` slots where keys share scales with their neighbours in time.
+
+        Eviction is by age, so the oldest codes go; scales stay while any of their tokens does.
+        """
+        group, first = self.layer.policy.quantizer.group, self.layer.policy.fp16_sinks
+        in_tier = 0 if self.keys[0] is None else self.keys[0][0].shape[2]
+        left, new = entering(self.layer, self.n, n, in_tier)
+        assert group is not None
+        gone, self.lead = divmod(self.lead + in_tier - left, group) if left else (0, 0)
+        for codec, pools in zip(self.codecs[0], (self.keys, self.values), strict=True):
+            mine, native = pools[0], pools[-1]
+            assert native is not None
+            kept: Held | None = None
+            if mine is not None and left:
+                scales = gone if codec.along_tokens else in_tier - left
+                kept = (mine[0][:, :, in_tier - left :], mine[1][:, :, scales:])
+            if new:
+                fresh = codec.encode(native[0][:, :, first : first + new], self.ran)
+                both = [fresh] if kept is None else [kept, fresh]
+                kept = tuple(torch.cat(x, 2) for x in zip(*both, strict=True))
+                ends = (native[0][:, :, :first], native[0][:, :, first + new :])
+                pools[-1] = (torch.cat(ends, 2),)
+            pools[0] = kept
+        self.n, self.residual = n, 0
 
     def _counts(self, n: int) -> tuple[int, ...]:
         """Slots of each pool after a compaction left `n`: known to the host, so nothing waits."""
@@ -183,15 +215,17 @@ class PackedStore:
         assert values is not None
         return codec.encode(values, self.ran)
 
-    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int) -> None:
-        """Start from 16-bit values `[B, H, N, D]`, see `DenseStore.load`."""
+    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
+        """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
         compacted = k.shape[2] - residual
-        self.n = self.residual = 0
+        self.n = self.residual = self.lead = 0
         self.keys[:], self.values[:] = ([None] * len(self.codecs) for _ in range(2))
         self.pools = self.pools.new_empty(0)
         if compacted:
             self.append(k[:, :, :compacted], v[:, :, :compacted])
-            self.compact(None, pools[..., :compacted])
+            self.compact(None, pools[..., : compacted - lead])
+            if lead:
+                self._compact_groups(self.n - lead)
         if residual:
             self.append(k[:, :, compacted:], v[:, :, compacted:])
 

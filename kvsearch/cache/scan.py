@@ -27,7 +27,7 @@ def applies(state: LayerState, m: int) -> bool:
         and p.trigger != "prompt"
         and p.ladder is None
         and p.positions == "original"
-        and len(p.tiers) == 1
+        and p.quantised_on_arrival
         and m >= 2 * p.interval
     )
 

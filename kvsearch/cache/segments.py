@@ -48,7 +48,7 @@ def run(
 def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
     """Quantise a whole call at once when there is one tier; the store then only copies."""
     p = state.layer.policy
-    if state.packed or len(p.tiers) > 1 or not p.quantizes:
+    if state.packed or not p.quantizes or not p.quantised_on_arrival:
         return None
     kc, vc = state.codecs[0]
     quantised = kc.fake(k), vc.fake(v)

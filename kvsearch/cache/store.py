@@ -5,6 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvsearch.policy import LayerLayout
+
 
 class Store(Protocol):
     """Slots of one layer in order of time; `DenseStore` evaluates, `PackedStore` deploys.
@@ -29,8 +31,12 @@ class Store(Protocol):
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` (`[N]` or `[B, V, N]`), then move slots to `pools`."""
 
-    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int) -> None:
-        """Start from 16-bit values `[B, H, N, D]`; the last `residual` are residual."""
+    def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
+        """Start from 16-bit values `[B, H, lead + N, D]`; the last `residual` are residual.
+
+        The `lead` tokens after the 16-bit sinks are gone already; they are given because the first
+        tokens that are held share their scales.
+        """
 
     def slot_pools(self) -> Tensor:
         """Pool of every slot, `[N]` or `[B, V, N]` uint8; the last pool is 16 bits."""
@@ -45,6 +51,20 @@ class Store(Protocol):
 
     def reorder(self, rows: Tensor) -> None:
         """Select batch rows (beam search)."""
+
+
+def entering(layer: LayerLayout, before: int, after: int, in_tier: int) -> tuple[int, int]:
+    """Tokens of the one tier that a compaction leaves there, and tokens that it moves there.
+
+    Eviction is by age: what is dropped was in the tier.
+
+    Args:
+        layer: integers of the layer.
+        before, after: slots held before and after the compaction.
+        in_tier: slots in the tier before.
+    """
+    left = max(0, in_tier - (before - after))
+    return left, layer.tier_counts(after)[0] - left
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:

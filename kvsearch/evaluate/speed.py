@@ -30,8 +30,8 @@ def work(policy: Policy, shape: ModelShape, context: int) -> tuple[float, ...]:
         p, c = policy, policy.interval
         most = context if layer.target is None else min(context, layer.target)
         residual = (c - 1) / 2 + 1 if p.compacts else 0.0
-        sinks = min(most, p.fp16_sinks)
-        read += (residual + sinks) * vector
+        native = min(most, p.fp16_sinks + p.fp16_recent)
+        read += (residual + native) * vector
         for tier, count in zip(p.tiers, layer.tier_counts(most), strict=True):
             for bits in (tier.key_bits, tier.value_bits):
                 if bits == 16:

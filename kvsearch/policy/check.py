@@ -27,7 +27,8 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
         )
     if p.quantizes:
         group = p.quantizer.group or shape.head_dim
-        if shape.head_dim % group:
+        grouped = any(t.value_bits < 16 for t in p.tiers) or p.quantizer.along == "channels"
+        if grouped and shape.head_dim % group:
             raise PolicyError(
                 f"field quantizer.group: {group} does not divide the head size {shape.head_dim}"
             )

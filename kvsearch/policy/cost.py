@@ -28,13 +28,20 @@ class Cost:
     """
 
     def __init__(self, policy: Policy, shape: ModelShape) -> None:
-        H, D = shape.kv_heads, shape.head_dim
-        self._fp16_sinks = policy.fp16_sinks
+        H, D, q = shape.kv_heads, shape.head_dim, policy.quantizer
+        self._native = policy.fp16_sinks + policy.fp16_recent  # tokens in no tier
         self._residual = 4 * D * H
         self._tiers = [
-            H * (_vector_bytes(policy, D, t.key_bits) + _vector_bytes(policy, D, t.value_bits))
+            H
+            * (
+                _vector_bytes(policy, D, t.key_bits, q.along)
+                + _vector_bytes(policy, D, t.value_bits)
+            )
             for t in policy.tiers
         ]
+        self._group, self._group_bytes = 1, 0
+        if q.along == "tokens" and q.group is not None and policy.tiers[0].key_bits < 16:
+            self._group, self._group_bytes = q.group, H * D * _numbers(policy) * 2
         self._shares = list(accumulate((t.share for t in policy.tiers[:-1]), initial=0.0))[1:]
         self._held = self._tag = self._layer = 0
         if (rule := policy.active_rule) is not None:
@@ -45,21 +52,21 @@ class Cost:
 
     def tier_counts(self, n: int, target: int | None) -> tuple[int, ...]:
         """Tokens of each tier after a compaction left `n`, in a layer that is left `target`."""
-        m = max(0, n - self._fp16_sinks)
+        m = max(0, n - self._native)
         if not self._shares:
             return (m,)
-        full = m if target is None else max(m, target - self._fp16_sinks)
+        full = m if target is None else max(m, target - self._native)
         edges = [0, *(min(m, int(total * full + 0.5)) for total in self._shares), m]
         return tuple(b - a for a, b in pairwise(edges))
 
     def bytes(self, compacted: int, residual: int, target: int | None) -> int:
         """Bytes of `compacted` tokens in their tiers and `residual` newer ones in 16 bits."""
-        sinks = min(compacted, self._fp16_sinks)
+        native = min(compacted, self._native)
         held = compacted + residual
-        total = (residual + sinks) * self._residual + held * self._held + compacted * self._tag
-        total += self._layer
+        total = (residual + native) * self._residual + held * self._held + compacted * self._tag
+        total += self._layer + -(-(compacted - native) // self._group) * self._group_bytes
         if not self._shares:
-            return total + (compacted - sinks) * self._tiers[0]
+            return total + (compacted - native) * self._tiers[0]
         counts = self.tier_counts(compacted, target)
         return total + sum(n * b for n, b in zip(counts, self._tiers, strict=True))
 
@@ -67,25 +74,31 @@ class Cost:
         self, compacted: NDArray[np.int64], residual: NDArray[np.int64], target: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """`bytes` of arrays that broadcast: many layers at many steps at once."""
-        sinks = np.minimum(compacted, self._fp16_sinks)
+        native = np.minimum(compacted, self._native)
         held = compacted + residual
-        total = (residual + sinks) * self._residual + held * self._held + compacted * self._tag
-        total = total + self._layer
-        m, last = compacted - sinks, self._tiers[-1]
-        full = np.maximum(m, target - self._fp16_sinks)
+        total = (residual + native) * self._residual + held * self._held + compacted * self._tag
+        m, last = compacted - native, self._tiers[-1]
+        total = total + self._layer + -(-m // self._group) * self._group_bytes
+        full = np.maximum(m, target - self._native)
         for share, (better, worse) in zip(self._shares, pairwise(self._tiers), strict=True):
             total = total + np.minimum(m, (share * full + 0.5).astype(np.int64)) * (better - worse)
         out: NDArray[np.int64] = total + m * last
         return out
 
 
-def _vector_bytes(policy: Policy, head_dim: int, bits: int) -> int:
-    """Bytes of one key or one value of one head: codes, scales and zeros."""
+def _vector_bytes(policy: Policy, head_dim: int, bits: int, along: str = "channels") -> int:
+    """Bytes of one key or value of one head: codes, and what scales and zeros it has of its own."""
     if bits == 16:
         return 2 * head_dim
-    q = policy.quantizer
-    per_group = 2 if q.levels == "lloyd" else 4
-    return head_dim * bits // 8 + head_dim // (q.group or head_dim) * per_group
+    codes = head_dim * bits // 8
+    if along == "tokens":
+        return codes
+    return codes + head_dim // (policy.quantizer.group or head_dim) * _numbers(policy) * 2
+
+
+def _numbers(policy: Policy) -> int:
+    """Fp16 numbers per group: a scale, and a zero where the levels are not symmetric."""
+    return 1 if policy.quantizer.levels == "lloyd" else 2
 
 
 def stream_peak(

@@ -206,6 +206,8 @@ def _spared(recent_window: int, rung: Rungs | None) -> int:
 def _floor(policy: Policy, rung: Rungs | None, recent_window: int) -> int:
     """Fewest slots with which one layer can run the policy."""
     kept = policy.sinks + _spared(recent_window, rung)
+    if policy.quantizes and policy.quantizer.along == "tokens":
+        kept += policy.interval  # a group is never cut before all of it has been quantised
     if rung is not None:
         return kept + rung.A + policy.interval
     return max(kept, policy.sinks + 1) + policy.interval

@@ -31,13 +31,18 @@ class Quantizer(Frozen):
         rotate: Hadamard rotation of each head before quantising (QuaRot, arXiv:2404.00456).
         levels: `uniform` min/max steps with scale and zero, or `lloyd`, the Lloyd-Max levels of a
             Gaussian with one scale and no zero.
+        along: what a group of keys lies along: the `channels` of one token, or one channel of
+            `group` neighbouring `tokens` (KIVI, arXiv:2402.02750). Values are always per token.
         fp16_sinks: keep the sinks in 16 bits.
+        fp16_recent: keep the recent window in 16 bits.
     """
 
     group: int | None = Field(default=64, gt=0)
     rotate: bool = False
     levels: Literal["uniform", "lloyd"] = "uniform"
+    along: Literal["channels", "tokens"] = "channels"
     fp16_sinks: bool = False
+    fp16_recent: bool = False
 
 
 class Ladder(Frozen):

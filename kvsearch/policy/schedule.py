@@ -136,13 +136,16 @@ class Evictions:
         return slots, cursor
 
 
-def pools_by_age(counts: tuple[int, ...], n: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def pools_by_age(
+    counts: tuple[int, ...], n: int, fp16_recent: int = 0
+) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """Pool of each of `n` slots in order of time, the newest in the best tier `[N]` uint8.
 
-    Slots in no tier, which are the oldest (16-bit sinks), are in the last pool, `len(counts)`.
+    Slots in no tier, which are 16-bit sinks and the `fp16_recent` newest, are in the last pool,
+    `len(counts)`.
     """
     pools = np.full(n, len(counts), dtype=np.uint8)
-    end = n
+    end = max(0, n - fp16_recent)
     for tier, count in enumerate(counts):
         pools[end - count : end] = tier
         end -= count

@@ -123,7 +123,29 @@ class Policy(Frozen):
             raise ValueError("ladder needs slots: without a limit nothing is evicted")
         if self.rule is not None:
             self.rule.check(self.interval, self.trigger)
+        if self.quantizes and self.quantizer.along == "tokens":
+            self._groups_stay_whole()
         return self
+
+    def _groups_stay_whole(self) -> None:
+        """Tokens that share their scales must enter a tier together, and leave in order."""
+        group, where = self.quantizer.group, "quantizer.along 'tokens'"
+        if group is None:
+            raise ValueError(f"{where} needs quantizer.group, the tokens that share a scale")
+        if self.evicts and (self.rule is not None or self.ladder is not None):
+            raise ValueError(f"{where} needs eviction by age: no rule and no ladder")
+        if len(self.tiers) > 1 or self.trigger != "stream":
+            raise ValueError(f"{where} needs one tier and trigger 'stream'")
+        if self.evicts and self.sinks and not self.quantizer.fp16_sinks:
+            raise ValueError(f"{where} needs quantizer.fp16_sinks where there are sinks")
+        parts = {"interval": self.interval}
+        if self.quantizer.fp16_recent:
+            parts["recent_window"] = self.recent_window
+        if self.quantizer.fp16_sinks or self.evicts:
+            parts["sinks"] = self.sinks
+        for name, tokens in parts.items():
+            if tokens % group:
+                raise ValueError(f"{where}: {name} {tokens} is no multiple of {group}")
 
     # -- what is active ----------------------------------------------------------------------
 
@@ -162,6 +184,16 @@ class Policy(Frozen):
         """Sinks stored in 16 bits while the tiers are below."""
         return self.sinks if self.quantizer.fp16_sinks and self.quantizes else 0
 
+    @property
+    def fp16_recent(self) -> int:
+        """Tokens of the recent window stored in 16 bits while the tiers are below."""
+        return self.recent_window if self.quantizer.fp16_recent and self.quantizes else 0
+
+    @property
+    def quantised_on_arrival(self) -> bool:
+        """Whether a token's stored value is known when it comes: one tier, its own groups."""
+        return len(self.tiers) == 1 and not self.fp16_recent and self.quantizer.along == "channels"
+
     # -- identity ----------------------------------------------------------------------------
 
     def canonical(self, layers: int | None = None) -> dict[str, Any]:
@@ -179,6 +211,10 @@ class Policy(Frozen):
         if self.quantizes:
             q = self.quantizer.model_dump()
             q["fp16_sinks"] = self.fp16_sinks > 0
+            if not self.fp16_recent:
+                del q["fp16_recent"]
+            if q["along"] == "channels":
+                del q["along"]
             d["quantizer"] = q
         if (rule := self.active_rule) is not None:
             d[rule.identity] = rule.canonical()
@@ -186,13 +222,13 @@ class Policy(Frozen):
             d["ladder"] = self._canonical_ladder(layers)
         if self.evicts:
             d["spread"] = self._canonical_layer_budgets()
-            if not (self.scored or self.ladder or many):
+            if not (self.scored or self.ladder or many or self.fp16_recent):
                 d["recents"] = 0
         else:
             d["positions"] = "original"
             if not self.fp16_sinks:
                 d["sinks"] = 0
-            if not many:
+            if not many and not self.fp16_recent:
                 d["recents"] = 0
         if not self.compacts:
             d["interval"], d["trigger"], d["sinks"] = 1, "stream", 0

@@ -86,7 +86,9 @@ def _precision(policy: Policy) -> str:
         bits = " / ".join(f"{100 * t.share:.3g} % {bits_text(t)}" for t in policy.tiers)
     words = [bits, "rotated" if q.rotate else "", "Lloyd-Max" if q.levels == "lloyd" else ""]
     words.append(f"group {q.group}" if q.group else "one group a head")
+    words.append("along tokens for keys" if q.along == "tokens" else "")
     words.append("with 16-bit sinks" if policy.fp16_sinks else "")
+    words.append("with a 16-bit recent window" if policy.fp16_recent else "")
     return " ".join(w for w in words if w)
 
 

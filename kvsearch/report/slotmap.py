@@ -119,7 +119,7 @@ def _codes(layer: LayerLayout, tokens: int, prompt: int) -> np.ndarray:
     p = layer.policy
     live, compacted = held(layer, tokens, prompt)
     old = int((live < compacted).sum())
-    pools = pools_by_age(layer.tier_counts(old), old)
+    pools = pools_by_age(layer.tier_counts(old), old, p.fp16_recent)
     tiers = [NATIVE if t.native else FIRST_TIER + i for i, t in enumerate(p.tiers)]
     column = [*np.array([*tiers, NATIVE])[pools], *[NATIVE] * (len(live) - old)]
     codes = np.full(tokens, GONE, dtype=np.uint8)
@@ -156,7 +156,9 @@ def _segments(layer: LayerLayout, context: int) -> tuple[Segment, ...]:
 
     fixed = min(old, p.fp16_sinks)
     sinks = [Segment("sinks", NATIVE, fixed)] if fixed else take("sinks", min(old, p.sinks))
-    recent = take("recent window", min(p.recent_window, sum(room)))
+    kept = min(old - fixed, p.fp16_recent)
+    recent = [Segment("recent window", NATIVE, kept)] if kept else []
+    recent = recent or take("recent window", min(p.recent_window, sum(room)))
     chosen = take(CHOSEN, sum(room))
     newest = [Segment("newest", NATIVE, full - old)] if full > old else []
     # drawn oldest first; the recent window's worse tiers, if any, belong to their older part

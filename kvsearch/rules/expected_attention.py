@@ -20,7 +20,7 @@ class ExpectedAttention(Rule):
     """Rank by the attention that a Gaussian query at the next positions would give.
 
     The public code takes the statistics of one prompt; here they run over the whole stream, and
-    their bytes count: `4 Hq D`, and with the covariance `4 Hq D^2` more, in every layer.
+    their bytes count: `4 Hq D`, and with the covariance `2 Hq D (D + 1)` more, in every layer.
 
     Attributes:
         future: positions ahead over which the rotation is averaged.
@@ -50,14 +50,15 @@ class ExpectedAttention(Rule):
         ),
         "expected-attention-mean": (
             dict(rule="expected-attention-mean", interval=32, sinks=4, recent_window=32),
-            "the same from the mean query alone, which holds 64 times less beside the cache",
+            "the same from the mean query alone, which holds far less beside the cache",
         ),
     }
     feature_names: ClassVar[tuple[str, ...]] = ("expected", "covariance", "value norm")
 
     def layer_bytes(self, heads: int, kv_heads: int, head_dim: int) -> int:
         """Sums of queries and, with the covariance, of their outer products, fp32."""
-        return 4 * heads * head_dim * (1 + (head_dim if self.covariance else 0))
+        pairs = head_dim * (head_dim + 1) // 2 if self.covariance else 0
+        return 4 * heads * (head_dim + pairs)
 
     def features(self) -> dict[str, float]:
         """Flags."""
@@ -87,7 +88,7 @@ class ExpectedAttentionScorer(Scorer):
 
     Attributes:
         total: sum of queries `[B, Hq, D]` fp32.
-        outer: sum of outer products `[B, Hq, D, D]` fp32, or None without the covariance.
+        outer: sum of outer products, the upper triangle `[B, Hq, D (D + 1) / 2]` fp32, or None.
         count: queries summed.
     """
 
@@ -103,7 +104,8 @@ class ExpectedAttentionScorer(Scorer):
         self.total = zeros
         self.outer: Tensor | None = None
         if rule.covariance:
-            self.outer = zeros.unsqueeze(-1).repeat(1, 1, 1, place.head_dim)
+            self.triangle = torch.triu_indices(place.head_dim, place.head_dim, device=place.device)
+            self.outer = zeros.new_zeros(*zeros.shape[:2], self.triangle.shape[1])
 
     def observe(self, segment: Segment) -> None:
         """Add the segment's queries, but the first `skip` of the stream."""
@@ -112,7 +114,8 @@ class ExpectedAttentionScorer(Scorer):
         self.count += q.shape[2]
         self.total = self.total + q.sum(2)
         if self.outer is not None:
-            self.outer = self.outer + q.mT @ q
+            i, j = self.triangle
+            self.outer = self.outer + (q.mT @ q)[..., i, j]
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Expected probabilities, averaged over the query heads of each KV head."""
@@ -124,7 +127,10 @@ class ExpectedAttentionScorer(Scorer):
         mu = (mean @ turn.mT).view(B, H, -1, D)
         s = mu @ keys.mT / D**0.5  # [B, H, G, N]
         if self.outer is not None:
-            covariance = self.outer / n - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+            i, j = self.triangle
+            second = keys.new_zeros(*mean.shape, D)
+            second[..., i, j] = second[..., j, i] = self.outer / n
+            covariance = second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
             covariance = (turn @ covariance @ turn.mT).view(B, H, -1, D, D)
             k = keys.unsqueeze(2)
             s = s + ((k @ covariance) * k).sum(-1) / D / 2

@@ -4,7 +4,7 @@ One vector is one token's key or value in one head. Groups lie inside the vector
 change its precision alone. `fake_quantize(x) == dequantize(quantize(x))` bit for bit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,20 +23,28 @@ class Format:
         levels: `uniform` (min/max with scale and zero; at 1 bit mean +- mean deviation) or `lloyd`
             (Lloyd-Max levels of a unit Gaussian times one scale).
         rotate: Hadamard rotation of the vector before quantising.
+        along: `channels` groups channels of one vector; `tokens` groups one channel of `group`
+            neighbouring tokens, the second axis from the right.
     """
 
     bits: int
     group: int
     levels: Literal["uniform", "lloyd"] = "uniform"
     rotate: bool = False
+    along: Literal["channels", "tokens"] = "channels"
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Codes `[..., D * bits / 8]` uint8 and scales `[..., D / group, 1 or 2]` fp16."""
+    """Codes `[..., N, D * bits / 8]` uint8 and scales `[..., N, D / group, 1 or 2]` fp16.
+
+    Groups along tokens have scales `[..., groups, D, 1 or 2]`, and the first group may have lost
+    its first `lead` tokens.
+    """
 
     codes: Tensor
     scales: Tensor
+    lead: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -146,20 +154,50 @@ def _unpack(packed: Tensor, bits: int) -> Tensor:
 
 
 def quantize(x: Tensor, fmt: Format) -> Packed:
-    """Quantise and pack `x` `[..., D]`."""
+    """Quantise and pack `x` `[..., D]`; along tokens, the first group may be short."""
+    if fmt.along == "tokens":
+        codes, scales, lead = _encode_tokens(x.float(), fmt)
+        return Packed(_pack(codes.long(), fmt.bits), scales, lead)
     codes, scales = _encode(x.float(), fmt)
     return Packed(_pack(codes.long(), fmt.bits), scales)
 
 
 def dequantize(packed: Packed, fmt: Format) -> Tensor:
     """Values `[..., D]` in fp32."""
+    if fmt.along == "tokens":
+        return _decode_tokens(_unpack(packed.codes, fmt.bits), packed.scales, packed.lead, fmt)
     return _decode(_unpack(packed.codes, fmt.bits), packed.scales, fmt)
 
 
 def fake_quantize(x: Tensor, fmt: Format) -> Tensor:
     """`dequantize(quantize(x, fmt), fmt)` in fp32, without packing."""
+    if fmt.along == "tokens":
+        return _decode_tokens(*_encode_tokens(x.float(), fmt), fmt)
     codes, scales = _encode(x.float(), fmt)
     return _decode(codes, scales, fmt)
+
+
+def _encode_tokens(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor, int]:
+    """Codes `[..., N, D]`, scales `[..., groups, D, 1 or 2]`, and tokens that the first lacks."""
+    n, lead = x.shape[-2], -x.shape[-2] % fmt.group
+    if fmt.rotate:
+        x = hadamard(x)
+    # what is missing repeats the first token, which changes no smallest and no largest value
+    whole = torch.cat([x[..., :1, :].expand(*x.shape[:-2], lead, -1), x], -2) if lead else x
+    columns = whole.unflatten(-2, (-1, fmt.group)).transpose(-1, -2)  # [..., groups, D, group]
+    codes, scales = _encode(columns, replace(fmt, rotate=False, along="channels"))
+    codes = codes.transpose(-1, -2).flatten(-3, -2)
+    return codes[..., codes.shape[-2] - n :, :], scales.squeeze(-2), lead
+
+
+def _decode_tokens(codes: Tensor, scales: Tensor, lead: int, fmt: Format) -> Tensor:
+    """Values `[..., N, D]` fp32 of `_encode_tokens`'s results."""
+    n, groups = codes.shape[-2], scales.shape[-3]
+    c = torch.nn.functional.pad(codes, (0, 0, lead, groups * fmt.group - lead - n))
+    columns = c.unflatten(-2, (groups, fmt.group)).transpose(-1, -2)
+    x = _decode(columns, scales.unsqueeze(-2), replace(fmt, rotate=False, along="channels"))
+    x = x.transpose(-1, -2).flatten(-3, -2)[..., lead : lead + n, :]
+    return hadamard(x) if fmt.rotate else x
 
 
 def quantize_slots(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:

@@ -41,6 +41,8 @@ def constants(fmt: Format, D: int) -> dict[str, object]:
 
 def why_not_format(fmt: Format, D: int) -> str | None:
     """Reason why vectors of `D` channels in this format cannot be taken, or None."""
+    if fmt.along != "channels":
+        return "groups along tokens have no kernel yet"
     if D not in HEAD_DIMS:
         return f"head_dim must be 64, 128 or 256, got {D}"
     if fmt.bits not in (1, 2, 3, 4, 8):

@@ -24,6 +24,8 @@ FEATURES = (
     "interval",
     "interval share",  # of the slots: the part that is never compressed or chosen
     "fp16 sinks",
+    "fp16 recent",
+    "along tokens",
     "rotate",
     "lloyd",
     "group",
@@ -68,6 +70,8 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         log2(p.interval) / 6,
         2 * p.interval / slots,
         p.fp16_sinks > 0,
+        p.fp16_recent > 0,
+        quantizes and q.along == "tokens",
         quantizes and q.rotate,
         quantizes and q.levels == "lloyd",
         (log2(group) - 3) / 4 if group else 0,

@@ -1,0 +1,96 @@
+"""Random policies over the whole type, for tests that must hold for every policy."""
+
+import random
+
+from kvsearch.errors import PolicyError
+from kvsearch.policy import (
+    Ladder,
+    LayerBudgets,
+    ModelShape,
+    Policy,
+    Quantizer,
+    Tier,
+    check,
+)
+from kvsearch.rules import RULES, Attention, Rule
+
+BITS = (16, 8, 4, 3, 2, 1)
+
+
+def rule(draw: random.Random, interval: int) -> Rule | None:
+    """Any rule of the table, or none; sums of attention half of the time."""
+    kind = draw.choice(["age", "attention", "attention", "other"])
+    if kind == "age":
+        return None
+    if kind == "other":
+        return draw.choice([r for r in RULES.values() if r is not Attention])()
+    window = draw.choice(["window", "decay"])
+    horizon = draw.choice([None, 1, interval, 3 * interval])
+    return Attention(
+        alpha=draw.choice([0, 1]),
+        beta=draw.choice([0, 0.5, 1]),
+        horizon=horizon,
+        kind=window,
+        literal=draw.random() < 0.2,
+        share=draw.choice(["head", "layer"]),
+        pool=draw.choice([1, 1, 3]),
+        pool_kind=draw.choice(["avg", "max"]),
+    )
+
+
+def policy(draw: random.Random, shape: ModelShape) -> Policy:
+    """One policy that a model of `shape` can run; its prompt, if it waits for one, is given."""
+    while True:
+        interval = draw.choice([1, 3, 8, 16])
+        shares = draw.choice([[1.0], [1.0], [0.3, 0.7], [0.2, 0.3, 0.5]])
+        keys = sorted(draw.choices(BITS, k=len(shares)), reverse=True)
+        values = sorted(draw.choices(BITS, k=len(shares)), reverse=True)
+        budgets = draw.choice(["uniform", "pyramid", "sensitivity"])
+        weights = tuple(draw.uniform(0.5, 2) for _ in range(shape.layers))
+        slots = draw.choice([None, 28, 40, 60])
+        try:
+            made = Policy(
+                slots=slots,
+                interval=interval,
+                trigger=draw.choice(["stream", "stream", "prompt", "prompt+stream"]),
+                sinks=draw.choice([0, 2, 5]),
+                recent_window=draw.choice([0, 1, 4, 12]),
+                layer_budgets=LayerBudgets(
+                    kind=budgets,
+                    beta=draw.choice([2, 20]),
+                    of=draw.choice(["total", "rest"]) if budgets == "pyramid" else "total",
+                    exponent=draw.choice([0.5, 1]),
+                    weights=weights if budgets == "sensitivity" else (),
+                ),
+                ladder=draw.choice(
+                    [
+                        None,
+                        None,
+                        Ladder(span=0.5, overlap=0.3, order=draw.choice(["modular", "contiguous"])),
+                    ]
+                )
+                if slots
+                else None,
+                rule=rule(draw, interval),
+                tiers=tuple(
+                    Tier(share=s, key_bits=k, value_bits=v)
+                    for s, k, v in zip(shares, keys, values, strict=True)
+                ),
+                quantizer=Quantizer(
+                    group=draw.choice([8, 16, None]),
+                    rotate=draw.random() < 0.3,
+                    levels=draw.choice(["uniform", "lloyd"]),
+                    fp16_sinks=draw.random() < 0.5,
+                ),
+                positions=draw.choice(["original", "original", "cache"]),
+            )
+            check(made, shape)
+        except (PolicyError, ValueError):
+            continue
+        return made
+
+
+def policies(count: int, shape: ModelShape, seed: int = 0) -> list[Policy]:
+    """`count` policies; the same ones for the same arguments."""
+    draw = random.Random(seed)
+    return [policy(draw, shape) for _ in range(count)]

@@ -1,0 +1,112 @@
+"""The device lane: every cache path over tensors that claim to be on another device.
+
+A CPU tensor in the wrong place fails as it would on CUDA. Nothing may wait for the device, and the
+results must be those of the same path on the CPU.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvsearch.cache.dense import DenseStore
+from kvsearch.cache.engine import advance
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.state import LayerState
+from kvsearch.errors import PolicyError
+from kvsearch.knobs import Setting
+from kvsearch.methods import METHODS, at
+from kvsearch.policy import ModelShape, Policy, layout
+from tests.random_policies import policies
+from tests.tagged import Device, here, tagged
+
+T, PROMPT = 130, 90
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=32, heads=6)
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(76), T, (0.5, 0.7, 1.2, 1.6), prompt=PROMPT)
+WAYS = {  # packed, fast, and the calls in which a stream comes
+    "evaluator": (False, True, [PROMPT, T - PROMPT]),
+    "evaluator, by segments": (False, False, [PROMPT, T - PROMPT]),
+    "deployed": (True, True, [PROMPT, *[1] * 40]),
+}
+
+
+@pytest.fixture
+def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """Another device; ops run their references, since no kernel could be launched."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    yield Device()
+
+
+def run(
+    policy: Policy, packed: bool, fast: bool, calls: Sequence[int], device: Device | None
+) -> tuple[torch.Tensor, LayerState]:
+    """Outputs of a stream of calls of so many tokens each, and the layer after it."""
+    draw, outs = torch.Generator().manual_seed(0), []
+    put = tagged if device is not None else lambda x: x
+    with torch.no_grad(), device or nullcontext():
+        rotary = Rotary(put(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+        layer = layout(policy, SHAPE).layers[1]
+        state = LayerState(layer, packed=packed, rotary=rotary, fast=fast)
+        for m in calls:
+            q, k, v = (
+                put(torch.randn(1, heads, m, SHAPE.head_dim, generator=draw))
+                for heads in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+            )
+            outs.append(here(advance(state, q, k, v, scale=0.2)))
+        if not packed:
+            assert state.pack().nbytes > 0
+        assert state.nbytes > 0
+    return torch.cat(outs, 2), state
+
+
+def holds(policy: Policy, way: str, calls: Sequence[int], lane: Device) -> None:
+    """On the device as on the CPU, without waiting."""
+    packed, fast, _ = WAYS[way]
+    got, _ = run(policy, packed, fast, calls, lane)
+    assert not lane.waits, (lane.waits, policy.to_json())
+    want, _ = run(policy, packed, fast, calls, None)
+    assert torch.allclose(got, want, rtol=1e-4, atol=1e-4), policy.to_json()
+
+
+def small(name: str) -> Policy:
+    """A method with so few slots that it evicts."""
+    for slots in (76, 132, 200):
+        with suppress(PolicyError):
+            return at(name, replace(SETTING, budget=SHAPE.budget_bytes(slots)))
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_run_on_another_device_and_never_wait(name: str, way: str, lane: Device) -> None:
+    holds(small(name), way, WAYS[way][2], lane)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: Device) -> None:
+    calls = [32, 14] if way != "deployed" else [32, *[1] * 6]  # the least has 28 slots
+    for policy in policies(100, SHAPE):
+        holds(policy, way, calls, lane)
+
+
+def test_the_lane_sees_a_tensor_on_the_wrong_device(
+    lane: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was: pools that stayed on the CPU ended every scored policy."""
+    before = DenseStore.append
+
+    def append(self: DenseStore, *args: torch.Tensor) -> None:
+        before(self, *args)
+        self.pools = torch.zeros(self.pools.shape, dtype=torch.uint8)
+
+    monkeypatch.setattr(DenseStore, "append", append)
+    with pytest.raises(RuntimeError, match="two devices"):
+        run(small("h2o+int4"), False, True, [T], lane)
+
+
+def test_the_lane_sees_a_wait(lane: Device) -> None:
+    with lane:
+        assert bool(tagged(torch.ones(3)).sum() > 0)
+    assert lane.waits
