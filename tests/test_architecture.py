@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,11 +24,21 @@ def test_floors() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Imports for type checkers and inside functions count."""
+    packages = ("kvsearch", "kvsearch_kernels")
+    graph = grimp.build_graph(*packages, exclude_type_checking_imports=False, cache_dir=None)
+    needs = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    assert len(needs) > 150
+    TopologicalSorter(needs).prepare()  # raises CycleError, which names the circle
+
+
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
         ("kvsearch", "torch transformers optuna numpy pydantic"),
         ("kvsearch.policy", "torch transformers optuna"),
+        ("kvsearch.rules", "torch transformers optuna"),
         ("kvsearch.space", "torch transformers optuna"),
         ("kvsearch.records", "torch transformers optuna"),
         ("kvsearch.cli", "torch transformers optuna matplotlib plotly"),

@@ -6,9 +6,10 @@ that follows in the process. KVSEARCH_TRITON=0 leaves Triton out.
 """
 
 import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,10 +17,27 @@ from torch import Tensor
 from kvsearch_kernels.launch import on
 from kvsearch_kernels.probing import on_cpu
 
-if TYPE_CHECKING:
-    from kvsearch_kernels.op import Op
-
 Key: TypeAlias = tuple[str, str, torch.device, torch.dtype]
+
+
+class Provable(Protocol):
+    """What a proof needs of an `Op`, see there."""
+
+    @property
+    def name(self) -> str:
+        """For records and errors."""
+
+    @property
+    def impls(self) -> Mapping[str, str]:
+        """Name -> module of each implementation."""
+
+    @property
+    def probe(self) -> str | None:
+        """Module of the probe."""
+
+    def run(self, impl: str, *args: Any, **kwargs: Any) -> Any:
+        """Run the implementation named `impl`."""
+
 
 _verdicts: dict[Key, str | None] = {}
 _lock = RLock()
@@ -33,7 +51,7 @@ def subject(*args: Any, **kwargs: Any) -> tuple[torch.device, torch.dtype]:
     return held.device, dtype
 
 
-def trusted(op: "Op[Any, Any]", impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def trusted(op: Provable, impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """None if `impl` passed the probe of `op` here, or one sentence why `auto` passes over it.
 
     The first call runs the probe, and a failure warns; later ones look the answer up.
@@ -65,7 +83,7 @@ def _warned(sentence: str) -> str:
     return sentence
 
 
-def prove(op: "Op[Any, Any]", impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def prove(op: Provable, impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Run the probe of `op` with `impl`, by name: None, or the first thing that is wrong.
 
     Raises:

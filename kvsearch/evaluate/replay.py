@@ -18,7 +18,7 @@ from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory
 from kvsearch.evaluate.head import Head
 from kvsearch.models.load import LoadedModel
-from kvsearch.policy import Policy
+from kvsearch.policy import Policy, check
 
 
 class Replay:
@@ -26,6 +26,9 @@ class Replay:
 
     Attributes:
         spent: tokens that went through the model, summed over windows; counts repeated ones.
+
+    Raises:
+        PolicyError: the model cannot run the policy, or it waits for a prompt and none is given.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Replay:
         prompt: int = 0,
         **options: Any,
     ) -> None:
+        check(policy, loaded.shape, prompt=prompt)
         self._head, self._loaded, self.policy = head, loaded, policy
         self._prompt, self._options = prompt, options
         self._groups = [

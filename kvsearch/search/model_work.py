@@ -41,6 +41,10 @@ class ModelWork:
 
             torch.set_num_threads(self.threads)
         device = self.devices[slot % len(self.devices)]
+        if device.startswith("cuda"):  # kernels and allocations of this process go there
+            import torch
+
+            torch.cuda.set_device(device)
         loaded = load_model(self.model, dtype=self.dtype, device=device, announce=lambda _: None)
         return ModelSession(Evaluator(loaded, self.batch), self.parts)
 

@@ -1,0 +1,193 @@
+"""Defects that a review found, each with the test that would have caught it."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from kvsearch.cache import PolicyCache
+from kvsearch.cache.engine import advance
+from kvsearch.cache.state import LayerState
+from kvsearch.errors import PolicyError, SpaceError
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.knobs import Setting
+from kvsearch.methods import at
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.report.slotmap import held
+from kvsearch.rules import Attention
+from kvsearch.rules.attention import AttentionScorer
+from kvsearch.search import model_work
+from kvsearch.space import SearchSpace, load
+from tests.test_cache import AFTER, IDS, tiny
+
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
+K4 = (Tier(key_bits=4, value_bits=4),)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return tiny()
+
+
+def stream(state: LayerState, calls: list[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    total = sum(calls)
+    q, k, v = (
+        torch.randn(1, h, total, 16, generator=draw, dtype=torch.float64).to(dtype)
+        for h in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+    )
+    outs, done = [], 0
+    for m in calls:
+        part = slice(done, done + m)
+        outs.append(advance(state, q[:, :, part], k[:, :, part], v[:, :, part], scale=0.25))
+        done += m
+    return torch.cat(outs, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_16_bit_models_are_finite_and_those_of_deployment(dtype: torch.dtype) -> None:
+    """Row weights up to 90,000 do not fit fp16; replay and deployment both add in fp32."""
+    policy = Policy(slots=240, interval=16, recent_window=16, rule=Attention(alpha=2))
+    layer, total = layout(policy, SHAPE).layers[0], 330
+    replay = LayerState(layer, packed=False, native=dtype)
+    deployed = LayerState(layer, packed=True, native=dtype)
+    a = stream(replay, [total], dtype)
+    b = stream(deployed, [1] * total, dtype)
+    assert isinstance(replay.scorer, AttentionScorer)
+    assert isinstance(deployed.scorer, AttentionScorer)
+    assert replay.scorer.sums.isfinite().all() and replay.scorer.sums.max() > 65_504
+    early = slice(0, 200)  # before the first eviction, whose close calls rounding may turn
+    assert (a[:, :, early] - b[:, :, early]).abs().max() < 0.02
+    mean = replay.scorer.sums.mean() / deployed.scorer.sums.mean()
+    assert mean == pytest.approx(1, abs=0.01)
+
+
+def test_a_policy_that_waits_for_a_prompt_is_refused_without_one(loaded: LoadedModel) -> None:
+    """It would never have evicted: the whole window counted as its prompt, at no loss."""
+    policy = at("snapkv-prompt", AFTER)
+    with pytest.raises(PolicyError, match="trigger"):
+        Evaluator(loaded).quality(policy, IDS, prompt=0)
+
+
+def test_a_prompt_in_pieces_is_refused(loaded: LoadedModel) -> None:
+    """`prefill_chunk_size` compacted after the first piece and kept all that followed."""
+    policy = Policy(slots=60, interval=8, recent_window=8, trigger="prompt", rule=Attention())
+    cache, ids = PolicyCache(policy, loaded.model), torch.from_numpy(IDS[:1])
+    with torch.inference_mode():
+        loaded.model(ids[:, :80], past_key_values=cache)
+        with pytest.raises(PolicyError, match="in one call"):
+            loaded.model(ids[:, 80:160], past_key_values=cache)
+    cache = PolicyCache(policy, loaded.model)
+    with torch.inference_mode():  # a second turn, after decoding, is none of that
+        for a, b in ((0, 80), (80, 81), (81, 120)):
+            loaded.model(ids[:, a:b], past_key_values=cache)
+
+
+def test_a_prompt_shows_in_the_peak(loaded: LoadedModel) -> None:
+    cache = PolicyCache(Policy(slots=40, sinks=4, interval=8), loaded.model)
+    with torch.inference_mode():
+        loaded.model(torch.from_numpy(IDS[:1]), past_key_values=cache)
+    assert cache.bytes_peak_resident >= cache.bytes_resident > 0
+
+
+def test_a_deployed_layer_holds_no_table_of_angles(loaded: LoadedModel) -> None:
+    """Tables of float64 cosines per layer weighed twenty times what the policy held."""
+    cache = PolicyCache(Policy(slots=40, sinks=4, interval=8, positions="cache"), loaded.model)
+    with torch.inference_mode():
+        loaded.model(torch.from_numpy(IDS[:1]), past_key_values=cache)
+        loaded.model(torch.from_numpy(IDS[:1, :9]), past_key_values=cache)
+    rotaries = {id(s.rotary): s.rotary for s in cache.states}
+    assert len(rotaries) == 1 and all(r is not None and r._slots is None for r in rotaries.values())
+
+
+def test_pyramid_leaves_every_layer_something_to_choose() -> None:
+    """The published rule shares out what is left after the window, and then adds the window."""
+    shape = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
+    policy = at("pyramidkv", Setting(shape, shape.budget_bytes(256), 4096))
+    least = policy.recent_window + policy.interval
+    slots = [layer.slots or 0 for layer in layout(policy, shape).layers]
+    assert min(slots) > least and slots == sorted(slots, reverse=True)
+    assert sum(slots) == 30 * (policy.slots or 0)
+    chosen = [n - least for n in slots]
+    assert chosen[0] / np.mean(chosen) == pytest.approx(2 - 1 / 20, rel=0.01)
+    assert chosen[-1] / np.mean(chosen) == pytest.approx(1 / 20, abs=0.01)
+
+
+@pytest.mark.parametrize("interval", [8, 64])
+def test_a_second_call_to_a_dense_cache_in_4_bits(interval: int) -> None:
+    """The first call left tokens in 16 bits whose quantised values the second one lacked."""
+    policy = Policy(slots=140, sinks=2, interval=interval, tiers=K4, quantizer=Quantizer(group=8))
+    layer = layout(policy, SHAPE).layers[0]
+    once, twice = (LayerState(layer, packed=False) for _ in range(2))
+    a = stream(once, [200], torch.float64)
+    b = stream(twice, [77, 60, 3, 60], torch.float64)
+    assert (a - b).abs().max() < 1e-9
+
+
+@pytest.fixture
+def narrow_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_default_type_changes_nothing(narrow_default: None) -> None:
+    policy = Policy(slots=40, interval=4, recent_window=4, rule=Attention(alpha=1, beta=1))
+    state = LayerState(layout(policy, SHAPE).layers[0], packed=False)
+    narrow = stream(state, [100], torch.float64)
+    torch.set_default_dtype(torch.float32)
+    state = LayerState(layout(policy, SHAPE).layers[0], packed=False)
+    assert torch.equal(narrow, stream(state, [100], torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("axis", "choice", "why"),
+    [("beta", 0.5, "at least 1"), ("exponent", 3, "at most 2"), ("group", 0, "at least 1")],
+)
+def test_a_space_out_of_range_names_the_axis(
+    axis: str, choice: float, why: str, tmp_path: object
+) -> None:
+    file = tmp_path / "space.yaml"  # type: ignore[operator]
+    file.write_text(f"version: 2\nname: x\naxes: {{{axis}: {{choice: [{choice}]}}}}\n")
+    with pytest.raises(SpaceError, match=rf"axes\.{axis}: .*{why}"):
+        load(str(file))
+    assert SearchSpace.model_fields  # the type itself is fine
+
+
+def test_the_map_of_slots_shows_what_the_cache_holds() -> None:
+    """A ladder without a recent window spares new slots; the picture forgot that."""
+    policy = Policy(slots=64, sinks=2, ladder=Ladder(span=0.5, overlap=0.25), interval=4)
+    for layer in layout(policy, SHAPE).layers:
+        state = LayerState(layer, packed=False)
+        for seen in (63, 64, 111, 200):
+            state.reset()
+            stream(state, [seen], torch.float32)
+            shown, _ = held(layer, seen)
+            assert len(shown) == state.store.n
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000, '{"a":' * 10_000])
+def test_brackets_without_end_are_one_sentence(text: str) -> None:
+    with pytest.raises(PolicyError, match=r"nested too deeply|not JSON"):
+        Policy.parse(text)
+
+
+def test_a_field_name_cannot_break_the_line() -> None:
+    with pytest.raises(PolicyError) as caught:
+        Policy.parse('{"slots\\n\\nTraceback": 4}')
+    assert "\n" not in str(caught.value)
+
+
+def test_each_process_sets_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, whatever its tensors say."""
+    chosen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(model_work, "load_model", lambda *_, **k: SimpleNamespace(model=None))
+    monkeypatch.setattr(model_work, "Evaluator", lambda *_: None)
+    work = model_work.ModelWork("m", "auto", ("cuda:0", "cuda:1"), {})
+    for slot in range(3):
+        work.open(slot)
+    assert chosen == ["cuda:0", "cuda:1", "cuda:0"]
