@@ -15,6 +15,7 @@ from kvsearch.policy import Ladder, LayerBudgets, ModelShape, Policy, Quantizer,
 from kvsearch.policy.cost import Cost
 from kvsearch.policy.layout import least_slots, peak_of
 from kvsearch.rules import Rule, presets
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 Value = str | int | float | bool
 
@@ -99,7 +100,7 @@ KNOBS: dict[str, Knob] = {
     "tiers": Knob("16", tuple(TIERS), None, "bits of keys and values"),
     "group": Knob(64, ("head",), int, "channels per scale", 1),
     "rotate": Knob(False, (), bool, "Hadamard rotation before quantising"),
-    "levels": Knob("uniform", ("uniform", "lloyd"), None, "codebook"),
+    "levels": Knob("uniform", tuple(CODEBOOKS), None, "what codes stand for"),
     "along": Knob("channels", ("channels", "tokens"), None, "what keys share a scale along"),
     "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
     "fp16_recent": Knob(False, (), bool, "keep the recent window in 16 bits"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.policy import LayerLayout, Policy
+from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.quantize_kv import (
     Format,
@@ -60,7 +61,7 @@ class Codec:
         """Held tensors as the ops name them; `lead` tokens of the first group have been dropped."""
         if self.fmt is None:
             return held[0]
-        numbers = 1 if self.fmt.levels == "lloyd" else 2  # per group: scale, or scale and zero
+        numbers = CODEBOOKS[self.fmt.levels].numbers
         scales = held[1].unflatten(-1, (held[1].shape[-1] // numbers, numbers))
         return Packed(held[0], scales, lead if self.along_tokens else 0)
 

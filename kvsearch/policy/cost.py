@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvsearch.policy.ladder import Rungs
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 TAG_BYTES = 1  # uint8 tier index
 
@@ -98,7 +99,7 @@ def _vector_bytes(policy: Policy, head_dim: int, bits: int, along: str = "channe
 
 def _numbers(policy: Policy) -> int:
     """Fp16 numbers per group: a scale, and a zero where the levels are not symmetric."""
-    return 1 if policy.quantizer.levels == "lloyd" else 2
+    return CODEBOOKS[policy.quantizer.levels].numbers
 
 
 def stream_peak(

@@ -1,13 +1,24 @@
 """The parts of a policy: tiers, quantiser, ladder, layer budgets, and two reserved ones."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from kvsearch.errors import nearest
 from kvsearch.frozen import Frozen
 from kvsearch.policy.ladder import Order
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 Bits = Literal[16, 8, 4, 3, 2, 1]
+
+
+def _known(levels: str) -> str:
+    if levels not in CODEBOOKS:
+        raise ValueError(f"unknown levels{nearest(levels, CODEBOOKS)}")
+    return levels
+
+
+Levels = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*CODEBOOKS]})]
 
 
 class Tier(Frozen):
@@ -29,8 +40,8 @@ class Quantizer(Frozen):
     Attributes:
         group: channels that share one scale; None is the whole head. A divisor of the head size.
         rotate: Hadamard rotation of each head before quantising (QuaRot, arXiv:2404.00456).
-        levels: `uniform` min/max steps with scale and zero, or `lloyd`, the Lloyd-Max levels of a
-            Gaussian with one scale and no zero.
+        levels: a key of `kvsearch_kernels.codebooks.CODEBOOKS`: `uniform` min/max steps with scale
+            and zero, or `lloyd`, the Lloyd-Max levels of a Gaussian with one scale and no zero.
         along: what a group of keys lies along: the `channels` of one token, or one channel of
             `group` neighbouring `tokens` (KIVI, arXiv:2402.02750). Values are always per token.
         fp16_sinks: keep the sinks in 16 bits.
@@ -39,7 +50,7 @@ class Quantizer(Frozen):
 
     group: int | None = Field(default=64, gt=0)
     rotate: bool = False
-    levels: Literal["uniform", "lloyd"] = "uniform"
+    levels: Levels = "uniform"
     along: Literal["channels", "tokens"] = "channels"
     fp16_sinks: bool = False
     fp16_recent: bool = False

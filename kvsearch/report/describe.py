@@ -6,6 +6,7 @@ from typing import Any
 
 from kvsearch.policy import Policy, Tier
 from kvsearch.rules import Attention, Rule
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 _TRIGGER = {
     "stream": "",
@@ -84,7 +85,7 @@ def _precision(policy: Policy) -> str:
         bits = bits_text(policy.tiers[0])
     else:
         bits = " / ".join(f"{100 * t.share:.3g} % {bits_text(t)}" for t in policy.tiers)
-    words = [bits, "rotated" if q.rotate else "", "Lloyd-Max" if q.levels == "lloyd" else ""]
+    words = [bits, "rotated" if q.rotate else "", CODEBOOKS[q.levels].words]
     words.append(f"group {q.group}" if q.group else "one group a head")
     words.append("along tokens for keys" if q.along == "tokens" else "")
     words.append("with 16-bit sinks" if policy.fp16_sinks else "")

@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 import torch
 
+from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.lifetime_attention import lifetime_attention
@@ -160,7 +161,7 @@ def test_the_fast_fake_quantisation_is_the_reference_bit_for_bit(shape, bits, le
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
 def test_the_grid_rounds_as_a_search_does_on_and_around_every_edge(bits):
-    levels = reference.lloyd_levels(bits)
+    levels = lloyd_levels(bits)
     edges = (levels[1:] + levels[:-1]) / 2
     around = [torch.nextafter(edges, edges + s) for s in (-1, 1)]
     z = torch.cat([edges, *around, torch.linspace(-9, 9, 100001), torch.tensor([-torch.inf])])

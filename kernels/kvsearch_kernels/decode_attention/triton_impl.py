@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, decode_tile
 from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of
 from kvsearch_kernels.launch import (
@@ -16,7 +17,7 @@ from kvsearch_kernels.launch import (
     on,
     why_not_here,
 )
-from kvsearch_kernels.quantize_kv.reference import Format, Packed, hadamard, lloyd_levels
+from kvsearch_kernels.quantize_kv.reference import Format, Packed, hadamard
 from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed
 
 __all__ = ["emulated", "forward", "why_not"]

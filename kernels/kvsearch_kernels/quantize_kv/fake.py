@@ -10,8 +10,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 from kvsearch_kernels.quantize_kv import reference
-from kvsearch_kernels.quantize_kv.reference import Format, lloyd_levels
+from kvsearch_kernels.quantize_kv.reference import Format
 
 ROWS = 2048  # vectors transformed at once, so that both buffers stay in a core's cache
 

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.launch import check_slots
 
 
@@ -20,8 +21,7 @@ class Format:
     Attributes:
         bits: 8, 4, 3, 2 or 1 per channel.
         group: channels per scale; divides `D`.
-        levels: `uniform` (min/max with scale and zero; at 1 bit mean +- mean deviation) or `lloyd`
-            (Lloyd-Max levels of a unit Gaussian times one scale).
+        levels: a key of `kvsearch_kernels.codebooks.CODEBOOKS`.
         rotate: Hadamard rotation of the vector before quantising.
         along: `channels` groups channels of one vector; `tokens` groups one channel of `group`
             neighbouring tokens, the second axis from the right.
@@ -29,7 +29,7 @@ class Format:
 
     bits: int
     group: int
-    levels: Literal["uniform", "lloyd"] = "uniform"
+    levels: str = "uniform"
     rotate: bool = False
     along: Literal["channels", "tokens"] = "channels"
 
@@ -50,23 +50,6 @@ class Packed:
     def nbytes(self) -> int:
         """Bytes of both tensors."""
         return self.codes.nbytes + self.scales.nbytes
-
-
-# Positive halves of the Lloyd-Max levels of a unit Gaussian (Max 1960), by number of bits.
-_LLOYD = {
-    1: (0.7979,),
-    2: (0.4528, 1.5104),
-    3: (0.2451, 0.7560, 1.3439, 2.1520),
-    4: (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326),
-}
-
-
-def lloyd_levels(bits: int) -> Tensor:
-    """Levels of a unit Gaussian in rising order, `[2**bits]` fp32; 8 bits are Gaussian-uniform."""
-    if bits == 8:  # at 8 bits an optimal codebook gains nothing over even steps to 4.2 sigma
-        return torch.linspace(-4.2, 4.2, 256)
-    half = torch.tensor(_LLOYD[bits])
-    return torch.cat([-half.flip(0), half])
 
 
 def hadamard(x: Tensor) -> Tensor:
@@ -92,37 +75,14 @@ def _encode(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     if fmt.rotate:
         x = hadamard(x)
     g = x.unflatten(-1, (x.shape[-1] // fmt.group, fmt.group))
-    codes: Tensor
-    if fmt.levels == "lloyd":
-        levels = lloyd_levels(fmt.bits).to(x.device)
-        scale = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-8)
-        edges = (levels[1:] + levels[:-1]) / 2
-        codes = torch.bucketize((g / scale).contiguous(), edges)
-        fitted = levels[codes]  # the scale that fits these codes best, in least squares
-        scale = (g * fitted).sum(-1, keepdim=True) / fitted.square().sum(-1, keepdim=True)
-        return codes.flatten(-2), scale.to(torch.float16)
-    if fmt.bits == 1:
-        mean = g.mean(-1, keepdim=True)
-        spread = (g - mean).abs().mean(-1, keepdim=True)
-        codes = g > mean
-        return codes.flatten(-2), torch.cat([2 * spread, mean - spread], -1).to(torch.float16)
-    low, high = g.aminmax(dim=-1, keepdim=True)
-    top = 2**fmt.bits - 1
-    scales = torch.cat([(high - low) / top, low], -1).to(torch.float16)
-    step, zero = scales[..., :1].float(), scales[..., 1:].float()
-    codes = ((g - zero) / step.clamp_min(1e-8)).round_().clamp_(0, top)
+    codes, scales = CODEBOOKS[fmt.levels].encode(g, fmt.bits)
     return codes.flatten(-2), scales
 
 
 def _decode(codes: Tensor, scales: Tensor, fmt: Format) -> Tensor:
     """Values `[..., D]` fp32 of codes and scales."""
     c = codes.unflatten(-1, (codes.shape[-1] // fmt.group, fmt.group))
-    s = scales.float()
-    if fmt.levels == "lloyd":
-        x = lloyd_levels(fmt.bits).to(codes.device)[c.long()] * s
-    else:
-        x = c.float() * s[..., :1] + s[..., 1:]
-    x = x.flatten(-2)
+    x = CODEBOOKS[fmt.levels].decode(c, scales.float(), fmt.bits).flatten(-2)
     return hadamard(x) if fmt.rotate else x
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
 from kvsearch_kernels.launch import (
     DTYPES,
@@ -15,7 +16,7 @@ from kvsearch_kernels.launch import (
     why_not_here,
     why_not_slots,
 )
-from kvsearch_kernels.quantize_kv.reference import Format, Packed, lloyd_levels
+from kvsearch_kernels.quantize_kv.reference import Format, Packed
 
 __all__ = ["emulated", "forward", "why_not"]
 

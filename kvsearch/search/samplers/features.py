@@ -12,6 +12,7 @@ from math import log2
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
 from kvsearch.rules import feature_names
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 FEATURES = (
     "slots",  # log2 of slots over the budget in fp16 slots
@@ -27,7 +28,7 @@ FEATURES = (
     "fp16 recent",
     "along tokens",
     "rotate",
-    "lloyd",
+    *(name for name in CODEBOOKS if name != "uniform"),
     "group",
     "ranked",
     *feature_names(),  # of the rules, each from its own table
@@ -73,7 +74,7 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         p.fp16_recent > 0,
         quantizes and q.along == "tokens",
         quantizes and q.rotate,
-        quantizes and q.levels == "lloyd",
+        *(quantizes and q.levels == name for name in CODEBOOKS if name != "uniform"),
         (log2(group) - 3) / 4 if group else 0,
         rule is not None,
         *(ranked.get(name, 0.0) for name in feature_names()),

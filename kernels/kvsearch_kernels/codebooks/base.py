@@ -1,0 +1,28 @@
+"""What a codebook is: how the numbers of one group become codes and fp16 scales, and back."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Codebook:
+    """Levels that a group of numbers is rounded to; one file, one line of `CODEBOOKS`.
+
+    The reference defines the meaning; kernels and fast CPU paths are opt-in, see `why_not`.
+
+    Attributes:
+        numbers: fp16 numbers stored per group.
+        words: for people, after `K4 V4`; may be empty.
+    """
+
+    numbers: int
+    words: str
+
+    def encode(self, groups: "Tensor", bits: int) -> tuple["Tensor", "Tensor"]:
+        """Codes (whole numbers) `[..., group]` and scales `[..., numbers]` fp16 of fp32 numbers."""
+        raise NotImplementedError
+
+    def decode(self, codes: "Tensor", scales: "Tensor", bits: int) -> "Tensor":
+        """Numbers `[..., group]` fp32 of codes and scales in fp32."""
+        raise NotImplementedError
