@@ -173,7 +173,7 @@ def policy_of(name: str) -> Policy:
         return EXTRA[name]
     setting = AFTER if "prompt" in name else SETTING
     room = 4 * 6 * 16 * 16 if name == "expected-attention" else 0  # a layer's covariance
-    return at(name, replace(setting, budget=(setting.budget or 0) + 4 * room))
+    return at(name, replace(setting, budget_bytes=(setting.budget_bytes or 0) + 4 * room))
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -243,7 +243,7 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
             for part, n in (("search", 20_480), ("select", 16_384), ("report", 17_408))
         },
         settings={
-            "budget": 256,
+            "budget_slots": 256,
             "context": CONTEXT,
             "report_windows": 8,
             "score_from": 256,

@@ -85,7 +85,7 @@ def search(name: str, seed: int, trials: int) -> tuple[list[tuple[Priced, float]
 
 
 def area(done: list[tuple[Priced, float]]) -> float:
-    return volume([(p.bytes_peak, d) for p, d in done], SETTING.budget or 0)
+    return volume([(p.bytes_peak, d) for p, d in done], SETTING.budget_bytes or 0)
 
 
 @pytest.fixture(scope="module")
@@ -365,7 +365,7 @@ def test_proposals_are_feasible_and_new(
 ) -> None:
     done = searched[0]  # `search` itself fails on a proposal that is not
     assert len({p.fingerprint for p, _ in done}) == len(done)
-    assert all(p.bytes_peak <= (SETTING.budget or 0) for p, _ in done)
+    assert all(p.bytes_peak <= (SETTING.budget_bytes or 0) for p, _ in done)
     breeders, _ = search("breed", 1, 20)
     assert len({p.fingerprint for p, _ in breeders}) == len(breeders)
 

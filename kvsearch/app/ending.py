@@ -56,7 +56,7 @@ class Ending:
         setting: shape, budget and length of a window.
         score_from: first scored position.
         shown: progress.
-        also: part name -> (label, token hash) of further texts.
+        extra: part name -> (label, token hash) of further texts.
         select: name of the part to choose on.
     """
 
@@ -65,7 +65,7 @@ class Ending:
     setting: Setting
     score_from: int
     shown: Shown
-    also: Mapping[str, tuple[str, str]]
+    extra: Mapping[str, tuple[str, str]]
     select: str = "select1"
 
     def go(self, trials: list[Trial]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Ending:
         }
 
     def _within(self, trials: list[Trial]) -> list[Trial]:
-        limit = self.setting.budget or 0
+        limit = self.setting.budget_bytes or 0
         done = [t for t in trials if t.state == "complete" and t.nll is not None]
         return [t for t in done if (t.bytes_peak or 0) <= limit]
 
@@ -134,8 +134,8 @@ class Ending:
         """The recommended policy, the best found one and their opponents on further texts."""
         out: dict[str, Any] = {}
         wanted = self._opponents(chosen, recommended)
-        for part, (label, digest) in self.also.items():
-            self._measure(part, f"also {label}", [c.policy for c in wanted], resident=False)
+        for part, (label, digest) in self.extra.items():
+            self._measure(part, f"extra text {label}", [c.policy for c in wanted], resident=False)
             names = [c.name for c in wanted if self.folder.has_nll(part, c.key)]
             out[part] = {"label": label, "names": names, "token_sha256": digest}
         return out

@@ -53,7 +53,7 @@ def closing(summary: Summary, folder: Path) -> str:
 
 
 def _answer(row: Row, summary: Summary) -> list[str]:
-    budget = summary.settings["budget"]
+    budget = summary.settings["budget_slots"]
     lines = [f"For {budget:g} fp16 slots per layer: {row.name} - {describe(row.policy)}"]
     if row.dnll_best is not None and row.best is not None:
         other = summary.row(row.best)

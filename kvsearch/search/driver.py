@@ -59,7 +59,7 @@ class Search:
         self.task, self.executor, self.folder, self.watch = task, executor, folder, watch
         self.trials = folder.trials()
         self.flights: dict[int, Flight] = {}  # by slot
-        limit = task.setting.budget
+        limit = task.setting.budget_bytes
         self.study = Study(task.space, task.sampler, task.seed, limit, task.speed is not None)
         self._interrupted = folder.running()
         self.study.restore([*self.trials, *self._interrupted])

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from kvsearch.errors import RunError
 from kvsearch.files import sweep, write_atomic
 from kvsearch.records import Trial
+from kvsearch.search import schema
 from kvsearch.search.journal import Journal
 from kvsearch.stats import BLOCK, Blocks, blocks
 
@@ -74,8 +75,10 @@ class RunFolder:
             write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
             return
         try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
+            before = schema.study(json.loads(file.read_text(encoding="utf-8")))
+        except RunError:
+            raise
+        except (OSError, ValueError, KeyError) as e:
             raise RunError(f"cannot read {file}: {e}; give another --out") from e
         now = json.loads(json.dumps(asked))
         differing = [

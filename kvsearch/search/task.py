@@ -74,7 +74,7 @@ def admitted(
         knobs: what was proposed.
         system: what the sampler noted.
     """
-    shape, limit = task.setting.shape, task.setting.budget
+    shape, limit = task.setting.shape, task.setting.budget_bytes
     trial = Trial(
         number, name, kind, "running", Policy(name=name), "", params=dict(knobs), system=system
     )

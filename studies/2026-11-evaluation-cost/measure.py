@@ -25,31 +25,33 @@ from kvsearch.models import load_model
 from kvsearch.policy import Policy
 from kvsearch.text import builtin, read_file, tokenize, windows
 
-COSTED: dict[str, dict[str, Value]] = {
-    "full": {"evict": False},
-    "streamingllm": METHODS["streamingllm"].knobs,
-    "window, original positions": {"sinks": 4},
-    "lacache": METHODS["lacache"].knobs,
-    "lacache, original positions": {**METHODS["lacache"].knobs, "positions": "original"},
-    "window+int4, interval 16": {"sinks": 4, "interval": 16, "tiers": "k4v4"},
-    "h2o, interval 32": {"rule": "h2o", "recent_window": 64, "interval": 32},
-    "h2o+int4, interval 32": {"rule": "h2o", "recent_window": 64, "interval": 32, "tiers": "k4v4"},
-    "xmu tiers, interval 64": {
+COSTED: dict[str, dict[str, Value]] = (
+    {
+        "full": {"evict": False},
+        "streamingllm": METHODS["streamingllm"].knobs,
+        "window, original positions": {"sinks": 4},
+        "lacache": METHODS["lacache"].knobs,
+        "lacache, original positions": {**METHODS["lacache"].knobs, "positions": "original"},
+        "window+int4, interval 16": {"sinks": 4, "interval": 16, "tiers": "k4v4"},
+        "h2o, interval 32": {"rule": "h2o", "recent_window": 64, "interval": 32},
+        "h2o+int4, interval 32": {
+            "rule": "h2o",
+            "recent_window": 64,
+            "interval": 32,
+            "tiers": "k4v4",
+        },
+        "xmu tiers, interval 64": {
+            "rule": "xmu",
+            "recent_window": 1,
+            "interval": 64,
+            "tiers": "xmu-0.4",
+        },
         "rule": "xmu",
         "recent_window": 1,
         "interval": 64,
         "tiers": "xmu-0.4",
     },
-        "rule": "xmu",
-        "recent_window": 1,
-        "interval": 64,
-        "tiers": "xmu-0.4",
-    },
-    "snapkv, interval 32": METHODS["snapkv"].knobs,
-    "h2o, interval 1": METHODS["h2o"].knobs,
-    "tova, interval 1": METHODS["tova"].knobs,
-    "xmu-evict, interval 1": METHODS["xmu-evict"].knobs,
-}
+)
 
 
 @click.command()

@@ -131,7 +131,7 @@ def reached(slots: int, sampler: str, trials: int, seed: int) -> float:
             trials=trials, sampler=sampler, seed=seed, warm=False,
         )  # fmt: skip
     points = [(float(t.bytes_peak or 0), t.dnll or 0.0) for t in done if t.state == "complete"]
-    return volume(points, float(toy.SETTING.budget or 0))
+    return volume(points, float(toy.SETTING.budget_bytes or 0))
 
 
 def add(rows: list[dict[str, object]]) -> None:

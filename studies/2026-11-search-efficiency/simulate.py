@@ -159,7 +159,7 @@ def at(truth: Truth, trials: list[Trial]) -> dict:
     points = [(float(t.bytes_peak or 0), float(d)) for t, d in zip(kept, values, strict=True)]
     return {
         "tokens": sum(t.tokens for t in trials),
-        "volume": volume(points, float(truth.setting.budget or 0)),
+        "volume": volume(points, float(truth.setting.budget_bytes or 0)),
     }
 
 

@@ -174,7 +174,7 @@ class Kvei(PointSampler):
         Bytes beyond the budget are out of reach, so a corner `edge` to its right is the same as a
         point mass of that width at the budget.
         """
-        budget = self.context.setting.budget
+        budget = self.context.setting.budget_bytes
         x = log10(budget) if budget is not None else max((p[0] for p in points), default=0.0)
         best = min(model.heights)
         return x + self.edge, max(model.height(WORST), best + REFERENCE_MARGIN)

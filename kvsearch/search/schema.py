@@ -1,0 +1,34 @@
+"""Versions of the JSON files in a run folder, and how an older one is read by today's names."""
+
+from typing import Any
+
+from kvsearch.errors import RunError
+
+SCHEMA = "kvsearch.run/2"  # of study.json, measured.json and frozen.json
+_SETTINGS = {
+    "budget": "budget_slots",
+    "racing": "race",
+    "warm": "warm_start",
+    "without": "exclude_method",
+    "also": "extra_text",
+}
+
+
+def study(data: dict[str, Any]) -> dict[str, Any]:
+    """`study.json` of any version by today's names.
+
+    Raises:
+        RunError: a newer version of kvsearch wrote it.
+    """
+    if _current(data):
+        return data
+    settings = {_SETTINGS.get(k, k): v for k, v in data["settings"].items()}
+    return {**data, "schema": SCHEMA, "settings": settings}
+
+
+def _current(data: dict[str, Any]) -> bool:
+    """Whether this is today's version; the first one had no `schema`."""
+    found = data.get("schema")
+    if found not in (None, SCHEMA):
+        raise RunError(f"the run was written as {found!r}, and this kvsearch reads {SCHEMA!r}")
+    return found is not None
