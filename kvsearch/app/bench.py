@@ -1,10 +1,14 @@
 """`kvsearch bench`: decode speed of one policy."""
 
+from pathlib import Path
+
 from kvsearch.app import inputs
+from kvsearch.app.layers import with_sensitivity
 from kvsearch.app.policies import check_names, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import throughput
+from kvsearch.evaluate.quality import Evaluator
 from kvsearch.records import Throughput
 from kvsearch.text import TextLike, tokenize, windows
 
@@ -20,6 +24,7 @@ def bench(
     dataset: str | None,
     budget_slots: float | None,
     budget_bytes: int | None,
+    sensitivity: Path | None,
     context: int,
     pairs: int,
     steps: int,
@@ -32,8 +37,13 @@ def bench(
     need = throughput.needed(context, pairs, steps)
     loaded = inputs.model(model, dtype=dtype, device=device, context=need, say=shown.say)
     budget = inputs.budget(loaded, budget_slots, budget_bytes)
-    chosen = resolve((policy,), inputs.setting(loaded, budget, need))[0]
+    setting = inputs.setting(loaded, budget, need)
     tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
+    setting = with_sensitivity(
+        setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, file=sensitivity,
+        shown=shown,
+    )  # fmt: skip
+    chosen = resolve((policy,), setting)[0]
     ids = windows(tokens, count=1, length=need)[0]
     with shown.step("decode speed", pairs) as step:
         found = throughput.measure(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsearch.app import inputs
+from kvsearch.app.layers import with_sensitivity
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
 from kvsearch.app.progress import Shown
@@ -118,6 +119,7 @@ def evaluate(
     windows: int | None = None,
     score_from: int | None = None,
     prompt: int = 0,
+    sensitivity: str | PathLike[str] | None = None,
     dtype: str = "auto",
     device: str = "auto",
     batch: int = 1,
@@ -138,8 +140,10 @@ def evaluate(
         tokens: in all; by default `windows` times `context`.
         context: tokens of a window; by default 2048, or `tokens` if fewer.
         windows: how many; by default 1, or as many as `tokens` are.
-        score_from: first scored position; by default the budget in slots, or 1.
+        score_from: first scored position; by default the budget in slots, or 1; at least `prompt`.
         prompt: tokens that arrive in one call, for policies triggered by a prompt; not scored.
+        sensitivity: the `sensitivity.json` of a run on this model; without it, what methods with
+            measured layer budgets need is measured on text beside the windows.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         batch: windows per forward pass.
@@ -153,19 +157,29 @@ def evaluate(
     inputs.check_budget(budget_slots, budget_bytes)
     check_names(asked, sized=budget_slots is not None or budget_bytes is not None)
     W, T = _extent(tokens, context, windows)
+    if not 0 <= prompt < T:
+        raise KvsearchError(
+            f"--prompt {prompt} must be at least 0 and below the {T} tokens of a window; lower it "
+            "or raise --context"
+        )
     loaded = inputs.model(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=T, say=shown.say,
     )  # fmt: skip
     budget = inputs.budget(loaded, budget_slots, budget_bytes)
     setting = inputs.setting(loaded, budget, T, prompt)
-    start = score_from or max(1, int(budget.slots if budget else 1))
+    start = max(1, int(budget.slots if budget else 1)) if score_from is None else score_from
     if not 1 <= start < T:
         raise KvsearchError(f"--score-from {start} lies outside a window of {T}")
-    chosen = resolve(asked, setting)
+    start = max(start, prompt)
     source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
     ids = cut_windows(source, count=W, length=T)
     evaluator = Evaluator(loaded, batch=batch)
+    setting = with_sensitivity(
+        setting, asked, evaluator, source, count=W, length=T, shown=shown,
+        file=None if sensitivity is None else Path(sensitivity),
+    )  # fmt: skip
+    chosen = resolve(asked, setting)
     measured: list[tuple[Policy, Quality]] = []
     with shown.step("evaluate", len(chosen) + 1) as step:
         full = evaluator.quality(Policy(name="full"), ids)

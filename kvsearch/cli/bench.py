@@ -2,10 +2,17 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import budget_options, model_options, output_options, text_options
+from kvsearch.cli.options import (
+    budget_options,
+    model_options,
+    output_options,
+    sensitivity_option,
+    text_options,
+)
 
 
 @click.command("bench")
@@ -13,6 +20,7 @@ from kvsearch.cli.options import budget_options, model_options, output_options, 
 @model_options
 @text_options
 @budget_options("size a method to this")
+@sensitivity_option
 @click.option("--context", default=2048, show_default=True, help="tokens in the cache at the start")
 @click.option("--pairs", default=5, show_default=True, help="timed pairs")
 @click.option("--steps", default=16, show_default=True, help="tokens decoded per half of a pair")
@@ -26,6 +34,7 @@ def command(
     dataset: str | None,
     budget_slots: float | None,
     budget_bytes: int | None,
+    sensitivity: Path | None,
     context: int,
     pairs: int,
     steps: int,
@@ -47,6 +56,7 @@ def command(
         dataset=dataset,
         budget_slots=budget_slots,
         budget_bytes=budget_bytes,
+        sensitivity=sensitivity,
         context=context,
         pairs=pairs,
         steps=steps,

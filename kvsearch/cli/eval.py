@@ -10,6 +10,7 @@ from kvsearch.cli.options import (
     budget_options,
     model_options,
     output_options,
+    sensitivity_option,
     text_options,
 )
 
@@ -27,8 +28,9 @@ from kvsearch.cli.options import (
     "--prompt",
     default=0,
     show_default=True,
-    help="tokens that arrive in one call, for policies triggered by a prompt",
+    help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
 )
+@sensitivity_option
 @batch_option
 @click.option(
     "--nll-out",
@@ -51,6 +53,7 @@ def command(
     windows: int | None,
     score_from: int | None,
     prompt: int,
+    sensitivity: Path | None,
     batch: int,
     nll_out: Path | None,
     as_json: bool,
@@ -72,6 +75,7 @@ def command(
         windows=windows,
         score_from=score_from,
         prompt=prompt,
+        sensitivity=sensitivity,
         dtype=dtype,
         device=device,
         batch=batch,

@@ -1,6 +1,7 @@
 """Options that several commands share, and old spellings that still work."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -74,6 +75,16 @@ def budget_options(purpose: str) -> Callable[[F], F]:
         )(f)
 
     return add
+
+
+def sensitivity_option(f: F) -> F:
+    """What methods with measured layer budgets are built from."""
+    return click.option(
+        "--sensitivity",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="sensitivity.json of a run on this model [default: measured if a method needs it]",
+    )(f)
 
 
 def text_options(f: F) -> F:

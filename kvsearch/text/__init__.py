@@ -1,7 +1,7 @@
 """Where the text comes from, and how it is cut into search, select and report parts."""
 
 from kvsearch.text.hub import DATASETS, read_dataset
-from kvsearch.text.parts import Parts, Tokens, cut, split, tokenize, windows
+from kvsearch.text.parts import Parts, Tokens, beside, cut, split, tokenize, windows
 from kvsearch.text.source import Source, Text
 from kvsearch.text.sources import TextLike, builtin, read_file, read_files, read_text
 
@@ -12,6 +12,7 @@ __all__ = [
     "Text",
     "TextLike",
     "Tokens",
+    "beside",
     "builtin",
     "cut",
     "read_dataset",
