@@ -16,6 +16,7 @@ from kvsearch.records import Kind, Trial, plain
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.measure import measure
+from kvsearch.search.schema import SCHEMA
 
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
@@ -71,17 +72,24 @@ class Ending:
     def go(self, trials: list[Trial]) -> dict[str, Any]:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
         recommended = self._recommend(trials)
-        chosen = self._chosen(trials, recommended)
-        frozen = {"recommended": recommended, "front": [c.name for c in chosen]}
+        front = self._front(trials)
+        chosen = self._chosen(trials, {*front[:FRONT], recommended})
+        frozen = {
+            "schema": SCHEMA,
+            "recommended": recommended,
+            "search_front": front,
+            "rows": [c.name for c in chosen],
+        }
         write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
         rows, dropped = self._report(chosen)
         named = {r["name"] for r in rows}
         chosen = [c for c in chosen if c.name in named]
         return {
+            "schema": SCHEMA,
             "rows": rows,
             "recommended": recommended if recommended in named else None,
-            "also": self._also(chosen, recommended),
-            "fits": [c.name for c in chosen if c.kind != "full"],
+            "extra_text": self._extra_texts(chosen, recommended),
+            "compared": [c.name for c in chosen if c.kind != "full"],
             "dropped": dropped,
         }
 
@@ -106,12 +114,15 @@ class Ending:
         }
         return min(scores, key=lambda n: scores[n], default=None)
 
-    def _chosen(self, trials: list[Trial], recommended: str | None) -> list[Candidate]:
-        """Front of the search, all baselines, and the recommended policy."""
+    def _front(self, trials: list[Trial]) -> list[str]:
+        """Names on the front of the search within the budget, least loss first."""
         within = self._within(trials)
         points = [(float(t.bytes_peak or 0), t.nll or 0.0, -(t.speed or 0.0)) for t in within]
         order = sorted(nondominated(points), key=lambda i: within[i].nll or 0.0)
-        keep = {within[i].name for i in order[:FRONT]} | {recommended}
+        return [within[i].name for i in order]
+
+    def _chosen(self, trials: list[Trial], keep: set[str | None]) -> list[Candidate]:
+        """The full cache, all baselines, and the trials named in `keep`."""
         full = Policy(name="full")
         chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
         for t in trials:
@@ -130,8 +141,8 @@ class Ending:
                 rows.append({**about, **row, "policy": plain(c.policy)})
         return rows, {c.name: failures[c.key] for c in chosen if c.key in failures}
 
-    def _also(self, chosen: list[Candidate], recommended: str | None) -> dict[str, Any]:
-        """The recommended policy, the best found one and their opponents on further texts."""
+    def _extra_texts(self, chosen: list[Candidate], recommended: str | None) -> dict[str, Any]:
+        """The recommended policy, the best searched one and their opponents on further texts."""
         out: dict[str, Any] = {}
         wanted = self._opponents(chosen, recommended)
         for part, (label, digest) in self.extra.items():

@@ -22,7 +22,6 @@ from kvsearch.records import (
     Throughput,
     Trial,
     columns,
-    modern_kind,
 )
 from kvsearch.search import schema
 from kvsearch.search.folder import RunFolder
@@ -41,9 +40,7 @@ def read(folder: RunFolder) -> Summary:
         RunError: the folder holds no finished run, or is damaged.
     """
     asked = schema.study(_json(folder.path / "study.json"))
-    measured = _json(folder.path / "measured.json")
-    for row in measured["rows"]:
-        row["kind"] = modern_kind(row["kind"])
+    measured = schema.measured(_json(folder.path / "measured.json"))
     shape = shape_from(asked["model"])
     start = int(asked["settings"]["score_from"]) - 1
     trials = folder.trials()
@@ -185,15 +182,16 @@ def _rechecks(
     out = []
     kinds = {m["name"]: m["kind"] for m in measured["rows"]}
     keys = {m["name"]: m["fingerprint"] for m in measured["rows"]}
-    for text in ("report", *measured.get("also", {})):
+    compared, extra = measured["compared"], measured["extra_text"]
+    for text in ("report", *extra):
         if text == "report":
             nll, label = report, "report text"
         else:
-            label = measured["also"][text]["label"]
-            names = [n for n in measured["also"][text]["names"] if folder.has_losses(text, keys[n])]
+            label = extra[text]["label"]
+            names = [n for n in extra[text]["names"] if folder.has_losses(text, keys[n])]
             nll = {n: folder.losses(text, keys[n], start) for n in names}
         for kind in ("method", "combined"):
-            rivals = [n for n in nll if kinds[n] == kind and n != best and n in measured["fits"]]
+            rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
             if best in nll and rivals:
                 rival = min(rivals, key=lambda n: nll[n].mean())
                 out.append(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kvsearch.errors import RunError
+from kvsearch.records import modern_kind
 
 SCHEMA = "kvsearch.run/2"  # of study.json, measured.json and frozen.json
 _SETTINGS = {
@@ -24,6 +25,24 @@ def study(data: dict[str, Any]) -> dict[str, Any]:
         return data
     settings = {_SETTINGS.get(k, k): v for k, v in data["settings"].items()}
     return {**data, "schema": SCHEMA, "settings": settings}
+
+
+def measured(data: dict[str, Any]) -> dict[str, Any]:
+    """`measured.json` of any version by today's names; parts of its texts keep theirs.
+
+    Raises:
+        RunError: a newer version of kvsearch wrote it.
+    """
+    if _current(data):
+        return data
+    rest = {k: v for k, v in data.items() if k not in ("also", "fits", "rows")}
+    return {
+        **rest,
+        "schema": SCHEMA,
+        "rows": [{**row, "kind": modern_kind(row["kind"])} for row in data["rows"]],
+        "extra_text": data.get("also", {}),
+        "compared": data["fits"],  # all but the full cache, in spite of the name
+    }
 
 
 def _current(data: dict[str, Any]) -> bool:

@@ -128,7 +128,7 @@ def reached(slots: int, sampler: str, trials: int, seed: int) -> float:
         session = toy.Session(toy.Toy(Path(place) / "log", 0.0))
         done = search(
             Simulated(session, slots), Path(place),
-            trials=trials, sampler=sampler, seed=seed, warm=False,
+            trials=trials, sampler=sampler, seed=seed, warm_start=False,
         )  # fmt: skip
     points = [(float(t.bytes_peak or 0), t.dnll or 0.0) for t in done if t.state == "complete"]
     return volume(points, float(toy.SETTING.budget_bytes or 0))

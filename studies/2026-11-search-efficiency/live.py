@@ -102,7 +102,7 @@ def main() -> None:
     sampler = make_sampler(o.sampler, space, setting)
     task = Task(
         setting, BUDGET, space, o.trials - methods, o.seed, sampler, WINDOWS,
-        warm=not o.cold, racing=not o.no_race,
+        warm_start=not o.cold, racing=not o.no_race,
     )  # fmt: skip
     search(task, session, o.place / "runs" / name)
 

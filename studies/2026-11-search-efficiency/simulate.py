@@ -134,7 +134,7 @@ def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
     task = Task(
         truth.setting, BUDGET, space, o.trials - methods, seed,
         make_sampler(o.sampler, space, truth.setting), WINDOWS,
-        warm=not o.cold, racing=not o.no_race,
+        warm_start=not o.cold, racing=not o.no_race,
     )  # fmt: skip
     name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}"
     folder = RunFolder(o.place / f"{name}-{seed}")

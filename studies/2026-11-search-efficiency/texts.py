@@ -55,7 +55,7 @@ def main() -> None:
     space = load_space(str(HERE / "space.yaml"))
     free = o.trials - len(baselines(True))
     sampler = make_sampler(o.sampler, space, setting)
-    task = Task(setting, BUDGET, space, free, 1, sampler, WINDOWS, warm=True, racing=True)
+    task = Task(setting, BUDGET, space, free, 1, sampler, WINDOWS, warm_start=True, racing=True)
     trials = search(task, session, o.place / o.text / "runs" / o.sampler)
     full = session.run(Job(0, "report", Policy(), CONTEXT)).nll[:, BUDGET - 1 :]
     found: dict[str, float] = {}

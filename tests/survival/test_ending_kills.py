@@ -86,7 +86,14 @@ def test_kills_by_chance_change_nothing_in_the_ending(
         child.communicate(timeout=60)
     _, found = ended(fork, folder, "--seconds", "0")
     assert (rows(found), found["recommended"]) == (rows(expected), expected["recommended"])
-    assert not found["dropped"] and not list(folder.glob("nll/*.tries"))
+    assert not found["dropped"] and not pending(folder)
+
+
+def pending(folder: Path) -> list[tuple[str, str]]:
+    """Evaluations that were begun and did not end."""
+    lines = (folder / "attempts.jsonl").read_text().splitlines()
+    last = {(d["part"], d["fingerprint"]): d["attempts"] for d in map(json.loads, lines)}
+    return [key for key, count in last.items() if count]
 
 
 class Stops(Session):
@@ -106,8 +113,9 @@ def test_ctrl_c_is_no_attempt_and_three_kills_are_final(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             ask = Inline(Stops(log, KeyboardInterrupt()))
             measure(ask, folder, "report", [OTHER], SETTING)
-    assert folder.tries("report", KEY) == 0
-    folder.set_tries("report", KEY, 3)
+    assert folder.attempts.of("report", KEY) == 0
+    for _ in range(3):
+        folder.attempts.begin("report", KEY)
     inline = Inline(Session(Toy(log, 0.0)))
     why = {KEY: "killed 3 times while it was evaluated"}
     assert measure(inline, folder, "report", [OTHER], SETTING) == why and not log.exists()
