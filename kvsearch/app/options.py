@@ -46,7 +46,7 @@ class RunOptions:
     out: Path | None = None
 
     def check(self) -> None:
-        """Raise a `KvsearchError` for a contradiction that can be told without the model."""
+        """Raise a `KvsearchError` for a contradiction that show without the model."""
         check_budget(self.budget_slots, self.budget_bytes)
         if self.trials < 0 or self.workers < 0:
             raise KvsearchError("--trials and --workers cannot be below 0")

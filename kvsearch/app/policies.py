@@ -20,7 +20,7 @@ def listed(policies: PolicyLike | Sequence[PolicyLike]) -> tuple[PolicyLike, ...
 
 
 def check_names(policies: Sequence[PolicyLike], *, sized: bool) -> None:
-    """Mistakes that can be told before the model is loaded.
+    """Mistakes that show before the model is loaded.
 
     Args:
         policies: names, files or policies.

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsearch.app import inputs, speed, summary
 from kvsearch.app.asked import asked, default_folder, races
-from kvsearch.app.ending import Ending, select_windows
+from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
@@ -22,11 +22,11 @@ from kvsearch.report import write_report
 from kvsearch.search.driver import Search
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.hypervolume import log_hypervolume
 from kvsearch.search.model_work import ModelWork
 from kvsearch.search.samplers import Context, check_name, make
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
-from kvsearch.search.volume import volume
 from kvsearch.space import load as load_space
 
 
@@ -81,15 +81,15 @@ class Run:
             )  # fmt: skip
             trials = self._search(executor, work)
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
-            ending = Ending(
+            measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
                 self.text.select,
             ).go(trials)  # fmt: skip
             executor.close()
             inputs.unpark(self.loaded)
-            self._bench(ending)
-            ending["seconds"] = time.perf_counter() - self.start
-            write_atomic(self.folder.path / "measured.json", json.dumps(ending, indent=1) + "\n")
+            self._bench(measured)
+            measured["seconds"] = time.perf_counter() - self.start
+            write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
             result = summary.read(self.folder)
             with shown.step("report", 1) as step:
                 write_report(result, self.folder.path, shape=self.loaded.shape)
@@ -102,7 +102,7 @@ class Run:
             self.folder.close()
 
     def so_far(self) -> list[Trial]:
-        """Policies measured on the search text, best first: what an interrupted run knows."""
+        """Policies measured on the search text, best first; what an interrupted run has."""
         done = [t for t in self.folder.trials() if t.state == "complete"]
         return sorted(done, key=lambda t: t.nll or 0.0)
 
@@ -165,16 +165,16 @@ class Run:
                 trials = tune.run(search, work, slots=o.workers, address=o.ray or "local")
             else:
                 trials = search.run()
-        mattered = Kvei(o.seed, context).importances(search.study.told)
+        mattered = Kvei(o.seed, context).importances(search.study.optuna_study)
         write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")
         return trials
 
-    def _bench(self, ending: dict[str, Any]) -> None:
+    def _bench(self, measured: dict[str, Any]) -> None:
         """Decode speed with the device to itself: of the whole front if speed is an objective."""
         if not self.options.bench:
             return
-        for row in ending["rows"]:
-            mine = row["name"] == ending["recommended"] or (
+        for row in measured["rows"]:
+            mine = row["name"] == measured["recommended"] or (
                 self._fast and row["kind"] == "searched"
             )
             if mine:
@@ -199,7 +199,7 @@ class Run:
 
 
 def _best(trials: list[Trial], limit: int | None) -> str:
-    """Best losses within the budget and volume of the front so far, as a note beside the bar."""
+    """Best losses within the budget and hypervolume so far, as a note beside the bar."""
 
     def top(kind: str) -> str:
         done = [
@@ -211,8 +211,8 @@ def _best(trials: list[Trial], limit: int | None) -> str:
 
     tokens = sum(t.tokens for t in trials)
     points = [(float(t.bytes_peak or 0), t.dnll) for t in trials if t.dnll is not None]
-    grown = f"volume {volume(points, limit):.3f}, " if limit else ""
+    covered = f"hypervolume {log_hypervolume(points, limit):.3f}, " if limit else ""
     return (
         f"dNLL to full: searched {top('searched')}, published {top('method')}, combined "
-        f"{top('combined')}; {grown}{tokens / 1000:.0f} k tokens"
+        f"{top('combined')}; {covered}{tokens / 1000:.0f} k tokens"
     )

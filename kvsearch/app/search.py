@@ -15,6 +15,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.records import Row, Summary, Trial, columns
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
+from kvsearch.search.samplers import modern_name
 from kvsearch.text import TextLike
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def search(
         budget_bytes=budget_bytes,
         space=str(space),
         trials=trials,
-        sampler=sampler,
+        sampler=modern_name(sampler),
         race=race,
         objectives=names(objectives),
         warm_start=warm_start,

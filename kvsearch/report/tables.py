@@ -95,8 +95,8 @@ def front_csv(rows: Sequence[Row]) -> str:
     """All report rows, one a line, floats in full so that they read back as they were.
 
     Units: `nll`, `nll_se`, `dnll_*` nats per token; `bytes_*` bytes per sequence; `slots16` fp16
-    slots per layer; `tokens` scored tokens; `seconds` wall time; `decode_*` as `Throughput`; `speed`
-    modelled decode speed over the full cache's, where it was an objective.
+    slots per layer; `tokens` scored tokens; `seconds` wall time; `decode_*` as `Throughput`;
+    `speed` modelled decode speed over the full cache's, where it was an objective.
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)

@@ -4,6 +4,7 @@ from typing import Any
 
 from kvsearch.errors import RunError
 from kvsearch.records import modern_kind
+from kvsearch.search.samplers import OLD_NAMES
 
 SCHEMA = "kvsearch.run/2"  # of study.json, measured.json and frozen.json
 _SETTINGS = {
@@ -24,6 +25,8 @@ def study(data: dict[str, Any]) -> dict[str, Any]:
     if _current(data):
         return data
     settings = {_SETTINGS.get(k, k): v for k, v in data["settings"].items()}
+    if settings.get("sampler") in OLD_NAMES:
+        settings["sampler"] = OLD_NAMES[settings["sampler"]]
     return {**data, "schema": SCHEMA, "settings": settings}
 
 

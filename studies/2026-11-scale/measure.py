@@ -29,7 +29,7 @@ from kvsearch.search.driver import Search  # noqa: E402
 from kvsearch.search.executors import Executor  # noqa: E402
 from kvsearch.search.executors.processes import Processes  # noqa: E402
 from kvsearch.search.folder import RunFolder  # noqa: E402
-from kvsearch.search.volume import volume  # noqa: E402
+from kvsearch.search.hypervolume import log_hypervolume as volume  # noqa: E402
 from kvsearch.search.work import Job, Outcome, attempt  # noqa: E402
 
 

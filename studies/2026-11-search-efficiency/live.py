@@ -23,10 +23,10 @@ from kvsearch.records import Trial
 from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.hypervolume import log_hypervolume as volume
 from kvsearch.search.model_work import ModelSession
 from kvsearch.search.samplers import make_sampler
 from kvsearch.search.task import Task, baselines
-from kvsearch.search.volume import volume
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 

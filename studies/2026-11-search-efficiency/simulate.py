@@ -28,12 +28,13 @@ from kvsearch.records import Trial
 from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.hypervolume import FLOOR
+from kvsearch.search.hypervolume import log_hypervolume as volume
 from kvsearch.search.race import exposure
 from kvsearch.search.samplers import make_sampler
 from kvsearch.search.samplers.features import features
 from kvsearch.search.samplers.gp import GP, fit, process
 from kvsearch.search.task import Task, baselines
-from kvsearch.search.volume import FLOOR, volume
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 

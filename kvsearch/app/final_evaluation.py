@@ -1,4 +1,4 @@
-"""The honest end of a run: the front is frozen, then everything is measured once on other text."""
+"""The final evaluation: the front is frozen, then everything is measured once on other text."""
 
 import json
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class Candidate:
 
 
 @dataclass
-class Ending:
+class FinalEvaluation:
     """Chooses, freezes and measures.
 
     Attributes:
