@@ -55,7 +55,7 @@ def batch_option(f: F) -> F:
     return click.option("--batch", default=1, show_default=True, help="windows per forward pass")(f)
 
 
-def budget_options(purpose: str) -> Callable[[F], F]:
+def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
     """How much memory, in one of two units."""
 
     def add(f: F) -> F:
@@ -71,7 +71,7 @@ def budget_options(purpose: str) -> Callable[[F], F]:
             "budget_slots",
             type=float,
             metavar="SLOTS",
-            help=f"{purpose}, in fp16 slots per layer",
+            help=f"{purpose}, in fp16 slots per layer{default}",
         )(f)
 
     return add

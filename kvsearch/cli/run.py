@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from kvsearch.cli.config import Configured, config_option
 from kvsearch.cli.options import (
     Option,
     batch_option,
@@ -16,8 +17,9 @@ from kvsearch.cli.options import (
 from kvsearch.search.samplers import DEFAULT, NAMES
 
 
-@click.command("run")
-@budget_options("memory, everything counted [default: 256]")
+@click.command("run", cls=Configured)
+@config_option
+@budget_options("memory, everything counted", " [default: 256]")
 @model_options
 @text_options
 @click.option(
