@@ -91,7 +91,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a kill left of half-written files; nobody else may be writing there."""
+    """Remove what a kill left of half-written files; nothing else may be writing there."""
     with contextlib.suppress(OSError):
         for draft in folder.glob(".*.tmp"):
             if draft.is_file():

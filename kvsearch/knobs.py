@@ -119,14 +119,14 @@ class Setting:
 
     Attributes:
         shape: the model's.
-        budget: bytes per sequence that the peak may reach, or None for no limit.
+        budget_bytes: per sequence, that the peak may reach, or None for no limit.
         tokens: length of the stream; policies that keep every token grow with it.
         sensitivity: measured sensitivity per layer, or empty if it was not measured.
         prompt: tokens of the stream that one forward call brings in at its start.
     """
 
     shape: ModelShape
-    budget: int | None
+    budget_bytes: int | None
     tokens: int
     sensitivity: tuple[float, ...] = ()
     prompt: int = 0
@@ -176,9 +176,9 @@ def sized(
     if not get["evict"]:
         policy = _policy(get, setting, None, name)
         return policy, layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
-    if setting.budget is None:
+    if setting.budget_bytes is None:
         raise PolicyError("a budget is needed to size this policy")
-    return _largest(get, setting, int(setting.budget * float(get["budget_fraction"])), name)
+    return _largest(get, setting, int(setting.budget_bytes * float(get["budget_fraction"])), name)
 
 
 def _largest(

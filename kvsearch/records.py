@@ -1,6 +1,8 @@
 """What a run leaves behind, as values: trials, measured rows and the summary that reports draw."""
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast
 
 from kvsearch.policy import Policy
@@ -201,6 +203,28 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
+
+
+def columns(kind: type, records: Sequence[Any]) -> dict[str, list[Any]]:
+    """Records as columns: every field of the dataclass `kind`, in its order, none left out.
+
+    An `Interval` becomes three columns, the last two with `_lo` and `_hi`. Policies, mappings and
+    sequences become JSON.
+    """
+    out: dict[str, list[Any]] = {}
+    for f in fields(kind):
+        values = [getattr(r, f.name) for r in records]
+        if f.type in (Interval, Interval | None):
+            for suffix, part in (("", "mean"), ("_lo", "lo"), ("_hi", "hi")):
+                out[f.name + suffix] = [None if v is None else getattr(v, part) for v in values]
+        else:
+            out[f.name] = [_cell(v) for v in values]
+    return out
+
+
+def _cell(value: Any) -> Any:
+    simple = value is None or isinstance(value, str | int | float)
+    return value if simple else json.dumps(plain(value))
 
 
 def modern_kind(kind: str) -> Kind:

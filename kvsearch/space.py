@@ -10,12 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from kvsearch.errors import SpaceError, nearest
 from kvsearch.frozen import Frozen
 from kvsearch.knobs import KNOBS, Value, check_value, modern
+from kvsearch.yaml_file import read_mapping
 
 Words = dict[str, Value | list[Value]]
 
@@ -189,20 +189,12 @@ def load(name: str) -> SearchSpace:
         if not found:
             raise SpaceError(f"unknown search space {name!r}{nearest(name, names())}")
         path = found[0]
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as e:
-        raise SpaceError(f"cannot read search space {path}: {e}") from e
-    except yaml.YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        raise SpaceError(f"{path}: not YAML{where}: {getattr(e, 'problem', e)}") from e
-    if not isinstance(data, dict):
-        raise SpaceError(f"{path}: expected a mapping, got {type(data).__name__}")
+    data = read_mapping(path, "search space", SpaceError)
     try:
         return SearchSpace.model_validate(data)
     except ValidationError as e:
         first = e.errors()[0]
         loc = ".".join(str(p) for p in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise SpaceError(f"{path}: {'field ' + loc + ': ' if loc else ''}{message}") from e
+        sentence = f"{path}: {'field ' + loc + ': ' if loc else ''}{message}"
+        raise SpaceError(" ".join(sentence.split())) from e

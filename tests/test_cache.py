@@ -61,7 +61,7 @@ SETTING = Setting(
     (0.5, 0.7, 1.2, 1.6),
 )
 PROMPT = 100  # of the policies that compact after a prompt; they hold all that follows
-AFTER = replace(SETTING, budget=SETTING.shape.budget_bytes(140), prompt=PROMPT)
+AFTER = replace(SETTING, budget_bytes=SETTING.shape.budget_bytes(140), prompt=PROMPT)
 EXTRA: dict[str, Policy] = {
     "window interval 8": Policy(slots=32, sinks=4, interval=8),
     "window re-indexed interval 8": Policy(slots=32, sinks=4, interval=8, positions="cache"),
@@ -200,7 +200,7 @@ def policy_of(name: str) -> Policy:
         return EXTRA[name]
     setting = AFTER if "prompt" in name else SETTING
     room = 4 * 6 * 16 * 17 // 2 if name == "expected-attention" else 0  # a layer's covariance
-    return at(name, replace(setting, budget=(setting.budget or 0) + 4 * room))
+    return at(name, replace(setting, budget_bytes=(setting.budget_bytes or 0) + 4 * room))
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -74,7 +74,7 @@ def small(name: str) -> Policy:
     """A method with so few slots that it evicts."""
     for slots in (76, 132, 200):
         with suppress(PolicyError):
-            return at(name, replace(SETTING, budget=SHAPE.budget_bytes(slots)))
+            return at(name, replace(SETTING, budget_bytes=SHAPE.budget_bytes(slots)))
     raise AssertionError(name)
 
 

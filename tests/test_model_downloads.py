@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import errors as hub_errors
 
 from kvsearch.errors import ModelError
-from kvsearch.models import kept, locate, wheel
+from kvsearch.models import disk_cache, locate, wheel
 from kvsearch.models.load import load_model
 
 
@@ -23,7 +23,7 @@ from kvsearch.models.load import load_model
 def no_network(monkeypatch, tmp_path):
     """The hub and pip fail, and the cache is empty, unless the test says otherwise."""
     dirs = SimpleNamespace(user_cache_path=lambda *a, **k: tmp_path / "cache")
-    monkeypatch.setattr(kept, "platformdirs", dirs)
+    monkeypatch.setattr(disk_cache, "platformdirs", dirs)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     hub_says(monkeypatch, ConnectionError("no route"))
     monkeypatch.setattr(wheel, "find_spec", lambda name: None)
@@ -143,12 +143,12 @@ def test_an_entry_is_made_once_and_a_failed_one_leaves_nothing(tmp_path):
         (draft / "whole").write_text("x")
 
     with pytest.raises(ValueError):
-        kept.keep("entry", fail)
+        disk_cache.keep("entry", fail)
     assert [p.name for p in (tmp_path / "cache").iterdir()] in ([], ["entry.lock"])
-    threads = [threading.Thread(target=kept.keep, args=("entry", slowly)) for _ in range(4)]
+    threads = [threading.Thread(target=disk_cache.keep, args=("entry", slowly)) for _ in range(4)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
     assert made == [1]
-    assert [p.name for p in kept.keep("entry", fail).iterdir()] == ["whole"]
+    assert [p.name for p in disk_cache.keep("entry", fail).iterdir()] == ["whole"]

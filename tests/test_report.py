@@ -243,7 +243,7 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
             for part, n in (("search", 20_480), ("select", 16_384), ("report", 17_408))
         },
         settings={
-            "budget": 256,
+            "budget_slots": 256,
             "context": CONTEXT,
             "report_windows": 8,
             "score_from": 256,
@@ -339,7 +339,7 @@ def test_nothing_is_better_when_every_interval_includes_zero():
     assert "no clear difference" in words.lower()
 
 
-def test_a_run_without_an_answer_says_so():
+def test_a_run_without_a_recommendation_says_so():
     html = page(make_summary(recommended=None))
     assert "No policy is recommended" in html and "PolicyCache" not in html
 

@@ -6,17 +6,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from kvsearch.app.inputs import TextOptions
+from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
-from kvsearch.app.run import Run, RunOptions
+from kvsearch.app.run import Run
 from kvsearch.cli import main
 from kvsearch.policy import Policy
+from kvsearch.records import Trial
 from kvsearch.search.journal import Journal
 
 
@@ -74,7 +78,13 @@ def test_a_run_with_more_trials_chooses_on_more_windows(
 ) -> None:
     for trials, select in ((3, "select1"), (20, "select2")):
         text = TextOptions((str(prose),), context=256)
-        options = RunOptions(str(tiny_folder), 96, text, trials=trials, out=tmp_path / select)
+        options = RunOptions(
+            model=str(tiny_folder),
+            budget_slots=96,
+            text=text,
+            trials=trials,
+            out=tmp_path / select,
+        )
         run = Run(options, Shown(quiet=True))
         run.folder.close()
         assert run.text.select == select
@@ -90,7 +100,9 @@ def test_a_run_leaves_everything(finished: Path) -> None:
     trials = Journal(finished / "trials.jsonl").read()
     assert sum(t.kind == "searched" and t.state in ("complete", "pruned") for t in trials) == 3
     assert [t.name for t in trials[:2]] == ["rotated+sensitivity", "h2o+int4-fine"]
-    assert pq.read_table(finished / "trials.parquet").num_rows == len(trials)
+    table = pq.read_table(finished / "trials.parquet")
+    assert table.column_names == [f.name for f in fields(Trial)]
+    assert table.num_rows == len(trials) and table.schema.field("speed").type == pa.float64()
     best = Policy.from_json(finished / "best.json")
     assert best.about["bytes_peak"] <= 96 * 2 * 2 * 2 * 8 * 2
     study = json.loads((finished / "study.json").read_text())

@@ -19,15 +19,15 @@ from kvsearch.methods import METHODS
 from kvsearch.pareto import hypervolume
 from kvsearch.policy import ModelShape
 from kvsearch.search import samplers
+from kvsearch.search.hypervolume import log_hypervolume
 from kvsearch.search.samplers import SAMPLERS, Context, Priced, make
 from kvsearch.search.samplers.ehvi import expected_gain
 from kvsearch.search.samplers.features import FEATURES
 from kvsearch.search.samplers.gp import GP, fit, lowest, misfit
 from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
+from kvsearch.search.samplers.one_at_a_time import next_move
 from kvsearch.search.samplers.surrogate import Surrogate
-from kvsearch.search.samplers.sweep import sweep
-from kvsearch.search.volume import volume
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -74,7 +74,7 @@ def search(name: str, seed: int, trials: int) -> tuple[list[tuple[Priced, float]
         trial, point = ask(study, name, seed, context)
         free = not point.feasible or point.fingerprint in done
         if trial.number >= methods:
-            assert not free or name not in ("kvei", "breed")
+            assert not free or name not in ("kvei", "evolutionary")
             found += not free
         if free:
             study.tell(trial, state=TrialState.PRUNED)
@@ -85,7 +85,7 @@ def search(name: str, seed: int, trials: int) -> tuple[list[tuple[Priced, float]
 
 
 def area(done: list[tuple[Priced, float]]) -> float:
-    return volume([(p.bytes_peak, d) for p, d in done], SETTING.budget or 0)
+    return log_hypervolume([(p.bytes_peak, d) for p, d in done], SETTING.budget_bytes or 0)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,11 @@ def test_every_sampler_keeps_the_contract(name: str) -> None:
         trial = study.ask()
         again.append(SPACE.suggest(trial))
         study.tell(trial, state=TrialState.FAIL)
-        if name in ("kvei", "breed", "gp"):  # not what has just failed again: ask the same study
+        if name in (
+            "kvei",
+            "evolutionary",
+            "gp",
+        ):  # not what has just failed again: ask the same study
             study = _without_last(study)
     assert again[0] == again[1] and set(again[0]) <= set(SPACE.axes)
 
@@ -295,7 +299,7 @@ def test_the_best_policy_is_first_tried_at_the_sizes_that_are_missing() -> None:
         assert point is not None
         history.done.append(Seen(point, dnll))
     sizes = []
-    while (knobs := samplers.slide.slide(history, context)) is not None:
+    while (knobs := samplers.size_probes.size_probe(history, context)) is not None:
         sizes.append(knobs["budget_fraction"])
         assert {**knobs, "budget_fraction": 1.0} == history.done[0].point.knobs
         point = context.price(knobs)
@@ -316,9 +320,9 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
 
     for name in ("xmu+int4", "window+int4", "h2o+int4"):
         tell(SPACE.params(METHODS[name].knobs) or {})
-    while (size := samplers.slide.slide(history, context)) is not None:
+    while (size := samplers.size_probes.size_probe(history, context)) is not None:
         tell(size)
-    while (knobs := sweep(history, context, Surrogate(history), rng)) is not None:
+    while (knobs := next_move(history, context, Surrogate(history), rng)) is not None:
         assert Kvei(1, context).propose(history, rng) == knobs, "before it asks its model"
         base = history.best()[0].point.knobs
         changed = [k for k in SPACE.axes if knobs.get(k) != base.get(k)]
@@ -351,7 +355,7 @@ def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
             history.done.append(Seen(others.pop(0), 0.3))
         history.stopped = [Seen(p, None, ((1, 512, 0.3),)) for p in others]
         rng, moves = random.Random(1), set[str]()
-        while (knobs := sweep(history, context, Surrogate(history), rng)) is not None:
+        while (knobs := next_move(history, context, Surrogate(history), rng)) is not None:
             moves |= {k for k in SPACE.axes if knobs.get(k) != first.knobs.get(k)}
             point = priced(knobs)
             history.done.append(Seen(point, 0.2))
@@ -365,8 +369,8 @@ def test_proposals_are_feasible_and_new(
 ) -> None:
     done = searched[0]  # `search` itself fails on a proposal that is not
     assert len({p.fingerprint for p, _ in done}) == len(done)
-    assert all(p.bytes_peak <= (SETTING.budget or 0) for p, _ in done)
-    breeders, _ = search("breed", 1, 20)
+    assert all(p.bytes_peak <= (SETTING.budget_bytes or 0) for p, _ in done)
+    breeders, _ = search("evolutionary", 1, 20)
     assert len({p.fingerprint for p, _ in breeders}) == len(breeders)
 
 

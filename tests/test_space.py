@@ -50,7 +50,7 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget() -> None:
             assert "budget too small" in str(error)
             continue
         check(policy, SHAPE)
-        limit = SETTING.budget * float(knobs["budget_fraction"])  # type: ignore[operator]
+        limit = SETTING.budget_bytes * float(knobs["budget_fraction"])  # type: ignore[operator]
         assert 0 < peak == layout(policy, SHAPE).bytes_peak(4096) <= limit
         assert policy.slots is not None
         slots = policy.slots + 1

@@ -1,37 +1,49 @@
 """`kvsearch bench`: decode speed of one policy."""
 
+from pathlib import Path
+
 from kvsearch.app import inputs
-from kvsearch.app.evaluate import EvalOptions, check_names, resolve
+from kvsearch.app.layers import with_sensitivity
+from kvsearch.app.policies import check_names, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import throughput
+from kvsearch.evaluate.quality import Evaluator
 from kvsearch.records import Throughput
-from kvsearch.text import tokenize, windows
+from kvsearch.text import TextLike, tokenize, windows
 
 
-def run(
+def bench(
+    policy: str,
     shown: Shown,
     *,
-    policy: str,
     model: str,
     dtype: str,
     device: str,
-    batch: int,
-    files: tuple[str, ...],
+    text: tuple[TextLike, ...],
     dataset: str | None,
-    budget: float | None,
+    budget_slots: float | None,
+    budget_bytes: int | None,
+    sensitivity: Path | None,
     context: int,
     pairs: int,
     steps: int,
 ) -> tuple[str, Throughput]:
-    """Time `policy`; returns its name and the measurement."""
+    """Time `policy`, a method or a file; returns its name and the measurement."""
     if context < 1 or pairs < 1 or steps < 1:
         raise KvsearchError("--context, --pairs and --steps must be at least 1")
-    check_names(EvalOptions((policy,), budget=budget))
+    inputs.check_budget(budget_slots, budget_bytes)
+    check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
     need = throughput.needed(context, pairs, steps)
     loaded = inputs.model(model, dtype=dtype, device=device, context=need, say=shown.say)
-    chosen = resolve((policy,), inputs.setting(loaded, budget, need))[0]
-    tokens = tokenize(loaded.tokenizer, inputs.source(files, dataset, shown.say))
+    budget = inputs.budget(loaded, budget_slots, budget_bytes)
+    setting = inputs.setting(loaded, budget, need)
+    tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
+    setting = with_sensitivity(
+        setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, file=sensitivity,
+        shown=shown,
+    )  # fmt: skip
+    chosen = resolve((policy,), setting)[0]
     ids = windows(tokens, count=1, length=need)[0]
     with shown.step("decode speed", pairs) as step:
         found = throughput.measure(

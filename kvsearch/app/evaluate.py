@@ -1,164 +1,247 @@
-"""`kvsearch eval`: named methods and policy files on one text, paired with the full cache."""
+"""Named methods and policy files on one text, paired with the full cache: `kvsearch eval`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kvsearch.app import inputs
+from kvsearch.app.layers import with_sensitivity
+from kvsearch.app.nll_table import write_nll
+from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
 from kvsearch.app.progress import Shown
-from kvsearch.errors import KvsearchError, nearest
+from kvsearch.errors import KvsearchError
 from kvsearch.evaluate.quality import Evaluator, Quality, check_finite
-from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
-from kvsearch.policy import Policy, check, layout
+from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy, layout
+from kvsearch.records import Interval, columns, plain
 from kvsearch.stats import paired, standard_error
-from kvsearch.text import tokenize, windows
+from kvsearch.text import TextLike, tokenize
+from kvsearch.text import windows as cut_windows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONTEXT, MOST = 2048, 8192  # tokens of a window by default, and at most without --context
 
 
 @dataclass(frozen=True)
-class EvalOptions:
-    """What `kvsearch eval` was asked; lengths in tokens, budget in fp16 slots per layer."""
+class Evaluated:
+    """One policy on the text. NLL in nats per token, bytes per sequence, all over scored tokens.
 
-    policies: tuple[str, ...]
-    model: str = "smollm2-135m"
-    budget: float | None = None
-    files: tuple[str, ...] = ()
-    dataset: str | None = None
-    context: int = 2048
-    windows: int = 1
-    score_from: int | None = None
-    prompt: int = 0
-    dtype: str = "auto"
-    device: str = "auto"
-    batch: int = 1
-    nll_out: Path | None = None
+    Attributes:
+        policy: its name.
+        fingerprint: identity of the policy on this model.
+        nll, nll_se: mean NLL and its block standard error.
+        ppl: exp(nll).
+        dnll_full: minus the full cache on the same tokens; above 0 is worse.
+        bytes_peak, bytes_mean, bytes_asked: exact, from the policy: largest, mean, and at the end.
+        bytes_resident: summed over the real tensors at the end of a window.
+        slots16: `bytes_peak` in fp16 slots per layer.
+        within_budget: whether `bytes_peak` is at most the budget; None without one.
+        seconds: wall time.
+        impls: which implementation of each op ran.
+    """
 
-
-def resolve(names: tuple[str, ...], setting: Setting) -> list[Policy]:
-    """Policies for method names and files, in order; files are named by their stem."""
-    out = []
-    for name in names:
-        if name in METHODS:
-            out.append(at(name, setting))
-        elif Path(name).suffix == ".json":
-            policy = Policy.from_json(name)
-            out.append(policy.model_copy(update={"name": policy.name or Path(name).stem}))
-        else:
-            raise KvsearchError(
-                f"{name!r} is neither a method nor a .json policy file{nearest(name, METHODS)}"
-            )
-        check(out[-1], setting.shape, prompt=setting.prompt)
-    return out
+    policy: str
+    fingerprint: str
+    nll: float
+    nll_se: float
+    ppl: float
+    dnll_full: Interval
+    bytes_peak: int
+    bytes_mean: float
+    bytes_asked: int
+    bytes_resident: int
+    slots16: float
+    within_budget: bool | None
+    seconds: float
+    impls: dict[str, str]
 
 
-def check_names(options: EvalOptions) -> None:
-    """Mistakes that can be told before the model is loaded."""
-    for name in options.policies:
-        if Path(name).suffix == ".json":
-            Policy.from_json(name)
-        elif name not in METHODS:
-            raise KvsearchError(
-                f"{name!r} is neither a method nor a .json policy file{nearest(name, METHODS)}"
-            )
-        elif options.budget is None and METHODS[name].knobs.get("evict", True):
-            raise KvsearchError(
-                f"method {name} needs a size: give --budget in fp16 slots per layer"
-            )
+@dataclass(frozen=True, eq=False, repr=False)
+class EvaluateResult:
+    """What an evaluation measured.
+
+    Attributes:
+        rows: one per policy, in the order asked.
+        model: name, digest, dtype and device.
+        text: name and hashes.
+        tokens: scored tokens, `n` of every row.
+        windows, context: how many windows of how many tokens.
+        score_from: first scored position of a window.
+        full_nll: of the full cache, nats per token.
+    """
+
+    rows: list[Evaluated]
+    model: dict[str, str]
+    text: dict[str, str]
+    tokens: int
+    windows: int
+    context: int
+    score_from: int
+    full_nll: float
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The rows, with every field; `dnll_full` has its interval in two more columns."""
+        import pandas as pd
+
+        return pd.DataFrame(columns(Evaluated, self.rows))
+
+    def document(self) -> dict[str, Any]:
+        """What `kvsearch eval --json` prints."""
+        about = {k: v for k, v in self.__dict__.items() if k != "rows"}
+        return {**about, "results": plain(self.rows)}
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{r.policy} {r.dnll_full.mean:+.4f}" for r in self.rows)
+        return (
+            f"EvaluateResult: dNLL to the full cache, nats/token, n = {self.tokens} tokens of "
+            f"{self.text['name']}: {rows}"
+        )
 
 
-def run(options: EvalOptions, shown: Shown) -> dict[str, Any]:
-    """Evaluate; returns the document that `--json` prints."""
-    check_names(options)
+def evaluate(
+    policies: PolicyLike | Sequence[PolicyLike],
+    model: str | PathLike[str] | LoadedModel = DEFAULT,
+    text: TextLike | Sequence[TextLike] | None = None,
+    *,
+    budget_slots: float | None = None,
+    budget_bytes: int | None = None,
+    dataset: str | None = None,
+    tokens: int | None = None,
+    context: int | None = None,
+    windows: int | None = None,
+    score_from: int | None = None,
+    prompt: int = 0,
+    sensitivity: str | PathLike[str] | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    batch: int = 1,
+    nll_out: str | PathLike[str] | None = None,
+    progress: bool = False,
+) -> EvaluateResult:
+    """Measure policies against the full cache, paired token by token.
+
+    The options are those of `kvsearch eval`.
+
+    Args:
+        policies: method names, `.json` files or `Policy` objects; one or several.
+        model: as for `kvsearch.search`.
+        text: as for `kvsearch.search`.
+        budget_slots: size methods to this many fp16 slots per layer.
+        budget_bytes: size methods to this many bytes per sequence, instead.
+        dataset: a named dataset from the Hugging Face hub, instead of a text.
+        tokens: in all; by default `windows` times `context`.
+        context: tokens of a window; by default 2048, or `tokens` if fewer.
+        windows: how many; by default 1, or as many as `tokens` are.
+        score_from: first scored position; by default the budget in slots, or 1; at least `prompt`.
+        prompt: tokens that arrive in one call, for policies triggered by a prompt; not scored.
+        sensitivity: the `sensitivity.json` of a run on this model; without it, what methods with
+            measured layer budgets need is measured on text beside the windows.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        batch: windows per forward pass.
+        nll_out: write per-token NLL to this `.parquet` file: policy, window, pos, token, nll.
+        progress: print progress to stderr.
+
+    Raises:
+        KvsearchError: something that the caller can mend, in one sentence.
+    """
+    shown, asked = Shown(quiet=not progress), listed(policies)
+    inputs.check_budget(budget_slots, budget_bytes)
+    check_names(asked, sized=budget_slots is not None or budget_bytes is not None)
+    W, T = _extent(tokens, context, windows)
+    if not 0 <= prompt < T:
+        raise KvsearchError(
+            f"--prompt {prompt} must be at least 0 and below the {T} tokens of a window; lower it "
+            "or raise --context"
+        )
     loaded = inputs.model(
-        options.model,
-        dtype=options.dtype,
-        device=options.device,
-        context=options.context,
-        say=shown.say,
-    )
-    setting = inputs.setting(loaded, options.budget, options.context, options.prompt)
-    policies = resolve(options.policies, setting)
-    tokens = tokenize(loaded.tokenizer, inputs.source(options.files, options.dataset, shown.say))
-    ids = windows(tokens, count=options.windows, length=options.context)
-    start = options.score_from or int(options.budget or 1)
-    if not 1 <= start < options.context:
-        raise KvsearchError(f"--score-from {start} lies outside a window of {options.context}")
-    evaluator = Evaluator(loaded, batch=options.batch)
+        model if isinstance(model, LoadedModel) else str(model),
+        dtype=dtype, device=device, context=T, say=shown.say,
+    )  # fmt: skip
+    budget = inputs.budget(loaded, budget_slots, budget_bytes)
+    setting = inputs.setting(loaded, budget, T, prompt)
+    start = max(1, int(budget.slots if budget else 1)) if score_from is None else score_from
+    if not 1 <= start < T:
+        raise KvsearchError(f"--score-from {start} lies outside a window of {T}")
+    start = max(start, prompt)
+    source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+    ids = cut_windows(source, count=W, length=T)
+    evaluator = Evaluator(loaded, batch=batch)
+    setting = with_sensitivity(
+        setting, asked, evaluator, source, count=W, length=T, shown=shown,
+        file=None if sensitivity is None else Path(sensitivity),
+    )  # fmt: skip
+    chosen = resolve(asked, setting)
     measured: list[tuple[Policy, Quality]] = []
-    with shown.step("evaluate", len(policies) + 1) as step:
+    with shown.step("evaluate", len(chosen) + 1) as step:
         full = evaluator.quality(Policy(name="full"), ids)
         step.advance()
-        for policy in policies:
-            quality = evaluator.quality(policy, ids, prompt=options.prompt)
+        for policy in chosen:
+            quality = evaluator.quality(policy, ids, prompt=prompt)
             check_finite(policy.name or "policy", quality.nll)
             measured.append((policy, quality))
             step.advance(note=policy.name or "")
-    if options.nll_out is not None:
-        _write_nll(options.nll_out, measured, ids)
-    return {
-        "model": {
+    if nll_out is not None:
+        write_nll(Path(nll_out), [(p.name or "", q.nll) for p, q in measured], ids)
+    return EvaluateResult(
+        rows=[_row(p, q, full, setting, start) for p, q in measured],
+        model={
             "name": loaded.name,
             "digest": loaded.digest,
             "dtype": loaded.dtype,
             "device": loaded.device,
         },
-        "text": {
-            "name": tokens.name,
-            "text_sha256": tokens.text_sha256,
-            "token_sha256": tokens.token_sha256,
+        text={
+            "name": source.name,
+            "text_sha256": source.text_sha256,
+            "token_sha256": source.token_sha256,
         },
-        "tokens": int(full.nll[:, start - 1 :].size),
-        "windows": options.windows,
-        "context": options.context,
-        "score_from": start,
-        "full_nll": float(full.nll[:, start - 1 :].mean()),
-        "results": [_result(p, q, full, setting, start) for p, q in measured],
-    }
+        tokens=int(full.nll[:, start - 1 :].size),
+        windows=W,
+        context=T,
+        score_from=start,
+        full_nll=float(full.nll[:, start - 1 :].mean()),
+    )
 
 
-def _result(
+def _extent(tokens: int | None, context: int | None, windows: int | None) -> tuple[int, int]:
+    """Windows and tokens of each, from any of the three options."""
+    if context is None:
+        context = (
+            min(tokens or CONTEXT, MOST) if windows is None else (tokens or CONTEXT) // windows
+        )
+    return windows or max(1, (tokens or context) // context), context
+
+
+def _row(
     policy: Policy, quality: Quality, full: Quality, setting: Setting, start: int
-) -> dict[str, Any]:
+) -> Evaluated:
     nll = quality.nll[:, start - 1 :]
     mean = float(nll.mean())
     d = paired(nll, full.nll[:, start - 1 :])
     sizes = layout(policy, setting.shape)
-    peak = sizes.bytes_peak(setting.tokens, setting.prompt)
-    return {
-        "policy": policy.name,
-        "fingerprint": policy.fingerprint(setting.shape.layers),
-        "nll": mean,
-        "nll_se": standard_error(nll),
-        "ppl": float(np.exp(mean)),
-        "dnll_full": {"mean": d.mean, "lo": d.lo, "hi": d.hi},
-        "bytes_peak": peak,
-        "bytes_mean": sizes.bytes_mean(setting.tokens, setting.prompt),
-        "bytes_asked": sizes.bytes_at(setting.tokens, setting.prompt),
-        "bytes_resident": quality.bytes_resident,
-        "slots16": peak / setting.shape.budget_bytes(1),
-        "within_budget": None if setting.budget is None else peak <= setting.budget,
-        "seconds": quality.seconds,
-        "impls": quality.impls,
-    }
-
-
-def _write_nll(file: Path, measured: list[tuple[Policy, Quality]], ids: Any) -> None:
-    """Per-token NLL: policy, window, pos, token, nll (nats)."""
-    W, T = ids.shape
-    n = W * (T - 1)
-    names = [p.name for p, _ in measured for _ in range(n)]
-    columns = {
-        "policy": pa.array(names).dictionary_encode(),
-        "window": np.tile(np.repeat(np.arange(W, dtype=np.int32), T - 1), len(measured)),
-        "pos": np.tile(np.arange(1, T, dtype=np.int32), W * len(measured)),
-        "token": np.tile(ids[:, 1:].astype(np.int32).ravel(), len(measured)),
-        "nll": np.concatenate([q.nll.ravel() for _, q in measured]),
-    }
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
-    write_atomic(file, sink.getvalue().to_pybytes())
+    peak, limit = sizes.bytes_peak(setting.tokens, setting.prompt), setting.budget_bytes
+    return Evaluated(
+        policy=policy.name or "",
+        fingerprint=policy.fingerprint(setting.shape.layers),
+        nll=mean,
+        nll_se=standard_error(nll),
+        ppl=float(np.exp(mean)),
+        dnll_full=Interval(d.mean, d.lo, d.hi),
+        bytes_peak=peak,
+        bytes_mean=sizes.bytes_mean(setting.tokens, setting.prompt),
+        bytes_asked=sizes.bytes_at(setting.tokens, setting.prompt),
+        bytes_resident=quality.bytes_resident,
+        slots16=peak / setting.shape.budget_bytes(1),
+        within_budget=None if limit is None else peak <= limit,
+        seconds=quality.seconds,
+        impls=quality.impls,
+    )

@@ -1,26 +1,29 @@
 """From names to things: the model, the text and its windows, the byte budget."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.errors import KvsearchError, TextError
+from kvsearch.errors import KvsearchError, ModelError, TextError
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.knobs import Setting
-from kvsearch.models.load import LoadedModel, load_model, max_context
+from kvsearch.models.load import LoadedModel, load_model, require_context
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.model_work import ModelSession, ModelWork
 from kvsearch.text import (
     Source,
+    Text,
+    TextLike,
     builtin,
     read_dataset,
-    read_file,
     read_files,
+    read_text,
     split,
     tokenize,
     windows,
@@ -35,18 +38,21 @@ class TextOptions:
     """Which text, and how much of it.
 
     Attributes:
-        files: text files or byte ranges `FILE:START-END`; empty with no dataset is the built-in.
+        files: texts, text files or byte ranges `FILE:START-END`; empty with no dataset is the
+            built-in text.
         dataset: a named dataset instead.
         report_files: report on these instead of on a part of `files`.
+        extra: further texts for the recommended policy, each by itself.
         context: tokens of a window.
         windows: search windows.
         select_windows: of other text, to choose on; fewer where that text is too short.
         report_windows: windows of the report text.
     """
 
-    files: tuple[str, ...] = ()
+    files: tuple[TextLike, ...] = ()
     dataset: str | None = None
-    report_files: tuple[str, ...] = ()
+    report_files: tuple[TextLike, ...] = ()
+    extra: tuple[TextLike, ...] = ()
     context: int = 1536
     windows: int = 1
     report_windows: int = 1
@@ -54,24 +60,36 @@ class TextOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
-    """Windows `[W, T]` of the texts search, selectW, report and alsoN, and what is recorded.
+class TextWindows:
+    """Windows `[W, T]` of the texts search, selectW, report and extraN, and what is recorded.
 
     Attributes:
         parts: the texts that the windows are from.
         windows: by name.
         select: name of the windows to choose on. It tells how many there are: a run that goes on
             with more trials chooses on more, and must not take losses on fewer for those.
-        also: further texts.
+        extra: further texts.
     """
 
     parts: Parts
     windows: dict[str, NDArray[np.int64]]
     select: str
-    also: tuple[Tokens, ...]
+    extra: tuple[Tokens, ...]
 
 
-def source(files: tuple[str, ...], dataset: str | None, say: Say) -> Source:
+def texts(given: TextLike | Sequence[TextLike] | None) -> tuple[TextLike, ...]:
+    """One text or several, as a caller gave them."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str | PathLike | Text) else tuple(given)
+
+
+def names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Words with commas between them, or a sequence of words."""
+    return tuple(given.split(",")) if isinstance(given, str) else tuple(given)
+
+
+def source(files: tuple[TextLike, ...], dataset: str | None, say: Say) -> Source:
     """The text asked for; without any, the built-in one, and says so."""
     if files and dataset:
         raise TextError("give --text or --dataset, not both")
@@ -83,21 +101,33 @@ def source(files: tuple[str, ...], dataset: str | None, say: Say) -> Source:
     return found
 
 
-def model(name: str, *, dtype: str, device: str, context: int, say: Say) -> LoadedModel:
-    """Load a model that can be run over `context` tokens."""
-    loaded = load_model(name, dtype=dtype, device=device, announce=say)
+def model(
+    name: str | LoadedModel, *, dtype: str, device: str, context: int, say: Say
+) -> LoadedModel:
+    """A model that can be run over `context` tokens, loaded where it is not yet.
+
+    Raises:
+        TextError: its positions end before that.
+        ModelError: it cannot be loaded, or `dtype` or `device` is not that of a loaded one.
+    """
+    if isinstance(name, LoadedModel):
+        loaded = name
+        if dtype != "auto" or device != "auto":
+            raise ModelError(
+                "a model that is loaded already keeps its dtype and device; leave both at 'auto'"
+            )
+        require_context(loaded.model.config, context)
+    else:
+        loaded = load_model(name, dtype=dtype, device=device, context=context, announce=say)
     shape = loaded.shape
     say(
         f"model {loaded.name}: {loaded.origin}; {shape.layers} cached layers, {shape.kv_heads} KV "
         f"heads of {shape.head_dim}, {loaded.dtype} on {loaded.device}"
     )
-    most = max_context(loaded.model.config)
-    if most is not None and context > most:
-        raise TextError(f"the model's positions reach {most} tokens; lower --context {context}")
     return loaded
 
 
-def text(loaded: LoadedModel, options: TextOptions, say: Say, also: tuple[str, ...] = ()) -> Text:
+def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     """Tokenise, split and window the text.
 
     Raises:
@@ -113,14 +143,14 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say, also: tuple[str, .
     T, W, R = options.context, options.windows, options.report_windows
     S = min(options.select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"
-    further = tuple(tokenize(loaded.tokenizer, read_file(spec)) for spec in also)
+    further = tuple(tokenize(loaded.tokenizer, read_text(spec)) for spec in options.extra)
     found = {
         "search": windows(parts.search, count=W, length=T),
         select: windows(parts.select, count=S, length=T),
         "report": windows(parts.report, count=R, length=T),
     }
-    found |= {f"also{i}": windows(t, count=R, length=T) for i, t in enumerate(further)}
-    return Text(parts, found, select, further)
+    found |= {f"extra{i}": windows(t, count=R, length=T) for i, t in enumerate(further)}
+    return TextWindows(parts, found, select, further)
 
 
 def work(
@@ -141,7 +171,15 @@ def work(
         workers: how many evaluators share this machine's CPU threads; 0 if Ray decides.
         ray: Ray shows every actor its own device.
         device: as asked for; `auto` and `cuda` spread processes over all GPUs.
+
+    Raises:
+        ModelError: other processes are asked for, and no name leads to the model.
     """
+    if (workers or ray) and loaded.in_memory:
+        raise ModelError(
+            "other processes cannot load a model that was given in memory; give its name or "
+            "folder, or leave out workers, ray and engine"
+        )
     devices: tuple[str, ...] = (loaded.device,)
     if ray:
         devices = (loaded.device.partition(":")[0],)
@@ -200,14 +238,57 @@ def describe(parts: Parts) -> dict[str, dict[str, object]]:
     return {"search": one(parts.search), "select": one(parts.select), "report": one(parts.report)}
 
 
-def setting(loaded: LoadedModel, budget: float | None, context: int, prompt: int = 0) -> Setting:
-    """What policies are sized for; `budget` is in fp16 slots per layer."""
-    if budget is not None and budget <= 0:
-        raise KvsearchError(f"--budget must be above 0 fp16 slots per layer, got {budget:g}")
-    if budget is not None and budget >= context:
+@dataclass(frozen=True)
+class Budget:
+    """Memory for one sequence, in both units.
+
+    Attributes:
+        slots: fp16 slots per layer.
+        bytes: per sequence, in all layers.
+    """
+
+    slots: float
+    bytes: int
+
+
+def check_budget(slots: float | None, size: int | None) -> None:
+    """Contradictions that need no model.
+
+    Raises:
+        KvsearchError: both units are given, or nothing is left of one.
+    """
+    if slots is not None and size is not None:
+        raise KvsearchError("give --budget in slots or --budget-bytes, not both")
+    if slots is not None and not slots > 0:
+        raise KvsearchError(f"--budget must be above 0 fp16 slots per layer, got {slots:g}")
+    if size is not None and size <= 0:
+        raise KvsearchError(f"--budget-bytes must be above 0 bytes per sequence, got {size}")
+
+
+def budget(loaded: LoadedModel, slots: float | None, size: int | None) -> Budget | None:
+    """The budget in both units, or None without one.
+
+    Args:
+        loaded: the model, which says what a slot costs.
+        slots: fp16 slots per layer.
+        size: bytes per sequence, instead.
+    """
+    check_budget(slots, size)
+    if slots is not None:
+        return Budget(slots, loaded.shape.budget_bytes(slots))
+    return None if size is None else Budget(size / loaded.shape.budget_bytes(1), size)
+
+
+def setting(loaded: LoadedModel, limit: Budget | None, context: int, prompt: int = 0) -> Setting:
+    """What policies are sized for.
+
+    Raises:
+        TextError: a window never fills the budget.
+    """
+    if limit is not None and limit.slots >= context:
         raise TextError(
-            f"a window of {context} tokens never exceeds a budget of {budget:g} slots, so there is "
-            "nothing to compress; raise --context or lower --budget"
+            f"a window of {context} tokens never exceeds a budget of {limit.slots:g} slots, so "
+            "there is nothing to compress; raise --context or lower --budget"
         )
-    limit = None if budget is None else loaded.shape.budget_bytes(budget)
-    return Setting(loaded.shape, limit, context, prompt=prompt)
+    size = None if limit is None else limit.bytes
+    return Setting(loaded.shape, size, context, prompt=prompt)

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-LINE_EVERY = 15.0  # seconds between lines when nobody watches a terminal
+LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 
 
 class Step(Protocol):

@@ -1,18 +1,16 @@
-"""`kvsearch run`: search, choose, report. Every stage leaves its results in the folder."""
+"""One search from options to a written report. Every stage leaves its results in the folder."""
 
-import hashlib
 import json
-import platform
 import time
-from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from kvsearch.app import inputs, speed, summary
-from kvsearch.app.ending import Ending, select_windows
+from kvsearch.app.asked import asked, default_folder, races
+from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
+from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
-from kvsearch.errors import KvsearchError, TextError
+from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import sensitivity
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import write_atomic
@@ -24,41 +22,12 @@ from kvsearch.report import write_report
 from kvsearch.search.driver import Search
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.hypervolume import log_hypervolume
 from kvsearch.search.model_work import ModelWork
-from kvsearch.search.samplers import DEFAULT, Context, check_name, make
+from kvsearch.search.samplers import Context, check_name, make
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
-from kvsearch.search.volume import volume
 from kvsearch.space import load as load_space
-
-OBJECTIVES = ("nll", "bytes", "throughput")
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What `kvsearch run` was asked; lengths in tokens, budget in fp16 slots per layer."""
-
-    model: str = "smollm2-135m"
-    budget: float = 256
-    text: inputs.TextOptions = field(default_factory=inputs.TextOptions)
-    also: tuple[str, ...] = ()
-    space: str = "default"
-    trials: int = 6
-    sampler: str = DEFAULT
-    racing: bool = True
-    objectives: tuple[str, ...] = OBJECTIVES[:2]
-    warm: bool = True
-    without: tuple[str, ...] = ()
-    seed: int = 0
-    score_from: int | None = None
-    bench: bool = True
-    dtype: str = "auto"
-    device: str = "auto"
-    batch: int = 1
-    engine: str = "kvsearch"
-    workers: int = 0
-    ray: str | None = None
-    out: Path | None = None
 
 
 class Run:
@@ -68,10 +37,10 @@ class Run:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
         self.space = load_space(options.space)  # a typo here must not cost a model load
         check_name(options.sampler)
-        for name in options.without:
+        for name in options.exclude_method:
             find(name)
+        options.check()
         context = options.text.context
-        _check_numbers(options)
         self.loaded = inputs.model(
             options.model,
             dtype=options.dtype,
@@ -79,14 +48,18 @@ class Run:
             context=context,
             say=shown.say,
         )
-        self.text = inputs.text(self.loaded, self._text_options(), shown.say, also=options.also)
-        self.score_from = _score_from(options)
-        self.setting = inputs.setting(self.loaded, options.budget, context)
+        budget = inputs.budget(self.loaded, options.budget_slots, options.budget_bytes)
+        assert budget is not None, "`search` sets one of the two"
+        self.setting = inputs.setting(self.loaded, budget, context)
+        self.score_from = options.first_scored(budget.slots)
         at("window", self.setting)  # a budget that pays for nothing ends here
-        asked = self._asked()
-        self.folder = RunFolder(options.out or _default_out(options, asked))
+        self.text = inputs.text(self.loaded, self._text_options(), shown.say)
+        question = asked(
+            options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from
+        )
+        self.folder = RunFolder(options.out or default_folder(question))
         try:
-            self.folder.claim(asked)
+            self.folder.claim(question)
         except KvsearchError:
             self.folder.close()
             raise
@@ -107,16 +80,16 @@ class Run:
                 ray=None if tune else o.ray, say=shown.say,
             )  # fmt: skip
             trials = self._search(executor, work)
-            also = {f"also{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.also)}
-            ending = Ending(
-                self.folder, executor, self.setting, self.score_from, shown, also,
+            extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
+            measured = FinalEvaluation(
+                self.folder, executor, self.setting, self.score_from, shown, extra,
                 self.text.select,
             ).go(trials)  # fmt: skip
             executor.close()
             inputs.unpark(self.loaded)
-            self._bench(ending)
-            ending["seconds"] = time.perf_counter() - self.start
-            write_atomic(self.folder.path / "measured.json", json.dumps(ending, indent=1) + "\n")
+            self._bench(measured)
+            measured["seconds"] = time.perf_counter() - self.start
+            write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
             result = summary.read(self.folder)
             with shown.step("report", 1) as step:
                 write_report(result, self.folder.path, shape=self.loaded.shape)
@@ -129,7 +102,7 @@ class Run:
             self.folder.close()
 
     def so_far(self) -> list[Trial]:
-        """Policies measured on the search text, best first: what an interrupted run knows."""
+        """Policies measured on the search text, best first; what an interrupted run has."""
         done = [t for t in self.folder.trials() if t.state == "complete"]
         return sorted(done, key=lambda t: t.nll or 0.0)
 
@@ -170,9 +143,9 @@ class Run:
             o.seed,
             lambda seed: make(o.sampler, seed, context),
             len(self.text.windows["search"]),
-            warm=o.warm,
-            without=o.without,
-            racing=self._racing,
+            warm_start=o.warm_start,
+            exclude_method=o.exclude_method,
+            racing=races(o),
             together=o.batch,
             speed=ratio,
         )
@@ -180,7 +153,7 @@ class Run:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
                 counts = trial.state in ("complete", "pruned", "failed") or trial.kind != "searched"
-                step.advance(float(counts), _best(trials, self.setting.budget))
+                step.advance(float(counts), _best(trials, self.setting.budget_bytes))
 
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
@@ -192,16 +165,16 @@ class Run:
                 trials = tune.run(search, work, slots=o.workers, address=o.ray or "local")
             else:
                 trials = search.run()
-        mattered = Kvei(o.seed, context).importances(search.study.told)
+        mattered = Kvei(o.seed, context).importances(search.study.optuna_study)
         write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")
         return trials
 
-    def _bench(self, ending: dict[str, Any]) -> None:
+    def _bench(self, measured: dict[str, Any]) -> None:
         """Decode speed with the device to itself: of the whole front if speed is an objective."""
         if not self.options.bench:
             return
-        for row in ending["rows"]:
-            mine = row["name"] == ending["recommended"] or (
+        for row in measured["rows"]:
+            mine = row["name"] == measured["recommended"] or (
                 self._fast and row["kind"] == "searched"
             )
             if mine:
@@ -217,93 +190,16 @@ class Run:
     @property
     def _policies(self) -> int:
         """That the search may evaluate, methods included."""
-        return len(baselines(self.options.warm, self.options.without)) + self.options.trials
-
-    @property
-    def _racing(self) -> bool:
-        return self.options.racing and self.options.engine != "tune"
+        o = self.options
+        return len(baselines(o.warm_start, o.exclude_method)) + o.trials
 
     @property
     def _fast(self) -> bool:
         return "throughput" in self.options.objectives
 
-    # -- what was asked ------------------------------------------------------------------------
-
-    def _asked(self) -> dict[str, Any]:
-        o, loaded = self.options, self.loaded
-        return {
-            "model": {
-                "name": loaded.name,
-                "origin": loaded.origin,
-                "digest": loaded.digest,
-                "revision": loaded.revision,
-                "dtype": loaded.dtype,
-                "device": loaded.device,
-                "shape": asdict(loaded.shape),
-            },
-            "text": inputs.describe(self.text.parts),
-            "settings": {
-                "budget": o.budget,
-                "budget_bytes": self.setting.budget,
-                "context": o.text.context,
-                "windows": o.text.windows,
-                "report_windows": o.text.report_windows,
-                "score_from": self.score_from,
-                "seed": o.seed,
-                "sampler": o.sampler,
-                "racing": self._racing,
-                "objectives": list(o.objectives),
-                "warm": o.warm,
-                "without": list(o.without),
-                "also": [t.token_sha256 for t in self.text.also],
-                "space": self.space.name,
-                "space_digest": self.space.digest,
-            },
-            "trials": o.trials,
-            "versions": {
-                "python": platform.python_version(),
-                **{p: version(p) for p in ("kvsearch", "torch", "transformers", "optuna")},
-            },
-        }
-
-
-def _check_numbers(options: RunOptions) -> None:
-    """Contradictions that need no model."""
-    if options.budget <= 0:
-        raise KvsearchError(
-            f"--budget must be above 0 fp16 slots per layer, got {options.budget:g}"
-        )
-    if options.trials < 0 or options.workers < 0:
-        raise KvsearchError("--trials and --workers cannot be below 0")
-    if options.objectives not in (OBJECTIVES[:2], OBJECTIVES):
-        raise KvsearchError(
-            f"--objectives must be {','.join(OBJECTIVES[:2])} or {','.join(OBJECTIVES)}, "
-            f"got {','.join(options.objectives)}"
-        )
-    _score_from(options)
-
-
-def _score_from(options: RunOptions) -> int:
-    """First scored position: by default the first at which a full budget makes a difference."""
-    start = int(options.budget) if options.score_from is None else options.score_from
-    if not 1 <= start <= options.text.context - 64:
-        raise TextError(
-            f"scoring from position {start} leaves fewer than 64 tokens of a "
-            f"{options.text.context}-token window; raise --context or lower --budget"
-        )
-    return start
-
-
-def _default_out(options: RunOptions, asked: dict[str, Any]) -> Path:
-    """The same command finds the same folder; another model, text or budget gets its own."""
-    rest = {k: v for k, v in asked.items() if k not in ("versions", "trials")}
-    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:6]
-    name = Path(options.model).stem if "/" in options.model else options.model
-    return Path("runs") / f"{name}-b{options.budget:g}-{digest}"
-
 
 def _best(trials: list[Trial], limit: int | None) -> str:
-    """Best losses within the budget and volume of the front so far, as a note beside the bar."""
+    """Best losses within the budget and hypervolume so far, as a note beside the bar."""
 
     def top(kind: str) -> str:
         done = [
@@ -315,8 +211,8 @@ def _best(trials: list[Trial], limit: int | None) -> str:
 
     tokens = sum(t.tokens for t in trials)
     points = [(float(t.bytes_peak or 0), t.dnll) for t in trials if t.dnll is not None]
-    grown = f"volume {volume(points, limit):.3f}, " if limit else ""
+    covered = f"hypervolume {log_hypervolume(points, limit):.3f}, " if limit else ""
     return (
-        f"dNLL to full: found {top('found')}, published {top('method')}, by hand "
-        f"{top('composite')}; {grown}{tokens / 1000:.0f} k tokens"
+        f"dNLL to full: searched {top('searched')}, published {top('method')}, combined "
+        f"{top('combined')}; {covered}{tokens / 1000:.0f} k tokens"
     )

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +20,10 @@ from kvsearch.records import (
     Row,
     Summary,
     Throughput,
-    modern_kind,
-    plain,
+    Trial,
+    columns,
 )
+from kvsearch.search import schema
 from kvsearch.search.folder import RunFolder
 from kvsearch.stats import Blocks, corrected, paired, standard_error
 
@@ -37,10 +39,8 @@ def read(folder: RunFolder) -> Summary:
     Raises:
         RunError: the folder holds no finished run, or is damaged.
     """
-    asked = _json(folder.path / "study.json")
-    measured = _json(folder.path / "measured.json")
-    for row in measured["rows"]:
-        row["kind"] = modern_kind(row["kind"])
+    asked = schema.study(_json(folder.path / "study.json"))
+    measured = schema.measured(_json(folder.path / "measured.json"))
     shape = shape_from(asked["model"])
     start = int(asked["settings"]["score_from"]) - 1
     trials = folder.trials()
@@ -79,24 +79,11 @@ def read(folder: RunFolder) -> Summary:
 
 def write_tables(summary: Summary, folder: Path) -> None:
     """Write `trials.parquet` and, if one is recommended, `best.json`."""
-    columns = {
-        name: pa.array([getattr(t, name) for t in summary.trials])
-        for name in (
-            "number",
-            "name",
-            "kind",
-            "state",
-            "fingerprint",
-            "nll",
-            "dnll",
-            "bytes_peak",
-            "seconds",
-            "error",
-        )
-    }
-    columns["policy"] = pa.array([json.dumps(plain(t.policy)) for t in summary.trials])
+    types = {f.name: _arrow(f.type) for f in fields(Trial)}
+    found = columns(Trial, summary.trials)
+    table = pa.table({name: pa.array(found[name], type=types[name]) for name in found})
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd")
     write_atomic(folder / "trials.parquet", sink.getvalue().to_pybytes())
     if summary.recommended is not None:
         row = summary.row(summary.recommended)
@@ -109,6 +96,12 @@ def write_tables(summary: Summary, folder: Path) -> None:
         }
         best = row.policy.model_copy(update={"name": row.name, "about": about})
         write_atomic(folder / "best.json", best.to_json())
+
+
+def _arrow(kind: Any) -> pa.DataType:
+    """The type of a column, also where nothing in it is known; what is no number is text."""
+    kinds = get_args(kind) or (kind,)
+    return pa.int64() if int in kinds else pa.float64() if float in kinds else pa.string()
 
 
 def _optional(file: Path) -> dict[str, float]:
@@ -189,15 +182,16 @@ def _rechecks(
     out = []
     kinds = {m["name"]: m["kind"] for m in measured["rows"]}
     keys = {m["name"]: m["fingerprint"] for m in measured["rows"]}
-    for text in ("report", *measured.get("also", {})):
+    compared, extra = measured["compared"], measured["extra_text"]
+    for text in ("report", *extra):
         if text == "report":
             nll, label = report, "report text"
         else:
-            label = measured["also"][text]["label"]
-            names = [n for n in measured["also"][text]["names"] if folder.has_losses(text, keys[n])]
+            label = extra[text]["label"]
+            names = [n for n in extra[text]["names"] if folder.has_losses(text, keys[n])]
             nll = {n: folder.losses(text, keys[n], start) for n in names}
         for kind in ("method", "combined"):
-            rivals = [n for n in nll if kinds[n] == kind and n != best and n in measured["fits"]]
+            rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
             if best in nll and rivals:
                 rival = min(rivals, key=lambda n: nll[n].mean())
                 out.append(

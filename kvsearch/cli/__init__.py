@@ -12,6 +12,7 @@ from kvsearch.errors import KvsearchError, nearest
 
 COMMANDS = {
     "run": "search, choose and report: the main job",
+    "init": "write a configuration file for run",
     "eval": "measure methods and policy files on a text",
     "report": "rebuild the report of a run",
     "export": "write a policy for a runtime",

@@ -2,29 +2,65 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import model_options, output_options, text_options
+from kvsearch.cli.options import (
+    budget_options,
+    model_options,
+    output_options,
+    sensitivity_option,
+    text_options,
+)
 
 
 @click.command("bench")
 @click.argument("policy", metavar="NAME_OR_FILE")
 @model_options
 @text_options
-@click.option("--budget", type=float, help="size a method to this many fp16 slots per layer")
+@budget_options("size a method to this")
+@sensitivity_option
 @click.option("--context", default=2048, show_default=True, help="tokens in the cache at the start")
 @click.option("--pairs", default=5, show_default=True, help="timed pairs")
 @click.option("--steps", default=16, show_default=True, help="tokens decoded per half of a pair")
 @output_options
-def command(as_json: bool, quiet: bool, **rest: Any) -> None:
+def command(
+    policy: str,
+    model: str,
+    dtype: str,
+    device: str,
+    text: tuple[str, ...],
+    dataset: str | None,
+    budget_slots: float | None,
+    budget_bytes: int | None,
+    sensitivity: Path | None,
+    context: int,
+    pairs: int,
+    steps: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Decode tokens/s and bytes of a deployed policy against the full cache, in pairs."""
-    from kvsearch.app.bench import run
+    from kvsearch.app.bench import bench
     from kvsearch.app.progress import Shown
     from kvsearch.report.terminal import bench_lines
 
-    name, result = run(Shown(quiet), **rest)
+    name, result = bench(
+        policy,
+        Shown(quiet),
+        model=model,
+        dtype=dtype,
+        device=device,
+        text=text,
+        dataset=dataset,
+        budget_slots=budget_slots,
+        budget_bytes=budget_bytes,
+        sensitivity=sensitivity,
+        context=context,
+        pairs=pairs,
+        steps=steps,
+    )
     if as_json:
         click.echo(json.dumps({"policy": name, **asdict(result)}))
     else:

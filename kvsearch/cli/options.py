@@ -1,16 +1,41 @@
-"""Options that several commands share."""
+"""Options that several commands share, and old spellings that still work."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from kvsearch.models.aliases import DEFAULT
+
 F = Callable[..., Any]
+
+
+class Option(click.Option):
+    """An option with spellings of earlier versions, which work and are not shown.
+
+    Args:
+        old: such spellings; of a flag with a `--no-` form, they mean that form.
+    """
+
+    def __init__(self, *args: Any, old: tuple[str, ...] = (), **more: Any) -> None:
+        super().__init__(*args, **more)
+        (self.secondary_opts if self.secondary_opts else self.opts).extend(old)
+        self.old = old
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """As usual, without the old spellings."""
+        opts, secondary = self.opts, self.secondary_opts
+        self.opts = [o for o in opts if o not in self.old]
+        self.secondary_opts = [o for o in secondary if o not in self.old]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts, self.secondary_opts = opts, secondary
 
 
 def model_options(f: F) -> F:
     """Which model, where."""
-    f = click.option("--batch", default=1, show_default=True, help="windows per forward pass")(f)
     f = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N")(
         f
     )
@@ -19,9 +44,46 @@ def model_options(f: F) -> F:
     )(f)
     return click.option(
         "--model",
-        default="smollm2-135m",
+        default=DEFAULT,
         show_default=True,
         help="alias, hub id, folder or .gguf file",
+    )(f)
+
+
+def batch_option(f: F) -> F:
+    """How many windows at once."""
+    return click.option("--batch", default=1, show_default=True, help="windows per forward pass")(f)
+
+
+def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
+    """How much memory, in one of two units."""
+
+    def add(f: F) -> F:
+        f = click.option(
+            "--budget-bytes",
+            type=int,
+            metavar="BYTES",
+            help="the same in bytes per sequence, instead",
+        )(f)
+        return click.option(
+            "--budget",
+            "--budget-slots",
+            "budget_slots",
+            type=float,
+            metavar="SLOTS",
+            help=f"{purpose}, in fp16 slots per layer{default}",
+        )(f)
+
+    return add
+
+
+def sensitivity_option(f: F) -> F:
+    """What methods with measured layer budgets are built from."""
+    return click.option(
+        "--sensitivity",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="sensitivity.json of a run on this model [default: measured if a method needs it]",
     )(f)
 
 
@@ -30,7 +92,6 @@ def text_options(f: F) -> F:
     f = click.option("--dataset", help="wikitext2, pg19, ptb, ... from the Hugging Face hub")(f)
     return click.option(
         "--text",
-        "files",
         multiple=True,
         metavar="FILE",
         help="text file, or FILE:START-END in bytes; repeatable. Default: Python's own reference",

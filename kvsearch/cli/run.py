@@ -2,35 +2,45 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
-from kvsearch.cli.options import model_options, output_options, text_options
+from kvsearch.cli.config import Configured, config_option
+from kvsearch.cli.options import (
+    Option,
+    batch_option,
+    budget_options,
+    model_options,
+    output_options,
+    text_options,
+)
 from kvsearch.search.samplers import DEFAULT, NAMES
 
 
-@click.command("run")
-@click.option(
-    "--budget",
-    default=256.0,
-    show_default=True,
-    help="memory, in fp16 slots per layer; everything is counted",
-)
+@click.command("run", cls=Configured)
+@config_option
+@budget_options("memory, everything counted", " [default: 256]")
 @model_options
 @text_options
 @click.option(
     "--report-text",
-    "report_files",
     multiple=True,
     metavar="FILE",
     help="report on this text instead of on a part of --text",
 )
-@click.option("--also", multiple=True, metavar="FILE", help="check the answer on this text as well")
+@click.option(
+    "--extra-text",
+    cls=Option,
+    old=("--also",),
+    multiple=True,
+    metavar="FILE",
+    help="check the recommended policy on this text as well; repeatable",
+)
 @click.option("--context", default=1536, show_default=True, help="tokens of a window")
 @click.option("--windows", default=1, show_default=True, help="windows that the search sees")
 @click.option("--report-windows", default=1, show_default=True, help="windows of the report")
-@click.option("--score-from", type=int, help="first scored position [default: the budget]")
+@click.option("--score-from", type=int, help="first scored position [default: the budget in slots]")
+@batch_option
 @click.option("--trials", default=6, show_default=True, help="policies beyond the methods")
 @click.option(
     "--space", default="default", show_default=True, help="search space: name or YAML file"
@@ -39,10 +49,29 @@ from kvsearch.search.samplers import DEFAULT, NAMES
 @click.option(
     "--objectives", default="nll,bytes", show_default=True, help="nll,bytes or nll,bytes,throughput"
 )
-@click.option("--cold", is_flag=True, help="do not start from the published methods")
-@click.option("--without", multiple=True, metavar="METHOD", help="leave a method out of the start")
-@click.option("--no-race", is_flag=True, help="evaluate every proposal in full")
-@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--warm-start/--no-warm-start",
+    cls=Option,
+    old=("--cold",),
+    default=True,
+    show_default=True,
+    help="start from the published methods",
+)
+@click.option(
+    "--exclude-method",
+    cls=Option,
+    old=("--without",),
+    multiple=True,
+    metavar="METHOD",
+    help="leave a method out of the warm start; repeatable",
+)
+@click.option(
+    "--race/--no-race",
+    default=True,
+    show_default=True,
+    help="stop proposals that are clearly behind",
+)
+@click.option("--seed", default=0, show_default=True, help="of the sampler")
 @click.option(
     "--workers",
     default=0,
@@ -61,53 +90,88 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     show_default=True,
     help="tune runs the evaluations in Ray Tune: no races, and Tune's own tables",
 )
-@click.option("--no-bench", is_flag=True, help="skip the decode speed")
+@click.option(
+    "--bench/--no-bench", default=True, show_default=True, help="measure decode speed at the end"
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), help="folder of the run [default: runs/...]"
 )
 @output_options
 def command(
-    files: tuple[str, ...],
+    budget_slots: float | None,
+    budget_bytes: int | None,
+    model: str,
+    dtype: str,
+    device: str,
+    text: tuple[str, ...],
     dataset: str | None,
-    report_files: tuple[str, ...],
+    report_text: tuple[str, ...],
+    extra_text: tuple[str, ...],
     context: int,
     windows: int,
     report_windows: int,
-    no_bench: bool,
-    cold: bool,
-    no_race: bool,
+    score_from: int | None,
+    batch: int,
+    trials: int,
+    space: str,
+    sampler: str,
     objectives: str,
+    warm_start: bool,
+    exclude_method: tuple[str, ...],
+    race: bool,
+    seed: int,
+    workers: int,
+    ray: str | None,
+    engine: str,
+    bench: bool,
+    out: Path | None,
     as_json: bool,
     quiet: bool,
-    **rest: Any,
 ) -> None:
     """Search the policy space of a model and report the front.
 
     Running the same command again goes on where it stopped.
     """
-    from kvsearch.app.inputs import TextOptions
-    from kvsearch.app.progress import Shown
-    from kvsearch.app.run import Run, RunOptions
+    from kvsearch.app.search import Interrupted, search
     from kvsearch.records import plain
     from kvsearch.report.terminal import closing, measured_so_far
 
-    text = TextOptions(files, dataset, report_files, context, windows, report_windows)
-    options = RunOptions(
-        text=text,
-        bench=not no_bench,
-        warm=not cold,
-        racing=not no_race,
-        objectives=tuple(objectives.split(",")),
-        **rest,
-    )
-    run = Run(options, Shown(quiet))
     try:
-        summary = run.go()
-    except KeyboardInterrupt:
+        found = search(
+            model,
+            text,
+            budget_slots=budget_slots,
+            budget_bytes=budget_bytes,
+            dataset=dataset,
+            report_text=report_text,
+            extra_text=extra_text,
+            context=context,
+            windows=windows,
+            report_windows=report_windows,
+            score_from=score_from,
+            trials=trials,
+            space=space,
+            sampler=sampler,
+            objectives=objectives,
+            warm_start=warm_start,
+            exclude_method=exclude_method,
+            race=race,
+            seed=seed,
+            workers=workers,
+            ray=ray,
+            engine=engine,
+            bench=bench,
+            dtype=dtype,
+            device=device,
+            batch=batch,
+            out=out,
+            progress=not quiet,
+        )
+    except Interrupted as stopped:
         if not as_json:
-            click.echo(measured_so_far(run.so_far()))
+            click.echo(measured_so_far(stopped.trials))
         raise
     if as_json:
-        click.echo(json.dumps({"out": str(run.folder.path), **plain(summary)}))
+        click.echo(json.dumps({"out": str(found.folder), **plain(found.summary)}))
     else:
-        click.echo(closing(summary, run.folder.path))
+        click.echo(closing(found.summary, found.folder))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import write_atomic
-from kvsearch.models.kept import cache_folder
+from kvsearch.models.disk_cache import cache_folder
 from kvsearch.models.shape import policy_layers
 from kvsearch.policy import LayerBudgets, Policy
 from kvsearch.rules import Attention

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from kvsearch.errors import ModelError
-from kvsearch.models.kept import cache_folder, keep
+from kvsearch.models.disk_cache import cache_folder, keep
 from kvsearch.models.read import quiet, read
 from kvsearch.models.weights import parameters
 

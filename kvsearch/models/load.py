@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from kvsearch.errors import ModelError, nearest
+from kvsearch.errors import ModelError, TextError, nearest
+from kvsearch.models import given
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.gguf import converted
 from kvsearch.models.locate import locate
 from kvsearch.models.memory import require_memory
-from kvsearch.models.read import brief, read
+from kvsearch.models.read import brief, configuration, read
 from kvsearch.models.shape import shape_of, text_config
 from kvsearch.models.weights import digest, parameters, weight_files
 from kvsearch.policy import ModelShape
@@ -39,7 +40,8 @@ class LoadedModel:
         name: as the user gave it; the same name loads the same model again.
         origin: a sentence for people: where the weights came from.
         digest: identity of the weight files as found, before any conversion: `sha256:...`, or
-            `sampled:...` for more than 4 GiB (see `weights.digest`).
+            `sampled:...` for more than 4 GiB (see `weights.digest`); `memory:...` of a model that
+            was not loaded by its name.
         revision: commit on the hub; None for local files.
         dtype: of the weights in memory, such as `float32`.
         device: such as `cpu` or `cuda:0`.
@@ -55,6 +57,38 @@ class LoadedModel:
     dtype: str
     device: str
 
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, name: str = "model") -> "LoadedModel":
+        """A transformers model of your own and its tokenizer; the model is put in eval mode.
+
+        Only this process can evaluate on it: other processes load a model by its name.
+
+        Args:
+            model: a causal language model, on any device and in any dtype.
+            tokenizer: its tokenizer.
+            name: for records.
+
+        Raises:
+            ModelError: it is of a family that policies cannot be run on.
+        """
+        first = next(model.parameters())
+        return cls(
+            model=model.eval(),
+            tokenizer=tokenizer,
+            shape=shape_of(model.config),
+            name=name,
+            origin="given in memory",
+            digest=given.digest(model),
+            revision=None,
+            dtype=str(first.dtype).removeprefix("torch."),
+            device=str(first.device),
+        )
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether no name leads to this model, so that no other process can load it."""
+        return self.digest.startswith(given.MEMORY)
+
 
 def to_stderr(sentence: str) -> None:
     """Print a sentence where it does not mix with results."""
@@ -66,6 +100,7 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    context: int = 0,
     announce: Callable[[str], None] = to_stderr,
 ) -> LoadedModel:
     """Load a causal language model.
@@ -74,9 +109,11 @@ def load_model(
         name: an alias, a hub id, a local folder or a `.gguf` file.
         dtype: `auto` (float32 on a CPU, bfloat16 elsewhere), `float32`, `bfloat16` or `float16`.
         device: `auto` (`cuda` where there is one, else `cpu`) or any torch device.
-        announce: told before anything slow or large happens, one sentence each.
+        context: tokens that it has to be run over.
+        announce: called before anything slow or large happens, with one sentence each.
 
     Raises:
+        TextError: its positions do not reach `context` tokens; no weights were read.
         ModelError: the model cannot be found, downloaded, read, held in memory or served; or
             `dtype` or `device` is not one that this machine has.
     """
@@ -102,7 +139,10 @@ def load_model(
             folder, gguf = copy, None
     if gguf is None:
         refuse(parameters(weight_files(folder)))
+    if context and gguf is None:
+        require_context(configuration(folder), context)
     model, tokenizer = read(folder, kind, gguf=gguf)
+    require_context(model.config, context)
     shape = shape_of(model.config)
     try:
         model = model.to(place).eval().requires_grad_(False)
@@ -126,6 +166,15 @@ def max_context(model_config: Any) -> int | None:
     """Tokens that the model's positions reach, or None where its config sets no bound."""
     found = getattr(text_config(model_config), "max_position_embeddings", None)
     return int(found) if found else None
+
+
+def require_context(model_config: Any, context: int) -> None:
+    """Raise a `TextError` if the model's positions do not reach `context` tokens."""
+    most = max_context(model_config)
+    if most is not None and context > most:
+        raise TextError(
+            f"the model's positions reach {most} tokens, fewer than {context}; lower --context"
+        )
 
 
 def _device(name: str) -> torch.device:

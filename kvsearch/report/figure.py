@@ -33,7 +33,7 @@ KINDS: tuple[Kind, ...] = ("searched", "combined", "method", "full")
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A matplotlib figure of so many inches that no global state knows of."""
+    """A matplotlib figure of so many inches without global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

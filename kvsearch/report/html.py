@@ -8,11 +8,11 @@ from typing import Any
 from kvsearch.policy import ModelShape
 from kvsearch.records import Recheck, Row, Summary
 from kvsearch.report import facts
-from kvsearch.report.answer import answer
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES
 from kvsearch.report.figure import LABEL
 from kvsearch.report.pareto_plot import Picture
+from kvsearch.report.recommendation import recommendation
 from kvsearch.report.slotmap import caption, slot_map
 from kvsearch.report.tables import (
     bytes_text,
@@ -68,7 +68,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
     return page.render(
         model=facts.model_name(summary),
         asked=_asked(summary, shape),
-        answer=answer(summary, shape),
+        recommendation=recommendation(summary, shape),
         images={k: _data(v) for k, v in vars(images).items()},
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),

@@ -5,9 +5,10 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
-from kvsearch.records import Interval, Row
+from kvsearch.records import Interval, Row, Throughput
 from kvsearch.report.describe import describe
 
 Verdict = Literal["better", "worse", "no clear difference"]
@@ -94,12 +95,15 @@ def front_csv(rows: Sequence[Row]) -> str:
     """All report rows, one a line, floats in full so that they read back as they were.
 
     Units: `nll`, `nll_se`, `dnll_*` nats per token; `bytes_*` bytes per sequence; `slots16` fp16
-    slots per layer; `tokens` scored tokens; `seconds` wall time; `decode_*` as `Throughput`.
+    slots per layer; `tokens` scored tokens; `seconds` wall time; `decode_*` as `Throughput`;
+    `speed` modelled decode speed over the full cache's, where it was an objective.
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)
     out = io.StringIO()
     records = [_record(row, files[row.name]) for row in rows]
+    if any(row.speed is not None for row in rows):  # where speed was an objective
+        records = [{**r, "speed": row.speed} for r, row in zip(records, rows, strict=True)]
     writer = csv.DictWriter(
         out, fieldnames=list(records[0]) if records else ["name"], lineterminator="\n"
     )
@@ -131,19 +135,8 @@ def _record(row: Row, file: str) -> dict[str, Any]:
         "seconds": row.seconds,
     }
     d = row.decode
-    fields = (
-        "tokens_per_s",
-        "full_tokens_per_s",
-        "ratio",
-        "ratio_lo",
-        "ratio_hi",
-        "pairs",
-        "context",
-        "device",
-        "bytes_resident",
-        "full_bytes",
-    )
-    cells |= {f"decode_{f}": getattr(d, f) if d else None for f in fields}
+    names = [f.name for f in fields(Throughput)]
+    cells |= {f"decode_{name}": getattr(d, name) if d else None for name in names}
     cells |= {
         "impls": " ".join(f"{op}={impl}" for op, impl in sorted(row.impls.items())),
         "fingerprint": row.fingerprint,

@@ -9,7 +9,7 @@ from kvsearch.report.facts import STATES
 
 
 def closing(summary: Summary, folder: Path) -> str:
-    """The end of a run: the table, the answer, and where everything is."""
+    """The end of a run: the table, the recommendation, and where everything is."""
     rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
     n = rows[0].tokens if rows else 0
     unit = (
@@ -28,7 +28,7 @@ def closing(summary: Summary, folder: Path) -> str:
         )
     lines += [f"  {unit}", "  -> recommended   * on the front", ""]
     if summary.recommended is not None:
-        lines += _answer(summary.row(summary.recommended), summary)
+        lines += _recommendation(summary.row(summary.recommended), summary)
     for c in summary.rechecks:
         lines.append(
             f"  {c.policy} - {c.against} on {c.text}: {_interval(c.dnll)} (n = {c.tokens})"
@@ -52,8 +52,8 @@ def closing(summary: Summary, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _answer(row: Row, summary: Summary) -> list[str]:
-    budget = summary.settings["budget"]
+def _recommendation(row: Row, summary: Summary) -> list[str]:
+    budget = summary.settings["budget_slots"]
     lines = [f"For {budget:g} fp16 slots per layer: {row.name} - {describe(row.policy)}"]
     if row.dnll_best is not None and row.best is not None:
         other = summary.row(row.best)

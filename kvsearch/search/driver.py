@@ -1,13 +1,12 @@
 """The search: one driver owns the study, evaluators only evaluate.
 
-A slot is refilled the moment it is free. What a job measured is on disk before Optuna hears of it,
-so a kill costs the evaluations in flight and nothing else. A policy over budget costs nothing: its
-bytes are exact. A policy seen before is told its old values.
+What a trial measured is on disk before Optuna has it, so a kill costs the evaluations under way and
+nothing else. A policy over budget costs nothing: its bytes are exact. A policy seen before gets the
+values it had then.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,53 +18,50 @@ from kvsearch.knobs import Value
 from kvsearch.policy import Policy
 from kvsearch.records import Kind, Trial
 from kvsearch.search import race
+from kvsearch.search.attempts import ATTEMPTS
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.measure import PART, measure
+from kvsearch.search.loop import Evaluation, Loop
+from kvsearch.search.measure import GIVEN_UP, PART, measure
 from kvsearch.search.rivals import Rivals
 from kvsearch.search.study import Study
 from kvsearch.search.task import Task, admitted, baselines
-from kvsearch.search.work import Job, Outcome
+from kvsearch.search.work import Measured
 
-ATTEMPTS = 3  # a trial whose evaluator dies this often is given up
 HOPELESS = 5  # failures in a row, without one success, that end a run
 
 Watch = Callable[[Trial, list[Trial]], None]
 
 
-@dataclass
-class Flight:
-    """A trial that an evaluator has."""
+@dataclass(kw_only=True)
+class TrialEvaluation(Evaluation):
+    """The evaluation of a trial on the search text."""
 
     trial: Trial
-    rungs: tuple[race.Rung, ...]
-    rung: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    seen: list[tuple[int, int, float]] = field(default_factory=list)
 
 
-class Search:
+class Search(Loop[TrialEvaluation]):
     """Runs a task in a folder, and picks up where an earlier run of it stopped.
 
     Args:
         task: what to do.
         executor: where evaluations run; the caller closes it.
         folder: where everything is kept.
-        watch: told of every finished trial.
+        watch: called with every finished trial, and all of them.
     """
 
     def __init__(self, task: Task, executor: Executor, folder: RunFolder, watch: Watch) -> None:
-        self.task, self.executor, self.folder, self.watch = task, executor, folder, watch
+        super().__init__(executor, folder)
+        self.task, self.watch = task, watch
         self.trials = folder.trials()
-        self.flights: dict[int, Flight] = {}  # by slot
-        limit = task.setting.budget
-        self.study = Study(task.space, task.sampler, task.seed, limit, task.speed is not None)
+        budget = task.setting.budget_bytes
+        self.study = Study(task.space, task.sampler, task.seed, budget, task.speed is not None)
         self._interrupted = folder.running()
         self.study.restore([*self.trials, *self._interrupted])
         self._rivals = Rivals(task.setting.shape, task.score_from, task.setting.tokens, self._load)
         known = {t.name for t in [*self.trials, *self._interrupted]}
-        self._methods = [(n, m) for n, m in baselines(task.warm, task.without) if n not in known]
+        methods = baselines(task.warm_start, task.exclude_method)
+        self._methods = [(n, m) for n, m in methods if n not in known]
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
 
     def run(self) -> list[Trial]:
@@ -74,66 +70,23 @@ class Search:
         Raises:
             RunError: nothing works, or the folder cannot be written.
         """
-        self.begin()
-        free = set(range(self.executor.slots))
-        try:
-            while True:
-                while free and (job := self.take(min(free))) is not None:
-                    slot = min(free)
-                    free.discard(slot)
-                    self.executor.submit(slot, job)
-                if not self.flights:
-                    return self.trials
-                slot, outcome = self.executor.wait()
-                if (job := self.give(slot, outcome)) is not None:
-                    self.executor.submit(slot, job)
-                else:
-                    free.add(slot)
-        except (KeyboardInterrupt, RunError):
-            self.lay_down()
-            raise
+        self.prepare()
+        self.drive()
+        return self.trials
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Measure the full cache, which everything is compared with."""
         full = Policy(name="full")
         measure(self.executor, self.folder, PART, [full], self.task.setting, resident=False)
         self.full = self._load(full.fingerprint(self.task.setting.shape.layers))
 
-    def take(self, slot: int) -> Job | None:
-        """The next job for a free slot, or None when there is nothing to start now."""
-        flight = self._next()
-        if flight is None:
-            return None
-        self.flights[slot] = flight
-        return self._job(flight)
-
-    def give(self, slot: int, outcome: Outcome) -> Job | None:
-        """Take in what a slot says; its trial's next job, or None if the slot is free again.
-
-        Raises:
-            RunError: nothing works, or the folder cannot be written.
-        """
-        job = self._after(self.flights[slot], outcome)
-        if job is None:
-            del self.flights[slot]
-        return job
-
-    def lay_down(self) -> None:
-        """Stopping for a reason that is no trial's fault does not count as one of its attempts."""
-        mine = {f.trial.number for f in self.flights.values()}
-        with contextlib.suppress(RunError):  # the disk may be full
-            for t in self.folder.running():  # not our own list: a stop can come between two lines
-                if t.number in mine:
-                    self.folder.append(replace(t, attempt=t.attempt - 1))
-
     # -- what comes next -----------------------------------------------------------------------
 
-    def _next(self) -> Flight | None:
+    def next(self) -> TrialEvaluation | None:
         """The next trial that costs an evaluation, or None when there is nothing to start."""
         while True:
             if self._interrupted:
-                before = self._interrupted.pop(0)
-                trial: Trial | None = self._again(before)
+                trial = self._again(self._interrupted.pop(0))
             elif self._methods:
                 name, method = self._methods.pop(0)
                 kind: Kind = "combined" if method.kind == "combined" else "method"
@@ -145,9 +98,9 @@ class Search:
                 return None
             if trial is None:
                 continue
-            flight = Flight(trial, self._rungs(trial))
-            if not self._known(flight):
-                return flight
+            evaluation = self._evaluation(trial)
+            if not self._known(evaluation):
+                return evaluation
 
     def _wanted(self) -> bool:
         """Whether another free proposal should be started."""
@@ -155,31 +108,29 @@ class Search:
             t.kind == "searched" and t.state in ("complete", "pruned", "failed")
             for t in self.trials
         )
-        spent += sum(f.trial.kind == "searched" for f in self.flights.values())
+        spent += sum(e.trial.kind == "searched" for e in self.running.values())
         return spent < self.task.trials and self._misses < 50 * (self.task.trials + 1)
 
     def _again(self, before: Trial) -> Trial | None:
         """A trial that was under way when the driver or its evaluator was killed."""
-        if self.folder.has_nll(PART, before.fingerprint):
-            return before  # killed after its NLL was saved: `_known` finishes it
-        if before.attempt >= ATTEMPTS:
-            error = f"killed {ATTEMPTS} times while it was evaluated"
-            self._finish(replace(before, state="failed", error=error))
-            return None
-        return self._begin(replace(before, attempt=before.attempt + 1))
+        killed = self.folder.attempts.of(PART, before.fingerprint) >= ATTEMPTS
+        if not killed or self.folder.has_nll(PART, before.fingerprint):
+            return before  # if it was killed after its NLL was saved, `_known` finishes it
+        self._finish(replace(before, state="failed", error=GIVEN_UP))
+        return None
 
     def _method(self, name: str, kind: Kind, knobs: Mapping[str, Value]) -> Trial | None:
         params = self.task.space.params(knobs)
         if params is not None:
             asked, knobs = self.study.ask(params)
             return self._check(asked, name, kind, knobs)
-        numbers = [t.number for t in self.trials] + [f.trial.number for f in self.flights.values()]
-        return self._check(min([0, *numbers]) - 1, name, kind, knobs)  # Optuna never hears of it
+        numbers = [t.number for t in [*self.trials, *self._under_way()]]
+        return self._check(min([0, *numbers]) - 1, name, kind, knobs)  # not in Optuna's study
 
     def _check(
         self, asked: optuna.Trial | int, name: str, kind: Kind, knobs: Mapping[str, Value]
     ) -> Trial | None:
-        """Start a proposal, or finish it at once where that costs nothing."""
+        """A proposal that costs an evaluation; others are finished here."""
         inside = isinstance(asked, optuna.Trial)
         number = asked.number if isinstance(asked, optuna.Trial) else asked
         system = self.study.trials[number].system_attrs if inside else {}
@@ -198,97 +149,88 @@ class Search:
             error = f"same policy as {twin.name}"
             self._finish(replace(trial, state="duplicate", error=error, **same))
             return None
-        return self._begin(trial)
+        return trial
 
     def _twin(self, fingerprint: str) -> Trial | None:
-        under_way = [f.trial for f in self.flights.values()]
         return next(
             (
                 t
-                for t in [*self.trials, *under_way, *self._interrupted]
+                for t in [*self.trials, *self._under_way(), *self._interrupted]
                 if t.fingerprint == fingerprint
                 and t.state in ("complete", "pruned", "running", "failed")
             ),
             None,
         )
 
-    # -- what happens to it --------------------------------------------------------------------
+    def _under_way(self) -> list[Trial]:
+        return [e.trial for e in self.running.values()]
 
-    def _begin(self, trial: Trial) -> Trial:
-        self.folder.append(trial)
-        return trial
-
-    def _rungs(self, trial: Trial) -> tuple[race.Rung, ...]:
+    def _evaluation(self, trial: Trial) -> TrialEvaluation:
         t = self.task
         looks = race.rungs(trial.policy, t.setting.tokens, t.score_from, t.windows, t.together)
-        return looks if t.racing else looks[-1:]
+        return TrialEvaluation(
+            number=trial.number, part=PART, policy=trial.policy, fingerprint=trial.fingerprint,
+            rungs=looks if t.racing else looks[-1:], trial=trial,
+        )  # fmt: skip
 
-    def _known(self, flight: Flight) -> bool:
+    def _known(self, e: TrialEvaluation) -> bool:
         """Finish a trial whose NLL was saved just before a kill."""
-        if not self.folder.has_nll(PART, flight.trial.fingerprint):
+        if not self.folder.has_nll(PART, e.fingerprint):
             return False
-        nll, about = self.folder.load_nll(PART, flight.trial.fingerprint)
-        flight.tokens, flight.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
-        self._complete(flight, nll)
+        nll, about = self.folder.load_nll(PART, e.fingerprint)
+        e.tokens, e.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
+        self._complete(e, nll)
+        self.folder.attempts.end(PART, e.fingerprint)
         return True
 
-    def _job(self, f: Flight) -> Job:
-        windows, stop = f.rungs[f.rung]
-        return Job(f.trial.number, PART, f.trial.policy, stop, windows)
+    # -- what happens to it --------------------------------------------------------------------
 
-    def _after(self, f: Flight, outcome: Outcome) -> Job | None:
-        """What follows from an outcome; a job if the trial goes on, or begins again."""
-        f.seconds += outcome.seconds
-        if outcome.status == "unopened":
-            raise RunError(outcome.error)
-        if outcome.measured is None:
-            if outcome.status == "died" and f.trial.attempt < ATTEMPTS:
-                f.trial = self._begin(replace(f.trial, attempt=f.trial.attempt + 1))
-                f.rung, f.seen = 0, []
-                return self._job(f)
-            self._failed(f, outcome)
-            return None
-        f.tokens += outcome.measured.tokens
-        nll, last = outcome.measured.nll, f.rung == len(f.rungs) - 1
-        about = {"name": f.trial.name, "tokens": f.tokens, "seconds": f.seconds}
-        if last:
-            self.folder.save_nll(PART, f.trial.fingerprint, nll, about)
-            self._complete(f, nll)
-            return None
-        f.seen.append((*f.rungs[f.rung], self._dnll(nll)))
-        if reason := self._rivals.verdict(f.trial, nll, self.trials):
-            self.folder.save_nll(f"{PART}-stopped", f.trial.fingerprint, nll, about)
-            self._finish(self._done(f, state="pruned", rungs=tuple(f.seen), error=reason))
-            return None
-        f.rung += 1
-        return self._job(f)
+    def begun(self, evaluation: TrialEvaluation) -> None:
+        """Write the line that says that it runs."""
+        evaluation.trial = replace(evaluation.trial, attempt=evaluation.attempt)
+        self.folder.append(evaluation.trial)
 
-    def _complete(self, f: Flight, nll: NDArray[np.float32]) -> None:
-        start = self.task.score_from - 1
-        looks = f.rungs if self.task.racing else ()
-        self._finish(
-            self._done(
-                f,
-                state="complete",
-                nll=float(nll[:, start:].mean()),
-                dnll=self._dnll(nll),
-                rungs=tuple((w, t, self._dnll(nll[:w, : t - 1])) for w, t in looks),
-            )
-        )
+    def measured(self, evaluation: TrialEvaluation, found: Measured) -> bool:
+        """Finish a trial at its last rung, or where it is clearly behind; else it goes on."""
+        e, nll = evaluation, found.nll
+        about = {"name": e.trial.name, "tokens": e.tokens, "seconds": e.seconds}
+        if e.last:
+            self.folder.save_nll(PART, e.fingerprint, nll, about)
+            self._complete(e, nll)
+            return False
+        e.seen.append((len(nll), nll.shape[1] + 1, self._dnll(nll)))
+        if reason := self._rivals.verdict(e.trial, nll, self.trials):
+            self.folder.save_nll(f"{PART}-stopped", e.fingerprint, nll, about)
+            self._finish(self._done(e, state="pruned", rungs=tuple(e.seen), error=reason))
+            return False
+        return True
 
-    def _failed(self, f: Flight, outcome: Outcome) -> None:
-        error = outcome.error or "its evaluator died"
-        self._finish(self._done(f, state="failed", error=error))
+    def failed(self, evaluation: TrialEvaluation, error: str) -> None:
+        """Finish a trial without a measurement; too many of these alone end the run."""
+        self._finish(self._done(evaluation, state="failed", error=error))
         worked = any(t.state in ("complete", "pruned") for t in self.trials)
         failures = [t for t in self.trials if t.state == "failed"]
         if not worked and len(failures) >= HOPELESS:
             raise RunError(f"the first {len(failures)} policies all failed: {failures[0].error}")
 
-    def _done(self, f: Flight, **how: Any) -> Trial:
-        return replace(f.trial, tokens=f.tokens, seconds=f.seconds, **how)
+    def _complete(self, e: TrialEvaluation, nll: NDArray[np.float32]) -> None:
+        start = self.task.score_from - 1
+        looks = e.rungs if self.task.racing else ()
+        self._finish(
+            self._done(
+                e,
+                state="complete",
+                nll=float(nll[:, start:].mean()),
+                dnll=self._dnll(nll),
+                rungs=tuple((w or len(nll), t, self._dnll(nll[:w, : t - 1])) for w, t in looks),
+            )
+        )
+
+    def _done(self, e: TrialEvaluation, **how: Any) -> Trial:
+        return replace(e.trial, tokens=e.tokens, seconds=e.seconds, **how)
 
     def _finish(self, trial: Trial) -> None:
-        """Write a finished trial, then tell Optuna, then whoever watches."""
+        """A finished trial goes to the journal, then to Optuna's study, then to `watch`."""
         self.folder.append(trial)
         self.trials.append(trial)
         if trial.number >= 0:

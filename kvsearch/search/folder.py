@@ -1,14 +1,13 @@
 """A run as a folder: what was asked, every trial, every token's NLL. The folder is the truth.
 
 `study.json` says what was asked and is never rewritten; `trials.jsonl` is the journal: a line when
-a trial starts, and one when it ended, after its NLL file is safely on disk. Running the same
-command again goes on.
+a trial starts, and one when it ended, after its NLL file is safely on disk. `attempts.jsonl` counts
+evaluations that were begun and did not end. Running the same command again goes on.
 
 A finished run that is kept as a study has its NLL in `blocks.parquet` instead, as sums over blocks
 of scored tokens: a fortieth of the size, and every table follows from them.
 """
 
-import contextlib
 import json
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,8 @@ from numpy.typing import NDArray
 from kvsearch.errors import RunError
 from kvsearch.files import sweep, write_atomic
 from kvsearch.records import Trial
+from kvsearch.search import schema
+from kvsearch.search.attempts import Attempts
 from kvsearch.search.journal import Journal
 from kvsearch.stats import BLOCK, Blocks, blocks
 
@@ -39,6 +40,7 @@ class RunFolder:
 
     def __init__(self, path: Path, write: bool = True) -> None:
         self.path, self.journal = path, Journal(path / "trials.jsonl", mend=write)
+        self.attempts = Attempts(path / "attempts.jsonl")
         self._lock: FileLock | None = None
         if write:
             self._open(path)
@@ -74,8 +76,10 @@ class RunFolder:
             write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
             return
         try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
+            before = schema.study(json.loads(file.read_text(encoding="utf-8")))
+        except RunError:
+            raise
+        except (OSError, ValueError, KeyError) as e:
             raise RunError(f"cannot read {file}: {e}; give another --out") from e
         now = json.loads(json.dumps(asked))
         differing = [
@@ -226,22 +230,6 @@ class RunFolder:
             tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
             found[row["part"], row["fingerprint"]] = start, Blocks(np.array(row["sums"]), tokens)
         return found
-
-    # -- attempts outside the journal ----------------------------------------------------------
-
-    def tries(self, part: str, fingerprint: str) -> int:
-        """How often a measurement was begun that neither ended nor was stopped on purpose."""
-        file = self._nll(part, fingerprint).with_suffix(".tries")
-        return len(file.read_bytes()) if file.exists() else 0
-
-    def set_tries(self, part: str, fingerprint: str, tries: int) -> None:
-        """Keep that number, one byte each; nothing is kept of 0."""
-        file = self._nll(part, fingerprint).with_suffix(".tries")
-        if tries:
-            write_atomic(file, b"x" * tries)
-            return
-        with contextlib.suppress(OSError):  # gone already, or a disk that says so at the next write
-            file.unlink(missing_ok=True)
 
     def _nll(self, part: str, fingerprint: str) -> Path:
         return self.path / "nll" / f"{part}-{fingerprint}.parquet"

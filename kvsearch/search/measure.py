@@ -1,17 +1,18 @@
 """Measuring a fixed list of policies on one part of the text, over all slots."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 
 from kvsearch.errors import RunError
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
+from kvsearch.search.attempts import ATTEMPTS
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.work import Job, Outcome
+from kvsearch.search.loop import Evaluation, Loop
+from kvsearch.search.work import Measured
 
 PART = "search"
-ATTEMPTS = 3
+GIVEN_UP = f"killed {ATTEMPTS} times while it was evaluated"
 
 
 def measure(
@@ -44,69 +45,68 @@ def measure(
         RunError: no evaluator could be opened, or the full cache could not be measured; nothing
             can be compared then.
     """
-    keyed = {p.fingerprint(setting.shape.layers): p for p in policies}
     full = Policy().fingerprint(setting.shape.layers)
-    todo, failures, tries = [], dict[str, str](), dict[str, int]()
-    for key, policy in keyed.items():
-        # without the full cache there is no run: whoever kills that driver, it is tried again
-        tries[key] = 0 if key == full else folder.tries(part, key)
-        if folder.has_nll(part, key):
-            folder.set_tries(part, key, 0)  # a kill can come between the two
-        elif tries[key] < ATTEMPTS:
-            todo.append((key, policy))
-            continue
-        else:
-            failures[key] = f"killed {ATTEMPTS} times while it was evaluated"
-        progress(policy.name or key)
-    queue = list(range(len(todo)))
-    running: dict[int, int] = {}
+    keyed = {p.fingerprint(setting.shape.layers): p for p in policies}
+    todo = [
+        Evaluation(
+            number=i, part=part, policy=policy, fingerprint=key,
+            rungs=((None, setting.tokens),), resident=resident,
+            # without the full cache there is no run: it is tried again after every kill
+            counted=key != full,
+        )
+        for i, (key, policy) in enumerate(keyed.items())
+    ]  # fmt: skip
+    measurement = _Measurement(executor, folder, todo, progress)
+    measurement.drive()
+    if full in measurement.failures:
+        raise RunError(f"the full cache cannot be evaluated: {measurement.failures[full]}")
+    return measurement.failures
 
-    def tried(i: int, by: int) -> None:
-        key = todo[i][0]
-        tries[key] += by
-        if key != full:
-            folder.set_tries(part, key, tries[key])
 
-    try:
-        while queue or running:
-            while queue and len(running) < executor.slots:
-                i = queue.pop(0)
-                slot = min(set(range(executor.slots)) - set(running))
-                running[slot] = i
-                tried(i, 1)
-                executor.submit(slot, Job(i, part, todo[i][1], setting.tokens, resident=resident))
-            slot, outcome = executor.wait()
-            if outcome.status == "unopened":
-                raise RunError(outcome.error)
-            i = running.pop(slot)
-            key, policy = todo[i]
-            if outcome.status == "died" and tries[key] < ATTEMPTS:
-                queue.insert(0, i)
-                continue
-            if outcome.measured is None:
-                failures[key] = outcome.error or "its evaluator died"
+class _Measurement(Loop[Evaluation]):
+    """A list of evaluations of one rung each."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        folder: RunFolder,
+        todo: list[Evaluation],
+        progress: Callable[[str], None],
+    ) -> None:
+        super().__init__(executor, folder)
+        self.todo, self.progress = todo, progress
+        self.failures: dict[str, str] = {}
+
+    def next(self) -> Evaluation | None:
+        """The next one that is neither measured nor given up."""
+        attempts = self.folder.attempts
+        while self.todo:
+            e = self.todo.pop(0)
+            if self.folder.has_nll(e.part, e.fingerprint):
+                attempts.end(e.part, e.fingerprint)  # a kill can come between the two
+                self._done(e)
+            elif e.counted and attempts.of(e.part, e.fingerprint) >= ATTEMPTS:
+                self.failed(e, GIVEN_UP)
             else:
-                _keep(folder, part, key, policy, outcome)
-            if outcome.status != "died":
-                tried(i, -tries[key])
-            progress(policy.name or key)
-    except (KeyboardInterrupt, RunError):
-        with contextlib.suppress(RunError):  # the disk may be full
-            for i in running.values():  # stopping is no policy's fault
-                tried(i, -1)
-        raise
-    if full in failures:
-        raise RunError(f"the full cache cannot be evaluated: {failures[full]}")
-    return failures
+                return e
+        return None
 
+    def measured(self, evaluation: Evaluation, found: Measured) -> bool:
+        """Keep NLL, bytes and what ran."""
+        about = {
+            "name": evaluation.policy.name,
+            "bytes_resident": found.bytes_resident,
+            "seconds": evaluation.seconds,
+            "impls": found.impls,
+        }
+        self.folder.save_nll(evaluation.part, evaluation.fingerprint, found.nll, about)
+        self._done(evaluation)
+        return False
 
-def _keep(folder: RunFolder, part: str, key: str, policy: Policy, outcome: Outcome) -> None:
-    measured = outcome.measured
-    assert measured is not None
-    about = {
-        "name": policy.name,
-        "bytes_resident": measured.bytes_resident,
-        "seconds": outcome.seconds,
-        "impls": measured.impls,
-    }
-    folder.save_nll(part, key, measured.nll, about)
+    def failed(self, evaluation: Evaluation, error: str) -> None:
+        """Leave it out, and remember why."""
+        self.failures[evaluation.fingerprint] = error
+        self._done(evaluation)
+
+    def _done(self, e: Evaluation) -> None:
+        self.progress(e.policy.name or e.fingerprint)

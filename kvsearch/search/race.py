@@ -17,7 +17,7 @@ from kvsearch.stats import standard_error
 
 SHARES = (0.25, 0.5)  # of the first windows: where a proposal is looked at before it ends them
 SURE = 3.0  # standard errors of the paired difference: one-sided, 99.9 %
-LEAST = 256  # scored tokens below which nobody is judged
+LEAST = 256  # scored tokens below which no trial is stopped
 
 
 class Rung(NamedTuple):
@@ -97,8 +97,8 @@ def verdict(
     Args:
         nll: of the proposal on a prefix `[windows, stop - 1]`.
         mine: its exposure; in a part of a window, tokens before its first eviction do not count.
-        rivals: policies that use no more bytes. In a part of a window, one whose layers do not
-            evict well inside it, on average by half, looks better than it is and stops nobody.
+        rivals: policies that use no more bytes. In a part of a window, those are left out whose
+            layers evict on average after its middle: their loss there is too small.
         score_from: first scored position.
         tokens: of a whole window.
         sure: standard errors of the block-wise paired difference that count as certain.

@@ -1,4 +1,4 @@
-"""Who may stop whom: the trials of a run as opponents in a race, their losses kept in memory."""
+"""The finished trials of a run as opponents in a race, their losses kept in memory."""
 
 from collections.abc import Callable, Sequence
 

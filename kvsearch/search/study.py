@@ -1,7 +1,7 @@
 """The Optuna study of a run: rebuilt in memory from the journal, so there is one truth.
 
 Every proposal gets a sampler of its own, seeded by the run's seed and the trial's number. A sampler
-therefore knows nothing but the study, and a run that was killed goes on as if it had not been.
+therefore depends on nothing but the study, and a run that was killed goes on as if it had not been.
 """
 
 import warnings
@@ -30,7 +30,7 @@ _STATES = {
 
 
 class Study:
-    """Asks a sampler, tells it what came of it.
+    """Proposals from a sampler, and their results for the next ones.
 
     Args:
         space: where proposals come from.
@@ -62,8 +62,8 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     @property
-    def told(self) -> optuna.Study:
-        """The study itself, to be read."""
+    def optuna_study(self) -> optuna.Study:
+        """Optuna's own object, to be read."""
         return self._study
 
     @property

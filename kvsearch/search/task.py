@@ -25,8 +25,8 @@ class Task:
         windows: of the search text.
         seed: of the sampler.
         sampler: makes the sampler of one proposal from its seed.
-        warm: evaluate the published methods first.
-        without: names of methods to leave out all the same.
+        warm_start: evaluate the published methods first.
+        exclude_method: names of methods to leave out of that.
         racing: stop proposals that are behind for certain.
         together: windows that an evaluator runs in one pass, and so looks at first.
         speed: modelled decode speed of a policy over the full cache's, as a third objective.
@@ -39,19 +39,19 @@ class Task:
     seed: int
     sampler: MakeSampler
     windows: int
-    warm: bool = True
-    without: tuple[str, ...] = ()
+    warm_start: bool = True
+    exclude_method: tuple[str, ...] = ()
     racing: bool = True
     together: int = 1
     speed: Callable[[Policy], float] | None = None
 
 
-def baselines(warm: bool = True, without: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
+def baselines(warm_start: bool = True, exclude: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
     """Methods that a search starts from, strong ones first: they stop the others early.
 
     Composites are listed from plain to refined, so they come in reverse.
     """
-    wanted = [(n, m) for n, m in METHODS.items() if warm and m.baseline and n not in without]
+    wanted = [(n, m) for n, m in METHODS.items() if warm_start and m.baseline and n not in exclude]
     composites = [(n, m) for n, m in wanted if m.kind == "combined"]
     return composites[::-1] + [(n, m) for n, m in wanted if m.kind == "single"]
 
@@ -74,7 +74,7 @@ def admitted(
         knobs: what was proposed.
         system: what the sampler noted.
     """
-    shape, limit = task.setting.shape, task.setting.budget
+    shape, budget = task.setting.shape, task.setting.budget_bytes
     trial = Trial(
         number, name, kind, "running", Policy(name=name), "", params=dict(knobs), system=system
     )
@@ -89,8 +89,8 @@ def admitted(
             trial, policy=policy, fingerprint=policy.fingerprint(shape.layers), bytes_peak=peak,
             speed=speed,
         )  # fmt: skip
-        if limit is not None and peak > limit and kind == "searched":
-            raise PolicyError(f"{peak} bytes are over the budget of {limit}")
+        if budget is not None and peak > budget and kind == "searched":
+            raise PolicyError(f"{peak} bytes are over the budget of {budget}")
     except PolicyError as e:
         return replace(trial, state="rejected", error=str(e))
     return trial

@@ -13,7 +13,8 @@ from typing import Any
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
-from kvsearch.search.driver import ATTEMPTS, Search
+from kvsearch.search.attempts import ATTEMPTS
+from kvsearch.search.driver import Search
 from kvsearch.search.executors.cluster import Cluster
 from kvsearch.search.work import Job, Outcome, Session, Work, attempt, why_unopened
 
@@ -40,7 +41,7 @@ def run(search: Search, work: Work, *, slots: int, address: str) -> list[Trial]:
     """
     assert not search.task.racing, "Tune sees one result per trial"
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
-    search.begin()
+    search.prepare()
     cluster = Cluster(address, slots or 2)
     try:
         try:
@@ -73,7 +74,7 @@ def run(search: Search, work: Work, *, slots: int, address: str) -> list[Trial]:
             raise bridge.error
         return search.trials
     except (KeyboardInterrupt, RunError):
-        search.lay_down()
+        search.release()
         raise
     finally:
         cluster.close()
@@ -111,7 +112,7 @@ class _Bridge:
 
     def complete(self, trial_id: str) -> None:
         slot = self.slots.pop(trial_id)
-        key = self.search.flights[slot].trial.number
+        key = self.search.running[slot].number
         gone = Outcome(key, "failed", error=f"its actor died or raised {ATTEMPTS} times")
         try:
             self.search.give(slot, self.outcomes.pop(trial_id, gone))

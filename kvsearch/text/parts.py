@@ -146,11 +146,25 @@ def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArra
             f"{tokens.name} has {size:,} tokens and {count} windows of {length:,} need "
             f"{count * span:,}; give a longer text, or {' or '.join(fits)}"
         )
-    rng = np.random.default_rng(seed)
-    edges = [i * size // count for i in range(count + 1)]
-    begins = [int(rng.integers(a, b - span + 1)) for a, b in pairwise(edges)]
+    begins = _begins(size, count, span, seed)
     rows = [np.concatenate([lead, tokens.ids[b : b + span]]) for b in begins]
     return np.stack([rows[i] for i in _spread(count)])
+
+
+def beside(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> Tokens:
+    """The longest stretch that `windows` with the same arguments leaves out; it may be empty."""
+    span, size = length - (tokens.start is not None), tokens.ids.size
+    begins = _begins(size, count, span, seed)
+    gaps = zip([0, *(b + span for b in begins)], [*begins, size], strict=True)
+    begin, end = max(gaps, key=lambda gap: gap[1] - gap[0])
+    return tokens.part(begin, end, "beside")
+
+
+def _begins(size: int, count: int, span: int, seed: int) -> list[int]:
+    """Where windows of `span` tokens begin in a part of `size`, in order."""
+    rng = np.random.default_rng(seed)
+    edges = [i * size // count for i in range(count + 1)]
+    return [int(rng.integers(a, b - span + 1)) for a, b in pairwise(edges)]
 
 
 def _spread(count: int) -> Sequence[int]:

@@ -5,6 +5,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Text:
+    """A text itself, where a path could stand: `kvsearch.search(model, Text("It was ..."))`.
+
+    Attributes:
+        text: all of it.
+        name: for records; letters, digits and `-` read best.
+    """
+
+    text: str
+    name: str = "text"
+
+
+@dataclass(frozen=True)
 class Source:
     """One text.
 

@@ -1,5 +1,6 @@
 """Text from files, and the built-in corpus for a machine that has none."""
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -8,30 +9,44 @@ from typing import BinaryIO
 
 from kvsearch.errors import TextError
 from kvsearch.text.hub import DATASETS
-from kvsearch.text.source import Source
+from kvsearch.text.source import Source, Text
 
 LARGEST = 256 << 20  # bytes of one file or range; a tokenizer takes about 1 s per MB
 _RANGE = re.compile(r"(?P<file>.+):(?P<start>[\d_]*)-(?P<end>[\d_]*)")
+TextLike = str | os.PathLike[str] | Text
 _LONG = 60  # characters from which a repeated paragraph is a copy, not a phrase like "Note:"
 
 
-def read_files(specs: Sequence[str]) -> Source:
-    """Several files as one text, with an empty line between them.
+def read_files(specs: Sequence[TextLike]) -> Source:
+    """Several files, or texts themselves, as one text with an empty line between them.
 
     Args:
-        specs: each as for `read_file`.
+        specs: each a `Text`, or a path as for `read_file`.
 
     Raises:
         TextError: one of them cannot be read, or there are none.
     """
     if not specs:
         raise TextError("no text file given; give --text FILE")
-    sources = [read_file(spec) for spec in specs]
+    sources = [read_text(spec) for spec in specs]
     if len(sources) == 1:
         return sources[0]
     name = "+".join(s.name for s in sources)
     text = "\n\n".join(s.text for s in sources)
     return Source.of(name, text, f"text: {len(sources)} files, {len(text):,} characters")
+
+
+def read_text(spec: TextLike) -> Source:
+    """A `Text`, or a file or byte range as for `read_file`.
+
+    Raises:
+        TextError: it cannot be read, or holds nothing.
+    """
+    if not isinstance(spec, Text):
+        return read_file(os.fspath(spec))
+    if not spec.text.strip():
+        raise TextError(f"the text {spec.name!r} is empty; give a longer one")
+    return Source.of(spec.name, spec.text, f"text: {spec.name}, {len(spec.text):,} characters")
 
 
 def read_file(spec: str) -> Source:

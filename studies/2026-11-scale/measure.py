@@ -29,7 +29,7 @@ from kvsearch.search.driver import Search  # noqa: E402
 from kvsearch.search.executors import Executor  # noqa: E402
 from kvsearch.search.executors.processes import Processes  # noqa: E402
 from kvsearch.search.folder import RunFolder  # noqa: E402
-from kvsearch.search.volume import volume  # noqa: E402
+from kvsearch.search.hypervolume import log_hypervolume as volume  # noqa: E402
 from kvsearch.search.work import Job, Outcome, attempt  # noqa: E402
 
 
@@ -128,10 +128,10 @@ def reached(slots: int, sampler: str, trials: int, seed: int) -> float:
         session = toy.Session(toy.Toy(Path(place) / "log", 0.0))
         done = search(
             Simulated(session, slots), Path(place),
-            trials=trials, sampler=sampler, seed=seed, warm=False,
+            trials=trials, sampler=sampler, seed=seed, warm_start=False,
         )  # fmt: skip
     points = [(float(t.bytes_peak or 0), t.dnll or 0.0) for t in done if t.state == "complete"]
-    return volume(points, float(toy.SETTING.budget or 0))
+    return volume(points, float(toy.SETTING.budget_bytes or 0))
 
 
 def add(rows: list[dict[str, object]]) -> None:

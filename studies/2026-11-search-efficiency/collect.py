@@ -109,7 +109,7 @@ def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Set
     shape = setting.shape
     full = Policy().fingerprint(shape.layers)
     about = {
-        "budget_bytes": setting.budget,
+        "budget_bytes": setting.budget_bytes,
         "block": BLOCK,
         "full": full,
         "shape": asdict(shape),

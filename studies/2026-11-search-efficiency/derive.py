@@ -17,8 +17,8 @@ from scipy.stats import t as student
 
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.search.hypervolume import log_hypervolume as volume
 from kvsearch.search.race import exposure
-from kvsearch.search.volume import volume
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.app.inputs import Text, TextOptions, text
+from kvsearch.app.inputs import TextOptions, TextWindows, text
 from kvsearch.app.progress import Shown
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import continues
@@ -23,10 +23,10 @@ from kvsearch.records import Trial
 from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.hypervolume import log_hypervolume as volume
 from kvsearch.search.model_work import ModelSession
 from kvsearch.search.samplers import make_sampler
 from kvsearch.search.task import Task, baselines
-from kvsearch.search.volume import volume
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 
@@ -102,12 +102,12 @@ def main() -> None:
     sampler = make_sampler(o.sampler, space, setting)
     task = Task(
         setting, BUDGET, space, o.trials - methods, o.seed, sampler, WINDOWS,
-        warm=not o.cold, racing=not o.no_race,
+        warm_start=not o.cold, racing=not o.no_race,
     )  # fmt: skip
     search(task, session, o.place / "runs" / name)
 
 
-def remembering(loaded: LoadedModel, parts: Text, place: Path) -> Remembered:
+def remembering(loaded: LoadedModel, parts: TextWindows, place: Path) -> Remembered:
     """A session of the benchmark, with its memory in `place`."""
     inner = ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows)
     return Remembered(inner, place / "memory", loaded.shape.layers)
@@ -121,7 +121,7 @@ def search(task: Task, session: Remembered, place: Path) -> list[Trial]:
         tokens = sum(t.tokens for t in trials)
         print(
             f"{place.name} {len(trials):>4} {trial.state:<9} {trial.name:<22} tokens {tokens:>7} "
-            f"volume {volume(done, task.setting.budget):.4f}",
+            f"volume {volume(done, task.setting.budget_bytes):.4f}",
             flush=True,
         )
 

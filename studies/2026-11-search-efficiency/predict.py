@@ -19,9 +19,9 @@ from derive import kept_policies, surrogate_runs
 
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.search.hypervolume import log_loss
 from kvsearch.search.samplers.features import features
 from kvsearch.search.samplers.gp import fit
-from kvsearch.search.volume import log_loss
 
 HERE = Path(__file__).parent
 RECORDS, OUTCOME = HERE / "records", HERE.parent / "2026-11-outcome"

@@ -28,12 +28,13 @@ from kvsearch.records import Trial
 from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.hypervolume import FLOOR
+from kvsearch.search.hypervolume import log_hypervolume as volume
 from kvsearch.search.race import exposure
 from kvsearch.search.samplers import make_sampler
 from kvsearch.search.samplers.features import features
 from kvsearch.search.samplers.gp import GP, fit, process
 from kvsearch.search.task import Task, baselines
-from kvsearch.search.volume import FLOOR, volume
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 
@@ -134,7 +135,7 @@ def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
     task = Task(
         truth.setting, BUDGET, space, o.trials - methods, seed,
         make_sampler(o.sampler, space, truth.setting), WINDOWS,
-        warm=not o.cold, racing=not o.no_race,
+        warm_start=not o.cold, racing=not o.no_race,
     )  # fmt: skip
     name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}"
     folder = RunFolder(o.place / f"{name}-{seed}")
@@ -159,7 +160,7 @@ def at(truth: Truth, trials: list[Trial]) -> dict:
     points = [(float(t.bytes_peak or 0), float(d)) for t, d in zip(kept, values, strict=True)]
     return {
         "tokens": sum(t.tokens for t in trials),
-        "volume": volume(points, float(truth.setting.budget or 0)),
+        "volume": volume(points, float(truth.setting.budget_bytes or 0)),
     }
 
 

@@ -15,7 +15,7 @@ from collect import reported
 from derive import checkpoints
 from live import BUDGET, CONTEXT, WINDOWS, opened, remembering, search
 
-from kvsearch.app.inputs import Text
+from kvsearch.app.inputs import TextWindows
 from kvsearch.app.progress import Shown
 from kvsearch.evaluate import sensitivity
 from kvsearch.evaluate.quality import Evaluator
@@ -50,12 +50,12 @@ def main() -> None:
     o = ask.parse_args()
     here, there = (f"{o.data}/{spec}" for spec in TEXTS[o.text])
     loaded, parts, setting = opened(Shown(quiet=True), (here, there))
-    setting = Setting(setting.shape, setting.budget, CONTEXT, harm(o, loaded, parts))
+    setting = Setting(setting.shape, setting.budget_bytes, CONTEXT, harm(o, loaded, parts))
     session = remembering(loaded, parts, o.place / o.text)
     space = load_space(str(HERE / "space.yaml"))
     free = o.trials - len(baselines(True))
     sampler = make_sampler(o.sampler, space, setting)
-    task = Task(setting, BUDGET, space, free, 1, sampler, WINDOWS, warm=True, racing=True)
+    task = Task(setting, BUDGET, space, free, 1, sampler, WINDOWS, warm_start=True, racing=True)
     trials = search(task, session, o.place / o.text / "runs" / o.sampler)
     full = session.run(Job(0, "report", Policy(), CONTEXT)).nll[:, BUDGET - 1 :]
     found: dict[str, float] = {}
@@ -72,7 +72,7 @@ def main() -> None:
     (o.records / f"{o.text}-harm.json").write_text(json.dumps(setting.sensitivity) + "\n")
 
 
-def harm(o: argparse.Namespace, loaded: LoadedModel, parts: Text) -> tuple[float, ...]:
+def harm(o: argparse.Namespace, loaded: LoadedModel, parts: TextWindows) -> tuple[float, ...]:
     """The layers' harm on this text, measured once for all samplers."""
     file = o.place / o.text / "harm.json"
     if not file.exists():

@@ -15,7 +15,7 @@ def main() -> None:
     import toy
 
     # what a run imports on its way; nothing of it starts a thread that a fork would miss
-    import kvsearch.app.ending
+    import kvsearch.app.final_evaluation
     import kvsearch.search.executors.ray_actors  # noqa: F401
 
     while line := sys.stdin.readline():

@@ -13,7 +13,8 @@ from conftest import KILLS, RAY_KILLS, calm, ends, outcomes
 from toy import Toy, task
 
 from kvsearch.records import Trial
-from kvsearch.search.driver import ATTEMPTS, Search
+from kvsearch.search.attempts import ATTEMPTS
+from kvsearch.search.driver import Search
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.processes import Processes
 from kvsearch.search.executors.ray_actors import RayActors

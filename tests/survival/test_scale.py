@@ -18,7 +18,7 @@ def test_the_driver_costs_less_than_a_twentieth_of_a_second_evaluation(
     slots: int, sampler: str, tmp_path: Path
 ) -> None:
     executor = Timed(Simulated(toy.Session(Toy(tmp_path / "log", 0.0)), slots))
-    done = search(executor, tmp_path, trials=40, sampler=sampler, warm=False)
+    done = search(executor, tmp_path, trials=40, sampler=sampler, warm_start=False)
     evaluated = sum(t.state in ("complete", "pruned", "failed") for t in done)
     assert evaluated == 40
     assert sum(executor.cpu) / evaluated < 0.05  # seconds of CPU; the wall's depend on neighbours

@@ -125,7 +125,7 @@ def main(options: list[str] | None = None) -> None:
     ask.add_argument("--ray", default="", help="address, or local")
     ask.add_argument("--seconds", type=float, default=0.02)
     ask.add_argument("--bad", default="")
-    ask.add_argument("--ending", action="store_true", help="choose and report, too")
+    ask.add_argument("--final", action="store_true", help="choose and report, too")
     ask.add_argument("--log", type=Path)
     o = ask.parse_args(options)
     # the module's importable name, so that a spawned process finds it again
@@ -149,12 +149,12 @@ def main(options: list[str] | None = None) -> None:
         else:
             executor = Inline(work.open(0))
         trials = Search(task(o.trials), executor, folder, lambda *_: None).run()
-        if o.ending:
-            from kvsearch.app.ending import Ending
+        if o.final:
+            from kvsearch.app.final_evaluation import FinalEvaluation
             from kvsearch.app.progress import Shown
 
-            ending = Ending(folder, executor, SETTING, FROM, Shown(), {}).go(trials)
-            (o.folder / "measured.json").write_text(json.dumps(ending))
+            measured = FinalEvaluation(folder, executor, SETTING, FROM, Shown(), {}).go(trials)
+            (o.folder / "measured.json").write_text(json.dumps(measured))
         folder.close()
     except KvsearchError as e:
         print(f"kvsearch: {e}", file=sys.stderr)

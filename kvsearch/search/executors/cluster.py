@@ -32,7 +32,7 @@ class Cluster:
     def __init__(self, address: str, cpus: int) -> None:
         if find_spec("ray") is None:
             raise KvsearchError("Ray is not installed: pip install 'kvsearch[ray]'")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what you run
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and silence its warning
         import ray
 
@@ -73,9 +73,9 @@ class Cluster:
 
 
 def _sweep() -> None:
-    """Remove folders of drivers that were killed: nobody holds the lock of such a folder."""
+    """Remove folders of drivers that were killed: the lock of such a folder is free."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError, Timeout):  # somebody else's, or alive
+        with contextlib.suppress(OSError, Timeout):  # of another user, or in use
             lock, age = folder / _LOCK, time.time() - folder.lstat().st_mtime
             if age > _YOUNG and lock.exists() and not folder.is_symlink():
                 with FileLock(lock, timeout=0):

@@ -1,4 +1,4 @@
-"""Jobs in this very process: the default, and the one that debuggers like."""
+"""Jobs in this very process: the default, and the one that is easiest to debug."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ from kvsearch.search.work import Job, Outcome, Session, attempt
 
 
 class Inline:
-    """One slot; a job runs when somebody waits for it.
+    """One slot; a job runs in `wait`.
 
     Args:
         session: an evaluator that is already open.

@@ -12,7 +12,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from kvsearch.search.executors.lifeline import die_with_parent, undisturbed
+from kvsearch.search.executors.parent_watch import die_with_parent, undisturbed
 from kvsearch.search.work import Job, Outcome, Work, attempt, why_unopened
 
 _SPAWN = multiprocessing.get_context("spawn")  # forked CUDA and OpenMP states do not work
@@ -84,7 +84,7 @@ class Processes:
         if isinstance(said, Outcome):
             return said
         child.process.join(5)  # it is ending; killed below if it cannot
-        why = _ending(child.process.exitcode)
+        why = _exit(child.process.exitcode)
         self._remove(slot)
         if child.opened:
             return Outcome(-1, "died", error=f"its evaluator died ({why})")
@@ -121,7 +121,7 @@ class Processes:
             child.pipe.close()
 
 
-def _ending(code: int | None) -> str:
+def _exit(code: int | None) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exit code {code}"
@@ -129,7 +129,7 @@ def _ending(code: int | None) -> str:
 
 def _serve(slot: int, pipe: Connection) -> None:
     """A process: open the work, then answer jobs until it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
     die_with_parent()
     try:
         work: Work = pipe.recv()

@@ -1,4 +1,4 @@
-"""Samplers: who proposes the next policy. A new one is a function and a line of `SAMPLERS`.
+"""Samplers: what proposes the next policy. A new one is a function and a line of `SAMPLERS`.
 
 The driver makes a new object for every trial, with a seed that depends on the trial's number, so
 that a study resumed after a kill proposes what an uninterrupted one would have. A sampler may
@@ -28,6 +28,7 @@ __all__ = [
     "check_name",
     "make",
     "make_sampler",
+    "modern_name",
 ]
 
 
@@ -92,10 +93,10 @@ def _in_vain(last: Any, before: list[Any]) -> bool:
     return any(t.values == last.values for t in before)
 
 
-def _breed(seed: int, context: Context) -> "BaseSampler":
-    from kvsearch.search.samplers.breed import Breed
+def _evolutionary(seed: int, context: Context) -> "BaseSampler":
+    from kvsearch.search.samplers.evolutionary import Evolutionary
 
-    return Breed(seed, context)
+    return Evolutionary(seed, context)
 
 
 def _kvei(seed: int, context: Context) -> "BaseSampler":
@@ -109,17 +110,24 @@ SAMPLERS: dict[str, Callable[[int, Context], "BaseSampler"]] = {
     "nsga2": _nsga2,
     "tpe": _tpe,
     "gp": _gp,
-    "breed": _breed,
+    "evolutionary": _evolutionary,
     "kvei": _kvei,
 }
 
 
 NAMES = tuple(SAMPLERS)
 DEFAULT = "kvei"
+OLD_NAMES = {"breed": "evolutionary"}  # of earlier versions
+
+
+def modern_name(name: str) -> str:
+    """A sampler's name by today's spelling."""
+    return OLD_NAMES.get(name, name)
 
 
 def check_name(name: str) -> None:
     """Raise a `KvsearchError` if there is no such sampler, or what it needs is not installed."""
+    name = modern_name(name)
     if name not in SAMPLERS:
         raise KvsearchError(f"unknown sampler {name!r}{nearest(name, SAMPLERS)}")
     if name == "gp" and find_spec("scipy") is None:
@@ -138,7 +146,7 @@ def make(name: str, seed: int, context: Context) -> "BaseSampler":
         KvsearchError: unknown name.
     """
     check_name(name)
-    return SAMPLERS[name](seed % 2**32, context)
+    return SAMPLERS[modern_name(name)](seed % 2**32, context)
 
 
 def make_sampler(

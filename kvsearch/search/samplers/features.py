@@ -53,7 +53,7 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
     p, q, rule, budgets = policy, policy.quantizer, policy.active_rule, policy.layer_budgets
     tokens = max(2, setting.tokens)
     slots = min(p.slots or tokens, tokens)
-    budget = setting.budget or setting.shape.budget_bytes(tokens)
+    budget = setting.budget_bytes or setting.shape.budget_bytes(tokens)
     fp16_slots = max(1.0, budget / setting.shape.budget_bytes(1))
     keys = sum(t.share * t.key_bits for t in p.tiers)
     values = sum(t.share * t.value_bits for t in p.tiers)

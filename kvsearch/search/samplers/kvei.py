@@ -13,25 +13,26 @@ import numpy as np
 from optuna.study import Study
 
 from kvsearch.knobs import Value
-from kvsearch.search.samplers.breed import Breed
+from kvsearch.search.hypervolume import REFERENCE_BYTES, REFERENCE_LOSS
 from kvsearch.search.samplers.ehvi import Array, expected_gain
+from kvsearch.search.samplers.evolutionary import Evolutionary
 from kvsearch.search.samplers.history import History, read
+from kvsearch.search.samplers.one_at_a_time import next_move
 from kvsearch.search.samplers.point import PointSampler, usable
 from kvsearch.search.samplers.pool import mutant, neighbours
 from kvsearch.search.samplers.pricing import Context, Priced
-from kvsearch.search.samplers.slide import slide
+from kvsearch.search.samplers.size_probes import size_probe
 from kvsearch.search.samplers.surrogate import Surrogate
-from kvsearch.search.samplers.sweep import sweep
-from kvsearch.search.volume import EDGE, WORST
 
 FIRST = 6  # trials before the search starts to build on them
-CHILDREN, ROUNDS = 16, 3  # mutants a round; later rounds breed from the best candidates so far
+CHILDREN, ROUNDS = 16, 3  # mutants a round; later rounds have the best candidates so far
 LEADERS = 6  # candidates whose mutants fill the next round
 INCUMBENTS = 3  # policies whose axes are screened
 FLOOR = 0.3  # share of mutations that ignore the screening
-# Share of the model's doubt that counts. There are about as many features as trials, and at 1 one
-# unseen corner after another looks promising. Chosen on simulated runs only (8 seeds: better than
-# 0.25 and 1 at 30 and 40 evaluated policies, no clear difference at 60); live runs left it open.
+# Share of the predicted standard deviation that counts. There are about as many features as trials,
+# and at 1 one unseen corner after another looks promising. Chosen on simulated runs only (8 seeds:
+# better than 0.25 and 1 at 30 and 40 evaluated policies, no clear difference at 60); live runs left
+# it open.
 EXPLORATION_WEIGHT = 0.5
 REFERENCE_MARGIN = 0.5  # decades between the best loss and the reference, at least
 
@@ -42,28 +43,31 @@ class Kvei(PointSampler):
     Args:
         seed: of the candidate pool.
         context: space and setting.
-        edge: weight of having the best loss within the budget, as a width of the front in decades
-            of bytes. Users deploy that policy; at the default, the one that `volume` reports with,
-            a factor of two, it counts about as much as the whole front below the budget.
+        reference: how far right of the budget the reference point lies, in decades of bytes: the
+            weight of the best loss within the budget, the policy that is deployed. At the default,
+            a factor of two as in `log_hypervolume`, it counts about as much as the whole front
+            below the budget.
     """
 
-    def __init__(self, seed: int, context: Context, edge: float = log10(EDGE)) -> None:
+    def __init__(
+        self, seed: int, context: Context, reference: float = log10(REFERENCE_BYTES)
+    ) -> None:
         super().__init__(seed, context)
-        self.edge = edge
+        self.reference = reference
 
     def propose(self, history: History, rng: random.Random) -> Mapping[str, Value] | None:
         """The best candidate, once `FIRST` trials are complete and the first steps are done.
 
         Those are the best policy at the sizes that are missing, then moved once along every axis;
-        without enough to go on, a bred or random one.
+        without enough to go on, a child of two policies or a random one.
         """
         seen = len(history.done) + len(history.stopped)
-        if seen >= FIRST and (missing := slide(history, self.context)) is not None:
+        if seen >= FIRST and (missing := size_probe(history, self.context)) is not None:
             return missing
         if len(history.done) < FIRST:
-            return Breed(self.seed, self.context).propose(history, rng)
+            return Evolutionary(self.seed, self.context).propose(history, rng)
         model = Surrogate(history)
-        if (move := sweep(history, self.context, model, rng)) is not None:
+        if (move := next_move(history, self.context, model, rng)) is not None:
             return move
         weights, pool = self._screen(model, history, rng)
         parents = [s.point.knobs for s in [*history.front(), *history.best()[:INCUMBENTS]]]
@@ -165,16 +169,16 @@ class Kvei(PointSampler):
     def _reference(
         self, model: Surrogate, points: Sequence[tuple[float, float]]
     ) -> tuple[float, float]:
-        """Worst corner of the area that counts, in decades: that of the volume we report.
+        """The reference point, in decades: that of the hypervolume we report.
 
         It depends on the budget and not on the worst policy tried, so that one cheap policy that
-        ruins the model does not open an area that nobody wants filled. Where even the best policy
-        is near that corner or beyond it, it moves up, so that better ones still gain.
+        ruins the model does not open an area of no use. Where even the best policy is near the
+        point or beyond it, it moves up, so that better ones still gain.
 
-        Bytes beyond the budget are out of reach, so a corner `edge` to its right is the same as a
-        point mass of that width at the budget.
+        Bytes beyond the budget are out of reach, so a point `reference` to the right of it is the
+        same as a point mass of that width at the budget.
         """
-        budget = self.context.setting.budget
+        budget = self.context.setting.budget_bytes
         x = log10(budget) if budget is not None else max((p[0] for p in points), default=0.0)
         best = min(model.heights)
-        return x + self.edge, max(model.height(WORST), best + REFERENCE_MARGIN)
+        return x + self.reference, max(model.height(REFERENCE_LOSS), best + REFERENCE_MARGIN)

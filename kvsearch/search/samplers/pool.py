@@ -8,7 +8,7 @@ from kvsearch.knobs import Value
 from kvsearch.space import Axis, SearchSpace
 
 Knobs = dict[str, Value]
-SLIDE = 0.3  # share of children that are a parent at another size: that is what makes a front
+SIZE_PROBES = 0.3  # share of children that are a parent at another size: that is what makes a front
 NUMBERS = 6  # values tried of an axis of numbers
 
 
@@ -36,7 +36,7 @@ def anything(space: SearchSpace, rng: random.Random) -> Knobs:
     return space.suggest(Draw({}, rng))
 
 
-def breed(
+def offspring(
     space: SearchSpace, parents: Sequence[Mapping[str, Value]], rng: random.Random
 ) -> Knobs | None:
     """A child of two of `parents`, best first, with one or two knobs changed; None without parents.
@@ -51,7 +51,7 @@ def breed(
     for name in rng.sample(sorted(space.axes), k=rng.choice([1, 1, 2])):
         child[name] = _other(space.axes[name], child.get(name), rng)
     child["budget_fraction"] = first.get("budget_fraction", 1.0)
-    if "budget_fraction" in space.axes and rng.random() < SLIDE:
+    if "budget_fraction" in space.axes and rng.random() < SIZE_PROBES:
         child = {
             **first,
             "budget_fraction": _other(

@@ -68,7 +68,7 @@ class Pricer:
             check(policy, shape, prompt=setting.prompt)
         except PolicyError:
             return None
-        feasible = setting.budget is None or peak <= setting.budget
+        feasible = setting.budget_bytes is None or peak <= setting.budget_bytes
         return Priced(
             knobs,
             policy.fingerprint(shape.layers),

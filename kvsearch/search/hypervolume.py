@@ -1,8 +1,8 @@
 """How good a set of policies is, as one number: the hypervolume in log bytes and log loss.
 
 Both axes are logarithms, because half the bytes or half the loss is worth the same anywhere. The
-reference lies at twice the budget: the best policy at the budget is what most people deploy, so the
-edge of the front counts about as much as the whole range below it.
+reference point lies at twice the budget: most people deploy the best policy at the budget, so it
+counts about as much as the whole range below it.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from math import log10
 
 from kvsearch.pareto import hypervolume
 
-FLOOR = 0.003  # nats per token: losses below it are not told apart
-WORST = 0.5  # nats per token over the full cache: nobody deploys more
-EDGE = 2.0  # times the budget
+FLOOR = 0.003  # nats per token: losses below it count as equal
+REFERENCE_LOSS = 0.5  # nats per token over the full cache: more is of no use in deployment
+REFERENCE_BYTES = 2.0  # times the budget
 
 
 def log_loss(dnll: float) -> float:
@@ -20,7 +20,7 @@ def log_loss(dnll: float) -> float:
     return log10(max(dnll, 0.0) + FLOOR)
 
 
-def volume(points: Sequence[tuple[float, float]], budget: float) -> float:
+def log_hypervolume(points: Sequence[tuple[float, float]], budget: float) -> float:
     """Hypervolume of (bytes, dNLL) pairs in decades squared; larger is better.
 
     Args:
@@ -29,4 +29,4 @@ def volume(points: Sequence[tuple[float, float]], budget: float) -> float:
         budget: bytes per sequence.
     """
     inside = [(log10(b / budget), log_loss(d)) for b, d in points if b <= budget]
-    return hypervolume(inside, (log10(EDGE), log_loss(WORST)))
+    return hypervolume(inside, (log10(REFERENCE_BYTES), log_loss(REFERENCE_LOSS)))

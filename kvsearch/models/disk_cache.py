@@ -1,4 +1,4 @@
-"""What kvsearch keeps in the user's cache folder: each entry is made once, whole or not at all."""
+"""The disk cache in the user's cache folder: each entry is made once, whole or not at all."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The best policy so far at sizes that nobody has tried.
+"""Size probes: the best policy so far at sizes without a trial.
 
 A front needs policies of several sizes, and no model knows how the loss grows with fewer bytes
 before it has seen a policy at two of them. Methods are all of one size.
@@ -15,7 +15,7 @@ AXIS = "budget_fraction"  # share of the budget that a policy may spend
 SIZES = 4  # of an axis that is a range
 
 
-def slide(history: History, context: Context) -> Mapping[str, Value] | None:
+def size_probe(history: History, context: Context) -> Mapping[str, Value] | None:
     """The best policy at the largest size without a trial; None once it has been everywhere."""
     axis, best = context.space.axes.get(AXIS), history.best()
     if axis is None or not best:

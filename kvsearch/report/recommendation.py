@@ -1,4 +1,4 @@
-"""The answer of a run: the recommended policy, what it costs, and how to use it."""
+"""The recommendation of a run: the policy, what it costs, and how to use it."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ SHELL = "kvsearch export {file} --to transformers"
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of the answer: what it is, its value, its uncertainty or unit, its meaning."""
+    """One number: what it is, its value, its uncertainty or unit, its meaning."""
 
     label: str
     value: str
@@ -34,7 +34,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Recommendation:
     """The recommended policy in words; `name` is None when there is none."""
 
     name: str | None
@@ -44,15 +44,15 @@ class Answer:
     shell: str = ""
 
 
-def answer(summary: Summary, shape: ModelShape) -> Answer:
-    """Words and numbers of the answer.
+def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
+    """Words and numbers of the recommendation.
 
     Args:
         summary: what a run leaves behind.
         shape: the model's sizes, for the budget in slots.
     """
     if summary.recommended is None:
-        return Answer(None, _nothing(summary, shape))
+        return Recommendation(None, _nothing(summary, shape))
     row, full = summary.row(summary.recommended), facts.full_row(summary)
     file = f"policies/{policy_files(summary.rows)[row.name]}"
     figures = (
@@ -62,7 +62,7 @@ def answer(summary: Summary, shape: ModelShape) -> Answer:
         _bytes(row, full),
         _speed(row),
     )
-    return Answer(
+    return Recommendation(
         row.name, describe(row.policy), figures, PYTHON.format(file=file), SHELL.format(file=file)
     )
 

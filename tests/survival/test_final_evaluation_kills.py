@@ -1,4 +1,4 @@
-"""kill -9 while the end of a run measures: by chance it costs nothing, by a policy that policy."""
+"""kill -9 during the final evaluation: by chance it costs nothing, by a policy that policy."""
 
 import json
 import random
@@ -25,9 +25,9 @@ KEY = OTHER.fingerprint(SHAPE.layers)
 
 
 def ended(fork: Fork, folder: Path, *options: str) -> tuple[int, dict]:
-    """Run the ending, again and again if it kills its driver; how often, and what was measured."""
+    """Run it, again and again if it kills its driver; how often, and what was measured."""
     for times in range(1, 60):
-        child = fork(folder, "--trials", "60", "--ending", *options)
+        child = fork(folder, "--trials", "60", "--final", *options)
         _, err = child.communicate(timeout=240)
         if not child.returncode:
             return times, json.loads((folder / "measured.json").read_text())
@@ -40,7 +40,7 @@ def rows(found: dict) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_policy_that_kills_the_ending_is_left_out(
+def test_a_policy_that_kills_the_final_evaluation_is_left_out(
     workers: str, uninterrupted: Path, fork: Fork, tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "run", tmp_path / "late.log"
@@ -69,7 +69,7 @@ def in_flight(lines: list[list[str]]) -> set[str]:
     return {key for (_, key), n in begun.items() if n}
 
 
-def test_kills_by_chance_change_nothing_in_the_ending(
+def test_kills_by_chance_change_nothing_in_the_final_evaluation(
     uninterrupted: Path, fork: Fork, tmp_path: Path
 ) -> None:
     rng, calm, folder = random.Random(5), tmp_path / "calm", tmp_path / "run"
@@ -78,7 +78,7 @@ def test_kills_by_chance_change_nothing_in_the_ending(
     _, expected = ended(fork, calm, "--seconds", "0")
     for _ in range(10):
         before = len(list(folder.glob("nll/*.parquet")))
-        child = fork(folder, "--trials", "60", "--ending", "--seconds", "0.05")
+        child = fork(folder, "--trials", "60", "--final", "--seconds", "0.05")
         while child.poll() is None and len(list(folder.glob("nll/*.parquet"))) <= before:
             time.sleep(0.005)  # it gets somewhere, so no policy is killed three times
         time.sleep(rng.uniform(0, 0.1))
@@ -86,7 +86,14 @@ def test_kills_by_chance_change_nothing_in_the_ending(
         child.communicate(timeout=60)
     _, found = ended(fork, folder, "--seconds", "0")
     assert (rows(found), found["recommended"]) == (rows(expected), expected["recommended"])
-    assert not found["dropped"] and not list(folder.glob("nll/*.tries"))
+    assert not found["dropped"] and not pending(folder)
+
+
+def pending(folder: Path) -> list[tuple[str, str]]:
+    """Evaluations that were begun and did not end."""
+    lines = (folder / "attempts.jsonl").read_text().splitlines()
+    last = {(d["part"], d["fingerprint"]): d["attempts"] for d in map(json.loads, lines)}
+    return [key for key, count in last.items() if count]
 
 
 class Stops(Session):
@@ -106,8 +113,9 @@ def test_ctrl_c_is_no_attempt_and_three_kills_are_final(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             ask = Inline(Stops(log, KeyboardInterrupt()))
             measure(ask, folder, "report", [OTHER], SETTING)
-    assert folder.tries("report", KEY) == 0
-    folder.set_tries("report", KEY, 3)
+    assert folder.attempts.of("report", KEY) == 0
+    for _ in range(3):
+        folder.attempts.begin("report", KEY)
     inline = Inline(Session(Toy(log, 0.0)))
     why = {KEY: "killed 3 times while it was evaluated"}
     assert measure(inline, folder, "report", [OTHER], SETTING) == why and not log.exists()

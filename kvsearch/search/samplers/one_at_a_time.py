@@ -1,9 +1,9 @@
-"""Every axis once, on the best policy so far: what no model can know before it has seen it.
+"""One-at-a-time screening: every axis moved once, on the best policy so far.
 
 Published methods never leave the defaults of some axes (rotation, budgets per layer): nothing they
 show says what those are worth, and a model that has seen nothing there is as likely to stay away.
 One move on every axis settles it for the price of about a dozen evaluations; the race cuts short
-those that do much sensitivity.
+those that do much harm.
 """
 
 import random
@@ -14,7 +14,7 @@ from kvsearch.knobs import Value
 from kvsearch.search.samplers.history import History
 from kvsearch.search.samplers.pool import values
 from kvsearch.search.samplers.pricing import Context, Priced
-from kvsearch.search.samplers.slide import AXIS as SIZE
+from kvsearch.search.samplers.size_probes import AXIS as SIZE
 from kvsearch.search.samplers.surrogate import Surrogate
 from kvsearch.space import SearchSpace
 
@@ -42,10 +42,10 @@ class Middle:
         return self.wished.get(name, (low * high) ** 0.5 if log else (low + high) / 2)
 
 
-def sweep(
+def next_move(
     history: History, context: Context, model: Surrogate, rng: random.Random
 ) -> Mapping[str, Value] | None:
-    """The best policy, moved along one axis that nobody has moved; None when there is none left.
+    """The best policy, moved along one axis that no trial has moved alone; None when there is none.
 
     Of all such moves the one with the most to hope for: the least loss at one standard deviation
     below the mean. The next one starts from whatever is best then, and where a move has opened
@@ -72,10 +72,10 @@ def sweep(
 
 
 def _moved(axis: str, done: Iterable[Priced], others: Iterable[Priced], space: SearchSpace) -> bool:
-    """Whether two policies differ in this axis alone, size and what hangs on the axis aside.
+    """Whether two policies differ in this axis alone, apart from size and axes that depend on it.
 
-    One of them has to be among `done`, the first: two that were both stopped early have not shown
-    what the axis is worth to anybody.
+    One of them has to be among `done`, the first: two that were both stopped early do not show
+    what the axis is worth.
     """
     free = {axis, SIZE} | {name for name, a in space.axes.items() if axis in a.when}
     seen: dict[frozenset[tuple[str, Value]], Value] = {}

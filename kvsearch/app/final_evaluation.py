@@ -1,4 +1,4 @@
-"""The honest end of a run: the front is frozen, then everything is measured once on other text."""
+"""The final evaluation: the front is frozen, then everything is measured once on other text."""
 
 import json
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from kvsearch.records import Kind, Trial, plain
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.measure import measure
+from kvsearch.search.schema import SCHEMA
 
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
@@ -48,7 +49,7 @@ class Candidate:
 
 
 @dataclass
-class Ending:
+class FinalEvaluation:
     """Chooses, freezes and measures.
 
     Attributes:
@@ -56,7 +57,7 @@ class Ending:
         setting: shape, budget and length of a window.
         score_from: first scored position.
         shown: progress.
-        also: part name -> (label, token hash) of further texts.
+        extra: part name -> (label, token hash) of further texts.
         select: name of the part to choose on.
     """
 
@@ -65,28 +66,35 @@ class Ending:
     setting: Setting
     score_from: int
     shown: Shown
-    also: Mapping[str, tuple[str, str]]
+    extra: Mapping[str, tuple[str, str]]
     select: str = "select1"
 
     def go(self, trials: list[Trial]) -> dict[str, Any]:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
         recommended = self._recommend(trials)
-        chosen = self._chosen(trials, recommended)
-        frozen = {"recommended": recommended, "front": [c.name for c in chosen]}
+        front = self._front(trials)
+        chosen = self._chosen(trials, {*front[:FRONT], recommended})
+        frozen = {
+            "schema": SCHEMA,
+            "recommended": recommended,
+            "search_front": front,
+            "rows": [c.name for c in chosen],
+        }
         write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
         rows, dropped = self._report(chosen)
         named = {r["name"] for r in rows}
         chosen = [c for c in chosen if c.name in named]
         return {
+            "schema": SCHEMA,
             "rows": rows,
             "recommended": recommended if recommended in named else None,
-            "also": self._also(chosen, recommended),
-            "fits": [c.name for c in chosen if c.kind != "full"],
+            "extra_text": self._extra_texts(chosen, recommended),
+            "compared": [c.name for c in chosen if c.kind != "full"],
             "dropped": dropped,
         }
 
     def _within(self, trials: list[Trial]) -> list[Trial]:
-        limit = self.setting.budget or 0
+        limit = self.setting.budget_bytes or 0
         done = [t for t in trials if t.state == "complete" and t.nll is not None]
         return [t for t in done if (t.bytes_peak or 0) <= limit]
 
@@ -106,12 +114,15 @@ class Ending:
         }
         return min(scores, key=lambda n: scores[n], default=None)
 
-    def _chosen(self, trials: list[Trial], recommended: str | None) -> list[Candidate]:
-        """Front of the search, all baselines, and the recommended policy."""
+    def _front(self, trials: list[Trial]) -> list[str]:
+        """Names on the front of the search within the budget, least loss first."""
         within = self._within(trials)
         points = [(float(t.bytes_peak or 0), t.nll or 0.0, -(t.speed or 0.0)) for t in within]
         order = sorted(nondominated(points), key=lambda i: within[i].nll or 0.0)
-        keep = {within[i].name for i in order[:FRONT]} | {recommended}
+        return [within[i].name for i in order]
+
+    def _chosen(self, trials: list[Trial], keep: set[str | None]) -> list[Candidate]:
+        """The full cache, all baselines, and the trials named in `keep`."""
         full = Policy(name="full")
         chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
         for t in trials:
@@ -130,12 +141,12 @@ class Ending:
                 rows.append({**about, **row, "policy": plain(c.policy)})
         return rows, {c.name: failures[c.key] for c in chosen if c.key in failures}
 
-    def _also(self, chosen: list[Candidate], recommended: str | None) -> dict[str, Any]:
-        """The recommended policy, the best found one and their opponents on further texts."""
+    def _extra_texts(self, chosen: list[Candidate], recommended: str | None) -> dict[str, Any]:
+        """The recommended policy, the best searched one and their opponents on further texts."""
         out: dict[str, Any] = {}
         wanted = self._opponents(chosen, recommended)
-        for part, (label, digest) in self.also.items():
-            self._measure(part, f"also {label}", [c.policy for c in wanted], resident=False)
+        for part, (label, digest) in self.extra.items():
+            self._measure(part, f"extra text {label}", [c.policy for c in wanted], resident=False)
             names = [c.name for c in wanted if self.folder.has_nll(part, c.key)]
             out[part] = {"label": label, "names": names, "token_sha256": digest}
         return out

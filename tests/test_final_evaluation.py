@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsearch.app.ending import Ending, select_windows
+from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.progress import Shown
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
@@ -50,10 +50,12 @@ def test_recommended_is_the_best_on_search_and_select_text_together(
                 number, str(slots), "searched", "complete", policy, key, nll=nll, bytes_peak=slots
             )
         )
-    ending = Ending(folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}).go(trials)
+    measured = FinalEvaluation(folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}).go(
+        trials
+    )
     folder.close()
     # 8 is the best on the select text alone, 16 on the search text
-    assert ending["recommended"] == best
+    assert measured["recommended"] == best
 
 
 def test_a_longer_search_chooses_on_more_text() -> None:

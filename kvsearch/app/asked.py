@@ -1,0 +1,86 @@
+"""What a run was asked, as `study.json` keeps it, and the folder that this names."""
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kvsearch.app import inputs
+from kvsearch.app.options import RunOptions
+from kvsearch.models.load import LoadedModel
+from kvsearch.search.schema import SCHEMA
+from kvsearch.space import SearchSpace
+
+
+def asked(
+    options: RunOptions,
+    loaded: LoadedModel,
+    text: inputs.TextWindows,
+    space: SearchSpace,
+    *,
+    budget: inputs.Budget,
+    score_from: int,
+) -> dict[str, Any]:
+    """The content of `study.json`.
+
+    Args:
+        options: of the run.
+        loaded: its model.
+        text: its texts.
+        space: its search space.
+        budget: in both units.
+        score_from: first scored position.
+    """
+    o = options
+    return {
+        "schema": SCHEMA,
+        "model": {
+            "name": loaded.name,
+            "origin": loaded.origin,
+            "digest": loaded.digest,
+            "revision": loaded.revision,
+            "dtype": loaded.dtype,
+            "device": loaded.device,
+            "shape": asdict(loaded.shape),
+        },
+        "text": inputs.describe(text.parts),
+        "settings": {
+            "budget_slots": budget.slots,
+            "budget_bytes": budget.bytes,
+            "context": o.text.context,
+            "windows": o.text.windows,
+            "report_windows": o.text.report_windows,
+            "score_from": score_from,
+            "seed": o.seed,
+            "sampler": o.sampler,
+            "race": races(o),
+            "objectives": list(o.objectives),
+            "warm_start": o.warm_start,
+            "exclude_method": list(o.exclude_method),
+            "extra_text": [t.token_sha256 for t in text.extra],
+            "space": space.name,
+            "space_digest": space.digest,
+        },
+        "trials": o.trials,
+        "versions": {
+            "python": platform.python_version(),
+            **{p: version(p) for p in ("kvsearch", "torch", "transformers", "optuna")},
+        },
+    }
+
+
+def races(options: RunOptions) -> bool:
+    """Whether proposals may be stopped early; Ray Tune sees one result per trial."""
+    return options.race and options.engine != "tune"
+
+
+def default_folder(question: dict[str, Any]) -> Path:
+    """The same command finds the same folder; another model, text or budget gets its own."""
+    rest = {k: v for k, v in question.items() if k not in ("versions", "trials")}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:6]
+    model = question["model"]["name"]
+    name = Path(model).name.removesuffix(".gguf")
+    return Path("runs") / f"{name}-b{question['settings']['budget_slots']:g}-{digest}"

@@ -1,0 +1,77 @@
+"""What `kvsearch.search` and `kvsearch run` can be asked, and contradictions that need no model."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvsearch.app.inputs import TextOptions, check_budget
+from kvsearch.errors import KvsearchError, TextError, nearest
+from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
+from kvsearch.models.load import LoadedModel
+from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
+
+OBJECTIVES = ("nll", "bytes", "throughput")
+ENGINES = ("kvsearch", "tune")
+SLOTS = 256.0  # the budget where none is given
+LEAST_SCORED = 64  # tokens of a window
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """One search. `kvsearch.search` says what each option means.
+
+    Lengths are in tokens. Exactly one of the two budgets is set: `budget_slots` in fp16 slots per
+    layer, `budget_bytes` in bytes per sequence.
+    """
+
+    model: str | LoadedModel = DEFAULT_MODEL
+    text: TextOptions = field(default_factory=TextOptions)
+    budget_slots: float | None = SLOTS
+    budget_bytes: int | None = None
+    space: str = "default"
+    trials: int = 6
+    sampler: str = DEFAULT_SAMPLER
+    race: bool = True
+    objectives: tuple[str, ...] = OBJECTIVES[:2]
+    warm_start: bool = True
+    exclude_method: tuple[str, ...] = ()
+    seed: int = 0
+    score_from: int | None = None
+    bench: bool = True
+    dtype: str = "auto"
+    device: str = "auto"
+    batch: int = 1
+    engine: str = "kvsearch"
+    workers: int = 0
+    ray: str | None = None
+    out: Path | None = None
+
+    def check(self) -> None:
+        """Raise a `KvsearchError` for a contradiction that show without the model."""
+        check_budget(self.budget_slots, self.budget_bytes)
+        if self.trials < 0 or self.workers < 0:
+            raise KvsearchError("--trials and --workers cannot be below 0")
+        if self.batch < 1:
+            raise KvsearchError(f"--batch must be at least 1 window, got {self.batch}")
+        if self.objectives not in (OBJECTIVES[:2], OBJECTIVES):
+            raise KvsearchError(
+                f"--objectives must be {','.join(OBJECTIVES[:2])} or {','.join(OBJECTIVES)}, "
+                f"got {','.join(self.objectives)}"
+            )
+        if self.engine not in ENGINES:
+            raise KvsearchError(f"unknown engine {self.engine!r}{nearest(self.engine, ENGINES)}")
+        if self.score_from is not None or self.budget_slots is not None:
+            self.first_scored(self.budget_slots or 0.0)
+
+    def first_scored(self, slots: float) -> int:
+        """First scored position: by default the first at which a full budget of `slots` matters.
+
+        Raises:
+            TextError: fewer than `LEAST_SCORED` tokens of a window would be scored.
+        """
+        start = max(1, int(slots)) if self.score_from is None else self.score_from
+        if not 1 <= start <= self.text.context - LEAST_SCORED:
+            raise TextError(
+                f"scoring from position {start} leaves fewer than {LEAST_SCORED} tokens of a "
+                f"{self.text.context}-token window; raise --context or lower --budget"
+            )
+        return start

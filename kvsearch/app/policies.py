@@ -1,0 +1,73 @@
+"""Policies by name or file: what `eval` and `bench` are asked to measure."""
+
+from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
+
+from kvsearch.errors import KvsearchError, nearest
+from kvsearch.knobs import Setting
+from kvsearch.methods import METHODS, at
+from kvsearch.policy import Policy, check
+
+PolicyLike = str | PathLike[str] | Policy
+
+
+def listed(policies: PolicyLike | Sequence[PolicyLike]) -> tuple[PolicyLike, ...]:
+    """One policy or several, as a caller gave them."""
+    if isinstance(policies, str | PathLike | Policy):
+        return (policies,)
+    return tuple(policies)
+
+
+def check_names(policies: Sequence[PolicyLike], *, sized: bool) -> None:
+    """Mistakes that show before the model is loaded.
+
+    Args:
+        policies: names, files or policies.
+        sized: whether there is a budget to size methods to.
+
+    Raises:
+        KvsearchError: a name or file is wrong, or a method needs a budget.
+    """
+    if not policies:
+        raise KvsearchError("name at least one method or .json policy file")
+    for given in policies:
+        if isinstance(given, Policy):
+            continue
+        name = fspath(given)
+        if Path(name).suffix == ".json":
+            Policy.from_json(name)
+        elif name not in METHODS:
+            raise KvsearchError(_unknown(name))
+        elif not sized and METHODS[name].knobs.get("evict", True):
+            raise KvsearchError(
+                f"method {name} needs a size: give --budget in fp16 slots per layer, or "
+                "--budget-bytes"
+            )
+
+
+def resolve(policies: Sequence[PolicyLike], setting: Setting) -> list[Policy]:
+    """Policies for names, files and policies, in order, each with a name; files have their stem.
+
+    Raises:
+        KvsearchError: a name or file is wrong.
+        PolicyError: the model cannot run one of them, or the budget pays for nothing.
+    """
+    out = []
+    for i, given in enumerate(policies):
+        if isinstance(given, Policy):
+            policy = given.model_copy(update={"name": given.name or f"policy {i}"})
+        elif (name := fspath(given)) in METHODS:
+            policy = at(name, setting)
+        elif Path(name).suffix == ".json":
+            policy = Policy.from_json(name)
+            policy = policy.model_copy(update={"name": policy.name or Path(name).stem})
+        else:
+            raise KvsearchError(_unknown(name))
+        check(policy, setting.shape, prompt=setting.prompt)
+        out.append(policy)
+    return out
+
+
+def _unknown(name: str) -> str:
+    return f"{name!r} is neither a method nor a .json policy file{nearest(name, METHODS)}"

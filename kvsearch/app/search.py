@@ -1,0 +1,201 @@
+"""The main job as a function: search, choose and report. `kvsearch run` calls it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvsearch.app.inputs import TextOptions, names, texts
+from kvsearch.app.options import SLOTS, RunOptions
+from kvsearch.app.progress import Shown
+from kvsearch.app.run import Run
+from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy
+from kvsearch.records import Row, Summary, Trial, columns
+from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
+from kvsearch.search.samplers import modern_name
+from kvsearch.text import TextLike
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        summary: rows on the report text, all trials, and what was asked.
+        folder: the run folder; the same call with it goes on.
+    """
+
+    summary: Summary
+    folder: Path
+
+    @property
+    def front(self) -> list[Row]:
+        """Rows that no other beats in both loss and bytes, on the report text; by rising bytes."""
+        return sorted((r for r in self.summary.rows if r.on_front), key=lambda r: r.bytes_peak)
+
+    @property
+    def best(self) -> Policy | None:
+        """The recommended policy within the budget; None if no policy fits."""
+        if self.summary.recommended is None:
+            return None
+        row = self.summary.row(self.summary.recommended)
+        return row.policy.model_copy(update={"name": row.name})
+
+    def to_frame(self) -> "pd.DataFrame":
+        """All trials, a row each, with every field of `kvsearch.records.Trial`.
+
+        Policies, parameters and rungs are JSON.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(columns(Trial, self.summary.trials))
+
+    def report(self) -> Path:
+        """The page to open: `report.html` in the folder."""
+        return self.folder / "report.html"
+
+    def __repr__(self) -> str:
+        s = self.summary
+        head = f"SearchResult: {len(s.trials)} policies tried, {len(self.front)} on the front, "
+        if s.recommended is None:
+            return f"{head}none within the budget; {self.report()}"
+        row = s.row(s.recommended)
+        d = row.dnll_full
+        return (
+            f"{head}best {row.name!r} at {row.bytes_peak / 2**20:.2f} MiB, dNLL {d.mean:+.4f} "
+            f"[{d.lo:+.4f}, {d.hi:+.4f}] nats/token to the full cache (n = {row.tokens}); "
+            f"{self.report()}"
+        )
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a search; the same call with the same folder goes on.
+
+    Attributes:
+        trials: what was measured by then on the search text, best first.
+    """
+
+    def __init__(self, trials: list[Trial]) -> None:
+        super().__init__("interrupted; the same call goes on from here")
+        self.trials = trials
+
+
+def search(
+    model: str | PathLike[str] | LoadedModel = DEFAULT_MODEL,
+    text: TextLike | Sequence[TextLike] | None = None,
+    *,
+    budget_slots: float | None = None,
+    budget_bytes: int | None = None,
+    dataset: str | None = None,
+    report_text: TextLike | Sequence[TextLike] = (),
+    extra_text: TextLike | Sequence[TextLike] = (),
+    context: int = 1536,
+    windows: int = 1,
+    report_windows: int = 1,
+    score_from: int | None = None,
+    trials: int = 6,
+    space: str | PathLike[str] = "default",
+    sampler: str = DEFAULT_SAMPLER,
+    objectives: str | Sequence[str] = ("nll", "bytes"),
+    warm_start: bool = True,
+    exclude_method: str | Sequence[str] = (),
+    race: bool = True,
+    seed: int = 0,
+    workers: int = 0,
+    ray: str | None = None,
+    engine: str = "kvsearch",
+    bench: bool = True,
+    dtype: str = "auto",
+    device: str = "auto",
+    batch: int = 1,
+    out: str | PathLike[str] | None = None,
+    progress: bool = False,
+) -> SearchResult:
+    """Search the policy space of a model and report the front; the same call resumes.
+
+    The options are those of `kvsearch run`.
+
+    Args:
+        model: alias, hub id, folder or `.gguf` file; or a `LoadedModel`, see `LoadedModel.of` for
+            a transformers model of your own.
+        text: path of a text file, or `FILE:START-END` in bytes, or `Text("...")` for the text
+            itself, or several of these; without one, Python's own language reference.
+        budget_slots: memory in fp16 slots per layer, everything counted; 256 without a budget.
+        budget_bytes: memory in bytes per sequence, instead.
+        dataset: `wikitext2`, `pg19`, `ptb`, ... from the Hugging Face hub, instead of a text.
+        report_text: report on this text instead of on a part of `text`.
+        extra_text: check the recommended policy on each of these as well.
+        context: tokens of a window.
+        windows: windows that the search sees.
+        report_windows: windows of the report.
+        score_from: first scored position; by default the budget in slots.
+        trials: policies to evaluate beyond the published methods.
+        space: name or YAML file of the search space.
+        sampler: what proposes policies; `kvsearch.search.samplers.NAMES`.
+        objectives: `nll,bytes` or `nll,bytes,throughput`.
+        warm_start: evaluate the published methods first.
+        exclude_method: names of methods to leave out of the warm start.
+        race: stop proposals that are clearly behind.
+        seed: of the sampler.
+        workers: evaluate in this many processes, or actors with `ray`; 0 is this process.
+        ray: address of a Ray cluster, or `local`.
+        engine: `kvsearch`, or `tune` for Ray Tune.
+        bench: measure decode speed at the end.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        batch: windows per forward pass.
+        out: folder of the run; by default one below `runs` that follows from the other options.
+        progress: print progress to stderr.
+
+    Returns:
+        The front, the best policy, all trials, and the folder.
+
+    Raises:
+        KvsearchError: something that the caller can mend, in one sentence.
+        Interrupted: Ctrl-C.
+    """
+    if budget_slots is None and budget_bytes is None:
+        budget_slots = SLOTS
+    parts = TextOptions(
+        files=texts(text),
+        dataset=dataset,
+        report_files=texts(report_text),
+        extra=texts(extra_text),
+        context=context,
+        windows=windows,
+        report_windows=report_windows,
+    )
+    options = RunOptions(
+        model=model if isinstance(model, LoadedModel) else str(model),
+        text=parts,
+        budget_slots=budget_slots,
+        budget_bytes=budget_bytes,
+        space=str(space),
+        trials=trials,
+        sampler=modern_name(sampler),
+        race=race,
+        objectives=names(objectives),
+        warm_start=warm_start,
+        exclude_method=names(exclude_method),
+        seed=seed,
+        score_from=score_from,
+        bench=bench,
+        dtype=dtype,
+        device=device,
+        batch=batch,
+        engine=engine,
+        workers=workers,
+        ray=ray,
+        out=None if out is None else Path(out),
+    )
+    run = Run(options, Shown(quiet=not progress))
+    try:
+        return SearchResult(run.go(), run.folder.path)
+    except KeyboardInterrupt as stopped:
+        raise Interrupted(run.so_far()) from stopped

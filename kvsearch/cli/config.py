@@ -1,0 +1,150 @@
+"""`--config FILE`: options of a command from a YAML file; the command line goes before them.
+
+Keys are the long spellings of options with underscores: `report_text` for `--report-text`,
+`no_race` for `--no-race`. Both the check and the file that `kvsearch init` writes are made from the
+command's own options.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from click.core import ParameterSource
+
+from kvsearch.cli.options import F
+from kvsearch.errors import KvsearchError, nearest
+from kvsearch.yaml_file import kind, read_mapping
+
+EXCLUSIVE = (("budget_slots", "budget_bytes"), ("text", "dataset"))  # only one of each is used
+_OUTSIDE = ("config", "debug", "help")
+
+
+def config_option(f: F) -> F:
+    """Options from a file."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE.yaml",
+        is_eager=True,
+        expose_value=False,
+        callback=_load,
+        help="take options from this file; `kvsearch init` writes one",
+    )(f)
+
+
+def spellings(command: click.Command) -> dict[str, tuple[click.Option, bool]]:
+    """Key of a file -> the option it sets, and whether it sets the opposite."""
+    found: dict[str, tuple[click.Option, bool]] = {}
+    for option in command.params:
+        if isinstance(option, click.Option) and option.name not in _OUTSIDE:
+            found |= {_key(name): (option, False) for name in option.opts if name[:2] == "--"}
+            # an old spelling may stand beside the --no- form and mean the same
+            found |= {_key(name): (option, True) for name in option.secondary_opts}
+    return found
+
+
+def read(path: Path, command: click.Command) -> dict[str, Any]:
+    """Parameters of `command` from a file.
+
+    Raises:
+        KvsearchError: an unknown key, a value of the wrong kind, or two keys for one option.
+    """
+    known, found, keys = spellings(command), dict[str, Any](), dict[str, str]()
+    for key, value in read_mapping(path, "configuration", KvsearchError).items():
+        if not isinstance(key, str) or key not in known:
+            hint = nearest(str(key)[:80], _shown(known))
+            raise KvsearchError(f"{path}: unknown key {key!r:.80}{hint}")
+        option, opposite = known[key]
+        name = option.name or key
+        if name in keys:
+            raise KvsearchError(f"{path}: {keys[name]} and {key} set the same option; keep one")
+        keys[name] = key
+        if value is not None:
+            checked = _checked(f"{path}: {key}", option, value)
+            found[name] = not checked if opposite else checked
+    return found
+
+
+class Configured(click.Command):
+    """A command with `config_option`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As usual; of two options that exclude each other, the command line's one remains."""
+        rest = super().parse_args(ctx, args)
+        for pair in EXCLUSIVE:
+            sources = [ctx.get_parameter_source(name) for name in pair]
+            if set(sources) == {ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP}:
+                name = pair[sources.index(ParameterSource.DEFAULT_MAP)]
+                ctx.params[name] = () if isinstance(ctx.params[name], tuple) else None
+        return rest
+
+
+def template(command: click.Command, name: str) -> str:
+    """A file with every option of `command`, its help and its default.
+
+    Args:
+        command: whose options these are.
+        name: of the file, for its first line.
+    """
+    defaults = command.make_context(command.name or "", []).params
+    lines = [
+        f"# kvsearch {command.name} --config {name}",
+        "# Every option with its default; paths are relative to where the command runs. Options on",
+        "# the command line go before this file. Lines with # have no default of their own.",
+    ]
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.name not in defaults:
+            continue
+        value, key = defaults[option.name], _key(option.opts[0])
+        lines += ["", f"# {' '.join((option.help or '').split())}"]
+        if value in (None, ()):
+            blank = option.metavar or option.type.name.upper()
+            lines.append(f"# {key}: {f'[{blank}]' if option.multiple else blank}")
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n")
+            lines.append(f"{key}: {text.removesuffix('...').rstrip()}")
+    return "\n".join(lines) + "\n"
+
+
+def _load(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        context.default_map = read(path, context.command)
+
+
+def _key(spelling: str) -> str:
+    return spelling.removeprefix("--").replace("-", "_")
+
+
+def _shown(known: Mapping[str, tuple[click.Option, bool]]) -> list[str]:
+    """Keys without old spellings, for hints."""
+    old = {_key(o) for option, _ in known.values() for o in getattr(option, "old", ())}
+    return [key for key in known if key not in old]
+
+
+def _checked(where: str, option: click.Option, value: Any) -> Any:
+    """The value, if it is of the option's kind; a message names `where`."""
+    if option.multiple:
+        items = value if isinstance(value, list) else [value]
+        return [_scalar(f"{where}.{i}", option, v) for i, v in enumerate(items)]
+    return _scalar(where, option, value)
+
+
+def _scalar(where: str, option: click.Option, value: Any) -> Any:
+    wanted: tuple[type, ...]
+    if isinstance(option.type, click.types.BoolParamType):
+        wanted, words = (bool,), "true or false"
+    elif isinstance(option.type, click.types.IntParamType):
+        wanted, words = (int,), "a whole number"
+    elif isinstance(option.type, click.types.FloatParamType):
+        wanted, words = (int, float), "a number"
+    else:
+        wanted, words = (str,), "text"
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        got = repr(value) if isinstance(value, int | float) else kind(value)
+        raise KvsearchError(f"{where}: expected {words}, got {got:.80}")
+    if isinstance(option.type, click.Choice) and value not in option.type.choices:
+        hint = nearest(str(value)[:80], option.type.choices)
+        raise KvsearchError(f"{where}: unknown value {value!r:.80}{hint}")
+    return value

@@ -1,0 +1,25 @@
+"""`kvsearch init`."""
+
+import json
+from pathlib import Path
+
+import click
+
+from kvsearch.cli.options import output_options
+
+
+@click.command("init")
+@click.argument("file", type=click.Path(path_type=Path), default="run.yaml")
+@click.option("--force", is_flag=True, help="replace a file that is there")
+@output_options
+def command(file: Path, force: bool, as_json: bool, quiet: bool) -> None:
+    """Write FILE [run.yaml] with every option of `kvsearch run`, for its --config."""
+    from kvsearch.cli.config import template
+    from kvsearch.cli.run import command as run
+    from kvsearch.errors import RunError
+    from kvsearch.files import write_atomic
+
+    if file.exists() and not force:
+        raise RunError(f"{file} is there already; give another name, or --force to replace it")
+    write_atomic(file, template(run, file.name))
+    click.echo(json.dumps({"file": str(file)}) if as_json else str(file))

@@ -1,0 +1,26 @@
+"""The identity of a model that is already in memory: no name leads to it, its weights do."""
+
+import hashlib
+from typing import Any
+
+import torch
+
+MEMORY = "memory:"  # how such a digest begins
+WHOLE = 1 << 20  # numbers of a tensor up to which all of them count
+SAMPLES = 4096  # spread over a larger one
+
+
+def digest(model: Any) -> str:
+    """`memory:` and a hash over names, shapes, dtypes and values of all parameters.
+
+    Of a tensor with more than `WHOLE` numbers, `SAMPLES` spread over it count.
+    """
+    state = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        state.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
+        flat = tensor.detach().reshape(-1)
+        if flat.numel() > WHOLE:
+            places = torch.linspace(0, flat.numel() - 1, SAMPLES, dtype=torch.float64)
+            flat = flat[places.long().to(flat.device)]
+        state.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return MEMORY + state.hexdigest()

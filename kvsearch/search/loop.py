@@ -1,0 +1,168 @@
+"""The one loop of evaluations: free slots get jobs, outcomes come back, attempts are counted.
+
+What is evaluated next, and what follows from a measurement, is a subclass's affair: the search
+proposes policies and may stop them early (`driver`), a measurement has a fixed list (`measure`).
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from kvsearch.errors import RunError
+from kvsearch.policy import Policy
+from kvsearch.search.attempts import ATTEMPTS
+from kvsearch.search.executors import Executor
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.work import Job, Measured, Outcome
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """A policy on its way through a part of the text.
+
+    Attributes:
+        number: of the jobs it becomes.
+        part: of the text.
+        policy: what is evaluated.
+        fingerprint: its identity on this model.
+        rungs: (windows, tokens of each) after which there is a measurement, all windows if None;
+            the last one is the whole part.
+        resident: whether the bytes of the packed cache are counted, too.
+        counted: whether attempts of earlier processes count, too.
+        attempt: how often it was begun.
+        rung: the one that it is on.
+        tokens: that went through the model for it.
+        seconds: wall time.
+        seen: (windows, tokens of each, dNLL) of the rungs behind it.
+    """
+
+    number: int
+    part: str
+    policy: Policy
+    fingerprint: str
+    rungs: tuple[tuple[int | None, int], ...]
+    resident: bool = False
+    counted: bool = True
+    attempt: int = 0
+    rung: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    seen: list[tuple[int, int, float]] = field(default_factory=list)
+
+    @property
+    def last(self) -> bool:
+        """Whether it is on its last rung."""
+        return self.rung == len(self.rungs) - 1
+
+    def job(self) -> Job:
+        """What an evaluator has to do for its rung."""
+        windows, stop = self.rungs[self.rung]
+        return Job(self.number, self.part, self.policy, stop, windows, self.resident)
+
+
+E = TypeVar("E", bound="Evaluation")
+
+
+class Loop(ABC, Generic[E]):
+    """Evaluates until there is nothing left.
+
+    Args:
+        executor: where evaluations run; the caller closes it.
+        folder: where attempts are counted and results are kept.
+    """
+
+    def __init__(self, executor: Executor, folder: RunFolder) -> None:
+        self.executor, self.folder = executor, folder
+        self.running: dict[int, E] = {}  # by slot
+
+    @abstractmethod
+    def next(self) -> E | None:
+        """The next evaluation, or None when there is nothing to start now."""
+
+    def begun(self, evaluation: E) -> None:  # most have nothing to do
+        """Called before an attempt starts; it is counted by then."""
+
+    @abstractmethod
+    def measured(self, evaluation: E, found: Measured) -> bool:
+        """Keep what a rung measured; returns whether the next rung is to be evaluated."""
+
+    @abstractmethod
+    def failed(self, evaluation: E, error: str) -> None:
+        """Keep why nothing more will come of it."""
+
+    def drive(self) -> None:
+        """Fill every slot the moment it is free, until nothing is left and nothing runs.
+
+        Raises:
+            RunError: no evaluator can be opened, or the folder cannot be written.
+        """
+        free = set(range(self.executor.slots))
+        try:
+            while True:
+                while free and (job := self.take(min(free))) is not None:
+                    slot = min(free)
+                    free.discard(slot)
+                    self.executor.submit(slot, job)
+                if not self.running:
+                    return
+                slot, outcome = self.executor.wait()
+                if (job := self.give(slot, outcome)) is not None:
+                    self.executor.submit(slot, job)
+                else:
+                    free.add(slot)
+        except (KeyboardInterrupt, RunError):
+            self.release()
+            raise
+
+    def take(self, slot: int) -> Job | None:
+        """The next job for a free slot, or None when there is nothing to start now."""
+        evaluation = self.next()
+        if evaluation is None:
+            return None
+        self.running[slot] = evaluation
+        self._begin(evaluation)
+        return evaluation.job()
+
+    def give(self, slot: int, outcome: Outcome) -> Job | None:
+        """Take in an outcome; the next job of its evaluation, or None if the slot is free again.
+
+        Raises:
+            RunError: no evaluator can be opened, or the folder cannot be written.
+        """
+        job = self._after(self.running[slot], outcome)
+        if job is None:
+            del self.running[slot]
+        return job
+
+    def release(self) -> None:
+        """What runs is being stopped, and no policy is the cause: the attempts do not count."""
+        with contextlib.suppress(RunError):  # the disk may be full
+            for e in self.running.values():
+                if e.counted:
+                    self.folder.attempts.release(e.part, e.fingerprint)
+
+    def _begin(self, e: E) -> None:
+        e.attempt += 1
+        if e.counted:
+            e.attempt = self.folder.attempts.begin(e.part, e.fingerprint)
+        self.begun(e)
+
+    def _after(self, e: E, outcome: Outcome) -> Job | None:
+        e.seconds += outcome.seconds
+        if outcome.status == "unopened":
+            raise RunError(outcome.error)
+        if outcome.measured is not None:
+            e.tokens += outcome.measured.tokens
+            if self.measured(e, outcome.measured):
+                e.rung += 1
+                return e.job()
+        elif outcome.status == "died" and e.attempt < ATTEMPTS:
+            e.rung, e.seen = 0, []
+            self._begin(e)
+            return e.job()
+        else:
+            self.failed(e, outcome.error or "its evaluator died")
+        if e.counted and outcome.status != "died":
+            self.folder.attempts.end(e.part, e.fingerprint)
+        return None

@@ -1,0 +1,122 @@
+"""`kvsearch run --config` and `kvsearch init`, both made from the options."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from kvsearch.cli import main
+from kvsearch.cli.config import read, template
+from kvsearch.cli.run import command as run
+from kvsearch.errors import KvsearchError, SpaceError
+from kvsearch.space import load
+
+DEEP = "a: " + "[" * 100_000
+
+
+def parsed(*argv: str) -> dict[str, Any]:
+    return run.make_context("run", list(argv)).params
+
+
+def test_the_file_that_init_writes_has_every_option_and_changes_nothing(
+    tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "run.yaml"
+    with pytest.raises(SystemExit) as done:
+        main(["init", str(file)])
+    assert not done.value.code
+    assert file.read_text() == template(run, "run.yaml")
+    assert parsed("--config", str(file)) == parsed()
+    text = file.read_text()
+    for option in run.params:
+        if isinstance(option, click.Option) and option.name not in ("config", "debug"):
+            key = option.opts[0].removeprefix("--").replace("-", "_")
+            assert f"\n{key}: " in text or f"\n# {key}: " in text
+            assert " ".join((option.help or "?").split()) in text
+    file.write_text("mine")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as done:
+        main(["init", str(file)])
+    assert done.value.code == 2 and "--force" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+    with pytest.raises(SystemExit):
+        main(["init", str(file), "--force"])
+    assert file.read_text() == text
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "budget: 96\ntext: [a.txt, 'b.txt:0-9']\ntrials: 9\nno_race: true\nexclude_method: h2o\n"
+        "out: runs/a\nseed: null\n"
+    )
+    found = parsed("--trials", "4", "--config", str(file))
+    assert found["budget_slots"] == 96 and found["text"] == ("a.txt", "b.txt:0-9")
+    assert found["trials"] == 4 and found["race"] is False and found["seed"] == 0
+    assert found["exclude_method"] == ("h2o",) and found["out"] == Path("runs/a")
+    assert parsed("--config", str(file), "--race")["race"] is True
+    other = parsed("--config", str(file), "--budget-bytes", "9000", "--dataset", "ptb")
+    assert (other["budget_slots"], other["budget_bytes"]) == (None, 9000)
+    assert (other["text"], other["dataset"]) == ((), "ptb")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("trails: 3", "unknown key 'trails'; did you mean 'trials'?"),
+        ("also_: [a]", "unknown key 'also_'"),
+        ("3: 4", "unknown key 3"),
+        ("config: other.yaml", "unknown key 'config'"),
+        ("trials: many", "trials: expected a whole number, got text"),
+        ("trials: 3.5", "trials: expected a whole number, got 3.5"),
+        ("trials: true", "trials: expected a whole number, got True"),
+        ("budget: {slots: 3}", "budget: expected a number, got a mapping"),
+        ("text: [a.txt, {b: c}]", "text.1: expected text, got a mapping"),
+        ("engine: tuna", "engine: unknown value 'tuna'; did you mean 'tune'?"),
+        ("race: true\nno_race: true", "race and no_race set the same option"),
+        ("budget: 3\nbudget_slots: 4", "budget and budget_slots set the same option"),
+        ("- a", "expected a mapping, got a list"),
+        ("a: [", "not YAML (line"),
+        ("a: 2026-99-99", "not YAML: month must be"),
+        ("a: !!python/object:os.system x", "not YAML"),
+        (DEEP, "nested too deeply"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_sentence(
+    content: str, said: str, tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    with pytest.raises(SystemExit) as done:
+        main(["run", "--config", str(file)])
+    out, err = capsys.readouterr()
+    assert done.value.code == 2 and said in err and out == ""
+    assert err.count("\n") == 1 and len(err) < 1000
+
+
+def test_spaces_are_read_by_the_same_reader(tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    for content, said in ((DEEP, "nested too deeply"), ("- a", "expected a mapping")):
+        file.write_text(content)
+        with pytest.raises(SpaceError, match=said):
+            load(str(file))
+    file.write_text("version: 2\nname: a\naxes: &a\n  interval: *a\n")
+    with pytest.raises(SpaceError) as error:
+        load(str(file))
+    assert "\n" not in str(error.value)
+
+
+def test_old_spellings_work_and_hints_do_not_name_them(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("cold: true\nalso: a.txt")
+    assert read(file, run) == {"warm_start": False, "extra_text": ["a.txt"]}
+    same = parsed("--cold", "--also", "a.txt", "--without", "h2o", "--without", "tova")
+    assert not same["warm_start"] and same["extra_text"] == ("a.txt",)
+    assert same["exclude_method"] == ("h2o", "tova")
+    file.write_text("colt: true")
+    with pytest.raises(KvsearchError) as error:
+        read(file, run)
+    assert "cold" not in str(error.value)
+    shown = run.get_help(click.Context(run))
+    assert not {"--cold", "--also", "--without"} & set(shown.replace(",", " ").split())
