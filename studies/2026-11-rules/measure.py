@@ -1,4 +1,4 @@
-"""Measure the five rules beside H2O and a window: two budgets, two report texts.
+"""Measure four rules beside H2O and a window, and KIVI's format beside int4: two report texts.
 
     python studies/2026-11-rules/measure.py --wikitext wikitext2-test.raw --sotu sotu.txt
 
@@ -9,13 +9,27 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from kvsearch.knobs import Setting, Value, build
+from kvsearch.policy import ModelShape
 
 HERE = Path(__file__).parent
 METHODS = (
     "streamingllm", "h2o", "value-attention", "key-norm", "keydiff", "expected-attention",
     "expected-attention-mean",
 )  # fmt: skip
+SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)  # SmolLM2-135M
+WINDOW: dict[str, Value] = dict(interval=32, sinks=0, recent_window=32, group=32)
+FORMATS: dict[str, dict[str, Value]] = {  # a window at the budget, by age
+    f"window k{k}v{v} along {along}": {
+        **WINDOW, "tiers": f"k{k}v{v}", "along": along, "fp16_recent": True
+    }
+    for k, v in ((4, 4), (2, 2))
+    for along in ("channels", "tokens")
+}  # fmt: skip
+WHOLE = ("int4", "kivi4", "int2", "kivi2")  # nothing evicted
 PARTS = {"wikitext": "900000-1290547", "sotu": "1500000-3028007"}  # bytes of the report texts
 
 
@@ -27,20 +41,32 @@ def main() -> None:
     files = vars(ask.parse_args())
     for budget in files["budgets"]:
         for name, part in PARTS.items():
-            out = HERE / "records" / f"{name}-b{budget}.json"
-            if out.exists():
-                continue
-            # at 128 slots the covariance of the queries alone is larger than three quarters of it
-            names = [m for m in METHODS if m != "expected-attention" or budget >= 256]
-            command = [
-                sys.executable, "-m", "kvsearch", "eval", *names, "--budget", str(budget),
-                "--text", f"{files[name]}:{part}", "--context", "4096", "--windows", "2", "--json",
-            ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(done.stderr.strip().splitlines()[-1])
-            document = json.loads(done.stdout)
-            out.write_text(json.dumps(document, indent=1) + "\n", newline="\n")
+            text = f"{files[name]}:{part}"
+            # at 128 slots the covariance of the queries is more than three quarters of the memory
+            rules = [m for m in METHODS if m != "expected-attention" or budget >= 256]
+            measure(rules, budget, text, HERE / "records" / f"{name}-b{budget}.json")
+            with tempfile.TemporaryDirectory() as place:
+                formats = [*WHOLE]
+                setting = Setting(SHAPE, SHAPE.budget_bytes(budget), 4096)
+                for i, (label, knobs) in enumerate(FORMATS.items()):
+                    file = Path(place) / f"{i}.json"
+                    file.write_text(build(knobs, setting, label).to_json(), encoding="utf-8")
+                    formats.append(str(file))
+                measure(formats, budget, text, HERE / "records" / f"formats-{name}-b{budget}.json")
+
+
+def measure(policies: list[str], budget: int, text: str, out: Path) -> None:
+    """Keep the document of `kvsearch eval`; what is there stays."""
+    if out.exists():
+        return
+    command = [
+        sys.executable, "-m", "kvsearch", "eval", *policies, "--budget", str(budget), "--text", text,
+        "--context", "4096", "--windows", "2", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr.strip().splitlines()[-1])
+    out.write_text(json.dumps(json.loads(done.stdout), indent=1) + "\n", newline="\n")
 
 
 if __name__ == "__main__":
