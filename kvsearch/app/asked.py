@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.app import inputs
+from kvsearch.app.budget import Budget
 from kvsearch.app.options import RunOptions
 from kvsearch.models.load import LoadedModel
 from kvsearch.search.schema import SCHEMA
@@ -21,7 +22,7 @@ def asked(
     text: inputs.TextWindows,
     space: SearchSpace,
     *,
-    budget: inputs.Budget,
+    budget: Budget,
     score_from: int,
 ) -> dict[str, Any]:
     """The content of `study.json`.

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from kvsearch.app import inputs
+from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.layers import with_sensitivity
 from kvsearch.app.policies import check_names, resolve
 from kvsearch.app.progress import Shown
@@ -32,12 +33,12 @@ def bench(
     """Time `policy`, a method or a file; returns its name and the measurement."""
     if context < 1 or pairs < 1 or steps < 1:
         raise KvsearchError("--context, --pairs and --steps must be at least 1")
-    inputs.check_budget(budget_slots, budget_bytes)
+    check_budget(budget_slots, budget_bytes)
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
     need = throughput.needed(context, pairs, steps)
     loaded = inputs.model(model, dtype=dtype, device=device, context=need, say=shown.say)
-    budget = inputs.budget(loaded, budget_slots, budget_bytes)
-    setting = inputs.setting(loaded, budget, need)
+    budget = in_both_units(loaded, budget_slots, budget_bytes)
+    setting = sized_for(loaded, budget, need)
     tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
     setting = with_sensitivity(
         setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, file=sensitivity,

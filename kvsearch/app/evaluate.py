@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsearch.app import inputs
+from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.layers import with_sensitivity
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
@@ -154,7 +155,7 @@ def evaluate(
         KvsearchError: something that the caller can mend, in one sentence.
     """
     shown, asked = Shown(quiet=not progress), listed(policies)
-    inputs.check_budget(budget_slots, budget_bytes)
+    check_budget(budget_slots, budget_bytes)
     check_names(asked, sized=budget_slots is not None or budget_bytes is not None)
     W, T = _extent(tokens, context, windows)
     if not 0 <= prompt < T:
@@ -166,8 +167,8 @@ def evaluate(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=T, say=shown.say,
     )  # fmt: skip
-    budget = inputs.budget(loaded, budget_slots, budget_bytes)
-    setting = inputs.setting(loaded, budget, T, prompt)
+    budget = in_both_units(loaded, budget_slots, budget_bytes)
+    setting = sized_for(loaded, budget, T, prompt)
     start = max(1, int(budget.slots if budget else 1)) if score_from is None else score_from
     if not 1 <= start < T:
         raise KvsearchError(f"--score-from {start} lies outside a window of {T}")

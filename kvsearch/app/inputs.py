@@ -1,21 +1,14 @@
-"""From names to things: the model, the text and its windows, the byte budget."""
+"""From names to things: the model, the text and its windows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from kvsearch.errors import KvsearchError, ModelError, TextError
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.knobs import Setting
+from kvsearch.errors import ModelError, TextError
 from kvsearch.models.load import LoadedModel, load_model, require_context
-from kvsearch.search.executors import Executor
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.model_work import ModelSession, ModelWork
 from kvsearch.text import (
     Source,
     Text,
@@ -153,77 +146,6 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     return TextWindows(parts, found, select, further)
 
 
-def work(
-    loaded: LoadedModel,
-    parts: dict[str, NDArray[np.int64]],
-    *,
-    batch: int,
-    workers: int,
-    ray: bool,
-    device: str,
-) -> ModelWork:
-    """What evaluators elsewhere load: the driver's model by its name and dtype.
-
-    Args:
-        loaded: the driver's own model.
-        parts: token windows by name.
-        batch: windows per forward pass.
-        workers: how many evaluators share this machine's CPU threads; 0 if Ray decides.
-        ray: Ray shows every actor its own device.
-        device: as asked for; `auto` and `cuda` spread processes over all GPUs.
-
-    Raises:
-        ModelError: other processes are asked for, and no name leads to the model.
-    """
-    if (workers or ray) and loaded.in_memory:
-        raise ModelError(
-            "other processes cannot load a model that was given in memory; give its name or "
-            "folder, or leave out workers, ray and engine"
-        )
-    devices: tuple[str, ...] = (loaded.device,)
-    if ray:
-        devices = (loaded.device.partition(":")[0],)
-    elif loaded.device != "cpu" and device in ("auto", "cuda"):
-        devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    name = str(Path(loaded.name).resolve()) if Path(loaded.name).exists() else loaded.name
-    threads = max(1, torch.get_num_threads() // (workers or 2)) if loaded.device == "cpu" else 0
-    return ModelWork(name, loaded.dtype, devices, parts, batch, threads)
-
-
-def executor(
-    loaded: LoadedModel, there: ModelWork, *, workers: int, ray: str | None, say: Say
-) -> Executor:
-    """Where evaluations run: here, in `workers` processes, or on the Ray cluster at `ray`."""
-    if not workers and ray is None:
-        return Inline(ModelSession(Evaluator(loaded, there.batch), there.parts))
-    if ray is None:
-        from kvsearch.search.executors.processes import Processes
-
-        say(f"evaluating in {workers} processes on {', '.join(there.devices)}")
-        return Processes(there, workers)
-    from kvsearch.search.executors.ray_actors import RayActors
-
-    actors = RayActors(there, workers, ray)
-    say(f"evaluating on Ray: {actors.slots} actors")
-    return actors
-
-
-def park(loaded: LoadedModel, executor: Executor) -> None:
-    """Take the driver's own model off its GPU while evaluators elsewhere need the room.
-
-    It costs host memory for the weights and two copies of them over the bus. What stays on the GPU
-    is the driver's CUDA context, a few hundred MB.
-    """
-    if not isinstance(executor, Inline) and loaded.device != "cpu":
-        loaded.model.to("cpu")
-        torch.cuda.empty_cache()
-
-
-def unpark(loaded: LoadedModel) -> None:
-    """Bring the driver's model back to where it was loaded."""
-    loaded.model.to(loaded.device)
-
-
 def describe(parts: Parts) -> dict[str, dict[str, object]]:
     """Names, sizes and hashes of the parts, for records."""
 
@@ -236,59 +158,3 @@ def describe(parts: Parts) -> dict[str, dict[str, object]]:
         }
 
     return {"search": one(parts.search), "select": one(parts.select), "report": one(parts.report)}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Memory for one sequence, in both units.
-
-    Attributes:
-        slots: fp16 slots per layer.
-        bytes: per sequence, in all layers.
-    """
-
-    slots: float
-    bytes: int
-
-
-def check_budget(slots: float | None, size: int | None) -> None:
-    """Contradictions that need no model.
-
-    Raises:
-        KvsearchError: both units are given, or nothing is left of one.
-    """
-    if slots is not None and size is not None:
-        raise KvsearchError("give --budget in slots or --budget-bytes, not both")
-    if slots is not None and not slots > 0:
-        raise KvsearchError(f"--budget must be above 0 fp16 slots per layer, got {slots:g}")
-    if size is not None and size <= 0:
-        raise KvsearchError(f"--budget-bytes must be above 0 bytes per sequence, got {size}")
-
-
-def budget(loaded: LoadedModel, slots: float | None, size: int | None) -> Budget | None:
-    """The budget in both units, or None without one.
-
-    Args:
-        loaded: the model, which says what a slot costs.
-        slots: fp16 slots per layer.
-        size: bytes per sequence, instead.
-    """
-    check_budget(slots, size)
-    if slots is not None:
-        return Budget(slots, loaded.shape.budget_bytes(slots))
-    return None if size is None else Budget(size / loaded.shape.budget_bytes(1), size)
-
-
-def setting(loaded: LoadedModel, limit: Budget | None, context: int, prompt: int = 0) -> Setting:
-    """What policies are sized for.
-
-    Raises:
-        TextError: a window never fills the budget.
-    """
-    if limit is not None and limit.slots >= context:
-        raise TextError(
-            f"a window of {context} tokens never exceeds a budget of {limit.slots:g} slots, so "
-            "there is nothing to compress; raise --context or lower --budget"
-        )
-    size = None if limit is None else limit.bytes
-    return Setting(loaded.shape, size, context, prompt=prompt)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvsearch.app.inputs import TextOptions, check_budget
+from kvsearch.app.budget import check_budget
+from kvsearch.app.inputs import TextOptions
 from kvsearch.errors import KvsearchError, TextError, nearest
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel

@@ -5,8 +5,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from kvsearch.app import inputs, speed, summary
+from kvsearch.app import evaluators, inputs, speed, summary
 from kvsearch.app.asked import asked, default_folder, races
+from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
@@ -48,9 +49,9 @@ class Run:
             context=context,
             say=shown.say,
         )
-        budget = inputs.budget(self.loaded, options.budget_slots, options.budget_bytes)
+        budget = in_both_units(self.loaded, options.budget_slots, options.budget_bytes)
         assert budget is not None, "`search` sets one of the two"
-        self.setting = inputs.setting(self.loaded, budget, context)
+        self.setting = sized_for(self.loaded, budget, context)
         self.score_from = options.first_scored(budget.slots)
         at("window", self.setting)  # a budget that pays for nothing ends here
         self.text = inputs.text(self.loaded, self._text_options(), shown.say)
@@ -71,11 +72,11 @@ class Run:
         try:
             self.setting = self._with_sensitivity()
             tune = o.engine == "tune"  # then `workers` and `ray` are Tune's, and the rest is here
-            work = inputs.work(
+            work = evaluators.work(
                 self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
                 ray=tune or o.ray is not None, device=o.device,
             )  # fmt: skip
-            executor = inputs.executor(
+            executor = evaluators.executor(
                 self.loaded, work, workers=0 if tune else o.workers,
                 ray=None if tune else o.ray, say=shown.say,
             )  # fmt: skip
@@ -86,7 +87,7 @@ class Run:
                 self.text.select,
             ).go(trials)  # fmt: skip
             executor.close()
-            inputs.unpark(self.loaded)
+            evaluators.unpark(self.loaded)
             self._bench(measured)
             measured["seconds"] = time.perf_counter() - self.start
             write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
@@ -158,7 +159,7 @@ class Run:
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
                 watch(done, search.trials)
-            inputs.park(self.loaded, executor)
+            evaluators.park(self.loaded, executor)
             if o.engine == "tune":
                 from kvsearch.search import tune
 

@@ -14,6 +14,7 @@ from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.records import Row, Summary, Trial, columns
+from kvsearch.report.tables import bytes_text
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.search.samplers import modern_name
 from kvsearch.text import TextLike
@@ -68,7 +69,7 @@ class SearchResult:
         row = s.row(s.recommended)
         d = row.dnll_full
         return (
-            f"{head}best {row.name!r} at {row.bytes_peak / 2**20:.2f} MiB, dNLL {d.mean:+.4f} "
+            f"{head}best {row.name!r} at {bytes_text(row.bytes_peak)}, dNLL {d.mean:+.4f} "
             f"[{d.lo:+.4f}, {d.hi:+.4f}] nats/token to the full cache (n = {row.tokens}); "
             f"{self.report()}"
         )

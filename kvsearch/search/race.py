@@ -56,7 +56,7 @@ def rungs(
 ) -> tuple[Rung, ...]:
     """Where a policy is looked at: parts of the first windows, those, twice as many, and so on.
 
-    A policy that waits for the end of a prompt cannot be judged on a part of it.
+    A policy that first evicts after a prompt shows nothing on a part of it.
 
     Args:
         policy: to be looked at.

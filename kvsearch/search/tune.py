@@ -1,4 +1,4 @@
-"""The same search inside Ray Tune, for people who live there; docs/search.md has its limits.
+"""The same search inside Ray Tune, for people who use its tables; docs/search.md has its limits.
 
 Tune runs the evaluations and keeps its own tables; what to propose, and what came of it, stays with
 the driver. A searcher of our own takes OptunaSearch's place, which would leave a trial running for

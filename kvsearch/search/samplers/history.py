@@ -18,7 +18,7 @@ class Seen:
     Attributes:
         point: the policy's price.
         dnll: nats per token behind the full cache on the whole text; None if it was stopped.
-        rungs: (windows, tokens of each, dnll on them) of every prefix it was judged on.
+        rungs: (windows, tokens of each, dnll on them) of every prefix it was compared on.
     """
 
     point: Priced

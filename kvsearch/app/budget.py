@@ -1,0 +1,63 @@
+"""The memory budget in both of its units, and the setting that policies are sized for."""
+
+from dataclasses import dataclass
+
+from kvsearch.errors import KvsearchError, TextError
+from kvsearch.knobs import Setting
+from kvsearch.models.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Memory for one sequence, in both units.
+
+    Attributes:
+        slots: fp16 slots per layer.
+        bytes: per sequence, in all layers.
+    """
+
+    slots: float
+    bytes: int
+
+
+def check_budget(slots: float | None, size: int | None) -> None:
+    """Contradictions that need no model.
+
+    Raises:
+        KvsearchError: both units are given, or nothing is left of one.
+    """
+    if slots is not None and size is not None:
+        raise KvsearchError("give --budget in slots or --budget-bytes, not both")
+    if slots is not None and not slots > 0:
+        raise KvsearchError(f"--budget must be above 0 fp16 slots per layer, got {slots:g}")
+    if size is not None and size <= 0:
+        raise KvsearchError(f"--budget-bytes must be above 0 bytes per sequence, got {size}")
+
+
+def in_both_units(loaded: LoadedModel, slots: float | None, size: int | None) -> Budget | None:
+    """The budget in both units, or None without one.
+
+    Args:
+        loaded: the model, which says what a slot costs.
+        slots: fp16 slots per layer.
+        size: bytes per sequence, instead.
+    """
+    check_budget(slots, size)
+    if slots is not None:
+        return Budget(slots, loaded.shape.budget_bytes(slots))
+    return None if size is None else Budget(size / loaded.shape.budget_bytes(1), size)
+
+
+def sized_for(loaded: LoadedModel, limit: Budget | None, context: int, prompt: int = 0) -> Setting:
+    """What policies are sized for.
+
+    Raises:
+        TextError: a window never fills the budget.
+    """
+    if limit is not None and limit.slots >= context:
+        raise TextError(
+            f"a window of {context} tokens never exceeds a budget of {limit.slots:g} slots, so "
+            "there is nothing to compress; raise --context or lower --budget"
+        )
+    size = None if limit is None else limit.bytes
+    return Setting(loaded.shape, size, context, prompt=prompt)
