@@ -52,7 +52,8 @@ def main() -> None:
                     file = Path(place) / f"{i}.json"
                     file.write_text(build(knobs, setting, label).to_json(), encoding="utf-8")
                     formats.append(str(file))
-                measure(formats, budget, text, HERE / "records" / f"formats-{name}-b{budget}.json")
+                out = HERE / "records" / f"formats-{name}-b{budget}.json"
+                measure(formats, budget, text, out)
 
 
 def measure(policies: list[str], budget: int, text: str, out: Path) -> None:
@@ -60,7 +61,8 @@ def measure(policies: list[str], budget: int, text: str, out: Path) -> None:
     if out.exists():
         return
     command = [
-        sys.executable, "-m", "kvsearch", "eval", *policies, "--budget", str(budget), "--text", text,
+        sys.executable, "-m", "kvsearch", "eval", *policies, "--budget", str(budget),
+        "--text", text,
         "--context", "4096", "--windows", "2", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
