@@ -31,7 +31,8 @@ from worker import emit, sentence  # noqa: E402
 
 from kvsearch.cache.huggingface import PolicyCache, full_cache  # noqa: E402
 from kvsearch.models.shape import shape_of  # noqa: E402
-from kvsearch.policy import Policy, Quantizer, Score, Tier, layout  # noqa: E402
+from kvsearch.policy import Policy, Quantizer, Tier, layout  # noqa: E402
+from kvsearch.rules import Attention  # noqa: E402
 
 COLUMNS = (
     "cache", "batch", "context", "prefill_s", "ms", "tokens_per_s", "resident_bytes", "note",
@@ -49,8 +50,8 @@ CACHES: dict[str, Policy | None] = {
         slots=1024, sinks=4, interval=INTERVAL, tiers=_FOUR, quantizer=_ROTATED
     ),
     "scored+rotated4": Policy(
-        slots=1024, sinks=4, recents=64, interval=INTERVAL, tiers=_FOUR, quantizer=_ROTATED,
-        score=Score(beta=1),
+        slots=1024, sinks=4, recent_window=64, interval=INTERVAL, tiers=_FOUR, quantizer=_ROTATED,
+        rule=Attention(beta=1),
     ),
 }  # fmt: skip
 LLAMA_7B = {
@@ -123,7 +124,7 @@ def measure(
         ids = torch.randint(0, sizes["vocab_size"], (at.batch, at.context))
     policy = CACHES[at.cache]
     if policy is not None and slots is not None:
-        policy = policy.model_copy(update={"slots": slots, "recents": 0})
+        policy = policy.model_copy(update={"slots": slots, "recent_window": 0})
     cache = full_cache(model) if policy is None else PolicyCache(policy, model, packed=True)
 
     def seconds(tokens: torch.Tensor, steps: int) -> float:
