@@ -1,0 +1,146 @@
+"""The example rule of docs/adding.md works as the page says."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.knobs import KNOBS
+from kvsearch.methods import METHODS
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
+from kvsearch.report.describe import describe
+from kvsearch.rules import RULES, Attention, Rule
+from kvsearch.search.samplers.features import features
+from tests.tagged import Device
+from tests.test_cache import IDS, SETTING, T, tiny
+from tests.test_device import WAYS, holds
+
+PAGE = Path(__file__).parent.parent / "docs" / "adding.md"
+K4 = Tier(share=0.6, key_bits=4, value_bits=4)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's one Python block, as the file that it says it is."""
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    file = tmp_path_factory.mktemp("rules") / "fading.py"
+    file.write_text(code, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def module(source: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fading", source)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture
+def rule(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> type[Rule]:
+    """Listed in the table."""
+    found: type[Rule] = module.Fading
+    monkeypatch.setitem(RULES, "fading", found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return tiny()
+
+
+def made(rule: Rule) -> dict[str, Policy]:
+    parts: dict[str, object] = dict(sinks=2, recent_window=6, rule=rule)
+    return {
+        "every token": Policy.build(dict(parts, slots=40)),
+        "in two tiers": Policy.build(
+            dict(
+                parts,
+                slots=60,
+                interval=8,
+                tiers=(Tier(share=0.4, key_bits=8, value_bits=8), K4),
+                quantizer=Quantizer(group=8, fp16_sinks=True),
+            )
+        ),
+        "in a ladder, re-indexed, heads together": Policy.build(
+            dict(
+                parts,
+                slots=44,
+                interval=6,
+                rule=rule.model_copy(update={"share": "layer"}),
+                ladder=Ladder(span=0.5),
+                positions="cache",
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["every token", "in two tiers", "in a ladder, re-indexed, heads together"]
+)
+def test_one_pass_equals_token_by_token(name: str, rule: type[Rule], loaded: LoadedModel) -> None:
+    policy = made(rule.model_validate({}))[name]
+    sizes = layout(policy, loaded.shape)
+    slow, cache = stepwise(loaded, policy, IDS)
+    quality = Evaluator(loaded, batch=2).quality(policy, IDS)
+    assert np.abs(slow - quality.nll).max() < 1e-5
+    assert cache.bytes_resident == sizes.bytes_at(T) == quality.bytes_resident
+    assert cache.bytes_peak_resident >= sizes.bytes_peak(T)
+    other = Evaluator(loaded, batch=2).quality(made(Attention())[name], IDS, resident=False)
+    assert np.abs(other.nll - quality.nll).max() > 1e-3  # the rule decides something
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_device_is_waited_for(
+    way: str, rule: type[Rule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    for policy in made(rule.model_validate({})).values():
+        holds(policy, way, WAYS[way][2], Device())
+
+
+def test_files_words_and_features(rule: type[Rule]) -> None:
+    slow = rule.model_validate({"carry": 0.9})
+    policy, other = made(slow)["every token"], made(rule.model_validate({}))["every token"]
+    assert Policy.parse(policy.to_json()) == policy
+    assert isinstance(Policy.parse(policy.to_json()).rule, rule)
+    assert len({p.fingerprint() for p in (policy, other, made(Attention())["every token"])}) == 3
+    assert "fading" in describe(policy) and "carrying 0.9 over" in describe(policy)
+    a, b = features(policy, SETTING), features(other, SETTING)
+    assert {(x, y) for x, y in zip(a, b, strict=True) if x != y} == {(0.9, 0.5)}
+
+
+def test_a_rule_that_is_listed_late_is_no_knob_and_no_method(rule: type[Rule]) -> None:
+    assert "fading" not in KNOBS["rule"].names and "fading" not in METHODS
+    assert "carry" not in str(Policy.model_json_schema())
+
+
+def test_a_rule_that_is_listed_first_is_all_of_it(source: Path) -> None:
+    code = (
+        "from fading import Fading\n"
+        "from kvsearch.rules import RULES\n"
+        "RULES['fading'] = Fading\n"
+        "from kvsearch.knobs import KNOBS\n"
+        "from kvsearch.methods import METHODS\n"
+        "from kvsearch.policy import Policy\n"
+        "assert {'fading', 'fading-slow'} <= set(KNOBS['rule'].names)\n"
+        "assert METHODS['fading'].knobs['rule'] == 'fading'\n"
+        "assert 'carry' in str(Policy.model_json_schema())\n"
+        "import sys; assert 'torch' not in sys.modules\n"
+    )
+    path = [str(source.parent), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
