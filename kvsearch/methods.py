@@ -20,7 +20,7 @@ class Method:
 
     Attributes:
         knobs: what differs from the defaults.
-        kind: `full`, `single` or `composite`.
+        kind: `full`, `single` or `combined`.
         about: one line, with the paper.
         baseline: whether runs compare with it by default.
     """

@@ -27,7 +27,8 @@ class ExpectedAttention(Rule):
         covariance: use the second moment too, as published; a small cache may weigh less.
         value_norm: multiply by the L2 norm of the value.
         epsilon: added to the probability before that.
-        skip: first queries that are left out of the statistics (the sinks' own).
+        skip: first tokens (the sinks) that are left out: their queries of the statistics, their
+            keys of the softmax. They rank as high as the best.
     """
 
     name: str = "expected-attention"
@@ -119,7 +120,10 @@ class ExpectedAttentionScorer(Scorer):
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Expected probabilities, averaged over the query heads of each KV head."""
-        keys, values = (x.float() for x in slots.read())
+        import torch
+
+        skip = min(self.rule.skip, slots.count - 1)
+        keys, values = (x[:, :, skip:].float() for x in slots.read())
         B, H, _, D = keys.shape
         n = max(1, self.count)
         mean = self.total / n
@@ -137,7 +141,8 @@ class ExpectedAttentionScorer(Scorer):
         p = s.softmax(-1).mean(2)
         if self.rule.value_norm:
             p = (p + self.rule.epsilon) * values.norm(dim=-1)
-        return p
+        best = p.amax(-1, keepdim=True).expand(-1, -1, skip)
+        return torch.cat([best, p], -1)
 
     def _mean_rotation(self, first: int, D: int) -> "Tensor":
         """Mean rotation matrix `[D, D]` of a query over the positions from `first` on."""

@@ -13,8 +13,8 @@ class KeyDiff(Rule):
     """Rank by the negative cosine between a key and the anchor, the mean direction of all keys.
 
     Attributes:
-        anchor: `normalised` averages unit keys, as the public code does; `plain` averages the keys
-            themselves, the paper's cheaper form.
+        anchor: `normalised` averages unit keys, as kvpress does; `plain` averages the keys
+            themselves.
     """
 
     name: str = "keydiff"

@@ -13,13 +13,15 @@ def rows() -> list[dict[str, object]]:
     """One row per budget, text and policy, in the order of the records."""
     out = []
     for file in sorted(HERE.glob("records/*.json")):
-        text, _, budget = file.stem.partition("-b")
+        name, _, budget = file.stem.partition("-b")
+        group, _, text = name.rpartition("-")
         document = json.loads(file.read_text(encoding="utf-8"))
         for r in sorted(document["results"], key=lambda r: r["nll"]):
             d = r["dnll_full"]
             out.append(
                 {
                     "slots": int(budget),
+                    "group": group or "rules",
                     "text": text,
                     "policy": r["policy"],
                     "n": document["tokens"],

@@ -73,7 +73,7 @@ def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, monkeypatch):
 
     monkeypatch.setattr(Op, "pick", pick)
     got, other = replay(policy, dtype, cap)
-    ops = {"scored_decode"} if policy.ruled else {"decode_attention"}
+    ops = {"scored_decode"} if policy.scored else {"decode_attention"}
     if policy.quantizes:
         ops |= {"quantize_kv"}
     if policy.evicts:
