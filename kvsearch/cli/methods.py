@@ -10,7 +10,7 @@ from kvsearch.cli.options import output_options
 @click.command("methods")
 @output_options
 def command(as_json: bool, quiet: bool) -> None:
-    """List the published methods and hand-made composites as points of the space."""
+    """List the published methods and combinations made by hand as points of the space."""
     from kvsearch.methods import METHODS
 
     if as_json:

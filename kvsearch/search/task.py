@@ -49,11 +49,11 @@ class Task:
 def baselines(warm_start: bool = True, exclude: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
     """Methods that a search starts from, strong ones first: they stop the others early.
 
-    Composites are listed from plain to refined, so they come in reverse.
+    Combinations are listed from plain to refined, so they come in reverse.
     """
     wanted = [(n, m) for n, m in METHODS.items() if warm_start and m.baseline and n not in exclude]
-    composites = [(n, m) for n, m in wanted if m.kind == "combined"]
-    return composites[::-1] + [(n, m) for n, m in wanted if m.kind == "single"]
+    combined = [(n, m) for n, m in wanted if m.kind == "combined"]
+    return combined[::-1] + [(n, m) for n, m in wanted if m.kind == "single"]
 
 
 def admitted(
