@@ -13,6 +13,7 @@ from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
 from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
+from kvsearch.rules.lagkv import LagKV
 from kvsearch.rules.value_attention import ValueAttention
 
 __all__ = [
@@ -38,6 +39,7 @@ RULES: dict[str, type[Rule]] = {
     "key-norm": KeyNorm,
     "keydiff": KeyDiff,
     "expected-attention": ExpectedAttention,
+    "lagkv": LagKV,
 }
 
 
