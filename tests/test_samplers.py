@@ -22,7 +22,7 @@ from kvsearch.search import samplers
 from kvsearch.search.hypervolume import log_hypervolume
 from kvsearch.search.samplers import SAMPLERS, Context, Priced, make
 from kvsearch.search.samplers.ehvi import expected_gain
-from kvsearch.search.samplers.features import FEATURES
+from kvsearch.search.samplers.features import names_for
 from kvsearch.search.samplers.gp import GP, fit, lowest, misfit
 from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
@@ -35,11 +35,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalW
 SHAPE = ModelShape(layers=6, kv_heads=3, head_dim=64, heads=9)
 SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, (3.0, 2.0, 1.0, 1.0, 0.5, 0.3))
 SPACE = space.load("default")
+NAMES = names_for(SPACE)
 
 
 def loss(point: Priced) -> float:
     """Nats per token: more slots, finer codes and a short interval help, on top of each other."""
-    f = dict(zip(FEATURES, point.features, strict=True))
+    f = dict(zip(NAMES, point.features, strict=True))
     good = 1 - 0.2 * f["ranked"] - 0.15 * f["sensitivity"] + 0.1 * f["pyramid"] + 0.1 * f["ladder"]
     coarse = 2.0 ** (-8 * f["key bits"]) + 0.4 * 2.0 ** (-8 * f["value bits"])
     coarse *= (1 - 0.5 * f["rotate"]) * (0.5 + f["group"])
@@ -455,3 +456,10 @@ def test_the_gp_of_optuna_does_not_repeat_itself(last: dict[str, Any]) -> None:
     assert "x" in sampler.infer_relative_search_space(study, study.ask())
     study.add_trial(optuna.create_trial(params={"x": 0}, distributions=flag, **last))
     assert sampler.infer_relative_search_space(study, study.ask()) == {}
+
+
+def test_rules_and_formats_outside_the_space_do_not_widen_the_process() -> None:
+    assert len(NAMES) == 28 and not {"key norm", "lag", "along tokens"} & set(NAMES)
+    axes = {**SPACE.axes, "rule": space.Axis(choice=("none", "key-norm"))}
+    wider = names_for(SPACE.model_copy(update={"axes": axes}))
+    assert "key norm" in wider and "pooled" not in wider

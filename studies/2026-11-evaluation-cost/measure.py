@@ -68,7 +68,7 @@ def main(
         for name, knobs in COSTED.items():
             if only and name not in only:
                 continue
-            if T > 4096 and knobs.get("score", "none") != "none":
+            if T > 4096 and knobs.get("rule", "none") != "none":
                 continue  # the promise for long windows is about policies that decide by age
             policy = build(knobs, setting, name=name)
             ratios = []

@@ -9,46 +9,69 @@ takes what is near for alike before it has seen a difference.
 
 from math import log2
 
-from kvsearch.knobs import Setting
+from kvsearch.knobs import RULES, Setting
 from kvsearch.policy import Policy
 from kvsearch.rules import feature_names
+from kvsearch.space import SearchSpace
 from kvsearch_kernels.codebooks import CODEBOOKS
 
-FEATURES = (
-    "slots",  # log2 of slots over the budget in fp16 slots
-    "kept",  # log share of the stream that fits in the slots
-    "key bits",  # log2 of the mean over tiers
-    "value bits",
-    "low key bits",  # log2 of the worst tier
-    "sinks",
-    "recent_window",  # log share of the slots
-    "interval",
-    "interval share",  # of the slots: the part that is never compressed or chosen
-    "fp16 sinks",
-    "fp16 recent",
-    "along tokens",
-    "rotate",
-    *(name for name in CODEBOOKS if name != "uniform"),
-    "group",
-    "ranked",
-    *feature_names(),  # of the rules, each from its own table
-    "ladder",
-    "span",
-    "overlap",
-    "pyramid",
-    "sensitivity",
-    "exponent",
-    "positions",
-    "prompt",
-)
+BY_KNOB = {"fp16 recent": "fp16_recent", "along tokens": "along"}  # newer than the first studies
 
 
-def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
-    """The numbers named in `FEATURES`, each clipped to [0, 1]; inactive ones are 0.
+def every_name() -> tuple[str, ...]:
+    """Names of all features: those of every rule and codebook that is listed now."""
+    return (
+        "slots",  # log2 of slots over the budget in fp16 slots
+        "kept",  # log share of the stream that fits in the slots
+        "key bits",  # log2 of the mean over tiers
+        "value bits",
+        "low key bits",  # log2 of the worst tier
+        "sinks",
+        "recent_window",  # log share of the slots
+        "interval",
+        "interval share",  # of the slots: the part that is never compressed or chosen
+        "fp16 sinks",
+        "fp16 recent",
+        "along tokens",
+        "rotate",
+        *(name for name in CODEBOOKS if name != "uniform"),
+        "group",
+        "ranked",
+        *feature_names(),  # of the rules, each from its own table
+        "ladder",
+        "span",
+        "overlap",
+        "pyramid",
+        "sensitivity",
+        "exponent",
+        "positions",
+        "prompt",
+    )
+
+
+def names_for(space: SearchSpace) -> tuple[str, ...]:
+    """Features in which policies of a space can differ.
+
+    The lengths that the process expects grow with the number of features, so those of rules and
+    formats that the space does not hold are left out.
+    """
+    rule, levels = space.axes.get("rule"), space.axes.get("levels")
+    held = [RULES[str(name)] for name in (rule.choice if rule and rule.choice else ())]
+    absent = set(feature_names()) - {n for r in held if r is not None for n in r.feature_names}
+    absent |= set(CODEBOOKS) - set(levels.choice if levels and levels.choice else ())
+    absent |= {name for name, knob in BY_KNOB.items() if knob not in space.axes}
+    return tuple(name for name in every_name() if name not in absent)
+
+
+def features(
+    policy: Policy, setting: Setting, names: tuple[str, ...] | None = None
+) -> tuple[float, ...]:
+    """The numbers of the features `names`, each clipped to [0, 1]; inactive ones are 0.
 
     Args:
         policy: built for `setting`.
         setting: whose budget and length give the units.
+        names: some of `every_name`, in any order; None is all of them.
     """
     p, q, rule, budgets = policy, policy.quantizer, policy.active_rule, policy.layer_budgets
     tokens = max(2, setting.tokens)
@@ -87,4 +110,5 @@ def features(policy: Policy, setting: Setting) -> tuple[float, ...]:
         p.positions == "cache",
         0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
     )
-    return tuple(min(1.0, max(0.0, float(x))) for x in numbers)
+    named = dict(zip(every_name(), numbers, strict=True))
+    return tuple(min(1.0, max(0.0, float(named[name]))) for name in names or every_name())

@@ -8,7 +8,7 @@ from functools import cached_property
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting, Value, sized
 from kvsearch.policy import Policy, check
-from kvsearch.search.samplers.features import features
+from kvsearch.search.samplers.features import features, names_for
 from kvsearch.search.samplers.pool import anything
 from kvsearch.space import SearchSpace
 
@@ -26,7 +26,7 @@ class Priced:
         fingerprint: identity of the policy they build.
         bytes_peak: bytes per sequence.
         slots: most tokens a layer holds, mean over layers; the whole stream if nothing is evicted.
-        features: see `features`.
+        features: numbers of `names_for` the space, see `features`.
         feasible: neither forbidden by the space nor over the budget.
         speed: modelled decode tokens/s over the full cache's; 0 if speed is no objective.
     """
@@ -45,6 +45,7 @@ class Pricer:
 
     def __init__(self, space: SearchSpace, setting: Setting, speed: Speed | None = None) -> None:
         self.space, self.setting, self.speed = space, setting, speed
+        self.feature_names = names_for(space)
         self._known: dict[frozenset[tuple[str, Value]], Priced | None] = {}
 
     def __call__(self, knobs: Mapping[str, Value]) -> Priced | None:
@@ -74,7 +75,7 @@ class Pricer:
             policy.fingerprint(shape.layers),
             peak,
             policy.slots or setting.tokens,
-            features(policy, setting),
+            features(policy, setting, self.feature_names),
             feasible and self.space.forbidden(knobs) is None,
             0.0 if self.speed is None else self.speed(policy),
         )
