@@ -20,9 +20,11 @@ from derive import kept_policies, surrogate_runs
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.search.hypervolume import log_loss
-from kvsearch.search.samplers.features import features
+from kvsearch.search.samplers.features import features, names_for
 from kvsearch.search.samplers.gp import fit
+from kvsearch.space import load as load_space
 
+NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))
 HERE = Path(__file__).parent
 RECORDS, OUTCOME = HERE / "records", HERE.parent / "2026-11-outcome"
 FITTED = (20, 30, 45)
@@ -32,7 +34,7 @@ Run = dict[str, float]  # fingerprint -> decades of loss, in the order of evalua
 def main() -> None:
     setting, policies, runs = benchmark()
     every = {k: v for run in runs for k, v in run.items()}
-    x = {k: features(policies[k], setting) for k in every}
+    x = {k: features(policies[k], setting, NAMES) for k in every}
     rows = []
     for n in FITTED:
         enough = [list(run) for run in runs if len(run) >= n]
@@ -41,7 +43,7 @@ def main() -> None:
     later = dict[int, list[tuple[float, ...]]]()
     for place in sorted(OUTCOME.glob("b[0-9][0-9][0-9]")):
         setting_, policies_, run = journal(place)
-        x_ = {k: features(policies_[k], setting_) for k in run}
+        x_ = {k: features(policies_[k], setting_, NAMES) for k in run}
         for n in FITTED:
             known, rest = list(run)[:n], set(list(run)[n:])
             later.setdefault(n, []).append(judged(known, rest, run, x_))

@@ -32,12 +32,13 @@ from kvsearch.search.hypervolume import FLOOR
 from kvsearch.search.hypervolume import log_hypervolume as volume
 from kvsearch.search.race import exposure
 from kvsearch.search.samplers import make_sampler
-from kvsearch.search.samplers.features import features
+from kvsearch.search.samplers.features import features, names_for
 from kvsearch.search.samplers.gp import GP, fit, process
 from kvsearch.search.task import Task, baselines
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 
+NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 CONTEXT, WINDOWS, BUDGET, BLOCK = 1024, 2, 128, 64
@@ -88,7 +89,7 @@ class Truth:
         return process(self.x, z, noise, lengths, kept["scale"], kept["centre"], kept["unit"])
 
     def _features(self, policy: Policy) -> tuple[float, ...]:
-        return features(policy, self.setting)
+        return features(policy, self.setting, NAMES)
 
     def dnll(self, policies: list[Policy]) -> np.ndarray:
         """True mean loss over the full cache, nats per token."""
