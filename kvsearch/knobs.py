@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError, nearest
-from kvsearch.policy import Ladder, LayerBudgets, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.policy.cost import Cost
 from kvsearch.policy.layout import least_slots, peak_of
 from kvsearch.rules import Rule, presets
@@ -24,12 +24,13 @@ STEPS = 8  # guesses at the slots that a budget pays for, before halving takes o
 
 RULES: dict[str, Rule | None] = presets()
 
-# Names of knobs and values in records and spaces of the first version.
+# Names of knobs in earlier records and spaces.
 OLD_NAMES = {
     "fill": "budget_fraction",
     "score": "rule",
     "recents": "recent_window",
-    "spread": "layer_budgets",
+    "spread": "budgets",
+    "layer_budgets": "budgets",
 }
 
 LADDERS: dict[str, Ladder | None] = {
@@ -104,9 +105,7 @@ KNOBS: dict[str, Knob] = {
     "along": Knob("channels", ("channels", "tokens"), None, "what keys share a scale along"),
     "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
     "fp16_recent": Knob(False, (), bool, "keep the recent window in 16 bits"),
-    "layer_budgets": Knob(
-        "uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"
-    ),
+    "budgets": Knob("uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"),
     "exponent": Knob(0.5, (), float, "of the measured sensitivity", 0.0, 2.0),
     "beta": Knob(20.0, (), float, "steepness of the pyramid", 1.0),
     "positions": Knob("original", ("original", "cache"), None, "rotary index of keys"),
@@ -234,11 +233,9 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
     group = shape.head_dim if get["group"] == "head" else int(get["group"])
     while shape.head_dim % group:
         group -= 1
-    kind = get["layer_budgets"]
+    kind = get["budgets"]
     if kind == "sensitivity" and not setting.sensitivity:
-        raise PolicyError(
-            "layer_budgets 'sensitivity' needs the model's sensitivity to be measured"
-        )
+        raise PolicyError("budgets 'sensitivity' needs the model's sensitivity to be measured")
     weights = setting.sensitivity if kind == "sensitivity" else ()
     of = "rest" if kind == "pyramid" else "total"
     fields: dict[str, Any] = dict(
@@ -248,8 +245,8 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
         trigger=get["trigger"],
         sinks=int(get["sinks"]),
         recent_window=_recent_window(get, setting, slots),
-        layer_budgets=_part(
-            LayerBudgets,
+        budgets=_part(
+            Budgets,
             kind=kind,
             beta=get["beta"],
             of=of,
@@ -274,7 +271,7 @@ def _policy(get: dict[str, Value], setting: Setting, slots: int | None, name: st
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _part(what: type[LayerBudgets] | type[Quantizer], **fields: Any) -> LayerBudgets | Quantizer:
+def _part(what: type[Budgets] | type[Quantizer], **fields: Any) -> Budgets | Quantizer:
     """A part of a policy; validated once, since a search asks for the same few again and again."""
     return what.model_validate(fields)
 

@@ -75,12 +75,12 @@ METHODS: dict[str, Method] = {
         baseline=False,
     ),
     "pyramidkv": Method(
-        dict(_SNAP, layer_budgets="pyramid"),
+        dict(_SNAP, budgets="pyramid"),
         "single",
         "snapkv with pyramid budgets (arXiv:2406.02069)",
     ),
     "pyramidkv-prompt": Method(
-        dict(_SNAP, layer_budgets="pyramid", trigger="prompt"),
+        dict(_SNAP, budgets="pyramid", trigger="prompt"),
         "single",
         "pyramidkv as published: once, after the prompt",
         baseline=False,
@@ -187,7 +187,7 @@ METHODS: dict[str, Method] = {
             rotate=True,
             levels="lloyd",
             fp16_sinks=True,
-            layer_budgets="sensitivity",
+            budgets="sensitivity",
         ),
         "combined",
         "a designed combination: rotated 4 bits, fp16 sinks, measured budgets per layer",

@@ -61,8 +61,8 @@ class SearchSpace(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _modern(cls, data: Any) -> Any:
-        """Read a space of the first version by today's names of knobs."""
-        if not isinstance(data, dict) or data.get("version") != 1:
+        """Read earlier spaces by today's names of knobs."""
+        if not isinstance(data, dict) or data.get("version") not in (1, 2):
             return data
         axes, forbid = data.get("axes"), data.get("forbid")
         if not isinstance(axes, dict) or not isinstance(forbid or [], list):

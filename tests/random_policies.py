@@ -4,8 +4,8 @@ import random
 
 from kvsearch.errors import PolicyError
 from kvsearch.policy import (
+    Budgets,
     Ladder,
-    LayerBudgets,
     ModelShape,
     Policy,
     Quantizer,
@@ -55,7 +55,7 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
                 trigger=draw.choice(["stream", "stream", "prompt", "prompt+stream"]),
                 sinks=draw.choice([0, 2, 5]),
                 recent_window=draw.choice([0, 1, 4, 12]),
-                layer_budgets=LayerBudgets(
+                budgets=Budgets(
                     kind=budgets,
                     beta=draw.choice([2, 20]),
                     of=draw.choice(["total", "rest"]) if budgets == "pyramid" else "total",

@@ -22,7 +22,7 @@ from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS, at
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
-from kvsearch.policy import Ladder, LayerBudgets, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Place, Slots
 
 T = 168
@@ -75,7 +75,7 @@ EXTRA: dict[str, Policy] = {
         interval=4,
         ladder=Ladder(span=0.25, overlap=0.5),
         positions="cache",
-        layer_budgets=LayerBudgets(kind="pyramid", beta=4),
+        budgets=Budgets(kind="pyramid", beta=4),
     ),
     "ladder in 4 bits": Policy(
         slots=40,
@@ -92,7 +92,7 @@ EXTRA: dict[str, Policy] = {
         interval=4,
         recent_window=1,
         ladder=Ladder(span=0.25, overlap=0.5),
-        layer_budgets=LayerBudgets(kind="sensitivity", exponent=1.0, weights=(0.1, 0.2, 1.0, 2.7)),
+        budgets=Budgets(kind="sensitivity", exponent=1.0, weights=(0.1, 0.2, 1.0, 2.7)),
     ),
     "scored ladder": Policy(
         slots=48, interval=8, sinks=2, recent_window=10, rule=Attention(), ladder=Ladder(span=0.5)
@@ -138,7 +138,7 @@ EXTRA: dict[str, Policy] = {
         recent_window=8,
         rule=Attention(horizon=8, pool=3, pool_kind="max"),
         trigger="prompt+stream",
-        layer_budgets=LayerBudgets(kind="pyramid", beta=3),
+        budgets=Budgets(kind="pyramid", beta=3),
     ),
 }
 KIVI: dict[str, Any] = dict(tiers=(Tier(key_bits=2, value_bits=2),), interval=8)

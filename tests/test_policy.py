@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kvsearch.errors import PolicyError
 from kvsearch.policy import (
+    Budgets,
     Ladder,
-    LayerBudgets,
     ModelShape,
     Policy,
     Quantizer,
@@ -56,12 +56,12 @@ def policies(draw: st.DrawFn) -> Policy:
             levels=draw(st.sampled_from(["uniform", "lloyd"])),
             fp16_sinks=draw(st.booleans()),
         ),
-        layer_budgets=draw(
+        budgets=draw(
             st.sampled_from(
                 [
-                    LayerBudgets(),
-                    LayerBudgets(kind="pyramid", beta=2),
-                    LayerBudgets(kind="sensitivity", weights=weights),
+                    Budgets(),
+                    Budgets(kind="pyramid", beta=2),
+                    Budgets(kind="sensitivity", weights=weights),
                 ]
             )
         ),
@@ -139,9 +139,7 @@ def test_table_1_of_xmu_costs_what_its_arithmetic_says_plus_scales(
 
 
 def test_slots_are_shared_out_exactly_and_never_below_the_floor() -> None:
-    policy = Policy(
-        slots=40, sinks=4, recent_window=8, layer_budgets=LayerBudgets(kind="pyramid", beta=20)
-    )
+    policy = Policy(slots=40, sinks=4, recent_window=8, budgets=Budgets(kind="pyramid", beta=20))
     slots = [layer.slots or 0 for layer in layout(policy, SHAPE).layers]
     assert sum(slots) == 40 * 6
     assert slots == sorted(slots, reverse=True) and min(slots) >= 13
@@ -191,7 +189,7 @@ def test_a_wrong_file_names_the_field(text: str, part: str, tmp_path: Path) -> N
 
 
 def test_another_shape_is_refused() -> None:
-    policy = Policy(slots=50, layer_budgets=LayerBudgets(kind="sensitivity", weights=(1.0, 2.0)))
+    policy = Policy(slots=50, budgets=Budgets(kind="sensitivity", weights=(1.0, 2.0)))
     with pytest.raises(PolicyError, match="2 weights for a model with 6 layers"):
         check(policy, SHAPE)
     with pytest.raises(PolicyError, match="does not divide the head size 16"):
@@ -212,6 +210,6 @@ def test_there_are_golden_files() -> None:
 
 def test_slots_that_are_all_floor_are_still_shared_out() -> None:
     weights = (1.0, 50.0, 1.0, 1.0, 1.0, 1.0)
-    layer_budgets = LayerBudgets(kind="sensitivity", exponent=1.0, weights=weights)
-    policy = Policy(slots=13, sinks=4, recent_window=8, layer_budgets=layer_budgets)
+    budgets = Budgets(kind="sensitivity", exponent=1.0, weights=weights)
+    policy = Policy(slots=13, sinks=4, recent_window=8, budgets=budgets)
     assert [layer.slots for layer in layout(policy, SHAPE).layers] == [13] * 6

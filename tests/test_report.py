@@ -16,7 +16,7 @@ import pytest
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
-from kvsearch.policy import Ladder, LayerBudgets, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
 from kvsearch.report import write_report
 from kvsearch.report.describe import describe
@@ -30,9 +30,7 @@ from kvsearch.rules import Attention
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 CONTEXT, TOKENS, FULL_NLL = 2048, 14_336, 2.79
 K4 = (Tier(key_bits=4, value_bits=4),)
-SENSITIVE = LayerBudgets(
-    kind="sensitivity", weights=tuple(1.6 + math.sin(i) / 2 for i in range(30))
-)
+SENSITIVE = Budgets(kind="sensitivity", weights=tuple(1.6 + math.sin(i) / 2 for i in range(30)))
 
 
 def candidates() -> list[tuple[str, str, Policy, float]]:
@@ -113,7 +111,7 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
                 rule=xmu,
                 tiers=K4,
                 quantizer=fine,
-                layer_budgets=SENSITIVE,
+                budgets=SENSITIVE,
             ),
             0.041,
         ),
@@ -128,7 +126,7 @@ def candidates() -> list[tuple[str, str, Policy, float]]:
                 rule=xmu,
                 tiers=K4,
                 quantizer=fine,
-                layer_budgets=SENSITIVE,
+                budgets=SENSITIVE,
             ),
             0.066,
         ),
@@ -394,7 +392,7 @@ POSITION_ONLY = [
         slots=50,
         sinks=2,
         ladder=Ladder(span=0.8),
-        layer_budgets=LayerBudgets(kind="pyramid", beta=3),
+        budgets=Budgets(kind="pyramid", beta=3),
     ),
     Policy(
         slots=60,

@@ -279,8 +279,8 @@ def test_too_short_too_small_and_unwritable(
     )
     assert code == 0 and (tmp_path / "b" / "best.json").exists(), err
     other = tmp_path / "other.json"
-    layer_budgets = {"kind": "sensitivity", "weights": [1.0, 2.0, 3.0]}
-    other.write_text(json.dumps({"slots": 64, "layer_budgets": layer_budgets}))
+    budgets = {"kind": "sensitivity", "weights": [1.0, 2.0, 3.0]}
+    other.write_text(json.dumps({"slots": 64, "budgets": budgets}))
     code, _, err = call(
         ["eval", str(other), "--model", str(tiny_folder), "--text", str(prose),
          "--context", "256"],

@@ -315,7 +315,7 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
     def tell(knobs: Mapping[str, Value]) -> None:
         point = context.price.look(knobs)
         assert point is not None
-        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["layer_budgets"] == "sensitivity")
+        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["budgets"] == "sensitivity")
         history.done.append(Seen(point, dnll))
         history.tried.add(point.fingerprint)
 
@@ -331,8 +331,8 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
         assert all(moved[-1] in SPACE.axes[k].when for k in changed[1:]), "one move"
         tell(knobs)
     assert len(set(moved)) == len(moved), "and none twice"
-    assert {"rotate", "levels", "layer_budgets", "interval", "tiers"} <= set(moved)
-    assert moved.index("exponent") > moved.index("layer_budgets"), "which opened it"
+    assert {"rotate", "levels", "budgets", "interval", "tiers"} <= set(moved)
+    assert moved.index("exponent") > moved.index("budgets"), "which opened it"
     assert not {"rule", "budget_fraction"} & set(moved), (
         "the methods have shown one, sizes are another step"
     )
@@ -362,7 +362,7 @@ def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
             history.done.append(Seen(point, 0.2))
             history.tried.add(point.fingerprint)
         moved[whole] = moves
-    assert "layer_budgets" in moved[False] and "layer_budgets" not in moved[True]
+    assert "budgets" in moved[False] and "budgets" not in moved[True]
 
 
 def test_proposals_are_feasible_and_new(

@@ -23,7 +23,7 @@ def needed(policies: Sequence[PolicyLike]) -> list[str]:
     Policy files hold their own.
     """
     found = [p for p in policies if isinstance(p, str) and p in METHODS]
-    return [n for n in found if METHODS[n].knobs.get("layer_budgets") == "sensitivity"]
+    return [n for n in found if METHODS[n].knobs.get("budgets") == "sensitivity"]
 
 
 def read(file: Path, layers: int) -> tuple[float, ...]:

@@ -110,7 +110,7 @@ class Run:
     # -- stages --------------------------------------------------------------------------------
 
     def _with_sensitivity(self) -> Setting:
-        axis = self.space.axes.get("layer_budgets")
+        axis = self.space.axes.get("budgets")
         if axis is None or "sensitivity" not in (axis.choice or ()):
             return self.setting
         file = self.folder.path / "sensitivity.json"

@@ -1,4 +1,4 @@
-"""How much each layer suffers from eviction: the measurement behind `layer_budgets: sensitivity`.
+"""How much each layer suffers from eviction: the measurement behind `budgets: sensitivity`.
 
 A few neighbouring layers at a time keep only a small cache while all others keep everything. Their
 sensitivity is the KL divergence from the full cache's next-token distributions: it says as much as
@@ -21,7 +21,7 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models.disk_cache import cache_folder
 from kvsearch.models.shape import policy_layers
-from kvsearch.policy import LayerBudgets, Policy
+from kvsearch.policy import Budgets, Policy
 from kvsearch.rules import Attention
 
 LONG, SHORT = 2048, 512  # tokens of a window: where the search can pay for them, and at least
@@ -112,9 +112,7 @@ def starving(members: NDArray[np.intp], layers: int, slots: int, tokens: int) ->
         interval=INTERVAL,
         recent_window=slots // 2,
         rule=Attention(),
-        layer_budgets=LayerBudgets(
-            kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())
-        ),
+        budgets=Budgets(kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())),
     )
 
 

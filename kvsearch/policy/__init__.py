@@ -3,15 +3,15 @@
 from kvsearch.policy.check import check
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
-from kvsearch.policy.parts import Anchors, Channels, Ladder, LayerBudgets, Quantizer, Tier
+from kvsearch.policy.parts import Anchors, Budgets, Channels, Ladder, Quantizer, Tier
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
 
 __all__ = [
     "Anchors",
+    "Budgets",
     "Channels",
     "Ladder",
-    "LayerBudgets",
     "LayerLayout",
     "Layout",
     "ModelShape",

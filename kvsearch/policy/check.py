@@ -38,10 +38,10 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
                 f"field tiers: head size {shape.head_dim} is no multiple of 8, so {low} bits "
                 "cannot be packed"
             )
-    weights = p.layer_budgets.weights
-    if p.layer_budgets.kind == "sensitivity" and len(weights) != shape.layers:
+    weights = p.budgets.weights
+    if p.budgets.kind == "sensitivity" and len(weights) != shape.layers:
         raise PolicyError(
-            f"field layer_budgets.weights: {len(weights)} weights for a model with "
+            f"field budgets.weights: {len(weights)} weights for a model with "
             f"{shape.layers} layers; the policy was made for another shape"
         )
     if p.ladder is not None and shape.layers < 2:

@@ -13,7 +13,7 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.policy.cost import Cost, stream_peak
 from kvsearch.policy.ladder import Rungs, offset, rungs
-from kvsearch.policy.parts import LayerBudgets
+from kvsearch.policy.parts import Budgets
 from kvsearch.policy.schedule import Clock, Evictions
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
@@ -235,7 +235,7 @@ def _share_out(weights: list[float], total: int, floor: int) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _weights(budgets: LayerBudgets, layers: int) -> list[float]:
+def _weights(budgets: Budgets, layers: int) -> list[float]:
     """Share of the slots per layer, in any unit."""
     if budgets.kind == "pyramid":
         top, bottom = 2 - 1 / budgets.beta, 1 / budgets.beta
@@ -263,10 +263,10 @@ def _per_layer(
         raise PolicyError(
             f"field slots: {slots} slots are fewer than the {floor} that {parts} need"
         )
-    if policy.layer_budgets.kind == "uniform":
+    if policy.budgets.kind == "uniform":
         return (slots,) * shape.layers
-    weights = _weights(policy.layer_budgets, shape.layers)
-    if policy.layer_budgets.of == "rest":
+    weights = _weights(policy.budgets, shape.layers)
+    if policy.budgets.of == "rest":
         rest = _share_out(weights, (slots - floor) * shape.layers, 0)
         return tuple(floor + n for n in rest)
     return tuple(_share_out(weights, slots * shape.layers, floor))

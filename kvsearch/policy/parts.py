@@ -64,7 +64,7 @@ class Ladder(Frozen):
     order: Order = "modular"
 
 
-class LayerBudgets(Frozen):
+class Budgets(Frozen):
     """How the slots are shared out over the layers; the mean over layers stays `Policy.slots`.
 
     Attributes:

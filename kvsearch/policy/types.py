@@ -26,9 +26,9 @@ from kvsearch.frozen import Frozen
 from kvsearch.policy.ladder import rungs
 from kvsearch.policy.parts import (
     Anchors,
+    Budgets,
     Channels,
     Ladder,
-    LayerBudgets,
     Quantizer,
     Tier,
 )
@@ -38,9 +38,10 @@ SCHEMA = "kvsearch.policy/2"
 OLD_SCHEMA = "kvsearch.policy/1"
 OLD_NAMES = {
     "recents": "recent_window",
-    "spread": "layer_budgets",
+    "spread": "budgets",
+    "layer_budgets": "budgets",
     "score": "rule",
-}  # of OLD_SCHEMA
+}  # of earlier files
 PLAIN = ("slots", "interval", "trigger", "sinks", "positions")  # as they are in the identity
 
 AnyRule = Annotated[
@@ -66,7 +67,7 @@ class Policy(Frozen):
             prompt; `prompt+stream` then and every `interval` tokens.
         sinks: first tokens, never evicted (StreamingLLM, arXiv:2309.17453).
         recent_window: newest tokens, never evicted, best-ranked for the tiers.
-        layer_budgets: per-layer share of the slots.
+        budgets: per-layer share of the slots.
         ladder: depth-staggered eviction instead of oldest-first.
         rule: how slots are ranked, see `kvsearch.rules`; None ranks by age.
         tiers: precisions, best first; shares add up to 1.
@@ -86,7 +87,7 @@ class Policy(Frozen):
     trigger: Literal["stream", "prompt", "prompt+stream"] = "stream"
     sinks: int = Field(default=0, ge=0)
     recent_window: int = Field(default=0, ge=0)
-    layer_budgets: LayerBudgets = LayerBudgets()
+    budgets: Budgets = Budgets()
     ladder: Ladder | None = None
     rule: AnyRule | None = None
     tiers: tuple[Tier, ...] = (Tier(),)
@@ -103,8 +104,8 @@ class Policy(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _modern(cls, data: Any) -> Any:
-        """Read files of the first schema, and records that name none, by its names."""
-        if not isinstance(data, dict) or data.get("schema") not in (None, OLD_SCHEMA):
+        """Read earlier files, and records that name no schema, by their names."""
+        if not isinstance(data, dict) or data.get("schema") not in (None, OLD_SCHEMA, SCHEMA):
             return data
         new = {OLD_NAMES.get(k, k): v for k, v in data.items()}
         if data.get("schema") == OLD_SCHEMA:
@@ -221,7 +222,7 @@ class Policy(Frozen):
         if self.ladder is not None:
             d["ladder"] = self._canonical_ladder(layers)
         if self.evicts:
-            d["spread"] = self._canonical_layer_budgets()
+            d["spread"] = self._canonical_budgets()
             if not (self.scored or self.ladder or many or self.fp16_recent):
                 d["recents"] = 0
         else:
@@ -246,8 +247,8 @@ class Policy(Frozen):
         r = rungs(layers, self.ladder.span, self.ladder.overlap)
         return [r.B, r.A, order] + ([r.e] if order == "contiguous" else [])
 
-    def _canonical_layer_budgets(self) -> Any:
-        b = self.layer_budgets
+    def _canonical_budgets(self) -> Any:
+        b = self.budgets
         if b.kind == "pyramid" and b.beta != 1:
             return ["pyramid", b.beta, *(["rest"] if b.of == "rest" else [])]
         if b.kind == "sensitivity" and b.exponent != 0:

@@ -31,7 +31,7 @@ def family(policy: Policy) -> str:
     rule = policy.active_rule
     assert rule is not None
     if policy.trigger == "prompt" and rule.name == "attention":
-        return "PyramidKV-like" if policy.layer_budgets.kind == "pyramid" else "SnapKV-like"
+        return "PyramidKV-like" if policy.budgets.kind == "pyramid" else "SnapKV-like"
     return rule.family()
 
 
@@ -51,7 +51,7 @@ def describe(policy: Policy) -> str:
     if policy.active_rule is not None:
         parts += _ranking(policy, policy.active_rule)
     if policy.evicts:
-        parts += _layer_budgets(policy)
+        parts += _budgets(policy)
         if policy.positions == "cache":
             parts.append("positions re-indexed")
     return f"{family(policy)}: {', '.join(p for p in parts if p)}"
@@ -101,8 +101,8 @@ def _ranking(policy: Policy, rule: Rule) -> list[str]:
     return parts + rule.words()
 
 
-def _layer_budgets(policy: Policy) -> list[str]:
-    budgets = policy.layer_budgets
+def _budgets(policy: Policy) -> list[str]:
+    budgets = policy.budgets
     if budgets.kind == "sensitivity" and budgets.exponent:
         return ["budgets by layer sensitivity"]
     if budgets.kind == "pyramid" and budgets.beta != 1:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class KeyNorm(Rule):
     """Rank by the negative L2 norm of the key as it is held; nothing is held beside the cache.
 
-    The paper leaves its first two layers uncompressed; here `layer_budgets` decides that.
+    The paper leaves its first two layers uncompressed; here `budgets` decides that.
     """
 
     name: str = "key-norm"

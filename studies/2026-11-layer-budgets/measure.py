@@ -60,7 +60,7 @@ def main(file: str) -> None:
     rows = [row(("even", 0, 0), 0.0, full, even, even)]
     for measure, harm in measures.items():
         for exponent in EXPONENTS:
-            knobs = KNOBS | {"layer_budgets": "sensitivity", "exponent": exponent}
+            knobs = KNOBS | {"budgets": "sensitivity", "exponent": exponent}
             policy = build(knobs, replace(setting, sensitivity=tuple(harm)))
             rows.append(row(measure, exponent, full, even, losses(policy)))
     with Path(__file__).with_name("results.csv").open("w", newline="") as f:

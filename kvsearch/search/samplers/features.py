@@ -73,7 +73,7 @@ def features(
         setting: whose budget and length give the units.
         names: some of `every_name`, in any order; None is all of them.
     """
-    p, q, rule, budgets = policy, policy.quantizer, policy.active_rule, policy.layer_budgets
+    p, q, rule, budgets = policy, policy.quantizer, policy.active_rule, policy.budgets
     tokens = max(2, setting.tokens)
     slots = min(p.slots or tokens, tokens)
     budget = setting.budget_bytes or setting.shape.budget_bytes(tokens)
