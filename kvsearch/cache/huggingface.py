@@ -256,17 +256,30 @@ class _Blank:
     seen = 0
 
 
-class _Recorder(PolicyLayer):
-    """A layer that notes what one attention call hands over."""
+class Watching(PolicyLayer):
+    """A layer that holds nothing and only sees what attention calls hand over."""
 
     def __init__(self) -> None:
         super().__init__([cast(LayerState, _Blank())])
+
+
+class _Recorder(Watching):
+    """Notes the tensors of every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         """One token that attends to itself gets its own value, whatever the scale or the cap."""
         self.calls.append((q, k, v))
         return v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+
+def watched(model: PreTrainedModel, layers: Sequence[PolicyLayer]) -> Cache:
+    """A cache for one call of `model`, whose layers with full attention are `layers`."""
+    install(model)
+    return Cache(layers=_layers(model, layers))
 
 
 def _layers(model: PreTrainedModel, mine: Sequence[PolicyLayer]) -> list[CacheLayerMixin]:
