@@ -22,7 +22,7 @@ from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS, at
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
-from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Place, Slots
 
 T = 168
@@ -168,6 +168,40 @@ EXTRA |= {
         quantizer=Quantizer(**GROUPS, levels="lloyd", rotate=True),
     ),
 }
+UNEVEN = Budgets(
+    kind="sensitivity", exponent=1.0, weights=((1.0, 2.0), (1.0, 1.0), (3.0, 1.0), (0.5, 1.5))
+)
+MIXED = HeadTiers(
+    others=(
+        (Tier(),),
+        (Tier(share=0.5, key_bits=8, value_bits=8), Tier(share=0.5, key_bits=2, value_bits=2)),
+    ),
+    of=((0, 1), (1, 1), (2, 0), (0, 0)),
+)
+BY_LAYER = HeadTiers(others=((Tier(key_bits=3, value_bits=8),), (Tier(),)), of=(0, 1, 2, 1))
+HEADS: dict[str, Any] = dict(slots=44, interval=4, sinks=2, recent_window=6, budgets=UNEVEN)
+EXTRA |= {
+    "heads by age": Policy(**HEADS, positions="cache"),
+    "heads by age, bits per layer": Policy(
+        **HEADS, tiers=K4, head_tiers=BY_LAYER, quantizer=Quantizer(group=8, fp16_sinks=True)
+    ),
+    "heads with tiers of their own": Policy(
+        **HEADS, rule=Attention(beta=1), tiers=K4, head_tiers=MIXED, quantizer=Quantizer(group=8)
+    ),
+    "heads in ladders": Policy(**HEADS, ladder=Ladder(span=0.5), positions="cache", tiers=K4,
+        quantizer=Quantizer(group=8)),
+    "heads along tokens": Policy(
+        slots=44, interval=8, sinks=8, budgets=UNEVEN, head_tiers=BY_LAYER,
+        tiers=(Tier(key_bits=2, value_bits=2),),
+        quantizer=Quantizer(group=8, along="tokens", fp16_sinks=True),
+    ),
+    "bits per head, nothing evicted": Policy(
+        interval=8, rule=Attention(), head_tiers=MIXED, quantizer=Quantizer(group=8)
+    ),
+    "heads after a prompt": Policy(
+        **{**HEADS, "slots": 90}, trigger="prompt+stream", rule=Attention(horizon=4)
+    ),
+}  # fmt: skip
 for rule_name, rule in RULES.items():  # a new rule is proven by being listed
     EXTRA |= {
         f"{rule_name} every token": Policy(slots=40, sinks=2, recent_window=4, rule=rule()),
@@ -179,6 +213,9 @@ for rule_name, rule in RULES.items():  # a new rule is proven by being listed
             rule=rule(),
             tiers=(Tier(share=0.3), *(Tier(share=0.35, key_bits=b, value_bits=4) for b in (8, 4))),
             quantizer=Quantizer(group=8, fp16_sinks=True),
+        ),
+        f"{rule_name} in uneven heads": Policy(
+            **HEADS, rule=rule(), tiers=K4, quantizer=Quantizer(group=8)
         ),
         f"{rule_name} in a ladder, re-indexed": Policy(
             slots=44,

@@ -28,7 +28,7 @@ from transformers.cache_utils import (
 from transformers.utils import logging
 
 from kvsearch.cache.attention import MARK, NAME, attention, mask
-from kvsearch.cache.engine import advance
+from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError, PolicyError
@@ -37,14 +37,23 @@ from kvsearch.policy import ModelShape, Policy, check, layout
 
 
 class PolicyLayer(CacheLayerMixin):
-    """One layer's slots under a policy. `keys` and `values` stay empty: the state holds them."""
+    """One layer's slots under a policy. `keys` and `values` stay empty: the states hold them.
+
+    Attributes:
+        states: of its KV heads; those that are alike share one.
+    """
 
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, state: LayerState) -> None:
+    def __init__(self, states: Sequence[LayerState]) -> None:
         super().__init__()
-        self.state = state
+        self.states = states
+
+    @property
+    def state(self) -> LayerState:
+        """The first one: all have seen the same tokens."""
+        return self.states[0]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare."""
@@ -63,7 +72,7 @@ class PolicyLayer(CacheLayerMixin):
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
         """Take in new tokens and attend from them."""
-        return advance(self.state, q, k, v, scale=scale, softcap=softcap)
+        return advance(self.states, q, k, v, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Lengths for a mask, as if nothing had been evicted."""
@@ -79,13 +88,15 @@ class PolicyLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.state.reset()
+        for state in self.states:
+            state.reset()
         self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
-        if self.state.seen:
-            self.state.reorder(beam_idx.to(self.state.store.device))
+        for state in self.states:
+            if state.seen:
+                state.reorder(beam_idx.to(state.store.device))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select batch rows; transformers has two names for it."""
@@ -146,12 +157,13 @@ class PolicyCache(Cache):
         if native is None:
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
-        layers = layout(policy, shape).layers
-        states = [
-            LayerState(layer, packed=packed, native=native, rotary=rotary, fast=fast)
-            for layer, rotary in zip(layers, rotaries, strict=True)
-        ]
-        super().__init__(layers=_layers(model, [PolicyLayer(state) for state in states]))
+        states: list[list[LayerState]] = [[] for _ in rotaries]
+        for part in layout(policy, shape).layers:
+            rotary = rotaries[part.layer]
+            states[part.layer].append(
+                LayerState(part, packed=packed, native=native, rotary=rotary, fast=fast)
+            )
+        super().__init__(layers=_layers(model, [PolicyLayer(layer) for layer in states]))
         self.policy = policy
         self.shape = shape
         self._config = text_config(model.config)
@@ -179,8 +191,9 @@ class PolicyCache(Cache):
 
     @property
     def states(self) -> list[LayerState]:
-        """States of the layers that follow the policy, shallow to deep."""
-        return [layer.state for layer in self.layers if isinstance(layer, PolicyLayer)]
+        """States of the layers that follow the policy, shallow to deep, as in `Layout.layers`."""
+        layers = (layer for layer in self.layers if isinstance(layer, PolicyLayer))
+        return [state for layer in layers for state in layer.states]
 
     @property
     def bytes_resident(self) -> int:
@@ -247,7 +260,7 @@ class _Recorder(PolicyLayer):
     """A layer that notes what one attention call hands over."""
 
     def __init__(self) -> None:
-        super().__init__(cast(LayerState, _Blank()))
+        super().__init__([cast(LayerState, _Blank())])
         self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:

@@ -24,12 +24,12 @@ def work(policy: Policy, shape: ModelShape, context: int) -> tuple[float, ...]:
     Values are single numbers of a key or value, over all layers and KV heads, averaged over one
     interval; the fixed part is 1.
     """
-    vector = 2 * shape.kv_heads * shape.head_dim
     read = unpack = move = score = 0.0
     for layer in layout(policy, shape).layers:
-        p, c = policy, policy.interval
+        p, c = layer.policy, policy.interval
+        vector = 2 * layer.shape.kv_heads * layer.shape.head_dim
         most = context if layer.target is None else min(context, layer.target)
-        residual = (c - 1) / 2 + 1 if p.compacts else 0.0
+        residual = (c - 1) / 2 + 1 if policy.compacts else 0.0
         native = min(most, p.fp16_sinks + p.fp16_recent)
         read += (residual + native) * vector
         for tier, count in zip(p.tiers, layer.tier_counts(most), strict=True):
@@ -38,10 +38,10 @@ def work(policy: Policy, shape: ModelShape, context: int) -> tuple[float, ...]:
                     read += count * vector / 2
                 else:
                     unpack += count * vector / 2
-        if p.compacts:
+        if policy.compacts:
             move += most * vector / c
         if p.scored:
-            score += (most + residual) * shape.heads
+            score += (most + residual) * layer.shape.heads
     return (1.0, read, unpack, move, score)
 
 

@@ -6,8 +6,8 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs.fields import Setting, policy_of, recent_window_of
 from kvsearch.knobs.vocabulary import KNOBS, Value, check_value
 from kvsearch.policy import Policy, layout
-from kvsearch.policy.cost import Cost
-from kvsearch.policy.layout import least_slots, peak_of
+from kvsearch.policy.budgets import least, units
+from kvsearch.policy.layout import costs_of, peak_of
 
 MANY = 1 << 12  # slots over which the bytes of one are averaged
 STEPS = 8  # guesses at the slots that a budget pays for, before halving takes over
@@ -47,21 +47,22 @@ def _largest(
     the sizes tried.
     """
     base = policy_of(get, setting, 2, name)
-    cost = Cost(base, setting.shape)
-    least = 1  # the recent window may grow with the slots, and the least slots with those
-    while (need := least_slots(base, setting.shape, recent_window_of(get, setting, least))) > least:
-        least = need
-    low, high = least - 1, 1 << (4 * setting.tokens - 1).bit_length()
-    layers, residual = setting.shape.layers, base.interval if base.compacts else 0
-    many = cost.bytes(MANY, residual, None)
-    slope = layers * (cost.bytes(2 * MANY, residual, None) - many) / MANY
+    costs, layers = costs_of(base, setting.shape), units(base, setting.shape).layers
+    few = 1  # the recent window may grow with the slots, and the least slots with those
+    while (need := least(base, setting.shape, recent_window_of(get, setting, few))) > few:
+        few = need
+    low, high = few - 1, 1 << (4 * setting.tokens - 1).bit_length()
+    residual = base.interval if base.compacts else 0
+    many = sum(cost.bytes(MANY, residual, None) for cost in costs) / len(costs)
+    more = sum(cost.bytes(2 * MANY, residual, None) for cost in costs) / len(costs)
+    slope = layers * (more - many) / MANY
     guess = MANY + residual + (limit - layers * many) / slope
     turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
         recent_window = recent_window_of(get, setting, mid)
         held = peak_of(
-            base, setting.shape, cost, mid, recent_window, setting.tokens, setting.prompt
+            base, setting.shape, costs, mid, recent_window, setting.tokens, setting.prompt
         )
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
         step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it
@@ -69,7 +70,7 @@ def _largest(
         turn += 1
     recent_window = recent_window_of(get, setting, low)
     policy = base.model_copy(update={"slots": low, "recent_window": recent_window})
-    if low >= least:
+    if low >= few:
         return policy, peak
     reason = f"{limit} bytes pay for no slot"
     try:

@@ -3,7 +3,7 @@
 from kvsearch.policy.check import check
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
-from kvsearch.policy.parts import Anchors, Budgets, Channels, Ladder, Quantizer, Tier
+from kvsearch.policy.parts import Anchors, Budgets, Channels, HeadTiers, Ladder, Quantizer, Tier
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
 
@@ -11,6 +11,7 @@ __all__ = [
     "Anchors",
     "Budgets",
     "Channels",
+    "HeadTiers",
     "Ladder",
     "LayerLayout",
     "Layout",

@@ -1,5 +1,7 @@
 """Whether a model of some shape can run a policy."""
 
+from collections.abc import Sequence
+
 from kvsearch.errors import PolicyError
 from kvsearch.policy.layout import layout
 from kvsearch.policy.parts import Channels
@@ -27,23 +29,43 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
         )
     if p.quantizes:
         group = p.quantizer.group or shape.head_dim
-        grouped = any(t.value_bits < 16 for t in p.tiers) or p.quantizer.along == "channels"
+        tiers = [t for some in p.every_tiers for t in some]
+        grouped = any(t.value_bits < 16 for t in tiers) or p.quantizer.along == "channels"
         if grouped and shape.head_dim % group:
             raise PolicyError(
                 f"field quantizer.group: {group} does not divide the head size {shape.head_dim}"
             )
-        low = min(b for t in p.tiers for b in (t.key_bits, t.value_bits))
+        low = min(b for t in tiers for b in (t.key_bits, t.value_bits))
         if shape.head_dim % 8 and low < 8:
             raise PolicyError(
                 f"field tiers: head size {shape.head_dim} is no multiple of 8, so {low} bits "
                 "cannot be packed"
             )
-    weights = p.budgets.weights
-    if p.budgets.kind == "sensitivity" and len(weights) != shape.layers:
+    if p.budgets.kind == "sensitivity":
+        _fits("budgets.weights", p.budgets.weights, shape)
+    if p.head_tiers is not None:
+        _fits("head_tiers.of", p.head_tiers.of, shape)
+    rule = p.active_rule
+    if p.per_head and rule is not None and rule.share == "layer":
         raise PolicyError(
-            f"field budgets.weights: {len(weights)} weights for a model with "
-            f"{shape.layers} layers; the policy was made for another shape"
+            "field rule.share: heads that choose their slots together ('layer') cannot differ in "
+            "slots or tiers; use 'head'"
         )
     if p.ladder is not None and shape.layers < 2:
         raise PolicyError("field ladder: a ladder needs at least 2 layers")
     layout(p, shape)
+
+
+def _fits(where: str, rows: Sequence[object], shape: ModelShape) -> None:
+    """Refuse a list that has not one entry a layer, or per layer one a KV head."""
+    if len(rows) != shape.layers:
+        raise PolicyError(
+            f"field {where}: {len(rows)} layers for a model with {shape.layers}; the policy was "
+            "made for another shape"
+        )
+    for i, row in enumerate(rows):
+        if isinstance(row, tuple) and len(row) != shape.kv_heads:
+            raise PolicyError(
+                f"field {where}: {len(row)} heads in layer {i} of a model with {shape.kv_heads} KV "
+                "heads; the policy was made for another shape"
+            )

@@ -4,7 +4,7 @@ A search prices thousands of policies, so everything that does not depend on the
 is worked out once per policy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from kvsearch_kernels.codebooks import CODEBOOKS
 
 TAG_BYTES = 1  # uint8 tier index
 
+ENDLESS = 1 << 40  # slots of a layer that never evicts
 FEW = 12  # pairs of a layer and a step, up to which a loop is faster than arrays
 
 
@@ -102,9 +103,10 @@ def _numbers(policy: Policy) -> int:
     return CODEBOOKS[policy.quantizer.levels].numbers
 
 
-def stream_peak(
-    policy: Policy, cost: Cost, layers: Mapping[int | None, int], rung: Rungs | None, tokens: int
-) -> int | None:
+Held = Sequence[tuple[Cost, Mapping[int | None, int]]]  # layers alike in tiers: slots -> how many
+
+
+def stream_peak(policy: Policy, held: Held, rung: Rungs | None, tokens: int) -> int | None:
     """Most bytes of all layers at any step of a stream, or None where the closed form fails.
 
     A layer that is compacted every `c` tokens holds `k c` tokens after `k` compactions until it is
@@ -114,36 +116,40 @@ def stream_peak(
 
     Args:
         policy: what runs; its slots are not read.
-        cost: its bytes.
-        layers: slots of a layer -> number of layers with as many.
+        held: costs, and with each the slots of the layers that it counts.
         rung: integers of its ladder.
         tokens: length of the stream, at least 1.
     """
-    if policy.trigger != "stream" or not cost.rising or tokens < 1:
+    if policy.trigger != "stream" or not all(cost.rising for cost, _ in held) or tokens < 1:
         return None
     c = policy.interval if policy.compacts else tokens
     step = 1 if rung is None else rung.R
     whole, rest = divmod(tokens, c)
     last = [(k, c) for k in range(max(0, whole - step), whole)] + ([(whole, rest)] if rest else [])
-    if None in layers:
-        return max(layers[None] * cost.bytes(k * c, residual, None) for k, residual in last)
-    if len(last) * len(layers) <= FEW:
+    if len(last) * sum(len(layers) for _, layers in held) <= FEW:
         return max(
             sum(
-                count * cost.bytes(_held(k * c, slots - c, step), residual, slots - c)
+                count * cost.bytes(_held(k * c, slots, c, step), residual, _target(slots, c))
+                for cost, layers in held
                 for slots, count in layers.items()
-                if slots is not None
             )
             for k, residual in last
         )
     k, residual = np.array(last, dtype=np.int64).T[:, :, None]
-    target = np.array(list(layers), dtype=np.int64) - c
-    compacted = k * c
-    compacted = np.where(compacted > target, target - (target - compacted) % step, compacted)
-    held = cost.grid(compacted, residual, target) @ np.array(list(layers.values()))
-    return int(held.max())
+    total = np.zeros(len(last), dtype=np.int64)
+    for cost, layers in held:
+        compacted, target = k * c, np.array([(n or ENDLESS) - c for n in layers], dtype=np.int64)
+        compacted = np.where(compacted > target, target - (target - compacted) % step, compacted)
+        full = compacted if None in layers else target
+        total += cost.grid(compacted, residual, full) @ np.array(list(layers.values()))
+    return int(total.max())
 
 
-def _held(seen: int, target: int, step: int) -> int:
+def _target(slots: int | None, c: int) -> int | None:
+    return None if slots is None else slots - c
+
+
+def _held(seen: int, slots: int | None, c: int, step: int) -> int:
     """Tokens left after a compaction at `seen`, with a ladder that frees `step` at a time."""
+    target = ENDLESS if slots is None else slots - c
     return seen if seen <= target else target - (target - seen) % step
