@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvsearch.cache import engine
+from kvsearch.cache import adakv, engine
 from kvsearch.cache.state import LayerState
 
 
@@ -36,6 +36,8 @@ def advance(
     """
     if len(states) == 1:
         return engine.advance(states[0], q, k, v, scale=scale, softcap=softcap)
+    if states[0].layer.policy.budgets.kind == "adakv":
+        return adakv.run(states, q, k, v, scale=scale, softcap=softcap)
     out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
     for state in states:
         heads = state.layer.heads

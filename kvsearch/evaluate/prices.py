@@ -99,8 +99,8 @@ class _Noted(Watching):
         self.q, self.k, self.v = q.detach(), k.detach(), v.detach()
         self.options: dict[str, Any] = dict(scale=scale, softcap=softcap)
         if softcap is None:  # fused: holds no map of attention for the way back
-            many = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-            out = scaled_dot_product_attention(q, *many, is_causal=True, scale=scale)
+            key, value = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+            out = scaled_dot_product_attention(q, key, value, is_causal=True, scale=scale)
         else:
             out, _ = reference(q, k, v, *_lives(k, None), first_query=0, **self.options)
         self.out = out if out.requires_grad else out.requires_grad_()
@@ -181,7 +181,8 @@ def _layer(
     slots = [layer.loss(_sized(layer, size), 0) for size in sizes]
     T, D = layer.k.shape[2:]
     first, lives = T - T // PART, _lives(layer.k, None)
-    keys, values = [], []
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
     for b in bits:
         fmt = Format(b, quantizer.group or D, quantizer.levels, quantizer.rotate)
         low = (fake_quantize(x, fmt).to(x.dtype) for x in (layer.k, layer.v))

@@ -2,7 +2,8 @@
 
 A few neighbouring layers, or one head, keep only a small cache while all others keep everything.
 Their sensitivity is the KL divergence from the full cache's next-token distributions: it says as
-much as the rise in NLL, without the luck of which token came next. Measured once per model and text.
+much as the rise in NLL, without the luck of which token came next. Measured once per model and
+text.
 """
 
 import contextlib

@@ -6,6 +6,7 @@ Shoham and Gersho 1988). A curve that is not convex is replaced by its lower hul
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,7 +45,7 @@ def split(
         x = [float(floor), *(s for s in sizes if s > floor)]
         y = [float(np.interp(s, sizes, curve)) for s in x]
         on = hull(x, y)
-        for a, b in zip(on, on[1:], strict=False):
+        for a, b in pairwise(on):
             steps.append(((y[b] - y[a]) / (x[b] - x[a]), head, x[b]))
     left = total - got.sum()
     for _, head, end in sorted(steps):
@@ -54,7 +55,9 @@ def split(
     return got + max(0.0, left) / len(got)
 
 
-def choose(losses: Sequence[ArrayLike], costs: Sequence[Sequence[float]], total: float) -> list[int]:
+def choose(
+    losses: Sequence[ArrayLike], costs: Sequence[Sequence[float]], total: float
+) -> list[int]:
     """Which option each of N choosers takes, so that costs add up to at most `total`.
 
     Args:
@@ -73,7 +76,7 @@ def choose(losses: Sequence[ArrayLike], costs: Sequence[Sequence[float]], total:
         on = [order[k] for k in hull([cost[j] for j in order], [y[j] for j in order])]
         picked.append(on[0])
         left -= cost[on[0]]
-        for a, b in zip(on, on[1:], strict=False):
+        for a, b in pairwise(on):
             steps.append(((y[b] - y[a]) / (cost[b] - cost[a]), i, b, cost[b] - cost[a]))
     stuck: set[int] = set()
     for _, i, option, more in sorted(steps):

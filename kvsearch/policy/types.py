@@ -197,8 +197,9 @@ class Policy(Frozen):
 
     def alike(self, which: int) -> "Policy":
         """What heads do that use `every_tiers[which]`: a policy in which all heads are alike."""
+        budgets = self.budgets if self.budgets.kind == "adakv" else Budgets()
         return self.model_copy(
-            update={"tiers": self.every_tiers[which], "head_tiers": None, "budgets": Budgets()}
+            update={"tiers": self.every_tiers[which], "head_tiers": None, "budgets": budgets}
         )
 
     @property

@@ -3,8 +3,8 @@
     python studies/2026-11-axes/measure.py --wikitext wikitext2-test.raw --sotu sotu.txt \
         [--part report] [--budgets 128 256 384] [--only NAME ...]
 
-Every variant starts from what `studies/2026-11-outcome` found at the budget and changes one axis, or
-all; slots are refitted to the same bytes. Writes sums of NLL over blocks of 128 tokens to
+Every variant starts from what `studies/2026-11-outcome` found at the budget and changes one axis,
+or all; slots are refitted to the same bytes. Writes sums of NLL over blocks of 128 tokens to
 records/PART-TEXT-bBUDGET.json; what is there stays. `--part tune` uses WikiText-2's search text,
 where exponents were chosen.
 """

@@ -46,12 +46,11 @@ def main() -> None:
     keep("scored", lambda: rounded(sensitivity.divergences(evaluator, ids[:1], parts)))
     for i in range(2):
         keep(f"window {i}", lambda i=i: rounded(by_age(evaluator, ids[i], parts)))
-    prices: Any = None
-    for what in ("slots", "keys", "values"):
-        if f"priced {what}" not in found and prices is None:
-            low = Quantizer(rotate=True)
-            prices = price(evaluator, ids[0], sizes=SIZES, quantizer=low)
-        keep(f"priced {what}", lambda w=what: [rounded(x) for x in flat(getattr(prices, w))])
+    if "priced slots" not in found:
+        prices = price(evaluator, ids[0], sizes=SIZES, quantizer=Quantizer(rotate=True))
+        keep("priced slots", lambda: flat(prices.slots))
+        keep("priced keys", lambda: flat(prices.keys))
+        keep("priced values", lambda: flat(prices.values))
 
 
 def by_age(evaluator: Evaluator, ids: np.ndarray, parts: list[sensitivity.Part]) -> list[float]:
@@ -70,9 +69,9 @@ def by_age(evaluator: Evaluator, ids: np.ndarray, parts: list[sensitivity.Part])
     return found
 
 
-def flat(x: np.ndarray) -> np.ndarray:
+def flat(x: np.ndarray) -> list[list[float]]:
     """`[L, H, S]` as a row per head."""
-    return x.reshape(-1, x.shape[-1])
+    return [rounded(row) for row in x.reshape(-1, x.shape[-1])]
 
 
 def rounded(values: Any) -> list[float]:
