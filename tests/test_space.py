@@ -77,7 +77,7 @@ def test_a_policy_is_sized_in_a_few_guesses(monkeypatch: pytest.MonkeyPatch) -> 
     default, asked = space.load("default"), list[int]()
 
     def counted(*what: Any) -> int:
-        asked.append(what[3])
+        asked.append(what[0].slots)
         return peak_of(*what)
 
     monkeypatch.setattr("kvsearch.knobs.sizing.peak_of", counted)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from kvsearch.errors import PolicyError
+from kvsearch.knobs import heads
+from kvsearch.knobs.heads import HeadLosses
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer
@@ -21,6 +22,7 @@ class Setting:
         budget_bytes: per sequence, that the peak may reach, or None for no limit.
         tokens: length of the stream; policies that keep every token grow with it.
         sensitivity: measured sensitivity per layer, or empty if it was not measured.
+        heads: what was measured of the KV heads, or None.
         prompt: tokens of the stream that one forward call brings in at its start.
     """
 
@@ -29,6 +31,7 @@ class Setting:
     tokens: int
     sensitivity: tuple[float, ...] = ()
     prompt: int = 0
+    heads: HeadLosses | None = None
 
 
 def recent_window_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
@@ -37,6 +40,11 @@ def recent_window_of(get: Mapping[str, Value], setting: Setting, slots: int | No
     if recent_window == "half":
         return (slots or 0) // 2
     return setting.shape.layers if recent_window == "layers" else int(recent_window)
+
+
+def budgets_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> Budgets:
+    """How a policy with so many slots shares them out."""
+    return heads.budgets(get, setting.sensitivity, setting.heads, slots, setting.tokens)
 
 
 def policy_of(
@@ -51,11 +59,7 @@ def policy_of(
     group = shape.head_dim if get["group"] == "head" else int(get["group"])
     while shape.head_dim % group:
         group -= 1
-    kind = get["budgets"]
-    if kind == "sensitivity" and not setting.sensitivity:
-        raise PolicyError("budgets 'sensitivity' needs the model's sensitivity to be measured")
-    weights = setting.sensitivity if kind == "sensitivity" else ()
-    of = "rest" if kind == "pyramid" else "total"
+    tiers = TIERS[str(get["tiers"])]
     fields: dict[str, Any] = dict(
         name=name,
         slots=slots,
@@ -63,19 +67,12 @@ def policy_of(
         trigger=get["trigger"],
         sinks=int(get["sinks"]),
         recent_window=recent_window_of(get, setting, slots),
-        budgets=_part(
-            Budgets,
-            kind=kind,
-            beta=get["beta"],
-            of=of,
-            exponent=get["exponent"],
-            weights=weights,
-        ),
+        budgets=budgets_of(get, setting, slots),
         ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
         rule=_rule(str(get["rule"]), int(get["interval"])),
-        tiers=TIERS[str(get["tiers"])],
-        quantizer=_part(
-            Quantizer,
+        tiers=tiers,
+        head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads),
+        quantizer=_quantizer(
             group=group,
             rotate=get["rotate"],
             levels=get["levels"],
@@ -89,9 +86,9 @@ def policy_of(
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _part(what: type[Budgets] | type[Quantizer], **fields: Any) -> Budgets | Quantizer:
-    """A part of a policy; validated once, since a search asks for the same few again and again."""
-    return what.model_validate(fields)
+def _quantizer(**fields: Any) -> Quantizer:
+    """Validated once, since a search asks for the same few again and again."""
+    return Quantizer.model_validate(fields)
 
 
 @lru_cache(maxsize=1024)

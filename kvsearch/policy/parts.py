@@ -1,5 +1,6 @@
 """The parts of a policy: tiers, quantiser, ladder, layer budgets, and two reserved ones."""
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -33,6 +34,16 @@ class Tier(Frozen):
     def native(self) -> bool:
         """Whether keys and values stay in 16 bits."""
         return self.key_bits == 16 and self.value_bits == 16
+
+
+def add_up(tiers: tuple[Tier, ...], where: str) -> None:
+    """Raise a `ValueError` where shares or bits of a list of tiers make no sense."""
+    total = sum(t.share for t in tiers)
+    if not tiers or abs(total - 1.0) > 1e-6:
+        raise ValueError(f"{where}: shares must add up to 1, got {total:g}")
+    for above, below in pairwise(tiers):
+        if below.key_bits > above.key_bits or below.value_bits > above.value_bits:
+            raise ValueError(f"{where}: bits must not rise from a better tier to a worse one")
 
 
 class Quantizer(Frozen):
