@@ -78,6 +78,7 @@ def policy_of(
             Quantizer,
             group=group,
             rotate=get["rotate"],
+            value_block=_value_block(get["value_block"], shape.head_dim),
             levels=get["levels"],
             along=get["along"],
             fp16_sinks=get["fp16_sinks"],
@@ -86,6 +87,15 @@ def policy_of(
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
+
+
+def _value_block(block: Value, head_dim: int) -> int | None:
+    """None where a block holds all that a rotation mixes, so that equal policies look equal."""
+    if block == "head" or int(block) >= head_dim & -head_dim:
+        return None
+    if int(block).bit_count() > 1:
+        raise PolicyError(f"knob value_block: {block} is not a power of two")
+    return int(block)
 
 
 @lru_cache(maxsize=1024, typed=True)

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -34,7 +33,9 @@ from kvsearch.policy.parts import (
     Quantizer,
     Tier,
 )
+from kvsearch.policy.tiers import check_tiers
 from kvsearch.rules import RULES, Attention, Rule, read
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 SCHEMA = "kvsearch.policy/2"
 OLD_SCHEMA = "kvsearch.policy/1"
@@ -118,11 +119,8 @@ class Policy(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for where, tiers in [
-            ("tiers", self.tiers),
-            *(("head_tiers.others", t) for t in self.every_tiers[1:]),
-        ]:
-            _add_up(tiers, where)
+        for i, tiers in enumerate(self.every_tiers):
+            check_tiers(tiers, self.quantizer, f"head_tiers.others.{i - 1}" if i else "tiers")
         if self.budgets.kind == "adakv":
             self._heads_can_share()
         if self.slots is None and self.ladder is not None:
@@ -257,6 +255,10 @@ class Policy(Frozen):
                 del q["fp16_recent"]
             if q["along"] == "channels":
                 del q["along"]
+            if not q["rotate"] or q["value_block"] is None:
+                del q["value_block"]
+            if not CODEBOOKS[q["levels"]].numbers:
+                q["group"] = None
             d["quantizer"] = q
         if (rule := self.active_rule) is not None:
             d[rule.identity] = rule.canonical()
@@ -381,16 +383,6 @@ class Policy(Frozen):
             raise PolicyError(f"{where}: brackets are nested too deeply for a policy") from e
 
 
-def _add_up(tiers: tuple[Tier, ...], where: str) -> None:
-    """Raise a `ValueError` where shares or bits of a list of tiers make no sense."""
-    total = sum(t.share for t in tiers)
-    if not tiers or abs(total - 1.0) > 1e-6:
-        raise ValueError(f"{where}: shares must add up to 1, got {total:g}")
-    for above, below in pairwise(tiers):
-        if below.key_bits > above.key_bits or below.value_bits > above.value_bits:
-            raise ValueError(f"{where}: bits must not rise from a better tier to a worse one")
-
-
 def first_error(error: ValidationError, whole: str = "policy") -> str:
     """The first wrong field on one line: its path, why, and what was given."""
     first = error.errors()[0]
@@ -398,7 +390,7 @@ def first_error(error: ValidationError, whole: str = "policy") -> str:
     given = first.get("input")
     shown = "" if isinstance(given, dict | list) else f", got {given!r}"
     message = " ".join(first["msg"].removeprefix("Value error, ").split())
-    if message.startswith(f"{path}."):  # a rule names its own fields
+    if re.match(r"[a-z_]+(\.\w+)+: ", message):  # a rule names its own fields, and so do fields together
         path, _, message = message.partition(": ")
     return f"field {path[:200]}: {message}{shown[:200]}"
 
