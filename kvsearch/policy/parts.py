@@ -1,6 +1,6 @@
 """The parts of a policy: tiers, quantiser, ladder, layer budgets, and two reserved ones."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -68,6 +68,19 @@ class Quantizer(Frozen):
     along: Literal["channels", "tokens"] = "channels"
     fp16_sinks: bool = False
     fp16_recent: bool = False
+
+    def canonical(self, sinks: bool, recent: bool) -> dict[str, Any]:
+        """Fields that matter, for `Policy.canonical`; the flags say what stays in 16 bits."""
+        d = dict(self.model_dump(), fp16_sinks=sinks)
+        if not recent:
+            del d["fp16_recent"]
+        if self.along == "channels":
+            del d["along"]
+        if not self.rotate or self.value_block is None:
+            del d["value_block"]
+        if not CODEBOOKS[self.levels].numbers:
+            d["group"] = None
+        return d
 
 
 class Ladder(Frozen):

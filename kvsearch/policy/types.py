@@ -35,7 +35,6 @@ from kvsearch.policy.parts import (
 )
 from kvsearch.policy.tiers import check_tiers
 from kvsearch.rules import RULES, Attention, Rule, read
-from kvsearch_kernels.codebooks import CODEBOOKS
 
 SCHEMA = "kvsearch.policy/2"
 OLD_SCHEMA = "kvsearch.policy/1"
@@ -249,17 +248,7 @@ class Policy(Frozen):
         else:
             (d["tiers"],) = d["tiers"]
         if self.quantizes:
-            q = self.quantizer.model_dump()
-            q["fp16_sinks"] = self.fp16_sinks > 0
-            if not self.fp16_recent:
-                del q["fp16_recent"]
-            if q["along"] == "channels":
-                del q["along"]
-            if not q["rotate"] or q["value_block"] is None:
-                del q["value_block"]
-            if not CODEBOOKS[q["levels"]].numbers:
-                q["group"] = None
-            d["quantizer"] = q
+            d["quantizer"] = self.quantizer.canonical(self.fp16_sinks > 0, self.fp16_recent > 0)
         if (rule := self.active_rule) is not None:
             d[rule.identity] = rule.canonical()
         if self.ladder is not None:
@@ -390,7 +379,7 @@ def first_error(error: ValidationError, whole: str = "policy") -> str:
     given = first.get("input")
     shown = "" if isinstance(given, dict | list) else f", got {given!r}"
     message = " ".join(first["msg"].removeprefix("Value error, ").split())
-    if re.match(r"[a-z_]+(\.\w+)+: ", message):  # a rule names its own fields, and so do fields together
+    if re.match(r"[a-z_]+(\.\w+)+: ", message):  # rules, and fields together, name their own
         path, _, message = message.partition(": ")
     return f"field {path[:200]}: {message}{shown[:200]}"
 

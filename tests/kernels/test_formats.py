@@ -2,9 +2,11 @@
 
 import itertools
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import quants
 
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.quantize_kv import Format, dequantize, fake_quantize, quantize
@@ -119,6 +121,18 @@ def test_blocks_are_those_of_ggml(levels, bits):
     want = torch.from_numpy(np.array(values[:316], F)).unflatten(0, (-1, 2)).flatten(1)
     assert torch.equal(fake_quantize(pairs, fmt), want)
     assert quantize(pairs, fmt).nbytes == 316 * BYTES[levels, bits]
+
+
+@pytest.mark.parametrize(("levels", "bits"), BLOCKS)
+def test_blocks_are_those_that_the_gguf_package_writes(levels, bits):
+    """llama.cpp's own Python, on what it defines: blocks that fp16 holds."""
+    kind = gguf.GGMLQuantizationType[f"Q{bits}_{levels[-1]}"]
+    x = np.concatenate([row for row in blocks() if 1e-4 < abs(row).max() < 60000])[None]
+    written = quants.quantize(x, kind)
+    fmt = Format(bits, 32, levels)
+    assert quantize(torch.from_numpy(x), fmt).nbytes == written.nbytes
+    got = fake_quantize(torch.from_numpy(x), fmt)
+    assert np.array_equal(got.numpy(), quants.dequantize(written, kind))
 
 
 def test_codes_of_five_bits_come_back():
