@@ -1,5 +1,7 @@
 """The base of every value type that crosses a boundary: policies, rules, spaces, run options."""
 
+import re
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
@@ -16,6 +18,6 @@ def first_error(error: ValidationError, whole: str = "policy") -> str:
     given = first.get("input")
     shown = "" if isinstance(given, dict | list) else f", got {given!r}"
     message = " ".join(first["msg"].removeprefix("Value error, ").split())
-    if message.startswith(f"{path}."):  # a rule names its own fields
+    if re.match(r"[a-z_]+(\.\w+)+: ", message):  # rules, and fields together, name their own
         path, _, message = message.partition(": ")
     return f"field {path[:200]}: {message}{shown[:200]}"

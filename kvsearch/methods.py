@@ -160,6 +160,37 @@ METHODS: dict[str, Method] = {
         )
         for bits, tiers in ((4, "k4v4"), (2, "k2v2"))
     },
+    **{
+        f"fp8-{name}": Method(
+            dict(evict=False, tiers="k8v8", levels=name),
+            "single",
+            f"vLLM's fp8_{name} with scales of 1: everything in 8-bit floating point",
+            baseline=False,
+        )
+        for name in ("e4m3", "e5m2")
+    },
+    **{
+        name: Method(
+            dict(evict=False, tiers=tiers, levels=levels, group=32),
+            "single",
+            f"llama.cpp's {words}, without its rotation",
+            baseline=False,
+        )
+        for name, tiers, levels, words in (
+            ("q8_0", "k8v8", "ggml-0", "q8_0"),
+            ("q5_1", "k5v5", "ggml-1", "q5_1"),
+            ("q5_0", "k5v5", "ggml-0", "q5_0"),
+            ("q4_1", "k4v4", "ggml-1", "q4_1"),
+            ("q4_0", "k4v4", "ggml-0", "q4_0"),
+            ("q8_0-q4_0", "k8v4", "ggml-0", "q8_0 for keys and q4_0 for values"),
+        )
+    },
+    "q4_0-rotated": Method(
+        dict(evict=False, tiers="k4v4", levels="ggml-0", group=32, rotate=True, value_block=64),
+        "single",
+        "llama.cpp's q4_0 with its rotation, of values in blocks of 64",
+        baseline=False,
+    ),
     "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
     "h2o+int4": Method(
         dict(_BY_HAND, rule="h2o", recent_window=64), "combined", "H2O in 4 bits, textbook settings"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
 from kvsearch.knobs.heads import HeadLosses
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
@@ -75,6 +76,7 @@ def policy_of(
         quantizer=_quantizer(
             group=group,
             rotate=get["rotate"],
+            value_block=_value_block(get["value_block"], shape.head_dim),
             levels=get["levels"],
             along=get["along"],
             fp16_sinks=get["fp16_sinks"],
@@ -83,6 +85,15 @@ def policy_of(
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
+
+
+def _value_block(block: Value, head_dim: int) -> int | None:
+    """None where a block holds all that a rotation mixes, so that equal policies look equal."""
+    if block == "head" or int(block) >= head_dim & -head_dim:
+        return None
+    if int(block).bit_count() > 1:
+        raise PolicyError(f"knob value_block: {block} is not a power of two")
+    return int(block)
 
 
 @lru_cache(maxsize=1024, typed=True)

@@ -57,6 +57,7 @@ KNOBS: dict[str, Knob] = {
     "tiers": Knob("16", tuple(TIERS), None, "bits of keys and values"),
     "group": Knob(64, ("head",), int, "channels per scale", 1),
     "rotate": Knob(False, (), bool, "Hadamard rotation before quantising"),
+    "value_block": Knob("head", ("head",), int, "most channels of a value that rotate together", 2),
     "levels": Knob("uniform", tuple(CODEBOOKS), None, "what codes stand for"),
     "bits": Knob("alike", ("alike", "layer", "head"), None, "by measured loss, at the same mean"),
     "along": Knob("channels", ("channels", "tokens"), None, "what keys share a scale along"),

@@ -7,6 +7,7 @@ from kvsearch.policy.layout import layout
 from kvsearch.policy.parts import Channels
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 
 def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> None:
@@ -31,6 +32,7 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
         group = p.quantizer.group or shape.head_dim
         tiers = [t for some in p.every_tiers for t in some]
         grouped = any(t.value_bits < 16 for t in tiers) or p.quantizer.along == "channels"
+        grouped &= CODEBOOKS[p.quantizer.levels].numbers > 0
         if grouped and shape.head_dim % group:
             raise PolicyError(
                 f"field quantizer.group: {group} does not divide the head size {shape.head_dim}"

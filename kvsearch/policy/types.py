@@ -32,8 +32,8 @@ from kvsearch.policy.parts import (
     Ladder,
     Quantizer,
     Tier,
-    add_up,
 )
+from kvsearch.policy.tiers import check_tiers
 from kvsearch.rules import RULES, Attention, Rule, read
 
 SCHEMA = "kvsearch.policy/2"
@@ -118,11 +118,8 @@ class Policy(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for where, tiers in [
-            ("tiers", self.tiers),
-            *(("head_tiers.others", t) for t in self.every_tiers[1:]),
-        ]:
-            add_up(tiers, where)
+        for i, tiers in enumerate(self.every_tiers):
+            check_tiers(tiers, self.quantizer, f"head_tiers.others.{i - 1}" if i else "tiers")
         if self.budgets.kind == "adakv":
             self._heads_can_share()
         if self.slots is None and self.ladder is not None:
@@ -251,13 +248,7 @@ class Policy(Frozen):
         else:
             (d["tiers"],) = d["tiers"]
         if self.quantizes:
-            q = self.quantizer.model_dump()
-            q["fp16_sinks"] = self.fp16_sinks > 0
-            if not self.fp16_recent:
-                del q["fp16_recent"]
-            if q["along"] == "channels":
-                del q["along"]
-            d["quantizer"] = q
+            d["quantizer"] = self.quantizer.canonical(self.fp16_sinks > 0, self.fp16_recent > 0)
         if (rule := self.active_rule) is not None:
             d[rule.identity] = rule.canonical()
         if self.ladder is not None:
