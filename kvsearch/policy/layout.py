@@ -252,6 +252,7 @@ def _held(costs: tuple[Cost, ...], slots: Slots, tiers: tuple[int, ...]) -> Held
     return [
         (cost, {n: many for (which, n), many in found.items() if which == i})
         for i, cost in enumerate(costs)
+        if i in tiers
     ]
 
 
