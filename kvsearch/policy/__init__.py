@@ -1,6 +1,7 @@
 """What a KV cache keeps, as one frozen value: the policy, its bytes and its schedule. No torch."""
 
 from kvsearch.policy.check import check
+from kvsearch.policy.head_losses import HeadLosses
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
 from kvsearch.policy.parts import Anchors, Budgets, Channels, HeadTiers, Ladder, Quantizer, Tier
@@ -11,6 +12,7 @@ __all__ = [
     "Anchors",
     "Budgets",
     "Channels",
+    "HeadLosses",
     "HeadTiers",
     "Ladder",
     "LayerLayout",

@@ -12,9 +12,9 @@ import numpy as np
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
-from kvsearch.knobs.heads import HeadLosses, head_tiers
+from kvsearch.knobs.heads import head_tiers
 from kvsearch.methods import at
-from kvsearch.policy import Budgets, HeadTiers, Policy, Tier, layout
+from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Policy, Tier, layout
 from kvsearch.policy.marginal import Split, choose
 
 HERE = Path(__file__).parent
@@ -113,12 +113,13 @@ def with_bits(
 ) -> Policy:
     """`policy` with bits per layer or head by their marginal loss, at the same mean."""
     told = HeadLosses(
-        sensitivity=tuple(map(tuple, rows(heads["window 0"]["losses"], setting).tolist())),
+        heads=setting.shape.kv_heads,
         sizes=SIZES,
-        slots=(),
+        slots=tuple(map(tuple, heads["priced slots"]["losses"])),
         bits=(8, 4, 3, 2),
         keys=tuple(map(tuple, heads["priced keys"]["losses"])),
         values=tuple(map(tuple, heads["priced values"]["losses"])),
+        starved=68,
     )
     return fitted(policy, setting, budgets, head_tiers=head_tiers(per, policy.tiers, told))
 
