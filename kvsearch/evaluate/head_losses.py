@@ -66,7 +66,11 @@ def measure(
     sizes = sorted({max(SINKS + 4, int(share * T)) for share in SIZES})
     starved = max(SINKS + 4, int(STARVED * T))
     found = price(
-        evaluator, window, sizes=sizes, quantizer=Quantizer(rotate=True), progress=progress
+        evaluator,
+        window,
+        sizes=sizes,
+        quantizer=Quantizer(group=None, rotate=True),
+        progress=progress,
     )
     curves = found.slots.reshape(-1, len(sizes))
     at = curves[:, sizes.index(starved)]

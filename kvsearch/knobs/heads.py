@@ -1,9 +1,9 @@
 """Budgets and bits that follow measurements of layers and KV heads: by power or marginal loss."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,11 +11,18 @@ from kvsearch.errors import PolicyError
 from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Tier
 from kvsearch.policy.marginal import Split, choose
 
-MEASURED = {  # value of the knob `budgets` -> what has to be measured
-    "sensitivity": "the model's layers",
-    "heads": "the model's KV heads",
-    "marginal": "the model's KV heads",
+Need = Literal["layers", "heads"]
+BUDGETS: dict[str, Need] = {  # value of the knob `budgets` -> what has to be measured
+    "sensitivity": "layers",
+    "heads": "heads",
+    "marginal": "heads",
 }
+
+
+def needs(values: Mapping[str, Iterable[object]]) -> frozenset[Need]:
+    """What has to be measured before policies with such values of their knobs can be built."""
+    found = {BUDGETS[str(v)] for v in values.get("budgets", ()) if v in BUDGETS}
+    return frozenset(found | {"heads" for v in values.get("bits", ()) if v != "alike"})
 
 
 def budgets(
@@ -38,8 +45,9 @@ def budgets(
         PolicyError: they follow a measurement that was not made.
     """
     kind = str(get["budgets"])
-    if kind in MEASURED and not (sensitivity if kind == "sensitivity" else heads):
-        raise PolicyError(f"budgets {kind!r} need {MEASURED[kind]} to be measured")
+    need = BUDGETS.get(kind)
+    if need is not None and not (sensitivity if need == "layers" else heads):
+        raise PolicyError(f"budgets {kind!r} need the model's {need} to be measured")
     if kind == "marginal":
         assert heads is not None
         return _marginal(heads, slots or 1, tokens)
