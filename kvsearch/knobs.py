@@ -5,6 +5,7 @@ point of the space. Slots are not a knob: a policy gets as many as its share of 
 for, once bits, scales, scores and headroom are counted.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any
 
 from kvsearch.errors import PolicyError, nearest
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.policy.cost import Cost
+from kvsearch.policy.cost import costs
 from kvsearch.policy.layout import least_slots, peak_of
 from kvsearch.rules import Rule, presets
 from kvsearch_kernels.codebooks import CODEBOOKS
@@ -189,21 +190,24 @@ def _largest(
     the sizes tried.
     """
     base = _policy(get, setting, 2, name)
-    cost = Cost(base, setting.shape)
+    priced = costs(base, base.channels.on(setting.shape))
     least = 1  # the recent window may grow with the slots, and the least slots with those
     while (need := least_slots(base, setting.shape, _recent_window(get, setting, least))) > least:
         least = need
     low, high = least - 1, 1 << (4 * setting.tokens - 1).bit_length()
-    layers, residual = setting.shape.layers, base.interval if base.compacts else 0
-    many = cost.bytes(MANY, residual, None)
-    slope = layers * (cost.bytes(2 * MANY, residual, None) - many) / MANY
-    guess = MANY + residual + (limit - layers * many) / slope
+    residual = base.interval if base.compacts else 0
+    many, twice = (
+        sum(count * cost.bytes(n, residual, None) for cost, count in Counter(priced).items())
+        for n in (MANY, 2 * MANY)
+    )
+    slope = (twice - many) / MANY
+    guess = MANY + residual + (limit - many) / slope
     turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
         recent_window = _recent_window(get, setting, mid)
         held = peak_of(
-            base, setting.shape, cost, mid, recent_window, setting.tokens, setting.prompt
+            base, setting.shape, priced, mid, recent_window, setting.tokens, setting.prompt
         )
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
         step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it

@@ -102,7 +102,7 @@ def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> No
     found = []
     for few in (0, 10**6):
         with mock.patch.object(cost, "FEW", few):
-            held = cost.Cost(policy, SHAPE), policy.slots, policy.recent_window
+            held = cost.costs(policy, SHAPE), policy.slots, policy.recent_window
             found.append(peak_of(policy, SHAPE, *held, tokens))
     assert found[0] == found[1] == layout(policy, SHAPE).bytes_peak(tokens)
 
@@ -113,7 +113,7 @@ def test_a_peak_is_that_of_the_slots_asked_about(trigger: str) -> None:
         {"slots": 40, "sinks": 4, "recent_window": 8, "interval": 4, "trigger": trigger}
     )
     other = policy.model_copy(update={"slots": 60, "recent_window": 2})
-    found = peak_of(other, SHAPE, cost.Cost(other, SHAPE), 40, 8, 160, 20)
+    found = peak_of(other, SHAPE, cost.costs(other, SHAPE), 40, 8, 160, 20)
     assert found == layout(policy, SHAPE).bytes_peak(160, 20)
     assert found < layout(other, SHAPE).bytes_peak(160, 20)
 

@@ -1,8 +1,8 @@
 """Whether a model of some shape can run a policy."""
 
 from kvsearch.errors import PolicyError
+from kvsearch.policy.channels import ALL, NONE
 from kvsearch.policy.layout import layout
-from kvsearch.policy.parts import Channels
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
 
@@ -18,26 +18,23 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
     p = policy
     if p.anchors is not None:
         raise PolicyError("field anchors: this version does not execute anchors yet")
-    if p.channels != Channels():
-        raise PolicyError("field channels: this version does not execute channel pruning yet")
     if prompt == 0 and p.compacts and p.trigger != "stream":
         raise PolicyError(
             f"field trigger: {p.trigger!r} compacts after a prompt, and none is given here; "
             "say how long it is, or use trigger 'stream'"
         )
+    left, rule = p.channels.on(shape), p.active_rule
     if p.quantizes:
-        group = p.quantizer.group or shape.head_dim
-        grouped = any(t.value_bits < 16 for t in p.tiers) or p.quantizer.along == "channels"
-        if grouped and shape.head_dim % group:
-            raise PolicyError(
-                f"field quantizer.group: {group} does not divide the head size {shape.head_dim}"
-            )
-        low = min(b for t in p.tiers for b in (t.key_bits, t.value_bits))
-        if shape.head_dim % 8 and low < 8:
-            raise PolicyError(
-                f"field tiers: head size {shape.head_dim} is no multiple of 8, so {low} bits "
-                "cannot be packed"
-            )
+        for keys, values in set(left.per_layer):
+            low = min(t.key_bits for t in p.tiers), min(t.value_bits for t in p.tiers)
+            whole = shape.head_dim
+            _check_format(p, low[0], keys, _named("key", "qk", keys, whole), p.quantizer.along)
+            _check_format(p, low[1], values, _named("value", "vo", values, whole))
+    if rule is not None and "queries" in rule.needs and not {ALL, NONE}.issuperset(p.channels.qk):
+        raise PolicyError(
+            f"field channels.qk: rule {rule.name!r} foretells attention from whole queries; keep "
+            "all pairs or use another rule"
+        )
     weights = p.budgets.weights
     if p.budgets.kind == "sensitivity" and len(weights) != shape.layers:
         raise PolicyError(
@@ -47,3 +44,22 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
     if p.ladder is not None and shape.layers < 2:
         raise PolicyError("field ladder: a ladder needs at least 2 layers")
     layout(p, shape)
+
+
+def _named(what: str, axis: str, width: int, whole: int) -> str:
+    if width == whole:
+        return f"head size {width}"
+    return f"{width} {what} channels that channels.{axis} leaves of a head"
+
+
+def _check_format(p: Policy, bits: int, width: int, named: str, along: str = "channels") -> None:
+    """Whether a vector of `width` channels can be stored in `bits`."""
+    if bits == 16 or not width:
+        return
+    group = p.quantizer.group or width
+    if along == "channels" and width % group:
+        raise PolicyError(f"field quantizer.group: {group} does not divide the {named}")
+    if width % 8 and bits < 8:
+        raise PolicyError(
+            f"field tiers: the {named} cannot be packed in {bits} bits, being no multiple of 8"
+        )

@@ -1,4 +1,4 @@
-"""What one layer's cache costs: tier counts and bytes as closed formulas, and their peak.
+"""What a layer's cache costs: tier counts and bytes as closed formulas, and their peak.
 
 A search prices thousands of policies, so everything that does not depend on the number of tokens
 is worked out once per policy.
@@ -23,32 +23,41 @@ FEW = 12  # pairs of a layer and a step, up to which a loop is faster than array
 class Cost:
     """Bytes of one layer of one policy on one model shape, as a function of what it holds.
 
+    Args:
+        policy: what runs.
+        shape: of the model.
+        widths: channels of one key and one value of the layer, if not those of a whole head; a
+            layer of (0, 0) holds nothing.
+
     Attributes:
         rising: a token more never makes a layer smaller (a tiny `group` may make 8 bits dearer
             than 16, and then a better tier is the cheaper one).
     """
 
-    def __init__(self, policy: Policy, shape: ModelShape) -> None:
-        H, D, q = shape.kv_heads, shape.head_dim, policy.quantizer
+    def __init__(
+        self, policy: Policy, shape: ModelShape, widths: tuple[int, int] | None = None
+    ) -> None:
+        H, q = shape.kv_heads, policy.quantizer
+        K, V = widths or (shape.head_dim, shape.head_dim)
         self._native = policy.fp16_sinks + policy.fp16_recent  # tokens in no tier
-        self._residual = 4 * D * H
+        self._residual = 2 * (K + V) * H
         self._tiers = [
             H
             * (
-                _vector_bytes(policy, D, t.key_bits, q.along)
-                + _vector_bytes(policy, D, t.value_bits)
+                _vector_bytes(policy, K, t.key_bits, q.along)
+                + _vector_bytes(policy, V, t.value_bits)
             )
             for t in policy.tiers
         ]
         self._group, self._group_bytes = 1, 0
         if q.along == "tokens" and q.group is not None and policy.tiers[0].key_bits < 16:
-            self._group, self._group_bytes = q.group, H * D * _numbers(policy) * 2
+            self._group, self._group_bytes = q.group, H * K * _numbers(policy) * 2
         self._shares = list(accumulate((t.share for t in policy.tiers[:-1]), initial=0.0))[1:]
         self._held = self._tag = self._layer = 0
-        if (rule := policy.active_rule) is not None:
+        if (rule := policy.active_rule) is not None and K:
             self._held = rule.voters(H) * rule.slot_bytes(policy.interval)
             self._tag = rule.voters(H) * TAG_BYTES if policy.tagged else 0
-            self._layer = rule.layer_bytes(shape.heads, H, D)
+            self._layer = rule.layer_bytes(shape.heads, H, K)
         self.rising = all(a >= b for a, b in pairwise(self._tiers))
 
     def tier_counts(self, n: int, target: int | None) -> tuple[int, ...]:
@@ -87,14 +96,25 @@ class Cost:
         return out
 
 
-def _vector_bytes(policy: Policy, head_dim: int, bits: int, along: str = "channels") -> int:
+def costs(policy: Policy, shape: ModelShape) -> tuple[Cost, ...]:
+    """The cost of every layer; layers of the same widths share one.
+
+    Args:
+        policy: what runs.
+        shape: of what its channels leave of the model.
+    """
+    made = {widths: Cost(policy, shape, widths) for widths in set(shape.per_layer)}
+    return tuple(made[widths] for widths in shape.per_layer)
+
+
+def _vector_bytes(policy: Policy, width: int, bits: int, along: str = "channels") -> int:
     """Bytes of one key or value of one head: codes, and what scales and zeros it has of its own."""
     if bits == 16:
-        return 2 * head_dim
-    codes = head_dim * bits // 8
-    if along == "tokens":
+        return 2 * width
+    codes = width * bits // 8
+    if along == "tokens" or not width:
         return codes
-    return codes + head_dim // (policy.quantizer.group or head_dim) * _numbers(policy) * 2
+    return codes + width // (policy.quantizer.group or width) * _numbers(policy) * 2
 
 
 def _numbers(policy: Policy) -> int:
@@ -102,9 +122,10 @@ def _numbers(policy: Policy) -> int:
     return CODEBOOKS[policy.quantizer.levels].numbers
 
 
-def stream_peak(
-    policy: Policy, cost: Cost, layers: Mapping[int | None, int], rung: Rungs | None, tokens: int
-) -> int | None:
+Layers = Mapping[tuple[Cost, int | None], int]  # cost and slots of a layer -> layers like it
+
+
+def stream_peak(policy: Policy, layers: Layers, rung: Rungs | None, tokens: int) -> int | None:
     """Most bytes of all layers at any step of a stream, or None where the closed form fails.
 
     A layer that is compacted every `c` tokens holds `k c` tokens after `k` compactions until it is
@@ -114,33 +135,38 @@ def stream_peak(
 
     Args:
         policy: what runs; its slots are not read.
-        cost: its bytes.
-        layers: slots of a layer -> number of layers with as many.
+        layers: the layers.
         rung: integers of its ladder.
         tokens: length of the stream, at least 1.
     """
-    if policy.trigger != "stream" or not cost.rising or tokens < 1:
+    if policy.trigger != "stream" or tokens < 1 or not all(cost.rising for cost, _ in layers):
         return None
     c = policy.interval if policy.compacts else tokens
     step = 1 if rung is None else rung.R
     whole, rest = divmod(tokens, c)
     last = [(k, c) for k in range(max(0, whole - step), whole)] + ([(whole, rest)] if rest else [])
-    if None in layers:
-        return max(layers[None] * cost.bytes(k * c, residual, None) for k, residual in last)
+    if any(slots is None for _, slots in layers):
+        return max(
+            sum(count * cost.bytes(k * c, residual, None) for (cost, _), count in layers.items())
+            for k, residual in last
+        )
     if len(last) * len(layers) <= FEW:
         return max(
             sum(
                 count * cost.bytes(_held(k * c, slots - c, step), residual, slots - c)
-                for slots, count in layers.items()
+                for (cost, slots), count in layers.items()
                 if slots is not None
             )
             for k, residual in last
         )
     k, residual = np.array(last, dtype=np.int64).T[:, :, None]
-    target = np.array(list(layers), dtype=np.int64) - c
-    compacted = k * c
-    compacted = np.where(compacted > target, target - (target - compacted) % step, compacted)
-    held = cost.grid(compacted, residual, target) @ np.array(list(layers.values()))
+    held = np.zeros(len(last), dtype=np.int64)
+    for cost in {cost for cost, _ in layers}:
+        mine = {slots: count for (other, slots), count in layers.items() if other is cost}
+        target = np.array(list(mine), dtype=np.int64) - c
+        compacted = k * c
+        compacted = np.where(compacted > target, target - (target - compacted) % step, compacted)
+        held += cost.grid(compacted, residual, target) @ np.array(list(mine.values()))
     return int(held.max())
 
 

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError
-from kvsearch.policy.cost import Cost, stream_peak
+from kvsearch.policy.cost import Cost, costs, stream_peak
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.parts import Budgets
 from kvsearch.policy.schedule import Clock, Evictions
@@ -27,7 +27,8 @@ class LayerLayout:
         slots: most tokens this layer ever holds, or None.
         rungs: integers of its ladder, or None.
         offset: first kept rung of its ladder.
-        cost: its bytes, common to all layers.
+        cost: its bytes.
+        key_dim, value_dim: channels of one key and one value; 0 of a layer without attention.
     """
 
     policy: Policy
@@ -36,6 +37,8 @@ class LayerLayout:
     rungs: Rungs | None
     offset: int
     cost: Cost
+    key_dim: int
+    value_dim: int
 
     @property
     def target(self) -> int | None:
@@ -91,16 +94,17 @@ class Layout:
     """The layouts of all layers, and the bytes they add up to.
 
     Attributes:
+        shape: of what the policy's channels leave of the model.
         slots: most tokens of each layer, or None.
         rungs: integers of the ladder, or None.
-        cost: bytes of a layer.
+        costs: bytes of each layer.
     """
 
     policy: Policy
     shape: ModelShape
     slots: tuple[int | None, ...]
     rungs: Rungs | None
-    cost: Cost
+    costs: tuple[Cost, ...]
 
     @cached_property
     def layers(self) -> tuple[LayerLayout, ...]:
@@ -108,17 +112,19 @@ class Layout:
         p, r = self.policy, self.rungs
         order = p.ladder.order if p.ladder is not None else "modular"
         return tuple(
-            LayerLayout(p, self.shape, n, r, offset(i, r, order) if r else 0, self.cost)
-            for i, n in enumerate(self.slots)
+            LayerLayout(p, self.shape, n, r, offset(i, r, order) if r else 0, cost, *widths)
+            for i, (n, cost, widths) in enumerate(
+                zip(self.slots, self.costs, self.shape.per_layer, strict=True)
+            )
         )
 
     @cached_property
     def _distinct(self) -> list[tuple[LayerLayout, int]]:
         """Layers with the same byte history, and how many there are of each."""
-        groups: dict[int | None, tuple[LayerLayout, int]] = {}
+        groups: dict[tuple[Cost, int | None], tuple[LayerLayout, int]] = {}
         for layer in self.layers:
-            first, count = groups.get(layer.slots, (layer, 0))
-            groups[layer.slots] = (first, count + 1)
+            first, count = groups.get((layer.cost, layer.slots), (layer, 0))
+            groups[layer.cost, layer.slots] = (first, count + 1)
         return list(groups.values())
 
     def horizon(self) -> int | None:
@@ -152,8 +158,8 @@ class Layout:
         return {}
 
     def _peak(self, tokens: int, start: int) -> int:
-        slots = Counter(self.slots)
-        if (peak := stream_peak(self.policy, self.cost, slots, self.rungs, tokens)) is not None:
+        layers = Counter(zip(self.costs, self.slots, strict=True))
+        if (peak := stream_peak(self.policy, layers, self.rungs, tokens)) is not None:
             return peak
         limit = self.horizon()
         if limit is not None and self.rungs is None and tokens >= limit + start:
@@ -275,7 +281,8 @@ def _per_layer(
 def _make(policy: Policy, shape: ModelShape) -> Layout:
     rung = _rung(policy, shape)
     slots = _per_layer(policy, shape, rung, policy.slots, policy.recent_window)
-    return Layout(policy, shape, slots, rung, Cost(policy, shape))
+    left = policy.channels.on(shape)
+    return Layout(policy, left, slots, rung, costs(policy, left))
 
 
 class _Key:
@@ -317,15 +324,15 @@ def least_slots(policy: Policy, shape: ModelShape, recent_window: int) -> int:
 
 
 def peak_of(
-    policy: Policy, shape: ModelShape, cost: Cost, slots: int | None, recent_window: int,
-    tokens: int, prompt: int = 0,
+    policy: Policy, shape: ModelShape, costs: tuple[Cost, ...], slots: int | None,
+    recent_window: int, tokens: int, prompt: int = 0,
 ) -> int:  # fmt: skip
     """Peak in bytes of `policy` with other slots and recent window, without building that policy.
 
     Args:
         policy: what runs.
         shape: of the model.
-        cost: its bytes, which do not depend on slots and recent window.
+        costs: bytes of each layer, which do not depend on slots and recent window.
         slots: instead of its own.
         recent_window: instead of its own.
         tokens: length of the stream.
@@ -335,8 +342,8 @@ def peak_of(
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
     rung = _rung(policy, shape)
-    layers = Counter(_per_layer(policy, shape, rung, slots, recent_window))
-    peak = stream_peak(policy, cost, layers, rung, tokens)
+    per_layer = _per_layer(policy, shape, rung, slots, recent_window)
+    peak = stream_peak(policy, Counter(zip(costs, per_layer, strict=True)), rung, tokens)
     if peak is not None:
         return peak
     there = policy.model_copy(update={"slots": slots, "recent_window": recent_window})
