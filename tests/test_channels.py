@@ -1,15 +1,22 @@
 """Channels: which are removed, what is stored without them, and that the logits say the same."""
 
+import copy
 from itertools import pairwise
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsearch.errors import PolicyError
+from kvsearch.cache import PolicyCache
+from kvsearch.errors import ModelError, PolicyError
+from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check, layout
 from kvsearch.policy.pruning import Importance, Orders, channels
 from kvsearch.policy.ratios import by_harm, evenly_spaced, least_harmful
+from tests.test_cache import EXTRA, IDS, PROMPT, T, tiny
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
 
@@ -126,3 +133,89 @@ def test_bytes_follow_the_channels_and_a_removed_layer_costs_none() -> None:
     again = Policy.parse(Policy(channels=kept).to_json())
     assert again.fingerprint(4) == Policy(channels=kept).fingerprint(4) != Policy().fingerprint(4)
     assert Policy(channels=Channels(qk=("all",) * 4)).fingerprint(4) == Policy().fingerprint(4)
+
+
+# -- the view ----------------------------------------------------------------------------------
+
+KEPT = Channels(  # heads of 16 channels: 8 pairs
+    qk=("1e d2", "none", "all", "3c f"), vo=("ff00 5555", "none", "f0f 3333", "all")
+)
+
+
+def fitting() -> dict[str, Policy]:
+    """Policies of every kind that can store 8 channels of a head, with channels removed."""
+    found = {}
+    for name, policy in EXTRA.items():
+        pruned = policy.model_copy(update={"channels": KEPT})
+        try:
+            check(pruned, SHAPE)
+        except PolicyError:
+            continue
+        found[name] = pruned
+    assert len(found) > 0.8 * len(EXTRA)
+    return found
+
+
+FITTING = fitting()
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return tiny()
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_one_pass_equals_token_by_token_and_bytes_are_exact(name: str, loaded) -> None:
+    policy = FITTING[name]
+    prompt = PROMPT if policy.trigger != "stream" else 1
+    slow, cache = stepwise(loaded, policy, IDS, prompt=prompt)
+    quality = Evaluator(loaded, batch=2).quality(policy, IDS, prompt=prompt)
+    assert np.abs(slow - quality.nll).max() < 1e-5
+    sizes = layout(policy, loaded.shape)
+    assert cache.bytes_resident == sizes.bytes_at(T, prompt) == quality.bytes_resident
+    assert cache.bytes_peak_resident >= sizes.bytes_peak(T, prompt)
+    assert cache.states[1].nbytes == 0 and cache.states[1].seen == T
+
+
+def without(model, channels: Channels):
+    """A whole model whose removed channels are zero in the weights."""
+    model = copy.deepcopy(model)
+    H, D = SHAPE.kv_heads, SHAPE.head_dim
+    for i, block in enumerate(model.model.layers):
+        a = block.self_attn
+        if channels.removed(i):
+            a.o_proj.weight.zero_()
+            continue
+        for h in range(H):
+            pairs, values = channels.pairs(i), channels.values(i)
+            keys = range(D) if pairs is None else [p + x for p in pairs[h] for x in (0, D // 2)]
+            gone = [c for c in range(D) if c not in keys]
+            lost = [c for c in range(D) if values is not None and c not in values[h]]
+            a.k_proj.weight[[h * D + c for c in gone]] = 0
+            a.v_proj.weight[[h * D + c for c in lost]] = 0
+    return model
+
+
+def test_the_view_is_the_model_with_zeros_at_the_old_softmax_scale(loaded) -> None:
+    ids = torch.from_numpy(IDS)
+    with torch.inference_mode():
+        theirs = without(loaded.model, KEPT)(ids).logits
+        for positions in ("original", "cache"):
+            policy = Policy(channels=KEPT, slots=T + 1, positions=positions)
+            cache = PolicyCache(policy, loaded.model, native=torch.float64)
+            mine = [
+                loaded.model(x, past_key_values=cache).logits for x in ids.split([60, 1, T - 61], 1)
+            ]
+            assert (torch.cat(mine, 1) - theirs).abs().max() < 1e-5
+        assert (theirs - loaded.model(ids).logits).abs().max() > 0.1
+
+
+def test_keys_that_do_not_turn_as_pairs_keep_all_channels() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    model = GPT2LMHeadModel(config).double().eval()
+    values = Channels(vo=("ff ff", "all"))
+    PolicyCache(Policy(channels=values), model)
+    with pytest.raises(ModelError, match=r"channels\.qk needs rotary embeddings"):
+        PolicyCache(Policy(channels=Channels(qk=("f f", "all"))), model)

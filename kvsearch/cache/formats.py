@@ -70,16 +70,14 @@ def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]
     """Key and value codec of each tier, then those of the 16-bit pool (new tokens and sinks)."""
     p = layer.policy
 
-    def codec(bits: int, along: Along) -> Codec:
-        return Codec(None if bits == 16 else _format(p, bits, layer.shape.head_dim, along), native)
+    def codec(bits: int, width: int, along: Along = "channels") -> Codec:
+        return Codec(None if bits == 16 else _format(p, bits, width, along), native)
 
-    along = p.quantizer.along
-    tiers = [(codec(t.key_bits, along), codec(t.value_bits, "channels")) for t in p.tiers]
-    return [*tiers, (codec(16, "channels"), codec(16, "channels"))]
+    K, V, along = layer.key_dim, layer.value_dim, p.quantizer.along
+    tiers = [(codec(t.key_bits, K, along), codec(t.value_bits, V)) for t in p.tiers]
+    return [*tiers, (codec(16, K), codec(16, V))]
 
 
-def _format(policy: Policy, bits: int, head_dim: int, along: Along) -> Format:
+def _format(policy: Policy, bits: int, width: int, along: Along) -> Format:
     q = policy.quantizer
-    return Format(
-        bits=bits, group=q.group or head_dim, levels=q.levels, rotate=q.rotate, along=along
-    )
+    return Format(bits=bits, group=q.group or width, levels=q.levels, rotate=q.rotate, along=along)

@@ -28,6 +28,7 @@ from transformers.cache_utils import (
 from transformers.utils import logging
 
 from kvsearch.cache.attention import MARK, NAME, attention, mask
+from kvsearch.cache.channels import View, views
 from kvsearch.cache.engine import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
@@ -42,9 +43,9 @@ class PolicyLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, state: LayerState) -> None:
+    def __init__(self, state: LayerState, view: View | None = None) -> None:
         super().__init__()
-        self.state = state
+        self.state, self.view = state, view
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare."""
@@ -63,6 +64,8 @@ class PolicyLayer(CacheLayerMixin):
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
         """Take in new tokens and attend from them."""
+        if self.view is not None:
+            return self.view.attend(self.state, q, k, v, scale=scale, softcap=softcap)
         return advance(self.state, q, k, v, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -93,7 +96,7 @@ class PolicyLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every batch row."""
-        if self.state.seen:
+        if self.state.store.n:
             rows = self.state.store.read()[0].shape[0]
             self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
 
@@ -143,15 +146,21 @@ class PolicyCache(Cache):
             rotaries = _rotaries(model, "positions 'cache'", "use positions 'original'")
         elif rule is not None and "queries" in rule.needs:
             rotaries = _rotaries(model, f"rule {rule.name!r}", "use another rule")
+        lost = views(policy, shape)
+        _check_pairs(model, lost, shape)
         if native is None:
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
         layers = layout(policy, shape).layers
         states = [
-            LayerState(layer, packed=packed, native=native, rotary=rotary, fast=fast)
-            for layer, rotary in zip(layers, rotaries, strict=True)
-        ]
-        super().__init__(layers=_layers(model, [PolicyLayer(state) for state in states]))
+            LayerState(
+                layer, packed=packed, native=native, fast=fast,
+                rotary=rotary if view is None else view.rotary(rotary),
+            )
+            for layer, rotary, view in zip(layers, rotaries, lost, strict=True)
+        ]  # fmt: skip
+        mine = [PolicyLayer(state, view) for state, view in zip(states, lost, strict=True)]
+        super().__init__(layers=_layers(model, mine))
         self.policy = policy
         self.shape = shape
         self._config = text_config(model.config)
@@ -305,6 +314,21 @@ def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
                 f"layer {i} of {type(model).__name__} does not hand {shape.kv_heads} keys and "
                 f"values of {shape.head_dim} channels, once, to transformers' attention interface; "
                 "no policy cache can serve it"
+            )
+
+
+def _check_pairs(model: PreTrainedModel, lost: Sequence[View | None], shape: ModelShape) -> None:
+    """Raise a `ModelError` where keys would lose channels that do not turn as pairs."""
+    if all(view is None or view.pairs is None for view in lost):
+        return
+    instead = "keep all channels of queries and keys"
+    found = _rotary_frequencies(model, "field channels.qk", instead)
+    for view, inv_freq in zip(lost, found, strict=True):
+        partial = inv_freq.any() and 2 * inv_freq.shape[0] != shape.head_dim
+        if view is not None and view.pairs is not None and partial:
+            raise ModelError(
+                f"field channels.qk needs heads that turn as a whole, and this model turns "
+                f"{2 * inv_freq.shape[0]} of {shape.head_dim} channels; {instead}"
             )
 
 

@@ -24,20 +24,23 @@ def work(policy: Policy, shape: ModelShape, context: int) -> tuple[float, ...]:
     Values are single numbers of a key or value, over all layers and KV heads, averaged over one
     interval; the fixed part is 1.
     """
-    vector = 2 * shape.kv_heads * shape.head_dim
     read = unpack = move = score = 0.0
     for layer in layout(policy, shape).layers:
         p, c = policy, policy.interval
+        if not layer.key_dim:
+            continue
+        vector = shape.kv_heads * (layer.key_dim + layer.value_dim)
         most = context if layer.target is None else min(context, layer.target)
         residual = (c - 1) / 2 + 1 if p.compacts else 0.0
         native = min(most, p.fp16_sinks + p.fp16_recent)
         read += (residual + native) * vector
         for tier, count in zip(p.tiers, layer.tier_counts(most), strict=True):
-            for bits in (tier.key_bits, tier.value_bits):
+            parts = ((tier.key_bits, layer.key_dim), (tier.value_bits, layer.value_dim))
+            for bits, width in parts:
                 if bits == 16:
-                    read += count * vector / 2
+                    read += count * shape.kv_heads * width
                 else:
-                    unpack += count * vector / 2
+                    unpack += count * shape.kv_heads * width
         if p.compacts:
             move += most * vector / c
         if p.scored:
