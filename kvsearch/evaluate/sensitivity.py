@@ -5,21 +5,16 @@ sensitivity is the KL divergence from the full cache's next-token distributions:
 the rise in NLL, without the luck of which token came next. Measured once per model and text.
 """
 
-import contextlib
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.errors import RunError
+from kvsearch.evaluate.kept import kept_or_made
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.files import write_atomic
-from kvsearch.models.disk_cache import cache_folder
 from kvsearch.models.shape import policy_layers
 from kvsearch.policy import Budgets, Policy
 from kvsearch.rules import Attention
@@ -131,17 +126,11 @@ def kept_or_measured(
         groups: groups of neighbouring layers, see `plan`.
     """
     loaded = evaluator.loaded
+
+    def make() -> tuple[float, ...]:
+        with step("layer sensitivity", groups * len(windows)) as shown:
+            return measure(evaluator, windows, groups=groups, progress=shown.advance)
+
     words = f"kl/{loaded.digest}/{loaded.dtype}/{groups}/{KEPT}/{INTERVAL}/{LEAST}/{windows.shape}"
-    key = sha256(words.encode() + np.ascontiguousarray(windows).tobytes()).hexdigest()[:16]
-    file = cache_folder() / "sensitivity" / f"{key}.json"
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if len(kept) == loaded.shape.layers:
-            return tuple(float(h) for h in kept)
-    except (OSError, ValueError, TypeError):
-        pass  # not measured yet
-    with step("layer sensitivity", groups * len(windows)) as shown:
-        found = measure(evaluator, windows, groups=groups, progress=shown.advance)
-    with contextlib.suppress(RunError):  # a cache that cannot be written only costs time
-        write_atomic(file, json.dumps(found) + "\n")
-    return found
+    found = kept_or_made("sensitivity", words, windows, loaded.shape.layers, make)
+    return tuple(float(h) for h in found)
