@@ -1,10 +1,14 @@
 """Random policies over the whole type, for tests that must hold for every policy."""
 
 import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from kvsearch.errors import PolicyError
 from kvsearch.policy import (
     Budgets,
+    HeadTiers,
     Ladder,
     ModelShape,
     Policy,
@@ -38,6 +42,20 @@ def rule(draw: random.Random, interval: int) -> Rule | None:
     )
 
 
+def tier(draw: random.Random, share: float) -> Tier:
+    """A tier of any bits."""
+    return Tier.model_validate(
+        dict(share=share, key_bits=draw.choice(BITS), value_bits=draw.choice(BITS))
+    )
+
+
+def per_layer(draw: random.Random, shape: ModelShape, one: Callable[[], Any]) -> tuple[Any, ...]:
+    """Something for every layer, or for every KV head of every layer."""
+    if draw.random() < 0.5:
+        return tuple(one() for _ in range(shape.layers))
+    return tuple(tuple(one() for _ in range(shape.kv_heads)) for _ in range(shape.layers))
+
+
 def policy(draw: random.Random, shape: ModelShape) -> Policy:
     """One policy that a model of `shape` can run; its prompt, if it waits for one, is given."""
     while True:
@@ -46,7 +64,9 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
         keys = sorted(draw.choices(BITS, k=len(shares)), reverse=True)
         values = sorted(draw.choices(BITS, k=len(shares)), reverse=True)
         budgets = draw.choice(["uniform", "pyramid", "sensitivity"])
-        weights = tuple(draw.uniform(0.5, 2) for _ in range(shape.layers))
+        weights = per_layer(draw, shape, partial(draw.uniform, 0.5, 2))
+        others = [tier(draw, 1.0) for _ in range(draw.choice([0, 0, 1, 2]))]
+        of = per_layer(draw, shape, partial(draw.randrange, len(others) + 1))
         slots = draw.choice([None, 28, 40, 60])
         try:
             made = Policy(
@@ -76,6 +96,7 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
                     Tier(share=s, key_bits=k, value_bits=v)
                     for s, k, v in zip(shares, keys, values, strict=True)
                 ),
+                head_tiers=HeadTiers(others=tuple((t,) for t in others), of=of) if others else None,
                 quantizer=Quantizer(
                     group=draw.choice([8, 16, None]),
                     rotate=draw.random() < 0.3,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvsearch.cache.dense import DenseStore
-from kvsearch.cache.engine import advance
+from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
@@ -41,32 +41,35 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 def run(
     policy: Policy, packed: bool, fast: bool, calls: Sequence[int], device: Device | None
-) -> tuple[torch.Tensor, LayerState]:
-    """Outputs of a stream of calls of so many tokens each, and the layer after it."""
+) -> torch.Tensor:
+    """Outputs of a stream of calls of so many tokens each."""
     draw, outs = torch.Generator().manual_seed(0), []
     put = tagged if device is not None else lambda x: x
     with torch.no_grad(), device or nullcontext():
         rotary = Rotary(put(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
-        layer = layout(policy, SHAPE).layers[1]
-        state = LayerState(layer, packed=packed, rotary=rotary, fast=fast)
+        states = [
+            LayerState(part, packed=packed, rotary=rotary, fast=fast)
+            for part in layout(policy, SHAPE).layers
+            if part.layer == 1
+        ]
         for m in calls:
             q, k, v = (
                 put(torch.randn(1, heads, m, SHAPE.head_dim, generator=draw))
                 for heads in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
             )
-            outs.append(here(advance(state, q, k, v, scale=0.2)))
-        if not packed:
-            assert state.pack().nbytes > 0
-        assert state.nbytes > 0
-    return torch.cat(outs, 2), state
+            outs.append(here(advance(states, q, k, v, scale=0.2)))
+        for state in states:
+            assert packed or state.pack().nbytes > 0
+            assert state.nbytes > 0
+    return torch.cat(outs, 2)
 
 
 def holds(policy: Policy, way: str, calls: Sequence[int], lane: Device) -> None:
     """On the device as on the CPU, without waiting."""
     packed, fast, _ = WAYS[way]
-    got, _ = run(policy, packed, fast, calls, lane)
+    got = run(policy, packed, fast, calls, lane)
     assert not lane.waits, (lane.waits, policy.to_json())
-    want, _ = run(policy, packed, fast, calls, None)
+    want = run(policy, packed, fast, calls, None)
     assert torch.allclose(got, want, rtol=1e-4, atol=1e-4), policy.to_json()
 
 

@@ -22,7 +22,7 @@ from kvsearch.policy import (
     offset,
     rungs,
 )
-from kvsearch.policy.layout import peak_of
+from kvsearch.policy.layout import costs_of, peak_of
 from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=6, kv_heads=2, head_dim=16, heads=4)
@@ -102,7 +102,7 @@ def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> No
     found = []
     for few in (0, 10**6):
         with mock.patch.object(cost, "FEW", few):
-            held = cost.costs(policy, SHAPE), policy.slots, policy.recent_window
+            held = costs_of(policy, SHAPE), policy.slots, policy.recent_window
             found.append(peak_of(policy, SHAPE, *held, tokens))
     assert found[0] == found[1] == layout(policy, SHAPE).bytes_peak(tokens)
 
@@ -113,7 +113,7 @@ def test_a_peak_is_that_of_the_slots_asked_about(trigger: str) -> None:
         {"slots": 40, "sinks": 4, "recent_window": 8, "interval": 4, "trigger": trigger}
     )
     other = policy.model_copy(update={"slots": 60, "recent_window": 2})
-    found = peak_of(other, SHAPE, cost.costs(other, SHAPE), 40, 8, 160, 20)
+    found = peak_of(other, SHAPE, costs_of(other, SHAPE), 40, 8, 160, 20)
     assert found == layout(policy, SHAPE).bytes_peak(160, 20)
     assert found < layout(other, SHAPE).bytes_peak(160, 20)
 
@@ -190,7 +190,7 @@ def test_a_wrong_file_names_the_field(text: str, part: str, tmp_path: Path) -> N
 
 def test_another_shape_is_refused() -> None:
     policy = Policy(slots=50, budgets=Budgets(kind="sensitivity", weights=(1.0, 2.0)))
-    with pytest.raises(PolicyError, match="2 weights for a model with 6 layers"):
+    with pytest.raises(PolicyError, match="2 layers for a model with 6"):
         check(policy, SHAPE)
     with pytest.raises(PolicyError, match="does not divide the head size 16"):
         check(Policy(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=64)), SHAPE)

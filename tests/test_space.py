@@ -80,7 +80,7 @@ def test_a_policy_is_sized_in_a_few_guesses(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(what[3])
         return peak_of(*what)
 
-    monkeypatch.setattr("kvsearch.knobs.peak_of", counted)
+    monkeypatch.setattr("kvsearch.knobs.sizing.peak_of", counted)
     points = [default.suggest(Dice(seed)) for seed in range(100)]
     for point in points:
         with contextlib.suppress(PolicyError):

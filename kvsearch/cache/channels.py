@@ -5,10 +5,12 @@ losing it afterwards is losing it from the weights. What values lose is zero in 
 the projection then multiplies by the rows of weights that surgery would take out.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from kvsearch.cache.engine import advance
+from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy
@@ -36,26 +38,28 @@ class View:
         if (values := channels.values(layer)) is not None:
             self.values = torch.tensor(values)
 
-    def rotary(self, whole: Rotary | None) -> Rotary | None:
-        """The rotation of what is left of a key, which may differ between heads."""
+    def rotary(self, whole: Rotary | None, heads: range) -> Rotary | None:
+        """The rotation of what is left of the keys of `heads`, which may differ between them."""
         if whole is None or self.pairs is None or not bool(whole.inv_freq.any()):
             return whole
-        return Rotary(whole.inv_freq[self.pairs.to(whole.inv_freq.device)])
+        mine = self.pairs[heads.start : heads.stop]
+        return Rotary(whole.inv_freq[mine.to(whole.inv_freq.device)])
 
     def attend(
-        self, state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
+        self, states: Sequence[LayerState], q: Tensor, k: Tensor, v: Tensor, *, scale: float,
         softcap: float | None,
     ) -> Tensor:  # fmt: skip
         """`advance` on what is left of the model's own `[B, Hq or H, M, D]`; returns `[.., D]`."""
         if self.removed:
-            state.seen += q.shape[2]
+            for state in states:
+                state.seen += q.shape[2]
             return v.new_zeros(*q.shape[:3], v.shape[3])
         whole = v.shape[3]
         if self.keys is not None:
             q, k = q.gather(-1, _each(self.keys, q)), k.gather(-1, _each(self.keys, k))
         if self.values is not None:
             v = v.gather(-1, _each(self.values, v))
-        out = advance(state, q, k, v, scale=scale, softcap=softcap)
+        out = advance(states, q, k, v, scale=scale, softcap=softcap)
         if self.values is None:
             return out
         return out.new_zeros(*out.shape[:3], whole).scatter_(-1, _each(self.values, out), out)

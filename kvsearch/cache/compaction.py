@@ -13,14 +13,34 @@ from kvsearch.rules.pick import pick
 
 
 def compact(
-    layer: LayerLayout, store: Store, scorer: Scorer | None, slots: Slots, cursor: int
+    layer: LayerLayout,
+    store: Store,
+    scorer: Scorer | None,
+    slots: Slots,
+    cursor: int,
+    scores: Tensor | None = None,
+    target: int | None = None,
 ) -> int:
-    """Compact one layer, whose `slots` the scorer may look at; returns the new cursor."""
-    old, scores = store.slot_pools(), None
+    """Compact one layer.
+
+    Args:
+        layer: integers of the layer.
+        store: what it holds.
+        scorer: what its rule knows, if it has one.
+        slots: what the scorer may look at.
+        cursor: first slot that the ladder's present pass has not thinned.
+        scores: ranks of the slots, if they are known already.
+        target: slots to leave, instead of the layout's.
+
+    Returns:
+        The new cursor.
+    """
+    old = store.slot_pools()
     decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
-    if scorer is not None and decides:
+    if scorer is not None and decides and scores is None:
         scores = scorer.ranks(slots)
-    keep, cursor = survivors(layer, store.n, cursor, scores, store.device)
+    target = layer.target if target is None else target
+    keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
     if keep is not None:
         old = pick(old, keep)
         scores = None if scores is None else pick(scores, keep)
@@ -33,7 +53,12 @@ def compact(
 
 
 def survivors(
-    layer: LayerLayout, n: int, cursor: int, scores: Tensor | None, device: torch.device
+    layer: LayerLayout,
+    n: int,
+    cursor: int,
+    scores: Tensor | None,
+    device: torch.device,
+    target: int | None,
 ) -> tuple[Tensor | None, int]:
     """Slots that survive a compaction.
 
@@ -43,11 +68,11 @@ def survivors(
         cursor: first slot that the ladder's present pass has not thinned.
         scores: `[B, V, N]`, higher is better, or None to go by age.
         device: where the index is needed.
+        target: slots to leave; None keeps all.
 
     Returns:
         Rising slot indices, `[N']` or `[B, V, N']`, or None when all stay; and the new cursor.
     """
-    target = layer.target
     if target is None or n <= target:
         return None, cursor
     if scores is None:

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from kvsearch.cache.attention import MARK, NAME, attention, mask
 from kvsearch.cache.channels import View, views
-from kvsearch.cache.engine import advance
+from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError, PolicyError
@@ -38,14 +38,24 @@ from kvsearch.policy import ModelShape, Policy, check, layout
 
 
 class PolicyLayer(CacheLayerMixin):
-    """One layer's slots under a policy. `keys` and `values` stay empty: the state holds them."""
+    """One layer's slots under a policy. `keys` and `values` stay empty: the states hold them.
+
+    Attributes:
+        states: of its KV heads; those that are alike share one.
+        view: what it loses of the model's channels, or None.
+    """
 
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, state: LayerState, view: View | None = None) -> None:
+    def __init__(self, states: Sequence[LayerState], view: View | None = None) -> None:
         super().__init__()
-        self.state, self.view = state, view
+        self.states, self.view = states, view
+
+    @property
+    def state(self) -> LayerState:
+        """The first one: all have seen the same tokens."""
+        return self.states[0]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare."""
@@ -65,8 +75,8 @@ class PolicyLayer(CacheLayerMixin):
     ) -> Tensor:
         """Take in new tokens and attend from them."""
         if self.view is not None:
-            return self.view.attend(self.state, q, k, v, scale=scale, softcap=softcap)
-        return advance(self.state, q, k, v, scale=scale, softcap=softcap)
+            return self.view.attend(self.states, q, k, v, scale=scale, softcap=softcap)
+        return advance(self.states, q, k, v, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Lengths for a mask, as if nothing had been evicted."""
@@ -82,13 +92,15 @@ class PolicyLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.state.reset()
+        for state in self.states:
+            state.reset()
         self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
-        if self.state.seen:
-            self.state.reorder(beam_idx.to(self.state.store.device))
+        for state in self.states:
+            if state.seen:
+                state.reorder(beam_idx.to(state.store.device))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select batch rows; transformers has two names for it."""
@@ -151,15 +163,15 @@ class PolicyCache(Cache):
         if native is None:
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
-        layers = layout(policy, shape).layers
-        states = [
-            LayerState(
-                layer, packed=packed, native=native, fast=fast,
-                rotary=rotary if view is None else view.rotary(rotary),
+        states: list[list[LayerState]] = [[] for _ in rotaries]
+        for part in layout(policy, shape).layers:
+            rotary, view = rotaries[part.layer], lost[part.layer]
+            if view is not None:
+                rotary = view.rotary(rotary, part.heads)
+            states[part.layer].append(
+                LayerState(part, packed=packed, native=native, rotary=rotary, fast=fast)
             )
-            for layer, rotary, view in zip(layers, rotaries, lost, strict=True)
-        ]  # fmt: skip
-        mine = [PolicyLayer(state, view) for state, view in zip(states, lost, strict=True)]
+        mine = [PolicyLayer(layer, view) for layer, view in zip(states, lost, strict=True)]
         super().__init__(layers=_layers(model, mine))
         self.policy = policy
         self.shape = shape
@@ -188,8 +200,9 @@ class PolicyCache(Cache):
 
     @property
     def states(self) -> list[LayerState]:
-        """States of the layers that follow the policy, shallow to deep."""
-        return [layer.state for layer in self.layers if isinstance(layer, PolicyLayer)]
+        """States of the layers that follow the policy, shallow to deep, as in `Layout.layers`."""
+        layers = (layer for layer in self.layers if isinstance(layer, PolicyLayer))
+        return [state for layer in layers for state in layer.states]
 
     @property
     def bytes_resident(self) -> int:
@@ -252,17 +265,30 @@ class _Blank:
     seen = 0
 
 
-class _Recorder(PolicyLayer):
-    """A layer that notes what one attention call hands over."""
+class Watching(PolicyLayer):
+    """A layer that holds nothing and only sees what attention calls hand over."""
 
     def __init__(self) -> None:
-        super().__init__(cast(LayerState, _Blank()))
+        super().__init__([cast(LayerState, _Blank())])
+
+
+class _Recorder(Watching):
+    """Notes the tensors of every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         """One token that attends to itself gets its own value, whatever the scale or the cap."""
         self.calls.append((q, k, v))
         return v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+
+def watched(model: PreTrainedModel, layers: Sequence[PolicyLayer]) -> Cache:
+    """A cache for one call of `model`, whose layers with full attention are `layers`."""
+    install(model)
+    return Cache(layers=_layers(model, layers))
 
 
 def _layers(model: PreTrainedModel, mine: Sequence[PolicyLayer]) -> list[CacheLayerMixin]:

@@ -22,7 +22,7 @@ BLOCK = 128  # queries that share one gather of the keys alive around them
 
 def applies(policy: Policy) -> bool:
     """Whether a text can be replayed in one pass."""
-    return not policy.scored and len(policy.tiers) == 1
+    return not policy.scored and not policy.ranks_tiers
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,12 @@
-"""How much each layer suffers from eviction: the measurement behind `budgets: sensitivity`.
+"""How much each layer, or KV head, suffers from eviction: what budgets by sensitivity follow.
 
-A few neighbouring layers at a time keep only a small cache while all others keep everything. Their
-sensitivity is the KL divergence from the full cache's next-token distributions: it says as much as
-the rise in NLL, without the luck of which token came next. Measured once per model and text.
+A few neighbouring layers, or one head, keep only a small cache while all others keep everything.
+Their sensitivity is the KL divergence from the full cache's next-token distributions: it says as
+much as the rise in NLL, without the luck of which token came next. Measured once per model and
+text.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from kvsearch.evaluate.kept import kept_or_made
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.shape import policy_layers
-from kvsearch.policy import Budgets, Policy
+from kvsearch.policy import Budgets, ModelShape, Policy
 from kvsearch.rules import Attention
 
 LONG, SHORT = 2048, 512  # tokens of a window: where the search can pay for them, and at least
@@ -74,7 +75,7 @@ def measure(
     groups: int = GROUPS,
     progress: Callable[[], None] | None = None,
 ) -> tuple[float, ...]:
-    """Harm per layer, mean 1, each at least about `LEAST`.
+    """Sensitivity per layer, mean 1, each at least about `LEAST`.
 
     Args:
         evaluator: of the model.
@@ -82,32 +83,79 @@ def measure(
         groups: groups of neighbouring layers that are starved together.
         progress: called after every group of every window.
     """
+    L = evaluator.loaded.shape.layers
+    groups_of = np.array_split(np.arange(L), min(groups, L))
+    parts = [Part(tuple(int(i) for i in members)) for members in groups_of]
+    lost = divergences(evaluator, windows, parts, progress)
+    found = [x / len(part.layers) for part, x in zip(parts, lost, strict=True) for _ in part.layers]
+    return tuple(_scaled(np.array(found)))
+
+
+def measure_heads(
+    evaluator: Evaluator,
+    windows: NDArray[np.int64],
+    *,
+    progress: Callable[[], None] | None = None,
+) -> tuple[tuple[float, ...], ...]:
+    """Sensitivity per KV head of every layer, mean 1, each at least about `LEAST`.
+
+    Arguments are as in `measure`; `progress` is called after every head of every window.
+    """
+    shape = evaluator.loaded.shape
+    parts = [Part((i,), h) for i in range(shape.layers) for h in range(shape.kv_heads)]
+    found = _scaled(np.array(divergences(evaluator, windows, parts, progress)))
+    rows = np.array(found).reshape(shape.layers, shape.kv_heads)
+    return tuple(tuple(float(x) for x in row) for row in rows)
+
+
+def _scaled(lost: NDArray[np.float64]) -> list[float]:
+    lost = np.maximum(lost, LEAST * max(lost.mean(), 1e-9))
+    return [float(f"{x:.4g}") for x in lost / lost.mean()]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is starved together: all heads of neighbouring `layers`, or one `head` of one layer."""
+
+    layers: tuple[int, ...]
+    head: int | None = None
+
+
+def divergences(
+    evaluator: Evaluator,
+    windows: NDArray[np.int64],
+    parts: Sequence[Part],
+    progress: Callable[[], None] | None = None,
+) -> list[float]:
+    """Mean KL divergence from the full cache, nats per token, with one part after another starved.
+
+    A pass starts at the starved layer: those before it repeat what they returned.
+    """
     blocks = policy_layers(evaluator.loaded.model.config)
-    L, T = len(blocks), windows.shape[1]
-    slots, sensitivity = max(2 * INTERVAL, int(KEPT * T)), np.zeros(L)
+    shape, T = evaluator.loaded.shape, windows.shape[1]
+    slots, found = max(2 * INTERVAL, int(KEPT * T)), [0.0] * len(parts)
     for window in windows:
         divergence = evaluator.divergence(window[None])
-        for members in np.array_split(np.arange(L), min(groups, L)):
-            policy = starving(members, L, slots, T)
-            lost = divergence.of(policy, same=blocks[members[0]])
-            sensitivity[members] += float(lost[:, slots:].mean()) / len(members)
+        for i, part in enumerate(parts):
+            policy = starving(part, shape, slots, T)
+            lost = divergence.of(policy, same=blocks[part.layers[0]])
+            found[i] += float(lost[:, slots:].mean()) / len(windows)
             if progress is not None:
                 progress()
-    sensitivity = np.maximum(sensitivity, LEAST * max(sensitivity.mean(), 1e-9))
-    sensitivity /= sensitivity.mean()
-    return tuple(float(f"{h:.4g}") for h in sensitivity)
+    return found
 
 
-def starving(members: NDArray[np.intp], layers: int, slots: int, tokens: int) -> Policy:
-    """Keeps `slots` in the layers `members` and all `tokens` in the others."""
-    weights = np.full(layers, float(tokens + INTERVAL))
-    weights[members] = slots
+def starving(part: Part, shape: ModelShape, slots: int, tokens: int) -> Policy:
+    """Keeps `slots` in the heads of `part` and all `tokens` in the others."""
+    weights = np.full((shape.layers, shape.kv_heads), float(tokens + INTERVAL))
+    weights[list(part.layers), part.head if part.head is not None else slice(None)] = slots
+    rows: Any = weights[:, 0].tolist() if part.head is None else map(tuple, weights.tolist())
     return Policy(
         slots=round(weights.mean()),
         interval=INTERVAL,
         recent_window=slots // 2,
         rule=Attention(),
-        budgets=Budgets(kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())),
+        budgets=Budgets(kind="sensitivity", exponent=1.0, weights=tuple(rows)),
     )
 
 

@@ -26,25 +26,26 @@ def work(policy: Policy, shape: ModelShape, context: int) -> tuple[float, ...]:
     """
     read = unpack = move = score = 0.0
     for layer in layout(policy, shape).layers:
-        p, c = policy, policy.interval
+        p, c = layer.policy, policy.interval
         if not layer.key_dim:
             continue
-        vector = shape.kv_heads * (layer.key_dim + layer.value_dim)
+        heads = layer.shape.kv_heads
+        vector = heads * (layer.key_dim + layer.value_dim)
         most = context if layer.target is None else min(context, layer.target)
-        residual = (c - 1) / 2 + 1 if p.compacts else 0.0
+        residual = (c - 1) / 2 + 1 if policy.compacts else 0.0
         native = min(most, p.fp16_sinks + p.fp16_recent)
         read += (residual + native) * vector
         for tier, count in zip(p.tiers, layer.tier_counts(most), strict=True):
             parts = ((tier.key_bits, layer.key_dim), (tier.value_bits, layer.value_dim))
             for bits, width in parts:
                 if bits == 16:
-                    read += count * shape.kv_heads * width
+                    read += count * heads * width
                 else:
-                    unpack += count * shape.kv_heads * width
-        if p.compacts:
+                    unpack += count * heads * width
+        if policy.compacts:
             move += most * vector / c
         if p.scored:
-            score += (most + residual) * shape.heads
+            score += (most + residual) * layer.shape.heads
     return (1.0, read, unpack, move, score)
 
 

@@ -4,7 +4,7 @@ from kvsearch.policy.channels import Channels
 from kvsearch.policy.check import check
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
-from kvsearch.policy.parts import Anchors, Budgets, Ladder, Quantizer, Tier
+from kvsearch.policy.parts import Anchors, Budgets, HeadTiers, Ladder, Quantizer, Tier
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
 
@@ -12,6 +12,7 @@ __all__ = [
     "Anchors",
     "Budgets",
     "Channels",
+    "HeadTiers",
     "Ladder",
     "LayerLayout",
     "Layout",

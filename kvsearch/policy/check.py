@@ -1,5 +1,7 @@
 """Whether a model of some shape can run a policy."""
 
+from collections.abc import Sequence
+
 from kvsearch.errors import PolicyError
 from kvsearch.policy.channels import ALL, NONE
 from kvsearch.policy.layout import layout
@@ -25,8 +27,9 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
         )
     left, rule = p.channels.on(shape), p.active_rule
     if p.quantizes:
-        for keys, values in set(left.per_layer):
-            low = min(t.key_bits for t in p.tiers), min(t.value_bits for t in p.tiers)
+        tiers = [t for some in p.every_tiers for t in some]
+        low = min(t.key_bits for t in tiers), min(t.value_bits for t in tiers)
+        for keys, values in left.kinds:
             whole = shape.head_dim
             _check_format(p, low[0], keys, _named("key", "qk", keys, whole), p.quantizer.along)
             _check_format(p, low[1], values, _named("value", "vo", values, whole))
@@ -35,15 +38,33 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
             f"field channels.qk: rule {rule.name!r} foretells attention from whole queries; keep "
             "all pairs or use another rule"
         )
-    weights = p.budgets.weights
-    if p.budgets.kind == "sensitivity" and len(weights) != shape.layers:
+    if p.budgets.kind == "sensitivity":
+        _fits("budgets.weights", p.budgets.weights, shape)
+    if p.head_tiers is not None:
+        _fits("head_tiers.of", p.head_tiers.of, shape)
+    if p.per_head and rule is not None and rule.share == "layer":
         raise PolicyError(
-            f"field budgets.weights: {len(weights)} weights for a model with "
-            f"{shape.layers} layers; the policy was made for another shape"
+            "field rule.share: heads that choose their slots together ('layer') cannot differ in "
+            "slots or tiers; use 'head'"
         )
     if p.ladder is not None and shape.layers < 2:
         raise PolicyError("field ladder: a ladder needs at least 2 layers")
     layout(p, shape)
+
+
+def _fits(where: str, rows: Sequence[object], shape: ModelShape) -> None:
+    """Refuse a list that has not one entry a layer, or per layer one a KV head."""
+    if len(rows) != shape.layers:
+        raise PolicyError(
+            f"field {where}: {len(rows)} layers for a model with {shape.layers}; the policy was "
+            "made for another shape"
+        )
+    for i, row in enumerate(rows):
+        if isinstance(row, tuple) and len(row) != shape.kv_heads:
+            raise PolicyError(
+                f"field {where}: {len(row)} heads in layer {i} of a model with {shape.kv_heads} KV "
+                "heads; the policy was made for another shape"
+            )
 
 
 def _named(what: str, axis: str, width: int, whole: int) -> str:

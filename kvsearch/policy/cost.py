@@ -1,10 +1,10 @@
-"""What a layer's cache costs: tier counts and bytes as closed formulas, and their peak.
+"""What one layer's cache costs: tier counts and bytes as closed formulas, and their peak.
 
 A search prices thousands of policies, so everything that does not depend on the number of tokens
 is worked out once per policy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from kvsearch_kernels.codebooks import CODEBOOKS
 
 TAG_BYTES = 1  # uint8 tier index
 
+ENDLESS = 1 << 40  # slots of a layer that never evicts
 FEW = 12  # pairs of a layer and a step, up to which a loop is faster than arrays
 
 
@@ -96,17 +97,6 @@ class Cost:
         return out
 
 
-def costs(policy: Policy, shape: ModelShape) -> tuple[Cost, ...]:
-    """The cost of every layer; layers of the same widths share one.
-
-    Args:
-        policy: what runs.
-        shape: of what its channels leave of the model.
-    """
-    made = {widths: Cost(policy, shape, widths) for widths in set(shape.per_layer)}
-    return tuple(made[widths] for widths in shape.per_layer)
-
-
 def _vector_bytes(policy: Policy, width: int, bits: int, along: str = "channels") -> int:
     """Bytes of one key or value of one head: codes, and what scales and zeros it has of its own."""
     if bits == 16:
@@ -122,10 +112,10 @@ def _numbers(policy: Policy) -> int:
     return CODEBOOKS[policy.quantizer.levels].numbers
 
 
-Layers = Mapping[tuple[Cost, int | None], int]  # cost and slots of a layer -> layers like it
+Held = Sequence[tuple[Cost, Mapping[int | None, int]]]  # layers alike in tiers: slots -> how many
 
 
-def stream_peak(policy: Policy, layers: Layers, rung: Rungs | None, tokens: int) -> int | None:
+def stream_peak(policy: Policy, held: Held, rung: Rungs | None, tokens: int) -> int | None:
     """Most bytes of all layers at any step of a stream, or None where the closed form fails.
 
     A layer that is compacted every `c` tokens holds `k c` tokens after `k` compactions until it is
@@ -135,41 +125,40 @@ def stream_peak(policy: Policy, layers: Layers, rung: Rungs | None, tokens: int)
 
     Args:
         policy: what runs; its slots are not read.
-        layers: the layers.
+        held: costs, and with each the slots of the layers that it counts.
         rung: integers of its ladder.
         tokens: length of the stream, at least 1.
     """
-    if policy.trigger != "stream" or tokens < 1 or not all(cost.rising for cost, _ in layers):
+    if policy.trigger != "stream" or not all(cost.rising for cost, _ in held) or tokens < 1:
         return None
     c = policy.interval if policy.compacts else tokens
     step = 1 if rung is None else rung.R
     whole, rest = divmod(tokens, c)
     last = [(k, c) for k in range(max(0, whole - step), whole)] + ([(whole, rest)] if rest else [])
-    if any(slots is None for _, slots in layers):
-        return max(
-            sum(count * cost.bytes(k * c, residual, None) for (cost, _), count in layers.items())
-            for k, residual in last
-        )
-    if len(last) * len(layers) <= FEW:
+    if len(last) * sum(len(layers) for _, layers in held) <= FEW:
         return max(
             sum(
-                count * cost.bytes(_held(k * c, slots - c, step), residual, slots - c)
-                for (cost, slots), count in layers.items()
-                if slots is not None
+                count * cost.bytes(_held(k * c, slots, c, step), residual, _target(slots, c))
+                for cost, layers in held
+                for slots, count in layers.items()
             )
             for k, residual in last
         )
     k, residual = np.array(last, dtype=np.int64).T[:, :, None]
-    held = np.zeros(len(last), dtype=np.int64)
-    for cost in {cost for cost, _ in layers}:
-        mine = {slots: count for (other, slots), count in layers.items() if other is cost}
-        target = np.array(list(mine), dtype=np.int64) - c
-        compacted = k * c
+    total = np.zeros(len(last), dtype=np.int64)
+    for cost, layers in held:
+        compacted, target = k * c, np.array([(n or ENDLESS) - c for n in layers], dtype=np.int64)
         compacted = np.where(compacted > target, target - (target - compacted) % step, compacted)
-        held += cost.grid(compacted, residual, target) @ np.array(list(mine.values()))
-    return int(held.max())
+        full = compacted if None in layers else target
+        total += cost.grid(compacted, residual, full) @ np.array(list(layers.values()))
+    return int(total.max())
 
 
-def _held(seen: int, target: int, step: int) -> int:
+def _target(slots: int | None, c: int) -> int | None:
+    return None if slots is None else slots - c
+
+
+def _held(seen: int, slots: int | None, c: int, step: int) -> int:
     """Tokens left after a compaction at `seen`, with a ladder that frees `step` at a time."""
+    target = ENDLESS if slots is None else slots - c
     return seen if seen <= target else target - (target - seen) % step

@@ -6,14 +6,15 @@ read the same numbers.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any
 
 from kvsearch.errors import PolicyError
-from kvsearch.policy.cost import Cost, costs, stream_peak
-from kvsearch.policy.ladder import Rungs, offset, rungs
-from kvsearch.policy.parts import Budgets
+from kvsearch.policy.budgets import Slots, ladder_of, share_out, spared, units
+from kvsearch.policy.cost import Cost, Held, stream_peak
+from kvsearch.policy.ladder import Rungs, offset
 from kvsearch.policy.schedule import Clock, Evictions
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
@@ -21,24 +22,32 @@ from kvsearch.policy.types import Policy
 
 @dataclass(frozen=True, eq=False)
 class LayerLayout:
-    """The integers of one layer.
+    """The integers of one layer, or of those of its KV heads that are alike.
 
     Attributes:
-        slots: most tokens this layer ever holds, or None.
+        policy: what these heads do.
+        shape: of the model, with as many heads as there are of these.
+        slots: most tokens that each of these heads ever holds, or None.
+        interval: tokens between compactions; None never compacts.
         rungs: integers of its ladder, or None.
         offset: first kept rung of its ladder.
         cost: its bytes.
         key_dim, value_dim: channels of one key and one value; 0 of a layer without attention.
+        layer: its number, shallow to deep.
+        heads: which KV heads of the layer these are, neighbours.
     """
 
     policy: Policy
     shape: ModelShape
     slots: int | None
+    interval: int | None
     rungs: Rungs | None
     offset: int
     cost: Cost
     key_dim: int
     value_dim: int
+    layer: int
+    heads: range
 
     @property
     def target(self) -> int | None:
@@ -48,15 +57,14 @@ class LayerLayout:
     @cached_property
     def clock(self) -> Clock:
         """When the layer is compacted."""
-        p = self.policy
-        return Clock(p.interval if p.compacts else None, p.trigger)
+        return Clock(self.interval, self.policy.trigger)
 
     @cached_property
     def evictions(self) -> Evictions:
         """What a compaction drops; a ladder spares so many new slots that a whole one fits."""
         p = self.policy
-        spared = _spared(p.recent_window, self.rungs)
-        return Evictions(self.target, p.sinks, spared, self.rungs, self.offset)
+        kept = spared(p.recent_window, self.rungs)
+        return Evictions(self.target, p.sinks, kept, self.rungs, self.offset)
 
     def tier_counts(self, n: int) -> tuple[int, ...]:
         """Tokens of each tier after a compaction left `n`; sinks in 16 bits come off first.
@@ -95,36 +103,84 @@ class Layout:
 
     Attributes:
         shape: of what the policy's channels leave of the model.
-        slots: most tokens of each layer, or None.
+        units: the shape whose layers have slots and tiers of their own: layers, or KV heads.
+        slots: most tokens of each unit, or None.
+        tiers: which of `Policy.every_tiers` each unit uses.
+        kinds: which of `costs` counts each unit.
         rungs: integers of the ladder, or None.
-        costs: bytes of each layer.
+        costs: bytes of a unit, see `costs_of`.
     """
 
     policy: Policy
     shape: ModelShape
-    slots: tuple[int | None, ...]
+    units: ModelShape
+    slots: Slots
+    tiers: tuple[int, ...]
+    kinds: tuple[int, ...]
     rungs: Rungs | None
     costs: tuple[Cost, ...]
 
     @cached_property
     def layers(self) -> tuple[LayerLayout, ...]:
-        """One by one; a search that only asks for bytes never needs them."""
-        p, r = self.policy, self.rungs
-        order = p.ladder.order if p.ladder is not None else "modular"
+        """Layer by layer, and within a layer one for each kind of its KV heads.
+
+        A search that only asks for bytes never needs them.
+        """
+        each = self.units.layers // self.shape.layers
         return tuple(
-            LayerLayout(p, self.shape, n, r, offset(i, r, order) if r else 0, cost, *widths)
-            for i, (n, cost, widths) in enumerate(
-                zip(self.slots, self.costs, self.shape.per_layer, strict=True)
-            )
+            part
+            for i in range(self.shape.layers)
+            for part in self._parts(i, range(i * each, (i + 1) * each))
         )
+
+    def _parts(self, layer: int, units: range) -> Iterator[LayerLayout]:
+        """One layer's; neighbouring KV heads with the same slots and tiers go together."""
+        p, r, shape = self.policy, self.rungs, self.shape
+        order = p.ladder.order if p.ladder is not None else "modular"
+        apart = p.budgets.kind == "adakv"  # they start alike and part with time
+        each, group = shape.kv_heads // len(units), shape.heads // shape.kv_heads
+        kinds = [(self.slots[u], self.tiers[u], u if apart else 0) for u in units]
+        for (slots, which, _), same in groupby(range(len(units)), kinds.__getitem__):
+            found = list(same)
+            heads = range(found[0] * each, (found[-1] + 1) * each)
+            mine = replace(shape, kv_heads=len(heads), heads=len(heads) * group)
+            plain = self.units is shape and p.head_tiers is None
+            own = p if plain else self._alike[which]
+            unit = units[found[0]]
+            keys, values = self.units.per_layer[unit]
+            yield LayerLayout(
+                policy=own,
+                shape=mine,
+                slots=slots,
+                interval=p.interval if p.compacts else None,
+                rungs=r,
+                offset=offset(layer, r, order) if r else 0,
+                cost=self._cost(own, mine, unit),
+                key_dim=keys,
+                value_dim=values,
+                layer=layer,
+                heads=heads,
+            )
+
+    def _cost(self, own: Policy, shape: ModelShape, unit: int) -> Cost:
+        """Bytes of the heads of `shape`, the first of which is `unit`."""
+        if self.units is self.shape:
+            return self.costs[self.kinds[unit]]
+        return Cost(own, shape, self.units.per_layer[unit])
+
+    @cached_property
+    def _alike(self) -> tuple[Policy, ...]:
+        return tuple(self.policy.alike(i) for i in range(len(self.policy.every_tiers)))
 
     @cached_property
     def _distinct(self) -> list[tuple[LayerLayout, int]]:
         """Layers with the same byte history, and how many there are of each."""
-        groups: dict[tuple[Cost, int | None], tuple[LayerLayout, int]] = {}
+        groups: dict[tuple[object, ...], tuple[LayerLayout, int]] = {}
         for layer in self.layers:
-            first, count = groups.get((layer.cost, layer.slots), (layer, 0))
-            groups[layer.cost, layer.slots] = (first, count + 1)
+            widths = layer.key_dim, layer.value_dim
+            key = (layer.slots, layer.policy.tiers, layer.shape.kv_heads, widths)
+            first, count = groups.get(key, (layer, 0))
+            groups[key] = (first, count + 1)
         return list(groups.values())
 
     def horizon(self) -> int | None:
@@ -158,8 +214,8 @@ class Layout:
         return {}
 
     def _peak(self, tokens: int, start: int) -> int:
-        layers = Counter(zip(self.costs, self.slots, strict=True))
-        if (peak := stream_peak(self.policy, layers, self.rungs, tokens)) is not None:
+        held = _held(self.costs, self.slots, self.kinds)
+        if (peak := stream_peak(self.policy, held, self.rungs, tokens)) is not None:
             return peak
         limit = self.horizon()
         if limit is not None and self.rungs is None and tokens >= limit + start:
@@ -175,8 +231,8 @@ class Layout:
         for layer, count in self._distinct:
             for i, (compacted, residual) in enumerate(layer.intervals(tokens, start)):
                 prompt_call = start > 0 and i == 0
-                held = (layer.evictions.left(residual), 0) if prompt_call else (compacted, residual)
-                totals[i] = totals.get(i, 0) + count * layer.bytes(*held)
+                now = (layer.evictions.left(residual), 0) if prompt_call else (compacted, residual)
+                totals[i] = totals.get(i, 0) + count * layer.bytes(*now)
         return max(totals.values())
 
     def bytes_mean(self, tokens: int, prompt: int = 0) -> float:
@@ -205,84 +261,52 @@ class Layout:
         return total
 
 
-def _spared(recent_window: int, rung: Rungs | None) -> int:
-    return recent_window if rung is None else max(recent_window, rung.R - 1)
+def _held(costs: tuple[Cost, ...], slots: Slots, kinds: tuple[int, ...]) -> Held:
+    """Slots of the units, by the cost that counts them."""
+    if len(costs) == 1:
+        return [(costs[0], Counter(slots))]
+    found = Counter(zip(kinds, slots, strict=True))
+    return [
+        (costs[i], {n: many for (kind, n), many in found.items() if kind == i})
+        for i in sorted({*kinds})
+    ]
 
 
-def _floor(policy: Policy, rung: Rungs | None, recent_window: int) -> int:
-    """Fewest slots with which one layer can run the policy."""
-    kept = policy.sinks + _spared(recent_window, rung)
-    if policy.quantizes and policy.quantizer.along == "tokens":
-        kept += policy.interval  # a group is never cut before all of it has been quantised
-    if rung is not None:
-        return kept + rung.A + policy.interval
-    return max(kept, policy.sinks + 1) + policy.interval
+def _tiers(policy: Policy, shape: ModelShape) -> tuple[int, ...]:
+    """Which of `Policy.every_tiers` each unit uses."""
+    own, many = policy.head_tiers, units(policy, shape).layers
+    if own is None:
+        return (0,) * many
+    each = many // shape.layers
+    return tuple(i for row in own.of for i in (row if isinstance(row, tuple) else (row,) * each))
 
 
-def _share_out(weights: list[float], total: int, floor: int) -> list[int]:
-    """Integers at least `floor`, summing to `total`, in proportion to `weights` above the floor."""
-    n = len(weights)
-    fixed: set[int] = set()
-    free = list(range(n))
-    while True:
-        room = total - floor * len(fixed)
-        scale = room / sum([weights[i] for i in free]) if free else 0.0
-        low = [i for i in free if weights[i] * scale < floor]
-        if not low:
-            break
-        fixed.update(low)
-        free = [i for i in free if i not in fixed]
-    exact = [floor if i in fixed else weights[i] * scale for i in range(n)]
-    out = [int(x) for x in exact]
-    by_rest = sorted(range(n), key=lambda i: (out[i] - exact[i], i))
-    for i in by_rest[: total - sum(out)]:
-        out[i] += 1
-    return out
+def _kinds(policy: Policy, shape: ModelShape) -> tuple[int, ...]:
+    """Which of `costs_of` counts each unit."""
+    tiers = _tiers(policy, shape)
+    unit = units(policy, policy.channels.on(shape))
+    if not unit.widths:
+        return tiers
+    widths = unit.kinds
+    return tuple(
+        which * len(widths) + widths.index(w)
+        for which, w in zip(tiers, unit.per_layer, strict=True)
+    )
 
 
-@lru_cache(maxsize=256)
-def _weights(budgets: Budgets, layers: int) -> list[float]:
-    """Share of the slots per layer, in any unit."""
-    if budgets.kind == "pyramid":
-        top, bottom = 2 - 1 / budgets.beta, 1 / budgets.beta
-        return [top + (bottom - top) * i / max(1, layers - 1) for i in range(layers)]
-    return [w**budgets.exponent for w in budgets.weights]
-
-
-def _rung(policy: Policy, shape: ModelShape) -> Rungs | None:
-    """Integers of the policy's ladder, if it has one."""
-    ladder = policy.ladder
-    return None if ladder is None else rungs(shape.layers, ladder.span, ladder.overlap)
-
-
-def _per_layer(
-    policy: Policy, shape: ModelShape, rung: Rungs | None, slots: int | None, recent_window: int
-) -> tuple[int, ...] | tuple[None, ...]:
-    """Slots of each layer, of `policy` with so many slots and such a recent window."""
-    if slots is None:
-        return (None,) * shape.layers
-    floor = _floor(policy, rung, recent_window)
-    if slots < floor:
-        parts = f"{policy.sinks} sinks + {recent_window} recent tokens + interval {policy.interval}"
-        if rung is not None:
-            parts += f" + {rung.A} of a ladder"
-        raise PolicyError(
-            f"field slots: {slots} slots are fewer than the {floor} that {parts} need"
-        )
-    if policy.budgets.kind == "uniform":
-        return (slots,) * shape.layers
-    weights = _weights(policy.budgets, shape.layers)
-    if policy.budgets.of == "rest":
-        rest = _share_out(weights, (slots - floor) * shape.layers, 0)
-        return tuple(floor + n for n in rest)
-    return tuple(_share_out(weights, slots * shape.layers, floor))
+def costs_of(policy: Policy, shape: ModelShape) -> tuple[Cost, ...]:
+    """Bytes of a layer, or KV head, by its tiers and then its widths; slots do not change them."""
+    unit, plain = units(policy, policy.channels.on(shape)), policy.head_tiers is None
+    each = [policy] if plain else [policy.alike(i) for i in range(len(policy.every_tiers))]
+    return tuple(Cost(own, unit, widths) for own in each for widths in unit.kinds)
 
 
 def _make(policy: Policy, shape: ModelShape) -> Layout:
-    rung = _rung(policy, shape)
-    slots = _per_layer(policy, shape, rung, policy.slots, policy.recent_window)
+    slots = share_out(policy, shape, policy.slots, policy.recent_window)
     left = policy.channels.on(shape)
-    return Layout(policy, left, slots, rung, costs(policy, left))
+    tiers, kinds = _tiers(policy, shape), _kinds(policy, shape)
+    rung, costs = ladder_of(policy, shape), costs_of(policy, shape)
+    return Layout(policy, left, units(policy, left), slots, tiers, kinds, rung, costs)
 
 
 class _Key:
@@ -318,11 +342,6 @@ def layout(policy: Policy, shape: ModelShape) -> Layout:
     return _layout(_Key(policy), shape)
 
 
-def least_slots(policy: Policy, shape: ModelShape, recent_window: int) -> int:
-    """Fewest slots with which `policy` can run if its recent window has so many tokens."""
-    return _floor(policy, _rung(policy, shape), recent_window)
-
-
 def peak_of(
     policy: Policy, shape: ModelShape, costs: tuple[Cost, ...], slots: int | None,
     recent_window: int, tokens: int, prompt: int = 0,
@@ -332,7 +351,7 @@ def peak_of(
     Args:
         policy: what runs.
         shape: of the model.
-        costs: bytes of each layer, which do not depend on slots and recent window.
+        costs: its bytes, see `costs_of`.
         slots: instead of its own.
         recent_window: instead of its own.
         tokens: length of the stream.
@@ -341,9 +360,9 @@ def peak_of(
     Raises:
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
-    rung = _rung(policy, shape)
-    per_layer = _per_layer(policy, shape, rung, slots, recent_window)
-    peak = stream_peak(policy, Counter(zip(costs, per_layer, strict=True)), rung, tokens)
+    each = share_out(policy, shape, slots, recent_window)
+    held = _held(costs, each, _kinds(policy, shape))
+    peak = stream_peak(policy, held, ladder_of(policy, shape), tokens)
     if peak is not None:
         return peak
     there = policy.model_copy(update={"slots": slots, "recent_window": recent_window})

@@ -18,6 +18,7 @@ def _known(levels: str) -> str:
     return levels
 
 
+Weights = tuple[float, ...] | tuple[tuple[float, ...], ...]
 Levels = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*CODEBOOKS]})]
 
 
@@ -65,33 +66,72 @@ class Ladder(Frozen):
 
 
 class Budgets(Frozen):
-    """How the slots are shared out over the layers; the mean over layers stays `Policy.slots`.
+    """How the slots are shared out over layers, or over KV heads; their mean is `Policy.slots`.
 
     Attributes:
         kind: `uniform`; `pyramid`, linear from shallow to deep (PyramidKV); `sensitivity`, in
-            proportion to `weights ** exponent`.
+            proportion to `weights ** exponent`; `adakv`, where the heads of a layer share its
+            budget anew at every compaction, by where the best-ranked slots are (AdaKV,
+            arXiv:2407.11550).
         beta: pyramid steepness: first layer `2 - 1/beta` times the mean, last layer `1/beta`.
         of: what the pyramid shares out: the `total`, or as published the `rest` after every layer
             has what it never evicts and its headroom.
         exponent: power of the weights; 0 makes them all alike.
-        weights: measured sensitivity per layer, any positive unit, one number a layer.
+        weights: measured sensitivity, any positive unit: one number a layer, or per layer one
+            number a KV head.
+        floor: share of an even budget that AdaKV leaves to every head.
     """
 
-    kind: Literal["uniform", "pyramid", "sensitivity"] = "uniform"
+    kind: Literal["uniform", "pyramid", "sensitivity", "adakv"] = "uniform"
     beta: float = Field(default=20.0, ge=1.0)
     of: Literal["total", "rest"] = "total"
     exponent: float = Field(default=0.5, ge=0.0, le=2.0)
-    weights: tuple[float, ...] = ()
+    weights: Weights = ()
+    floor: float = Field(default=0.2, ge=0.0, le=1.0)
 
     @model_validator(mode="after")
     def _weights_belong(self) -> Self:
         if self.kind == "sensitivity" and not self.weights:
-            raise ValueError("kind 'sensitivity' needs weights, one a layer")
+            raise ValueError("kind 'sensitivity' needs weights, one a layer or one a head")
         if self.of == "rest" and self.kind != "pyramid":
             raise ValueError("of 'rest' goes with kind 'pyramid'")
-        if any(w <= 0 for w in self.weights):
-            raise ValueError("weights must be above 0")
+        for row in self.weights:
+            if min(row if isinstance(row, tuple) else (row,), default=0.0) <= 0:
+                raise ValueError("weights must be above 0")
         return self
+
+    @property
+    def per_head(self) -> bool:
+        """Whether heads of one layer may have different budgets."""
+        if self.kind == "adakv":
+            return True
+        return self.kind == "sensitivity" and isinstance(self.weights[0], tuple)
+
+
+class HeadTiers(Frozen):
+    """Tiers that differ over layers or KV heads: bits per layer, bits per head.
+
+    Attributes:
+        others: lists of tiers beside the policy's own.
+        of: which list each layer uses, or per layer each of its KV heads: 0 is `Policy.tiers`, `i`
+            is `others[i - 1]`.
+    """
+
+    others: tuple[tuple[Tier, ...], ...] = Field(min_length=1)
+    of: tuple[int, ...] | tuple[tuple[int, ...], ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _indices_fit(self) -> Self:
+        for row in self.of:
+            for i in row if isinstance(row, tuple) else (row,):
+                if not 0 <= i <= len(self.others):
+                    raise ValueError(f"of: {i} is not one of 0 to {len(self.others)}")
+        return self
+
+    @property
+    def per_head(self) -> bool:
+        """Whether heads of one layer may have different tiers."""
+        return isinstance(self.of[0], tuple)
 
 
 class Anchors(Frozen):

@@ -39,6 +39,11 @@ class ModelShape:
         return self.widths or ((self.head_dim, self.head_dim),) * self.layers
 
     @property
+    def kinds(self) -> Widths:
+        """The different widths that layers have."""
+        return tuple(dict.fromkeys(self.per_layer))
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of one fp16 slot (key and value) in one whole layer, all KV heads."""
         return 2 * 2 * self.kv_heads * self.head_dim

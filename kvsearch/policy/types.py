@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,6 +29,7 @@ from kvsearch.policy.ladder import rungs
 from kvsearch.policy.parts import (
     Anchors,
     Budgets,
+    HeadTiers,
     Ladder,
     Quantizer,
     Tier,
@@ -61,16 +63,17 @@ class Policy(Frozen):
     bits. `slots` is therefore a ceiling at every step, headroom included.
 
     Attributes:
-        slots: most tokens a layer ever holds, mean over layers; None never evicts.
+        slots: most tokens a KV head ever holds, mean over heads; None never evicts.
         interval: tokens between compactions; 1 is the papers' token-by-token form.
         trigger: `stream` compacts from the first token on; `prompt` once, after a fully attended
             prompt; `prompt+stream` then and every `interval` tokens.
         sinks: first tokens, never evicted (StreamingLLM, arXiv:2309.17453).
         recent_window: newest tokens, never evicted, best-ranked for the tiers.
-        budgets: per-layer share of the slots.
+        budgets: how layers, or KV heads, share the slots.
         ladder: depth-staggered eviction instead of oldest-first.
         rule: how slots are ranked, see `kvsearch.rules`; None ranks by age.
         tiers: precisions, best first; shares add up to 1.
+        head_tiers: layers or KV heads with other tiers than these; None if there are none.
         quantizer: how tiers below 16 bits store a token.
         anchors: reserved.
         channels: what every token keeps of its keys and values, see `Channels`.
@@ -91,6 +94,7 @@ class Policy(Frozen):
     ladder: Ladder | None = None
     rule: AnyRule | None = None
     tiers: tuple[Tier, ...] = (Tier(),)
+    head_tiers: HeadTiers | None = None
     quantizer: Quantizer = Quantizer()
     anchors: Anchors | None = None
     channels: Channels = Channels()
@@ -114,12 +118,13 @@ class Policy(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        total = sum(t.share for t in self.tiers)
-        if not self.tiers or abs(total - 1.0) > 1e-6:
-            raise ValueError(f"tiers: shares must add up to 1, got {total:g}")
-        for above, below in zip(self.tiers, self.tiers[1:], strict=False):
-            if below.key_bits > above.key_bits or below.value_bits > above.value_bits:
-                raise ValueError("tiers: bits must not rise from a better tier to a worse one")
+        for where, tiers in [
+            ("tiers", self.tiers),
+            *(("head_tiers.others", t) for t in self.every_tiers[1:]),
+        ]:
+            _add_up(tiers, where)
+        if self.budgets.kind == "adakv":
+            self._heads_can_share()
         if self.slots is None and self.ladder is not None:
             raise ValueError("ladder needs slots: without a limit nothing is evicted")
         if self.rule is not None:
@@ -135,7 +140,7 @@ class Policy(Frozen):
             raise ValueError(f"{where} needs quantizer.group, the tokens that share a scale")
         if self.evicts and (self.rule is not None or self.ladder is not None):
             raise ValueError(f"{where} needs eviction by age: no rule and no ladder")
-        if len(self.tiers) > 1 or self.trigger != "stream":
+        if self.ranks_tiers or self.trigger != "stream":
             raise ValueError(f"{where} needs one tier and trigger 'stream'")
         if self.evicts and self.sinks and not self.quantizer.fp16_sinks:
             raise ValueError(f"{where} needs quantizer.fp16_sinks where there are sinks")
@@ -148,6 +153,14 @@ class Policy(Frozen):
             if tokens % group:
                 raise ValueError(f"{where}: {name} {tokens} is no multiple of {group}")
 
+    def _heads_can_share(self) -> None:
+        """AdaKV compares ranks between heads, and its bytes follow from the slots alone."""
+        where = "budgets.kind 'adakv'"
+        if self.rule is None or not self.evicts or self.ladder is not None:
+            raise ValueError(f"{where} needs slots and a rule, and no ladder")
+        if len(self.tiers) > 1 or self.head_tiers is not None:
+            raise ValueError(f"{where} needs one tier, the same for all heads")
+
     # -- what is active ----------------------------------------------------------------------
 
     @property
@@ -158,7 +171,7 @@ class Policy(Frozen):
     @property
     def quantizes(self) -> bool:
         """Whether any tier is below 16 bits."""
-        return not all(t.native for t in self.tiers)
+        return not all(t.native for tiers in self.every_tiers for t in tiers)
 
     @property
     def compacts(self) -> bool:
@@ -166,9 +179,33 @@ class Policy(Frozen):
         return self.evicts or self.quantizes
 
     @property
+    def every_tiers(self) -> tuple[tuple[Tier, ...], ...]:
+        """All lists of tiers, the policy's own first."""
+        return (self.tiers, *(self.head_tiers.others if self.head_tiers is not None else ()))
+
+    @property
+    def ranks_tiers(self) -> bool:
+        """Whether a slot's tier depends on its rank anywhere."""
+        return any(len(tiers) > 1 for tiers in self.every_tiers)
+
+    @property
+    def per_head(self) -> bool:
+        """Whether KV heads of one layer may differ in slots or tiers."""
+        return (self.evicts and self.budgets.per_head) or (
+            self.head_tiers is not None and self.head_tiers.per_head
+        )
+
+    def alike(self, which: int) -> "Policy":
+        """What heads do that use `every_tiers[which]`: a policy in which all heads are alike."""
+        budgets = self.budgets if self.budgets.kind == "adakv" else Budgets()
+        return self.model_copy(
+            update={"tiers": self.every_tiers[which], "head_tiers": None, "budgets": budgets}
+        )
+
+    @property
     def active_rule(self) -> Rule | None:
         """The rule, where ranks decide anything: who leaves, or which tier a slot is in."""
-        return self.rule if self.evicts or len(self.tiers) > 1 else None
+        return self.rule if self.evicts or self.ranks_tiers else None
 
     @property
     def scored(self) -> bool:
@@ -178,7 +215,7 @@ class Policy(Frozen):
     @property
     def tagged(self) -> bool:
         """Whether a slot's tier depends on ranks, so that each slot carries a tag."""
-        return self.scored and len(self.tiers) > 1
+        return self.scored and self.ranks_tiers
 
     @property
     def fp16_sinks(self) -> int:
@@ -193,7 +230,7 @@ class Policy(Frozen):
     @property
     def quantised_on_arrival(self) -> bool:
         """Whether a token's stored value is known when it comes: one tier, its own groups."""
-        return len(self.tiers) == 1 and not self.fp16_recent and self.quantizer.along == "channels"
+        return not (self.ranks_tiers or self.fp16_recent or self.quantizer.along == "tokens")
 
     # -- identity ----------------------------------------------------------------------------
 
@@ -207,8 +244,12 @@ class Policy(Frozen):
         """
         d: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
         d["recents"] = self.recent_window
-        many = len(self.tiers) > 1
-        d["tiers"] = [[round(t.share, 6), t.key_bits, t.value_bits] for t in self.tiers]
+        many = self.ranks_tiers
+        d["tiers"], of = self._canonical_tiers()
+        if len(d["tiers"]) > 1:
+            d["tiers of"] = of
+        else:
+            (d["tiers"],) = d["tiers"]
         if self.quantizes:
             q = self.quantizer.model_dump()
             q["fp16_sinks"] = self.fp16_sinks > 0
@@ -239,6 +280,26 @@ class Policy(Frozen):
             d["channels"] = {k: list(v) for k, v in self.channels if any(w != "all" for w in v)}
         return d
 
+    def _canonical_tiers(self) -> tuple[list[Any], list[Any]]:
+        """Lists of tiers in the order in which heads first use them, and who uses which."""
+        lists = [
+            [[round(t.share, 6), t.key_bits, t.value_bits] for t in x] for x in self.every_tiers
+        ]
+        if self.head_tiers is None:
+            return lists, []
+        used: list[Any] = []
+
+        def place(which: int) -> int:
+            if lists[which] not in used:
+                used.append(lists[which])
+            return used.index(lists[which])
+
+        of: list[Any] = []
+        for row in self.head_tiers.of:
+            heads = [place(i) for i in (row if isinstance(row, tuple) else (row,))]
+            of.append(heads[0] if len({*heads}) == 1 else heads)
+        return used, of
+
     def _canonical_ladder(self, layers: int | None) -> Any:
         assert self.ladder is not None
         order = "modular" if self.scored else self.ladder.order
@@ -253,6 +314,8 @@ class Policy(Frozen):
             return ["pyramid", b.beta, *(["rest"] if b.of == "rest" else [])]
         if b.kind == "sensitivity" and b.exponent != 0:
             return ["sensitivity", b.exponent, list(b.weights)]
+        if b.kind == "adakv":
+            return ["adakv", b.floor]
         return ["uniform"]
 
     def fingerprint(self, layers: int | None = None) -> str:
@@ -316,6 +379,16 @@ class Policy(Frozen):
             raise PolicyError(f"{where}: {first_error(e)}") from e
         except RecursionError as e:
             raise PolicyError(f"{where}: brackets are nested too deeply for a policy") from e
+
+
+def _add_up(tiers: tuple[Tier, ...], where: str) -> None:
+    """Raise a `ValueError` where shares or bits of a list of tiers make no sense."""
+    total = sum(t.share for t in tiers)
+    if not tiers or abs(total - 1.0) > 1e-6:
+        raise ValueError(f"{where}: shares must add up to 1, got {total:g}")
+    for above, below in pairwise(tiers):
+        if below.key_bits > above.key_bits or below.value_bits > above.value_bits:
+            raise ValueError(f"{where}: bits must not rise from a better tier to a worse one")
 
 
 def first_error(error: ValidationError, whole: str = "policy") -> str:

@@ -23,7 +23,7 @@ def family(policy: Policy) -> str:
     if not policy.evicts:
         if not policy.quantizes:
             return "Full cache"
-        return "Ranked precision" if len(policy.tiers) > 1 else "Quantised cache"
+        return "Ranked precision" if policy.ranks_tiers else "Quantised cache"
     if policy.ladder is not None:
         return "Scored ladder" if policy.scored else "LaCache-like"
     if not policy.scored:
@@ -38,7 +38,7 @@ def family(policy: Policy) -> str:
 def describe(policy: Policy) -> str:
     """One line that says what a policy keeps, how, and when it decides.
 
-    Counts are tokens per layer; `K4 V4` are bits per stored number of keys and values.
+    Counts are tokens per KV head; `K4 V4` are bits per stored number of keys and values.
     """
     parts = [tokens_text(policy)]
     if policy.evicts:
@@ -81,16 +81,21 @@ def bits_text(tier: Tier) -> str:
 
 def _precision(policy: Policy) -> str:
     q = policy.quantizer
-    if len(policy.tiers) == 1:
-        bits = bits_text(policy.tiers[0])
-    else:
-        bits = " / ".join(f"{100 * t.share:.3g} % {bits_text(t)}" for t in policy.tiers)
+    bits = " or ".join(_tiers(tiers) for tiers in policy.every_tiers)
+    if policy.head_tiers is not None:
+        bits += " by head" if policy.head_tiers.per_head else " by layer"
     words = [bits, "rotated" if q.rotate else "", CODEBOOKS[q.levels].words]
     words.append(f"group {q.group}" if q.group else "one group a head")
     words.append("along tokens for keys" if q.along == "tokens" else "")
     words.append("with 16-bit sinks" if policy.fp16_sinks else "")
     words.append("with a 16-bit recent window" if policy.fp16_recent else "")
     return " ".join(w for w in words if w)
+
+
+def _tiers(tiers: tuple[Tier, ...]) -> str:
+    if len(tiers) == 1:
+        return bits_text(tiers[0])
+    return " / ".join(f"{100 * t.share:.3g} % {bits_text(t)}" for t in tiers)
 
 
 def _ranking(policy: Policy, rule: Rule) -> list[str]:
@@ -104,7 +109,9 @@ def _ranking(policy: Policy, rule: Rule) -> list[str]:
 def _budgets(policy: Policy) -> list[str]:
     budgets = policy.budgets
     if budgets.kind == "sensitivity" and budgets.exponent:
-        return ["budgets by layer sensitivity"]
+        return [f"budgets by {'head' if budgets.per_head else 'layer'} sensitivity"]
+    if budgets.kind == "adakv":
+        return ["heads share their layer's budget"]
     if budgets.kind == "pyramid" and budgets.beta != 1:
         return [f"pyramid budgets (beta {budgets.beta:.3g})"]
     return []

@@ -32,8 +32,8 @@ class Exposure:
     """When a policy starts to forget, in tokens seen.
 
     Attributes:
-        first: the layer that evicts first does so here; before it nothing was lost but bits.
-        mean: where a layer starts on average.
+        first: the KV head that evicts first does so here; before it nothing was lost but bits.
+        mean: where a head starts on average.
     """
 
     first: float
@@ -41,14 +41,14 @@ class Exposure:
 
 
 def exposure(policy: Policy, shape: ModelShape) -> Exposure:
-    """Tokens at which eviction starts in the first layer and on average; infinite if never."""
-    starts = []
+    """Tokens at which eviction starts in the first KV head and on average; infinite if never."""
+    first, total, heads = float("inf"), 0.0, 0
     for layer in layout(policy, shape).layers:
-        if layer.target is None:
-            starts.append(float("inf"))
-        else:
-            starts.append(float(layer.clock.after(layer.target) or float("inf")))
-    return Exposure(min(starts), sum(starts) / len(starts))
+        start, many = float("inf"), len(layer.heads)
+        if layer.target is not None:
+            start = float(layer.clock.after(layer.target) or start)
+        first, total, heads = min(first, start), total + many * start, heads + many
+    return Exposure(first, total / heads)
 
 
 def rungs(

@@ -1,0 +1,49 @@
+"""KV heads of one layer that differ in slots or tiers: those that are alike share a state.
+
+Nothing is padded to the longest head: each kind of head has its own store, and attends alone.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kvsearch.cache import adakv, engine
+from kvsearch.cache.state import LayerState
+
+
+def advance(
+    states: Sequence[LayerState],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Tensor:
+    """Take in new tokens in all heads of a layer and attend from them.
+
+    Args:
+        states: of the layer's heads, each KV head in one of them.
+        q: queries `[B, Hq, M, D]`, rotated to their index in the stream.
+        k: keys `[B, H, M, D]`, rotated likewise.
+        v: values `[B, H, M, Dv]`.
+        scale: factor on the dot products.
+        softcap: bound of the scaled products, if the model has one.
+
+    Returns:
+        Attention output `[B, Hq, M, Dv]`.
+    """
+    if len(states) == 1:
+        return engine.advance(states[0], q, k, v, scale=scale, softcap=softcap)
+    if states[0].layer.policy.budgets.kind == "adakv":
+        return adakv.run(states, q, k, v, scale=scale, softcap=softcap)
+    group = q.shape[1] // k.shape[1]
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    for state in states:
+        heads = state.layer.heads
+        mine = slice(heads.start, heads.stop)
+        queries = slice(heads.start * group, heads.stop * group)
+        out[:, queries] = engine.advance(
+            state, q[:, queries], k[:, mine], v[:, mine], scale=scale, softcap=softcap
+        )
+    return out

@@ -1,0 +1,80 @@
+"""How many slots a budget pays for: from knobs to a policy of a given size."""
+
+from collections.abc import Mapping
+
+from kvsearch.errors import PolicyError
+from kvsearch.knobs.fields import Setting, policy_of, recent_window_of
+from kvsearch.knobs.vocabulary import KNOBS, Value, check_value
+from kvsearch.policy import Policy, layout
+from kvsearch.policy.budgets import least, units
+from kvsearch.policy.layout import costs_of, peak_of
+
+MANY = 1 << 12  # slots over which the bytes of one are averaged
+STEPS = 8  # guesses at the slots that a budget pays for, before halving takes over
+
+
+def build(knobs: Mapping[str, Value], setting: Setting, name: str | None = None) -> Policy:
+    """The policy that `knobs` describe, with as many slots as the budget pays for.
+
+    Raises:
+        PolicyError: an unknown knob or value, or a budget too small for what is never evicted.
+    """
+    return sized(knobs, setting, name)[0]
+
+
+def sized(
+    knobs: Mapping[str, Value], setting: Setting, name: str | None = None
+) -> tuple[Policy, int]:
+    """What `build` makes, and its peak in bytes, which finding its slots has already told."""
+    for knob, value in knobs.items():
+        if reason := check_value(knob, value):
+            raise PolicyError(f"knob {knob}: {reason}")
+    get = {k: knobs.get(k, v.default) for k, v in KNOBS.items()}
+    if not get["evict"]:
+        policy = policy_of(get, setting, None, name)
+        return policy, layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
+    if setting.budget_bytes is None:
+        raise PolicyError("a budget is needed to size this policy")
+    return _largest(get, setting, int(setting.budget_bytes * float(get["budget_fraction"])), name)
+
+
+def _largest(
+    get: dict[str, Value], setting: Setting, limit: int, name: str | None
+) -> tuple[Policy, int]:
+    """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
+
+    The policy is validated once: only slots, and a recent window of half of them, differ between
+    the sizes tried.
+    """
+    base = policy_of(get, setting, 2, name)
+    costs, layers = costs_of(base, setting.shape), units(base, setting.shape).layers
+    few = 1  # the recent window may grow with the slots, and the least slots with those
+    while (need := least(base, setting.shape, recent_window_of(get, setting, few))) > few:
+        few = need
+    low, high = few - 1, 1 << (4 * setting.tokens - 1).bit_length()
+    residual = base.interval if base.compacts else 0
+    many = sum(cost.bytes(MANY, residual, None) for cost in costs) / len(costs)
+    more = sum(cost.bytes(2 * MANY, residual, None) for cost in costs) / len(costs)
+    slope = layers * (more - many) / MANY
+    guess = MANY + residual + (limit - layers * many) / slope
+    turn = peak = 0
+    while low + 1 < high:
+        mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
+        recent_window = recent_window_of(get, setting, mid)
+        held = peak_of(
+            base, setting.shape, costs, mid, recent_window, setting.tokens, setting.prompt
+        )
+        low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
+        step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it
+        guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
+        turn += 1
+    recent_window = recent_window_of(get, setting, low)
+    policy = base.model_copy(update={"slots": low, "recent_window": recent_window})
+    if low >= few:
+        return policy, peak
+    reason = f"{limit} bytes pay for no slot"
+    try:
+        layout(policy, setting.shape)
+    except PolicyError as e:
+        reason = str(e)
+    raise PolicyError(f"budget too small: {reason}")

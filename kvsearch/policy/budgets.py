@@ -1,0 +1,115 @@
+"""How many slots each layer, or each KV head, gets of a policy's total.
+
+A policy whose heads differ is priced as a model with as many layers as there are heads, of one KV
+head each: `units` says which of the two shapes counts.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from kvsearch.errors import PolicyError
+from kvsearch.policy.ladder import Rungs, rungs
+from kvsearch.policy.parts import Budgets
+from kvsearch.policy.shape import ModelShape
+from kvsearch.policy.types import Policy
+
+Slots = tuple[int, ...] | tuple[None, ...]
+
+
+def units(policy: Policy, shape: ModelShape) -> ModelShape:
+    """The shape whose layers are what the policy gives slots and tiers to: layers, or heads."""
+    if not policy.per_head:
+        return shape
+    each = tuple(w for w in shape.widths for _ in range(shape.kv_heads))
+    return ModelShape(
+        shape.layers * shape.kv_heads, 1, shape.head_dim, shape.heads // shape.kv_heads, each
+    )
+
+
+def ladder_of(policy: Policy, shape: ModelShape) -> Rungs | None:
+    """Integers of the policy's ladder over the layers of `shape`, if it has one."""
+    ladder = policy.ladder
+    return None if ladder is None else rungs(shape.layers, ladder.span, ladder.overlap)
+
+
+def spared(recent_window: int, rung: Rungs | None) -> int:
+    """Newest slots that are never evicted; a ladder spares so many that a whole one fits."""
+    return recent_window if rung is None else max(recent_window, rung.R - 1)
+
+
+def least(policy: Policy, shape: ModelShape, recent_window: int) -> int:
+    """Fewest slots with which one layer can run `policy` with such a recent window."""
+    rung = ladder_of(policy, shape)
+    kept = policy.sinks + spared(recent_window, rung)
+    if policy.quantizes and policy.quantizer.along == "tokens":
+        kept += policy.interval  # a group is never cut before all of it has been quantised
+    if rung is not None:
+        return kept + rung.A + policy.interval
+    return max(kept, policy.sinks + 1) + policy.interval
+
+
+def share_out(policy: Policy, shape: ModelShape, slots: int | None, recent_window: int) -> Slots:
+    """Slots of each unit, of `policy` with so many slots on average and such a recent window.
+
+    Raises:
+        PolicyError: they cannot hold what the policy promises never to evict.
+    """
+    many = units(policy, shape).layers
+    if slots is None:
+        return (None,) * many
+    floor = least(policy, shape, recent_window)
+    if slots < floor:
+        parts = f"{policy.sinks} sinks + {recent_window} recent tokens + interval {policy.interval}"
+        if (rung := ladder_of(policy, shape)) is not None:
+            parts += f" + {rung.A} of a ladder"
+        raise PolicyError(
+            f"field slots: {slots} slots are fewer than the {floor} that {parts} need"
+        )
+    weights = _weights(policy.budgets, shape.layers, many // shape.layers)
+    if weights is None:
+        return (slots,) * many
+    if policy.budgets.of == "rest":
+        rest = _in_proportion(weights, (slots - floor) * many, 0)
+        return tuple(floor + n for n in rest)
+    return tuple(_in_proportion(weights, slots * many, floor))
+
+
+@lru_cache(maxsize=256)
+def _weights(budgets: Budgets, layers: int, each: int) -> tuple[float, ...] | None:
+    """Share of every unit, in any unit, `each` of them a layer; None where all are alike."""
+    if budgets.kind in ("uniform", "adakv"):
+        return None
+    if budgets.kind == "pyramid":
+        top, bottom = 2 - 1 / budgets.beta, 1 / budgets.beta
+        rows: Sequence[float | tuple[float, ...]] = [
+            top + (bottom - top) * i / max(1, layers - 1) for i in range(layers)
+        ]
+    else:
+        rows = budgets.weights
+    power = budgets.exponent if budgets.kind == "sensitivity" else 1.0
+    return tuple(w**power for row in rows for w in _row(row, each))
+
+
+def _row(row: float | tuple[float, ...], each: int) -> tuple[float, ...]:
+    return row if isinstance(row, tuple) else (row,) * each
+
+
+def _in_proportion(weights: Sequence[float], total: int, floor: int) -> list[int]:
+    """Integers at least `floor`, summing to `total`, in proportion to `weights` above the floor."""
+    n = len(weights)
+    fixed: set[int] = set()
+    free = list(range(n))
+    while True:
+        room = total - floor * len(fixed)
+        scale = room / sum([weights[i] for i in free]) if free else 0.0
+        low = [i for i in free if weights[i] * scale < floor]
+        if not low:
+            break
+        fixed.update(low)
+        free = [i for i in free if i not in fixed]
+    exact = [floor if i in fixed else weights[i] * scale for i in range(n)]
+    out = [int(x) for x in exact]
+    by_rest = sorted(range(n), key=lambda i: (out[i] - exact[i], i))
+    for i in by_rest[: total - sum(out)]:
+        out[i] += 1
+    return out

@@ -1,0 +1,86 @@
+"""The policies that the study compares, at one budget."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsearch.errors import PolicyError
+from kvsearch.knobs import Setting
+from kvsearch.methods import at
+from kvsearch.policy import Budgets, Policy, layout
+from kvsearch.policy.marginal import split
+
+HERE = Path(__file__).parent
+OUTCOME = HERE.parent / "2026-11-outcome"
+SIZES = (20, 36, 68, 132, 260, 516, 1028)
+LEAST = 0.03  # of the mean: what any head is taken to lose
+
+Make = Callable[[], Policy]
+
+
+def variants(budget: int, setting: Setting) -> dict[str, Make]:
+    """Name -> how to build the policy."""
+    found = Policy.from_json(OUTCOME / f"b{budget}" / "best.json")
+    flat = found.model_copy(update={"ladder": None, "positions": "original"})
+    heads = json.loads((HERE / "heads.json").read_text())
+    base: dict[str, Make] = {
+        "full": Policy,
+        "found": lambda: found,
+        "h2o+int4-fine": partial(at, "h2o+int4-fine", setting),
+        "xmu+int4": partial(at, "xmu+int4", setting),
+    }
+    for source in ("window 0", "scored"):
+        if source in heads:
+            weights = rows(heads[source]["losses"], setting)
+            for e in (0.35, 0.5, 0.75):
+                by_head = by_weights(weights, e)
+                base[f"heads {source} {e}"] = partial(fitted, found, setting, by_head)
+                base[f"flat heads {source} {e}"] = partial(fitted, flat, setting, by_head)
+    base["flat"] = partial(fitted, flat, setting, None)
+    if "priced slots" in heads:
+        base["marginal"] = partial(marginal, found, setting, heads["priced slots"]["losses"])
+    return base
+
+
+def rows(losses: list[float], setting: Setting) -> np.ndarray:
+    """Losses `[L, H]`, none below a share of their mean."""
+    x = np.array(losses).reshape(setting.shape.layers, setting.shape.kv_heads)
+    return np.maximum(x, LEAST * x.mean()) / x.mean()
+
+
+def by_weights(weights: np.ndarray, exponent: float) -> Budgets:
+    """Budgets in proportion to a power of `weights` `[L, H]`."""
+    per_head = tuple(tuple(float(f"{x:.4g}") for x in row) for row in weights)
+    return Budgets(kind="sensitivity", exponent=exponent, weights=per_head)
+
+
+def fitted(policy: Policy, setting: Setting, budgets: Budgets | None, **other: Any) -> Policy:
+    """`policy` with such budgets, and as many slots as the bytes pay for."""
+    made = policy.model_copy(update={"budgets": budgets or policy.budgets, "about": {}, **other})
+    low, high = 0, 4 * setting.tokens
+    while low + 1 < high:
+        mid = (low + high) // 2
+        try:
+            peak = layout(made.model_copy(update={"slots": mid}), setting.shape).bytes_peak(
+                setting.tokens
+            )
+            low, high = (mid, high) if peak <= (setting.budget_bytes or 0) else (low, mid)
+        except PolicyError:
+            low = mid
+    return Policy.build(made.model_copy(update={"slots": low}).plain())
+
+
+def marginal(policy: Policy, setting: Setting, losses: list[list[float]], **other: Any) -> Policy:
+    """`policy` whose slots follow the marginal loss of every head's priced curve."""
+    made = policy
+    for _ in range(3):  # the mean number of slots depends on the split where the text is short
+        total = (made.slots or 0) * len(losses)
+        curves = np.column_stack([np.array(losses), np.zeros(len(losses))])
+        got = split([*SIZES, setting.tokens], curves, total, max(36, policy.interval + 20))
+        weights = got.reshape(setting.shape.layers, -1)
+        made = fitted(policy, setting, by_weights(weights / weights.mean(), 1.0), **other)
+    return made
