@@ -11,7 +11,7 @@ from kvsearch import Policy, Text, evaluate, load_model
 from kvsearch.app.layers import read
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate import sensitivity
+from kvsearch.evaluate import kept
 from kvsearch.text import Source, beside, tokenize, windows
 
 WORDS = Text(" ".join(str(i * i) for i in range(700)), "squares")
@@ -26,18 +26,18 @@ def loaded(tiny_folder: Path) -> Any:
 def test_layer_sensitivity_is_measured_beside_the_windows_or_read(
     loaded: Any, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sensitivity, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kept, "cache_folder", lambda: tmp_path)
     names = ["rotated+sensitivity", "h2o"]
     found = evaluate(names, loaded, WORDS, progress=True, **SIZE)
     said = [line for line in capfd.readouterr().err.splitlines() if "sensitivity of each" in line]
     assert len(said) == 1 and "beside the windows" in said[0] and "--sensitivity FILE" in said[0]
     assert evaluate("h2o", loaded, WORDS, **SIZE).rows[0].nll == found.rows[1].nll
-    (kept,) = (tmp_path / "sensitivity").iterdir()
+    (before,) = (tmp_path / "sensitivity").iterdir()
     file = tmp_path / "sensitivity.json"
-    file.write_text(json.dumps({"per_layer": json.loads(kept.read_text())}))
-    kept.unlink()
+    file.write_text(json.dumps({"per_layer": json.loads(before.read_text())}))
+    before.unlink()
     again = evaluate(names, loaded, WORDS, sensitivity=file, **SIZE)
-    assert again.rows[0].fingerprint == found.rows[0].fingerprint and not kept.exists()
+    assert again.rows[0].fingerprint == found.rows[0].fingerprint and not before.exists()
     whole = Text(WORDS.text[:500], "short")  # nothing is left beside the window
     evaluate(names, loaded, whole, progress=True, **SIZE)
     assert "on the windows themselves" in capfd.readouterr().err

@@ -5,7 +5,7 @@ losing it afterwards is losing it from the weights. What values lose is zero in 
 the projection then multiplies by the rows of weights that surgery would take out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
+from kvsearch.errors import ModelError
 from kvsearch.policy import ModelShape, Policy
 
 
@@ -65,11 +66,31 @@ class View:
         return out.new_zeros(*out.shape[:3], whole).scatter_(-1, _each(self.values, out), out)
 
 
-def views(policy: Policy, shape: ModelShape) -> list[View | None]:
-    """The view of every layer; None of a layer that keeps everything."""
+def views(
+    policy: Policy, shape: ModelShape, turned: Callable[[str, str], Sequence[Tensor]]
+) -> list[View | None]:
+    """The view of every layer; None of a layer that keeps everything.
+
+    Args:
+        policy: what runs.
+        shape: of the model.
+        turned: finds the angles per position of each layer's pairs, zeros where a layer turns
+            nothing; given what needs them, and what to do instead.
+
+    Raises:
+        ModelError: keys would lose pairs, and the model does not turn whole heads as pairs.
+    """
     if not policy.channels.active:
         return [None] * shape.layers
     found = [View(policy, i, shape.head_dim) for i in range(shape.layers)]
+    if any(view.pairs is not None for view in found):
+        instead = "keep all channels of queries and keys"
+        for inv_freq in turned("field channels.qk", instead):
+            if inv_freq.any() and 2 * inv_freq.shape[0] != shape.head_dim:
+                raise ModelError(
+                    f"field channels.qk needs heads that turn as a whole, and this model turns "
+                    f"{2 * inv_freq.shape[0]} of {shape.head_dim} channels; {instead}"
+                )
     return [
         view if view.removed or view.keys is not None or view.values is not None else None
         for view in found

@@ -158,8 +158,7 @@ class PolicyCache(Cache):
             rotaries = _rotaries(model, "positions 'cache'", "use positions 'original'")
         elif rule is not None and "queries" in rule.needs:
             rotaries = _rotaries(model, f"rule {rule.name!r}", "use another rule")
-        lost = views(policy, shape)
-        _check_pairs(model, lost, shape)
+        lost = views(policy, shape, lambda *say: _rotary_frequencies(model, *say))
         if native is None:
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
@@ -340,21 +339,6 @@ def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
                 f"layer {i} of {type(model).__name__} does not hand {shape.kv_heads} keys and "
                 f"values of {shape.head_dim} channels, once, to transformers' attention interface; "
                 "no policy cache can serve it"
-            )
-
-
-def _check_pairs(model: PreTrainedModel, lost: Sequence[View | None], shape: ModelShape) -> None:
-    """Raise a `ModelError` where keys would lose channels that do not turn as pairs."""
-    if all(view is None or view.pairs is None for view in lost):
-        return
-    instead = "keep all channels of queries and keys"
-    found = _rotary_frequencies(model, "field channels.qk", instead)
-    for view, inv_freq in zip(lost, found, strict=True):
-        partial = inv_freq.any() and 2 * inv_freq.shape[0] != shape.head_dim
-        if view is not None and view.pairs is not None and partial:
-            raise ModelError(
-                f"field channels.qk needs heads that turn as a whole, and this model turns "
-                f"{2 * inv_freq.shape[0]} of {shape.head_dim} channels; {instead}"
             )
 
 
