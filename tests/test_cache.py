@@ -24,13 +24,15 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Place, Slots
+from tests.importance import importance
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 T = 168
 CPU = torch.device("cpu")
 K4 = (Tier(key_bits=4, value_bits=4),)
 
 
-def tiny(seed: int = 0, dtype: torch.dtype = torch.float64) -> LoadedModel:
+def tiny(seed: int = 0, dtype: torch.dtype = torch.float64, head_dim: int = 16) -> LoadedModel:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=97,
@@ -39,7 +41,7 @@ def tiny(seed: int = 0, dtype: torch.dtype = torch.float64) -> LoadedModel:
         num_hidden_layers=4,
         num_attention_heads=6,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=512,
     )
     model = LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
@@ -50,8 +52,17 @@ def tiny(seed: int = 0, dtype: torch.dtype = torch.float64) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny()
+def models() -> dict[int, LoadedModel]:
+    """By head size."""
+    return {D: tiny(head_dim=D) for D in (16, 32)}
+
+
+@pytest.fixture
+def loaded(request: pytest.FixtureRequest, models: dict[int, LoadedModel]) -> LoadedModel:
+    """A small model; its heads hold the blocks of the policy that the test calls `name`."""
+    call = getattr(request.node, "callspec", None)
+    name = call.params.get("name") if call is not None else None
+    return models[16 if name is None else head_dim(name)]
 
 
 IDS = np.random.default_rng(0).integers(0, 97, size=(2, T))
@@ -60,6 +71,7 @@ SETTING = Setting(
     ModelShape(4, 2, 16, 6).budget_bytes(104),
     T,
     (0.5, 0.7, 1.2, 1.6),
+    importance=importance(ModelShape(4, 2, 16, 6)),
 )
 PROMPT = 100  # of the policies that compact after a prompt; they hold all that follows
 AFTER = replace(SETTING, budget_bytes=SETTING.shape.budget_bytes(140), prompt=PROMPT)
@@ -207,6 +219,46 @@ EXTRA |= {
         **{**HEADS, "slots": 90}, trigger="prompt+stream", rule=Attention(horizon=4)
     ),
 }  # fmt: skip
+BLOCKS: dict[str, Any] = dict(slots=44, interval=6, recent_window=8, rule=Attention())
+EXTRA |= {
+    "fp8 by rank, re-indexed": Policy(
+        **BLOCKS,
+        sinks=2,
+        tiers=(Tier(share=0.3), Tier(share=0.7, key_bits=8, value_bits=8)),
+        quantizer=Quantizer(levels="e5m2", fp16_sinks=True),
+        positions="cache",
+    ),
+    "q8_0, q5_0 and q4_0 by rank": Policy(
+        **BLOCKS,
+        tiers=(
+            Tier(share=0.3, key_bits=8, value_bits=8),
+            Tier(share=0.4, key_bits=8, value_bits=5),
+            Tier(share=0.3, key_bits=5, value_bits=4),
+        ),
+        quantizer=Quantizer(levels="ggml-0", group=32),
+    ),
+    "q5_1, recent window in 16 bits": Policy(
+        **BLOCKS,
+        tiers=(Tier(key_bits=5, value_bits=4),),
+        quantizer=Quantizer(levels="ggml-1", group=32, fp16_recent=True),
+    ),
+    "ggml formats by layer": Policy(
+        **HEADS,
+        tiers=(Tier(key_bits=8, value_bits=5),),
+        head_tiers=HeadTiers(
+            others=((Tier(key_bits=5, value_bits=4),), (Tier(),)), of=(0, 1, 2, 1)
+        ),
+        quantizer=Quantizer(levels="ggml-0", group=32),
+    ),
+    "values rotated in blocks": Policy(
+        **BLOCKS,
+        tiers=(
+            Tier(share=0.3, key_bits=8, value_bits=4),
+            Tier(share=0.7, key_bits=4, value_bits=4),
+        ),
+        quantizer=Quantizer(group=8, rotate=True, value_block=4),
+    ),
+}
 for rule_name, rule in RULES.items():  # a new rule is proven by being listed
     EXTRA |= {
         f"{rule_name} every token": Policy(slots=40, sinks=2, recent_window=4, rule=rule()),
@@ -237,10 +289,18 @@ for rule_name, rule in RULES.items():  # a new rule is proven by being listed
 NAMED = [*METHODS, *EXTRA]
 
 
+def head_dim(name: str) -> int:
+    """Of a model that can run the policy."""
+    extra = EXTRA.get(name)
+    levels = METHODS[name].knobs.get("levels") if extra is None else extra.quantizer.levels
+    return CODEBOOKS[str(levels or "uniform")].group or 16
+
+
 def policy_of(name: str) -> Policy:
     if name in EXTRA:
         return EXTRA[name]
     setting = AFTER if "prompt" in name else SETTING
+    setting = replace(setting, shape=replace(setting.shape, head_dim=head_dim(name)))
     room = 4 * 6 * 16 * 17 // 2 if name == "expected-attention" else 0  # a layer's covariance
     return at(name, replace(setting, budget_bytes=(setting.budget_bytes or 0) + 4 * room))
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsearch.policy.marginal import choose, hull, split
+from kvsearch.policy.marginal import Split, choose, hull
 
 loss = st.floats(0, 10)
 
@@ -18,7 +18,7 @@ def test_no_exchange_of_a_slot_between_heads_gains_on_convex_curves(curves, data
     steps = [sorted(np.diff(c)) for c in falling]  # the steepest first: convex
     convex = [np.cumsum([c[0], *s]) for c, s in zip(falling, steps, strict=True)]
     total = data.draw(st.integers(8 * len(convex), 32 * len(convex)))
-    got = split(sizes, convex, total, 8)
+    got = Split(sizes, convex).at(total)
     assert got.sum() == np.float64(total) or abs(got.sum() - total) < 1e-6
     assert (got >= 8 - 1e-9).all()
 

@@ -170,8 +170,7 @@ class PolicyCache(Cache):
             states[part.layer].append(
                 LayerState(part, packed=packed, native=native, rotary=rotary, fast=fast)
             )
-        mine = [PolicyLayer(layer, view) for layer, view in zip(states, lost, strict=True)]
-        super().__init__(layers=_layers(model, mine))
+        super().__init__(layers=_layers(model, [*map(PolicyLayer, states, lost)]))
         self.policy = policy
         self.shape = shape
         self._config = text_config(model.config)

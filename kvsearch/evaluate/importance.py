@@ -20,7 +20,7 @@ from kvsearch.evaluate.kept import kept_or_made
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.projections import Projections, projections
 from kvsearch.policy import ModelShape
-from kvsearch.policy.pruning import Order, Orders
+from kvsearch.policy.pruning import Order, Orders, tuples
 
 ROW = 128  # tokens of a row of text that Taylor's loss is taken over
 ROWS = 16  # such rows, at most
@@ -67,7 +67,7 @@ def orders(
 
     words = f"taylor/{loaded.digest}/{loaded.dtype}/{rows.shape}"
     (found,) = kept_or_made("importance", words, rows, 1, make)
-    return Orders(*(_tuples(order) for order in found))
+    return Orders(*(tuples(order) for order in found))
 
 
 def _ranked(layers: list[Projections], shape: ModelShape, score: str) -> Orders:
@@ -79,7 +79,7 @@ def _ranked(layers: list[Projections], shape: ModelShape, score: str) -> Orders:
         for order, x in zip(
             found, (pairs.mean(0), pairs[:2].mean(0), parts[2:].mean(0)), strict=True
         ):
-            order.append(_tuples(x.sort(stable=True, dim=-1, descending=True).indices.tolist()))
+            order.append(tuples(x.sort(stable=True, dim=-1, descending=True).indices.tolist()))
     return Orders(*(tuple(order) for order in found))
 
 
@@ -107,8 +107,3 @@ def _gradients(layers: list[Projections]) -> Iterator[None]:
         for w, needed in zip(weights, before, strict=True):
             w.requires_grad_(needed)
             w.grad = None
-
-
-def _tuples(x: Any) -> Any:
-    """Lists inside lists as tuples."""
-    return tuple(map(_tuples, x)) if isinstance(x, list | tuple) else x

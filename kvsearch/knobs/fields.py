@@ -6,9 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError
+from kvsearch.knobs import heads
+from kvsearch.knobs.channels import channels_of
+from kvsearch.knobs.heads import HeadLosses
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer
+from kvsearch.policy.pruning import Importance
 from kvsearch.rules import Rule
 
 
@@ -21,7 +25,9 @@ class Setting:
         budget_bytes: per sequence, that the peak may reach, or None for no limit.
         tokens: length of the stream; policies that keep every token grow with it.
         sensitivity: measured sensitivity per layer, or empty if it was not measured.
+        heads: what was measured of the KV heads, or None.
         prompt: tokens of the stream that one forward call brings in at its start.
+        importance: what was measured of the channels, or None.
     """
 
     shape: ModelShape
@@ -29,6 +35,8 @@ class Setting:
     tokens: int
     sensitivity: tuple[float, ...] = ()
     prompt: int = 0
+    heads: HeadLosses | None = None
+    importance: Importance | None = None
 
 
 def recent_window_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
@@ -37,6 +45,11 @@ def recent_window_of(get: Mapping[str, Value], setting: Setting, slots: int | No
     if recent_window == "half":
         return (slots or 0) // 2
     return setting.shape.layers if recent_window == "layers" else int(recent_window)
+
+
+def budgets_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> Budgets:
+    """How a policy with so many slots shares them out."""
+    return heads.budgets(get, setting.sensitivity, setting.heads, slots, setting.tokens)
 
 
 def policy_of(
@@ -48,14 +61,9 @@ def policy_of(
         PolicyError: the values do not go together.
     """
     shape = setting.shape
-    group = shape.head_dim if get["group"] == "head" else int(get["group"])
-    while shape.head_dim % group:
-        group -= 1
-    kind = get["budgets"]
-    if kind == "sensitivity" and not setting.sensitivity:
-        raise PolicyError("budgets 'sensitivity' needs the model's sensitivity to be measured")
-    weights = setting.sensitivity if kind == "sensitivity" else ()
-    of = "rest" if kind == "pyramid" else "total"
+    channels = channels_of(get, setting.importance, shape)
+    group = _group(get["group"], channels.on(shape))
+    tiers = TIERS[str(get["tiers"])]
     fields: dict[str, Any] = dict(
         name=name,
         slots=slots,
@@ -63,35 +71,49 @@ def policy_of(
         trigger=get["trigger"],
         sinks=int(get["sinks"]),
         recent_window=recent_window_of(get, setting, slots),
-        budgets=_part(
-            Budgets,
-            kind=kind,
-            beta=get["beta"],
-            of=of,
-            exponent=get["exponent"],
-            weights=weights,
-        ),
+        budgets=budgets_of(get, setting, slots),
         ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
         rule=_rule(str(get["rule"]), int(get["interval"])),
-        tiers=TIERS[str(get["tiers"])],
-        quantizer=_part(
-            Quantizer,
+        tiers=tiers,
+        head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads),
+        quantizer=_quantizer(
             group=group,
             rotate=get["rotate"],
+            value_block=_value_block(get["value_block"], shape.head_dim),
             levels=get["levels"],
             along=get["along"],
             fp16_sinks=get["fp16_sinks"],
             fp16_recent=get["fp16_recent"],
         ),
+        channels=channels,
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
 
 
+def _group(asked: Value, left: ModelShape) -> int | None:
+    """The largest group up to the one asked for that divides every key and value that is left."""
+    if asked == "head":
+        return None if left.widths else left.head_dim
+    group = int(asked)
+    while any(width % group for widths in left.kinds for width in widths):
+        group -= 1
+    return group
+
+
+def _value_block(block: Value, head_dim: int) -> int | None:
+    """None where a block holds all that a rotation mixes, so that equal policies look equal."""
+    if block == "head" or int(block) >= head_dim & -head_dim:
+        return None
+    if int(block).bit_count() > 1:
+        raise PolicyError(f"knob value_block: {block} is not a power of two")
+    return int(block)
+
+
 @lru_cache(maxsize=1024, typed=True)
-def _part(what: type[Budgets] | type[Quantizer], **fields: Any) -> Budgets | Quantizer:
-    """A part of a policy; validated once, since a search asks for the same few again and again."""
-    return what.model_validate(fields)
+def _quantizer(**fields: Any) -> Quantizer:
+    """Validated once, since a search asks for the same few again and again."""
+    return Quantizer.model_validate(fields)
 
 
 @lru_cache(maxsize=1024)

@@ -1,9 +1,10 @@
 """How many slots a budget pays for: from knobs to a policy of a given size."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from kvsearch.errors import PolicyError
-from kvsearch.knobs.fields import Setting, policy_of, recent_window_of
+from kvsearch.knobs.fields import Setting, budgets_of, policy_of, recent_window_of
 from kvsearch.knobs.vocabulary import KNOBS, Value, check_value
 from kvsearch.policy import Policy, layout
 from kvsearch.policy.budgets import least, units
@@ -43,10 +44,18 @@ def _largest(
 ) -> tuple[Policy, int]:
     """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
 
-    The policy is validated once: only slots, and a recent window of half of them, differ between
-    the sizes tried.
+    The policy is validated once: only slots, a recent window that is a share of them, and budgets
+    by marginal loss differ between the sizes tried.
     """
     base = policy_of(get, setting, 2, name)
+
+    def of(slots: int) -> Policy:
+        update: dict[str, Any] = {"slots": slots}
+        update["recent_window"] = recent_window_of(get, setting, slots)
+        if get["budgets"] == "marginal":
+            update["budgets"] = budgets_of(get, setting, slots)
+        return base.model_copy(update=update)
+
     costs, layers = costs_of(base, setting.shape), units(base, setting.shape).layers
     few = 1  # the recent window may grow with the slots, and the least slots with those
     while (need := least(base, setting.shape, recent_window_of(get, setting, few))) > few:
@@ -60,16 +69,12 @@ def _largest(
     turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
-        recent_window = recent_window_of(get, setting, mid)
-        held = peak_of(
-            base, setting.shape, costs, mid, recent_window, setting.tokens, setting.prompt
-        )
+        held = peak_of(of(mid), setting.shape, costs, setting.tokens, setting.prompt)
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
         step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it
         guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
         turn += 1
-    recent_window = recent_window_of(get, setting, low)
-    policy = base.model_copy(update={"slots": low, "recent_window": recent_window})
+    policy = of(low)
     if low >= few:
         return policy, peak
     reason = f"{limit} bytes pay for no slot"

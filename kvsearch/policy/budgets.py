@@ -48,12 +48,13 @@ def least(policy: Policy, shape: ModelShape, recent_window: int) -> int:
     return max(kept, policy.sinks + 1) + policy.interval
 
 
-def share_out(policy: Policy, shape: ModelShape, slots: int | None, recent_window: int) -> Slots:
-    """Slots of each unit, of `policy` with so many slots on average and such a recent window.
+def share_out(policy: Policy, shape: ModelShape) -> Slots:
+    """Slots of each unit.
 
     Raises:
         PolicyError: they cannot hold what the policy promises never to evict.
     """
+    slots, recent_window = policy.slots, policy.recent_window
     many = units(policy, shape).layers
     if slots is None:
         return (None,) * many

@@ -7,6 +7,7 @@ from kvsearch.policy.channels import ALL, NONE
 from kvsearch.policy.layout import layout
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 
 def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> None:
@@ -78,7 +79,7 @@ def _check_format(p: Policy, bits: int, width: int, named: str, along: str = "ch
     if bits == 16 or not width:
         return
     group = p.quantizer.group or width
-    if along == "channels" and width % group:
+    if along == "channels" and CODEBOOKS[p.quantizer.levels].numbers and width % group:
         raise PolicyError(f"field quantizer.group: {group} does not divide the {named}")
     if width % 8 and bits < 8:
         raise PolicyError(

@@ -302,7 +302,7 @@ def costs_of(policy: Policy, shape: ModelShape) -> tuple[Cost, ...]:
 
 
 def _make(policy: Policy, shape: ModelShape) -> Layout:
-    slots = share_out(policy, shape, policy.slots, policy.recent_window)
+    slots = share_out(policy, shape)
     left = policy.channels.on(shape)
     tiers, kinds = _tiers(policy, shape), _kinds(policy, shape)
     rung, costs = ladder_of(policy, shape), costs_of(policy, shape)
@@ -343,27 +343,23 @@ def layout(policy: Policy, shape: ModelShape) -> Layout:
 
 
 def peak_of(
-    policy: Policy, shape: ModelShape, costs: tuple[Cost, ...], slots: int | None,
-    recent_window: int, tokens: int, prompt: int = 0,
-) -> int:  # fmt: skip
-    """Peak in bytes of `policy` with other slots and recent window, without building that policy.
+    policy: Policy, shape: ModelShape, costs: tuple[Cost, ...], tokens: int, prompt: int = 0
+) -> int:
+    """`Layout.bytes_peak` where costs are known, which do not depend on slots or recent window.
 
     Args:
         policy: what runs.
         shape: of the model.
         costs: its bytes, see `costs_of`.
-        slots: instead of its own.
-        recent_window: instead of its own.
         tokens: length of the stream.
         prompt: tokens that one forward call brings in at its start.
 
     Raises:
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
-    each = share_out(policy, shape, slots, recent_window)
+    each = share_out(policy, shape)
     held = _held(costs, each, _kinds(policy, shape))
     peak = stream_peak(policy, held, ladder_of(policy, shape), tokens)
     if peak is not None:
         return peak
-    there = policy.model_copy(update={"slots": slots, "recent_window": recent_window})
-    return _make(there, shape).bytes_peak(tokens, prompt)
+    return _make(policy, shape).bytes_peak(tokens, prompt)

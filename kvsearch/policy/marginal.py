@@ -26,33 +26,38 @@ def hull(x: Sequence[float], y: Sequence[float]) -> list[int]:
     return kept[: lowest + 1]
 
 
-def split(
-    sizes: Sequence[float], losses: ArrayLike, total: float, floor: float
-) -> NDArray[np.float64]:
-    """What each of N heads gets of `total`, at least `floor` each.
+class Split:
+    """How N heads share any total.
 
     Args:
-        sizes: where the curves are known, rising.
+        sizes: where the curves of loss are known, rising.
         losses: `[N, len(sizes)]`.
-        total: to share out; beyond the last size nothing is gained, and what is left is spread
-            evenly.
-        floor: least of every head; below the first size, its loss counts.
     """
-    curves = np.asarray(losses, dtype=np.float64)
-    got = np.full(len(curves), float(floor))
-    steps: list[tuple[float, int, float]] = []  # slope, head, up to
-    for head, curve in enumerate(curves):
-        x = [float(floor), *(s for s in sizes if s > floor)]
-        y = [float(np.interp(s, sizes, curve)) for s in x]
-        on = hull(x, y)
-        for a, b in pairwise(on):
-            steps.append(((y[b] - y[a]) / (x[b] - x[a]), head, x[b]))
-    left = total - got.sum()
-    for _, head, end in sorted(steps):
-        step = min(end - got[head], left)
-        got[head] += step
-        left -= step
-    return got + max(0.0, left) / len(got)
+
+    def __init__(self, sizes: Sequence[float], losses: ArrayLike) -> None:
+        self.least, curves = float(sizes[0]), np.asarray(losses, dtype=np.float64)
+        steps: list[tuple[float, int, float]] = []  # slope, head, by how much it grows
+        for head, y in enumerate(curves):
+            for a, b in pairwise(hull(sizes, y)):
+                more = sizes[b] - sizes[a]
+                steps.append(((y[b] - y[a]) / more, head, more))
+        steps.sort()
+        self._many = len(curves)
+        self._heads = np.array([head for _, head, _ in steps], dtype=np.int64)
+        self._more = np.array([more for _, _, more in steps])
+        self._until = self._more.cumsum()
+
+    def at(self, total: float) -> NDArray[np.float64]:
+        """What each head gets of `total`: the first size, then what saves most.
+
+        Beyond the last size nothing is gained, and what is left is spread evenly; so is a total
+        that does not pay for the first sizes.
+        """
+        got = np.full(self._many, min(self.least, total / self._many))
+        left = total - got.sum()
+        taken = np.clip(left - (self._until - self._more), 0, self._more)
+        np.add.at(got, self._heads, taken)
+        return got + (total - got.sum()) / self._many
 
 
 def choose(

@@ -1,8 +1,8 @@
 """From what was measured about a model's channels to those that a policy keeps (KVPruner)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from kvsearch.errors import PolicyError
 from kvsearch.policy.channels import ALL, NONE, Channels, mask
@@ -31,9 +31,9 @@ class Orders:
     vo: Order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Importance:
-    """What was measured about a model.
+    """What was measured about a model's channels.
 
     Attributes:
         harm: per layer, the rise in perplexity without its attention; empty if not measured.
@@ -42,6 +42,23 @@ class Importance:
 
     harm: tuple[float, ...] = ()
     orders: Mapping[str, Orders] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """What `read` takes, for a file."""
+        return {"harm": list(self.harm), "orders": {k: asdict(v) for k, v in self.orders.items()}}
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> "Importance":
+        """From `plain`, lists instead of tuples included."""
+        orders = {
+            k: Orders(**{n: tuples(x) for n, x in v.items()}) for k, v in data["orders"].items()
+        }
+        return cls(tuple(data["harm"]), orders)
+
+
+def tuples(x: Any) -> Any:
+    """Lists inside lists as tuples."""
+    return tuple(map(tuples, x)) if isinstance(x, list | tuple) else x
 
 
 def channels(

@@ -12,7 +12,7 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.methods import at
 from kvsearch.policy import Budgets, Policy, layout
-from kvsearch.policy.marginal import split
+from kvsearch.policy.marginal import Split
 
 HERE = Path(__file__).parent
 OUTCOME = HERE.parent / "2026-11-outcome"
@@ -33,16 +33,21 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
         "h2o+int4-fine": partial(at, "h2o+int4-fine", setting),
         "xmu+int4": partial(at, "xmu+int4", setting),
     }
-    for source in ("window 0", "scored"):
-        if source in heads:
-            weights = rows(heads[source]["losses"], setting)
-            for e in (0.35, 0.5, 0.75):
-                by_head = by_weights(weights, e)
-                base[f"heads {source} {e}"] = partial(fitted, found, setting, by_head)
-                base[f"flat heads {source} {e}"] = partial(fitted, flat, setting, by_head)
+    measured, priced = (heads[name]["losses"] for name in ("window 0", "priced slots"))
+    curves = np.array(priced)
+    for source, losses in (("measured", measured), ("priced", curves[:, SIZES.index(68)])):
+        weights = rows(losses, setting)
+        for e in (0.35, 0.5, 0.75):
+            base[f"heads {source} {e}"] = partial(fitted, found, setting, by_weights(weights, e))
+            base[f"flat heads {source} {e}"] = partial(
+                fitted, flat, setting, by_weights(weights, e)
+            )
     base["flat"] = partial(fitted, flat, setting, None)
-    if "priced slots" in heads:
-        base["marginal"] = partial(marginal, found, setting, heads["priced slots"]["losses"])
+    scale = np.array(measured) / curves[:, SIZES.index(68)]
+    base["marginal"] = partial(marginal, found, setting, curves)
+    base["marginal calibrated"] = partial(marginal, found, setting, curves * scale[:, None])
+    base["flat marginal"] = partial(marginal, flat, setting, curves)
+    base["flat marginal calibrated"] = partial(marginal, flat, setting, curves * scale[:, None])
     return base
 
 
@@ -74,13 +79,11 @@ def fitted(policy: Policy, setting: Setting, budgets: Budgets | None, **other: A
     return Policy.build(made.model_copy(update={"slots": low}).plain())
 
 
-def marginal(policy: Policy, setting: Setting, losses: list[list[float]], **other: Any) -> Policy:
+def marginal(policy: Policy, setting: Setting, losses: np.ndarray, **other: Any) -> Policy:
     """`policy` whose slots follow the marginal loss of every head's priced curve."""
-    made = policy
+    made, curves = policy, np.column_stack([losses, np.zeros(len(losses))])
     for _ in range(3):  # the mean number of slots depends on the split where the text is short
-        total = (made.slots or 0) * len(losses)
-        curves = np.column_stack([np.array(losses), np.zeros(len(losses))])
-        got = split([*SIZES, setting.tokens], curves, total, max(36, policy.interval + 20))
+        got = Split([*SIZES, setting.tokens], curves).at((made.slots or 0) * len(losses))
         weights = got.reshape(setting.shape.layers, -1)
         made = fitted(policy, setting, by_weights(weights / weights.mean(), 1.0), **other)
     return made

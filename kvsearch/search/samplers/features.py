@@ -15,7 +15,11 @@ from kvsearch.rules import feature_names
 from kvsearch.space import SearchSpace
 from kvsearch_kernels.codebooks import CODEBOOKS
 
-BY_KNOB = {"fp16 recent": "fp16_recent", "along tokens": "along"}  # newer than the first studies
+BY_KNOB = {  # newer than the first studies
+    "fp16 recent": "fp16_recent",
+    "along tokens": "along",
+    "value block": "value_block",
+}
 
 
 def every_name() -> tuple[str, ...]:
@@ -34,6 +38,7 @@ def every_name() -> tuple[str, ...]:
         "fp16 recent",
         "along tokens",
         "rotate",
+        "value block",  # a value is rotated in smaller blocks than a key
         *(name for name in CODEBOOKS if name != "uniform"),
         "group",
         "ranked",
@@ -81,7 +86,8 @@ def features(
     keys = sum(t.share * t.key_bits for t in p.tiers)
     values = sum(t.share * t.value_bits for t in p.tiers)
     quantizes, ladder = p.quantizes, p.ladder
-    group = (q.group or setting.shape.head_dim) if quantizes else 0
+    scaled = quantizes and CODEBOOKS[q.levels].numbers > 0
+    group = (q.group or setting.shape.head_dim) if scaled else 0
     ranked = {} if rule is None else rule.features()
     numbers = (
         (log2(slots / fp16_slots) + 2) / 4,
@@ -97,6 +103,7 @@ def features(
         p.fp16_recent > 0,
         quantizes and q.along == "tokens",
         quantizes and q.rotate,
+        quantizes and q.rotate and q.value_block is not None,
         *(quantizes and q.levels == name for name in CODEBOOKS if name != "uniform"),
         (log2(group) - 3) / 4 if group else 0,
         rule is not None,
