@@ -37,6 +37,13 @@ _KEEP: dict[str, Value] = dict(evict=False, interval=64)
 _XMU: dict[str, Value] = dict(_KEEP, rule="xmu-forget", recent_window=1)
 _BY_HAND: dict[str, Value] = dict(interval=64, tiers="k4v4")
 
+_KVPRUNER: list[tuple[str, str, dict[str, Value], str]] = [
+    ("01", "01", {}, "whole layers of least harm"),
+    ("l1", "eq1", {"channels.score": "l1"}, "fewer where harm is great, by L1"),
+    ("l2", "eq1", {"channels.score": "l2"}, "fewer where harm is great, by L2"),
+    ("taylor", "eq1", {"channels.score": "taylor"}, "fewer where harm is great, by Taylor"),
+]
+
 METHODS: dict[str, Method] = {
     "full": Method(dict(evict=False), "full", "every token in 16 bits"),
     "window": Method({}, "single", "newest tokens only", baseline=False),
@@ -191,6 +198,16 @@ METHODS: dict[str, Method] = {
         "llama.cpp's q4_0 with its rotation, of values in blocks of 64",
         baseline=False,
     ),
+    **{
+        f"kvpruner-{name}-{percent}": Method(
+            {"evict": False, "channels": law, "channels.ratio": percent / 100, **score},
+            "single",
+            f"KVPruner, {percent} % of the channels: {about} (arXiv:2409.11057)",
+            baseline=False,
+        )
+        for name, law, score, about in _KVPRUNER
+        for percent in (20, 50)
+    },
     "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
     "h2o+int4": Method(
         dict(_BY_HAND, rule="h2o", recent_window=64), "combined", "H2O in 4 bits, textbook settings"

@@ -33,12 +33,12 @@ def test_layer_sensitivity_is_measured_beside_the_windows_or_read(
     said = [line for line in capfd.readouterr().err.splitlines() if "sensitivity of each" in line]
     assert len(said) == 1 and "beside the windows" in said[0] and "--sensitivity FILE" in said[0]
     assert evaluate("h2o", loaded, WORDS, **SIZE).rows[0].nll == found.rows[1].nll
-    (kept,) = (tmp_path / "sensitivity").iterdir()
+    (before,) = (tmp_path / "sensitivity").iterdir()
     file = tmp_path / "sensitivity.json"
-    file.write_text(json.dumps({"per_layer": json.loads(kept.read_text())}))
-    kept.unlink()
+    file.write_text(json.dumps({"per_layer": json.loads(before.read_text())}))
+    before.unlink()
     again = evaluate(names, loaded, WORDS, sensitivity=file, **SIZE)
-    assert again.rows[0].fingerprint == found.rows[0].fingerprint and not kept.exists()
+    assert again.rows[0].fingerprint == found.rows[0].fingerprint and not before.exists()
     whole = Text(WORDS.text[:500], "short")  # nothing is left beside the window
     evaluate(names, loaded, whole, progress=True, **SIZE)
     assert "on the windows themselves" in capfd.readouterr().err

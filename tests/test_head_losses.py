@@ -55,7 +55,8 @@ def test_measured_heads_keep_what_was_measured_and_others_the_usual_ratio(tiny) 
     policy = head_losses.starving(0, tiny.shape, found.starved, T)
     direct = float(divergence.of(policy)[:, found.starved :].mean())
     assert all_of[0] == pytest.approx(direct, rel=1e-4)
-    assert HeadLosses.read(json.loads(json.dumps(every.plain()))).sensitivity == every.sensitivity
+    again = HeadLosses.read(json.loads(json.dumps(every.plain())))
+    np.testing.assert_allclose(again.sensitivity, every.sensitivity, rtol=2e-3)  # four digits
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def run(
     for h, state in enumerate(states):
         x = arriving(state, q[:, h * group : (h + 1) * group], k[:, h : h + 1], v[:, h : h + 1])
         parts.append((*x, segments.quantise_ahead(state, *x[1:])))
-    out, done, total = torch.empty_like(q), 0, q.shape[2]
+    out, done, total = q.new_empty(*q.shape[:3], v.shape[3]), 0, q.shape[2]
     first = states[0]
     while done < total:
         due = first.layer.clock.after(first.seen, first.prompt)

@@ -27,12 +27,12 @@ def advance(
         state: the layer.
         q: queries `[B, Hq, M, D]`, rotated to their index in the stream.
         k: keys `[B, H, M, D]`, rotated likewise.
-        v: values `[B, H, M, D]`.
+        v: values `[B, H, M, Dv]`.
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
 
     Returns:
-        Attention output `[B, Hq, M, D]`.
+        Attention output `[B, Hq, M, Dv]`.
 
     Raises:
         PolicyError: a prompt comes in pieces, and the policy compacts after a prompt.

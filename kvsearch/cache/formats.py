@@ -70,14 +70,15 @@ class Codec:
 
 def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]:
     """Key and value codec of each tier, then those of the 16-bit pool (new tokens and sinks)."""
-    q, D = layer.policy.quantizer, layer.shape.head_dim
-    group = D if q.group is None or not CODEBOOKS[q.levels].numbers else q.group
+    q = layer.policy.quantizer
 
-    def codec(bits: int, along: Along, block: int | None) -> Codec:
+    def codec(bits: int, width: int, along: Along, block: int | None) -> Codec:
+        group = width if q.group is None or not CODEBOOKS[q.levels].numbers else q.group
         fmt = Format(bits, group, q.levels, q.rotate, along, block)
         return Codec(None if bits == 16 else fmt, native)
 
     def pair(key_bits: int, value_bits: int) -> tuple[Codec, Codec]:
-        return codec(key_bits, q.along, None), codec(value_bits, "channels", q.value_block)
+        keys = codec(key_bits, layer.key_dim, q.along, None)
+        return keys, codec(value_bits, layer.value_dim, "channels", q.value_block)
 
     return [*(pair(t.key_bits, t.value_bits) for t in layer.policy.tiers), pair(16, 16)]

@@ -28,7 +28,7 @@ def run(
 
     Arguments are as in `engine.advance`, after rounding; `quantised` is from `quantise_ahead`.
     """
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:3], v.shape[3])
     done, total = 0, q.shape[2]
     while done < total:
         due = state.layer.clock.after(state.seen, state.prompt)

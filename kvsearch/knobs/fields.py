@@ -7,9 +7,11 @@ from typing import Any
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
+from kvsearch.knobs.channels import channels_of
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
+from kvsearch.policy.pruning import Importance
 from kvsearch.rules import Rule
 
 
@@ -24,6 +26,7 @@ class Setting:
         sensitivity: measured sensitivity per layer, or empty if it was not measured.
         heads: what was measured of the KV heads, or None.
         prompt: tokens of the stream that one forward call brings in at its start.
+        importance: what was measured of the channels, or None.
     """
 
     shape: ModelShape
@@ -32,6 +35,7 @@ class Setting:
     sensitivity: tuple[float, ...] = ()
     prompt: int = 0
     heads: HeadLosses | None = None
+    importance: Importance | None = None
 
 
 def recent_window_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
@@ -56,9 +60,8 @@ def policy_of(
         PolicyError: the values do not go together.
     """
     shape = setting.shape
-    group = shape.head_dim if get["group"] == "head" else int(get["group"])
-    while shape.head_dim % group:
-        group -= 1
+    channels = channels_of(get, setting.importance, shape)
+    group = _group(get["group"], channels.on(shape))
     tiers = TIERS[str(get["tiers"])]
     fields: dict[str, Any] = dict(
         name=name,
@@ -81,9 +84,20 @@ def policy_of(
             fp16_sinks=get["fp16_sinks"],
             fp16_recent=get["fp16_recent"],
         ),
+        channels=channels,
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
+
+
+def _group(asked: Value, left: ModelShape) -> int | None:
+    """The largest group up to the one asked for that divides every key and value that is left."""
+    if asked == "head":
+        return None if left.widths else left.head_dim
+    group = int(asked)
+    while any(width % group for widths in left.kinds for width in widths):
+        group -= 1
+    return group
 
 
 def _value_block(block: Value, head_dim: int) -> int | None:

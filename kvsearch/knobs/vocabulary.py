@@ -71,6 +71,17 @@ KNOBS: dict[str, Knob] = {
     ),
     "exponent": Knob(0.5, (), float, "of the measured sensitivity", 0.0, 2.0),
     "beta": Knob(20.0, (), float, "steepness of the pyramid", 1.0),
+    "channels": Knob(
+        "none",
+        ("none", "uniform", "eq1", "01", "01-even"),
+        None,
+        "how removed channels are spread over the layers",
+    ),
+    "channels.ratio": Knob(0.2, (), float, "share of channels removed", 0.0, 1.0),
+    "channels.qk": Knob(
+        "coupled", ("coupled",), float, "share of query and key pairs, ranked apart", 0.0, 1.0
+    ),
+    "channels.score": Knob("l2", ("l1", "l2", "taylor"), None, "which channels matter"),
     "positions": Knob("original", ("original", "cache"), None, "rotary index of keys"),
 }
 

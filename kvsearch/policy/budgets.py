@@ -20,8 +20,9 @@ def units(policy: Policy, shape: ModelShape) -> ModelShape:
     """The shape whose layers are what the policy gives slots and tiers to: layers, or heads."""
     if not policy.per_head:
         return shape
+    each = tuple(w for w in shape.widths for _ in range(shape.kv_heads))
     return ModelShape(
-        shape.layers * shape.kv_heads, 1, shape.head_dim, shape.heads // shape.kv_heads
+        shape.layers * shape.kv_heads, 1, shape.head_dim, shape.heads // shape.kv_heads, each
     )
 
 

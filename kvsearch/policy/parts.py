@@ -1,4 +1,4 @@
-"""The parts of a policy: tiers, quantiser, ladder, layer budgets, and two reserved ones."""
+"""The parts of a policy: tiers, quantiser, ladder, layer budgets, and a reserved one."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -166,10 +166,3 @@ class Anchors(Frozen):
     marks: tuple[str, ...] = (".",)
     close: bool = True
     isolate: bool = True
-
-
-class Channels(Frozen):
-    """Reserved: share of query/key pairs and value/output channels kept (KVPruner)."""
-
-    qk: float = Field(default=1.0, gt=0.0, le=1.0)
-    vo: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -23,11 +23,11 @@ from pydantic import (
 
 from kvsearch.errors import PolicyError
 from kvsearch.frozen import Frozen, first_error
+from kvsearch.policy.channels import Channels
 from kvsearch.policy.ladder import rungs
 from kvsearch.policy.parts import (
     Anchors,
     Budgets,
-    Channels,
     HeadTiers,
     Ladder,
     Quantizer,
@@ -76,7 +76,7 @@ class Policy(Frozen):
         head_tiers: layers or KV heads with other tiers than these; None if there are none.
         quantizer: how tiers below 16 bits store a token.
         anchors: reserved.
-        channels: reserved.
+        channels: what every token keeps of its keys and values, see `Channels`.
         positions: `original` keeps each key's rotary angle; `cache` re-indexes keys by slot, so a
             stream may outgrow the trained context.
         name: label for people; not part of the identity.
@@ -267,8 +267,8 @@ class Policy(Frozen):
             d["interval"], d["trigger"], d["sinks"] = 1, "stream", 0
         if self.anchors is not None:
             d["anchors"] = self.anchors.model_dump()
-        if self.channels != Channels():
-            d["channels"] = self.channels.model_dump()
+        if self.channels.active:
+            d["channels"] = {k: list(v) for k, v in self.channels if any(w != "all" for w in v)}
         return d
 
     def _canonical_tiers(self) -> tuple[list[Any], list[Any]]:

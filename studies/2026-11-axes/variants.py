@@ -14,7 +14,7 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.knobs.heads import head_tiers
 from kvsearch.methods import at
-from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Policy, Tier, layout
+from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Policy, Quantizer, Tier, layout
 from kvsearch.policy.marginal import Split, choose
 
 HERE = Path(__file__).parent
@@ -61,6 +61,12 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
         base[f"{word}joint"] = partial(joint, policy, setting, heads, joined)
         if policy.ladder is None and policy.rule is not None:
             base[f"{word}adakv"] = partial(fitted, policy, setting, Budgets(kind="adakv"))
+    aged = designed.model_copy(
+        update=dict(rule=None, recent_window=0, sinks=32, interval=32)
+    )  # what keys along tokens need: eviction by age, in whole groups
+    along = Quantizer(group=32, along="tokens", fp16_sinks=True)
+    base["by age, rotated"] = partial(fitted, aged, setting, None)
+    base["by age, keys along tokens"] = partial(fitted, aged, setting, None, quantizer=along)
     return base
 
 
