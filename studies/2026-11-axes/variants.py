@@ -16,6 +16,7 @@ from kvsearch.knobs.heads import head_tiers
 from kvsearch.methods import at
 from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Policy, Quantizer, Tier, layout
 from kvsearch.policy.marginal import Split, choose
+from kvsearch.rules import Attention
 
 HERE = Path(__file__).parent
 OUTCOME = HERE.parent / "2026-11-outcome"
@@ -61,6 +62,22 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
         base[f"{word}joint"] = partial(joint, policy, setting, heads, joined)
         if policy.ladder is None and policy.rule is not None:
             base[f"{word}adakv"] = partial(fitted, policy, setting, Budgets(kind="adakv"))
+    best = by_weights(rows(measured, setting), 0.75)
+    turns: dict[str, dict[str, Any]] = {
+        "k4v3": dict(tiers=_tiers(4, 3)),
+        "k3v3": dict(tiers=_tiers(3, 3)),
+        "interval 8": dict(interval=8),
+        "interval 32": dict(interval=32),
+        "128 recent": dict(recent_window=128),
+        "16 recent": dict(recent_window=16),
+        "h2o": dict(rule=Attention()),
+        "alpha 1, beta 0.5": dict(rule=Attention(alpha=1, beta=0.5)),
+        "horizon 1024": dict(rule=Attention(alpha=1, beta=1, horizon=1024, kind="decay")),
+        "pooled": dict(rule=Attention(alpha=1, beta=1, pool=5)),
+    }
+    for name, change in turns.items():
+        turned = designed.model_copy(update=change)
+        base[f"designed heads measured 0.75, {name}"] = partial(fitted, turned, setting, best)
     aged = designed.model_copy(
         update=dict(rule=None, recent_window=0, sinks=32, interval=32)
     )  # what keys along tokens need: eviction by age, in whole groups
@@ -150,3 +167,7 @@ def joint(policy: Policy, setting: Setting, heads: dict[str, Any], curves: np.nd
     sizes = np.array([grid[s] for s, _, _ in picked], dtype=float).reshape(of.shape)
     told = HeadTiers.model_validate(dict(others=tiers, of=of.tolist()))
     return fitted(policy, setting, by_weights(sizes / sizes.mean(), 1.0), head_tiers=told)
+
+
+def _tiers(keys: int, values: int) -> tuple[Tier, ...]:
+    return (Tier.model_validate(dict(key_bits=keys, value_bits=values)),)
