@@ -20,6 +20,9 @@ def compact(
     decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
     if scorer is not None and decides:
         scores = scorer.ranks(slots)
+        rule = layer.policy.active_rule
+        if rule is not None and rule.share == "layer" and scores.shape[1] > 1:
+            scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
     keep, cursor = survivors(layer, store.n, cursor, scores, store.device)
     if keep is not None:
         old = pick(old, keep)

@@ -6,10 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError
-from kvsearch.knobs.presets import LADDERS, RULES, TIERS
+from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer
-from kvsearch.rules import Rule
+
+Get = Mapping[str, Value | None]  # every knob; dotted ones may be None, as the preset says
 
 
 @dataclass(frozen=True)
@@ -31,37 +32,58 @@ class Setting:
     prompt: int = 0
 
 
-def recent_window_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
+def recent_window_of(get: Get, setting: Setting, slots: int | None) -> int:
     """Tokens of the recent window of a policy with so many slots."""
-    recent_window = get["recent_window"]
-    if recent_window == "half":
-        return (slots or 0) // 2
-    return setting.shape.layers if recent_window == "layers" else int(recent_window)
+    word = get["recent_window"]
+    fields = {**spelled("recent_window", word), **dict(changes("recent_window", get))}
+    if fields:
+        tokens = int(float(fields["share"]) * (slots or 0))
+    else:
+        tokens = setting.shape.layers if word == "layers" else int(word or 0)
+    whole_groups = get["along"] == "tokens" and get["fp16_recent"]
+    return _whole(tokens, group_of(get, setting)) if whole_groups else tokens
 
 
-def policy_of(
-    get: dict[str, Value], setting: Setting, slots: int | None, name: str | None
-) -> Policy:
+def group_of(get: Get, setting: Setting) -> int:
+    """Channels, or tokens, that share a scale: the largest divisor of the head size up to it."""
+    size = setting.shape.head_dim
+    group = size if get["group"] == "head" else min(size, int(get["group"] or size))
+    while size % group:
+        group -= 1
+    return group
+
+
+def _whole(tokens: int, group: int) -> int:
+    return -(-tokens // group) * group
+
+
+def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -> Policy:
     """The policy that a value for every knob describes.
 
     Raises:
         PolicyError: the values do not go together.
     """
-    shape = setting.shape
-    group = shape.head_dim if get["group"] == "head" else int(get["group"])
-    while shape.head_dim % group:
-        group -= 1
+    group, interval, sinks = (
+        group_of(get, setting),
+        int(get["interval"] or 1),
+        int(get["sinks"] or 0),
+    )
+    fp16_sinks = get["fp16_sinks"]
+    if get["along"] == "tokens":  # tokens that share scales stay together, and so in step
+        interval, sinks = _whole(interval, group), _whole(sinks, group)
+        fp16_sinks = fp16_sinks or (slots is not None and sinks > 0)
     kind = get["budgets"]
     if kind == "sensitivity" and not setting.sensitivity:
         raise PolicyError("budgets 'sensitivity' needs the model's sensitivity to be measured")
     weights = setting.sensitivity if kind == "sensitivity" else ()
     of = "rest" if kind == "pyramid" else "total"
+    ladder = ladder_of(str(get["ladder"]), changes("ladder", get))
     fields: dict[str, Any] = dict(
         name=name,
         slots=slots,
-        interval=int(get["interval"]),
+        interval=interval,
         trigger=get["trigger"],
-        sinks=int(get["sinks"]),
+        sinks=sinks,
         recent_window=recent_window_of(get, setting, slots),
         budgets=_part(
             Budgets,
@@ -71,16 +93,16 @@ def policy_of(
             exponent=get["exponent"],
             weights=weights,
         ),
-        ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
-        rule=_rule(str(get["rule"]), int(get["interval"])),
-        tiers=TIERS[str(get["tiers"])],
+        ladder=ladder if slots is not None else None,
+        rule=rule_of(str(get["rule"]), changes("rule", get), interval),
+        tiers=tiers_of(str(get["tiers"]), changes("tiers", get)),
         quantizer=_part(
             Quantizer,
             group=group,
             rotate=get["rotate"],
             levels=get["levels"],
             along=get["along"],
-            fp16_sinks=get["fp16_sinks"],
+            fp16_sinks=fp16_sinks,
             fp16_recent=get["fp16_recent"],
         ),
         positions=get["positions"],
@@ -92,9 +114,3 @@ def policy_of(
 def _part(what: type[Budgets] | type[Quantizer], **fields: Any) -> Budgets | Quantizer:
     """A part of a policy; validated once, since a search asks for the same few again and again."""
     return what.model_validate(fields)
-
-
-@lru_cache(maxsize=1024)
-def _rule(name: str, interval: int) -> Rule | None:
-    rule = RULES[name]
-    return None if rule is None else rule.fitted(interval)
