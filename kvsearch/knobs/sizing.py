@@ -62,6 +62,9 @@ def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
         recent_window = recent_window_of(get, setting, mid)
+        if base.quantizer.fp16_recent:  # so many tokens are in no tier
+            there = base.model_copy(update={"recent_window": recent_window})
+            costs = costs_of(there, setting.shape)
         held = peak_of(
             base, setting.shape, costs, mid, recent_window, setting.tokens, setting.prompt
         )

@@ -35,6 +35,15 @@ class Axis(Frozen):
     def _step_of_one(cls, given: Any) -> Any:
         return [*given, 1] if isinstance(given, list | tuple) and len(given) == 2 else given
 
+    @field_validator("int_")
+    @classmethod
+    def _whole_steps(cls, given: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        """The high end a whole number of steps from the low one, as Optuna has it."""
+        if given is None or given[2] < 1 or given[0] > given[1]:
+            return given
+        low, high, step = given
+        return low, high - (high - low) % step, step
+
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if sum(x is not None for x in (self.choice, self.int_, self.float_)) != 1:
@@ -98,8 +107,8 @@ def on_grid(x: float, low: float, high: float, step: int | None) -> Value:
     """The number of a range that is nearest to `x`."""
     if step is None:
         return min(max(float(f"{x:.{FIGURES}g}"), low), high)
-    last = (int(high) - int(low)) // step  # the high end need not be a whole number of steps away
-    return int(low) + step * min(max(round((x - low) / step), 0), last)
+    steps = round((min(max(x, low), high) - low) / step)
+    return int(low) + step * steps
 
 
 def drawn(u: float, low: float, high: float, step: int | None, log_: bool) -> Value:

@@ -64,7 +64,8 @@ def features(
 ) -> tuple[float, ...]:
     """The numbers of the features `names`; inactive ones are 0.
 
-    Each is clipped to [0, 1], but for those of rules, which scale their own.
+    Each is clipped to [0, 1], but for those of rules, which scale their own, and of tiers, where
+    one bit is below 0.
 
     Args:
         policy: built for `setting`.
@@ -76,11 +77,11 @@ def features(
     fp16_slots = max(1.0, budget / setting.shape.budget_bytes(1))
     numbers = (
         _slots(policy, fp16_slots, tokens)
-        | _tiers(policy.tiers)
         | _stored(policy, setting.shape.head_dim)
         | _layers(policy)
     )
-    found = {name: min(1.0, max(0.0, float(x))) for name, x in numbers.items()} | _rule(policy)
+    found = {name: min(1.0, max(0.0, x)) for name, x in numbers.items()}
+    found |= _tiers(policy.tiers) | _rule(policy)
     return tuple(float(found[name]) for name in names or every_name())
 
 
