@@ -111,17 +111,15 @@ def check_value(knob: str, value: Any) -> str | None:
     if known.number is bool:
         return None if isinstance(value, bool) else f"{value!r} is not true or false"
     if isinstance(value, str):
-        return (
-            None
-            if value in known.names
-            else f"unknown value {value!r}{nearest(value, known.names)}"
-            if known.names
-            else f"{value!r} is not a number"
-        )
+        if value in known.names:
+            return None
+        hint = nearest(value, known.names) if known.names else ": a number is needed"
+        return f"unknown value {value!r}{hint}"
     fits = isinstance(value, int | float) and not isinstance(value, bool)
     if known.number is None or not fits:
-        kind = () if known.number is None else ("a number",)
-        return f"{value!r} is not {' or '.join([*kind, *known.names])}"
+        return (
+            f"{value!r} is not {'one of ' + ', '.join(known.names) if known.names else 'a number'}"
+        )
     if not isfinite(value) or (known.number is int and value != int(value)):
         return f"{value!r} is not a {'whole' if known.number is int else 'finite'} number"
     if not known.low <= value <= known.high:
