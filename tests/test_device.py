@@ -19,12 +19,20 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
 from kvsearch.policy import ModelShape, Policy, layout
+from tests.importance import importance
 from tests.random_policies import policies
 from tests.tagged import Device, here, tagged
 
 T, PROMPT = 130, 90
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=32, heads=6)
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(76), T, (0.5, 0.7, 1.2, 1.6), prompt=PROMPT)
+SETTING = Setting(
+    SHAPE,
+    SHAPE.budget_bytes(76),
+    T,
+    (0.5, 0.7, 1.2, 1.6),
+    prompt=PROMPT,
+    importance=importance(SHAPE),
+)
 WAYS = {  # packed, fast, and the calls in which a stream comes
     "evaluator": (False, True, [PROMPT, T - PROMPT]),
     "evaluator, by segments": (False, False, [PROMPT, T - PROMPT]),

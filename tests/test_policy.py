@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsearch.errors import PolicyError
+from kvsearch.knobs import Setting
+from kvsearch.methods import at
 from kvsearch.policy import (
     Budgets,
     Ladder,
@@ -24,16 +27,17 @@ from kvsearch.policy import (
 )
 from kvsearch.policy.layout import costs_of, peak_of
 from kvsearch.rules import Attention
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 SHAPE = ModelShape(layers=6, kv_heads=2, head_dim=16, heads=4)
 GOLDEN = Path(__file__).parent / "golden" / "policies"
-
-bits = st.sampled_from([16, 8, 4, 3, 2, 1])
 
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     interval = draw(st.sampled_from([1, 2, 5, 8]))
+    levels = draw(st.sampled_from([n for n, book in CODEBOOKS.items() if book.group is None]))
+    bits = st.sampled_from([16, *CODEBOOKS[levels].bits])
     high, low = sorted([draw(bits), draw(bits)], reverse=True)
     share = draw(st.sampled_from([1.0, 0.3]))
     tiers = [Tier(share=share, key_bits=high, value_bits=high)]
@@ -53,7 +57,7 @@ def policies(draw: st.DrawFn) -> Policy:
         tiers=tuple(tiers),
         quantizer=Quantizer(
             group=draw(st.sampled_from([2, 8, 16, None])),
-            levels=draw(st.sampled_from(["uniform", "lloyd"])),
+            levels=levels,
             fp16_sinks=draw(st.booleans()),
         ),
         budgets=draw(
@@ -102,18 +106,17 @@ def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> No
     found = []
     for few in (0, 10**6):
         with mock.patch.object(cost, "FEW", few):
-            held = costs_of(policy, SHAPE), policy.slots, policy.recent_window
-            found.append(peak_of(policy, SHAPE, *held, tokens))
+            found.append(peak_of(policy, SHAPE, costs_of(policy, SHAPE), tokens))
     assert found[0] == found[1] == layout(policy, SHAPE).bytes_peak(tokens)
 
 
 @pytest.mark.parametrize("trigger", ["stream", "prompt+stream"])
-def test_a_peak_is_that_of_the_slots_asked_about(trigger: str) -> None:
+def test_costs_of_another_size_give_the_same_peak(trigger: str) -> None:
     policy = Policy.build(
         {"slots": 40, "sinks": 4, "recent_window": 8, "interval": 4, "trigger": trigger}
     )
     other = policy.model_copy(update={"slots": 60, "recent_window": 2})
-    found = peak_of(other, SHAPE, costs_of(other, SHAPE), 40, 8, 160, 20)
+    found = peak_of(policy, SHAPE, costs_of(other, SHAPE), 160, 20)
     assert found == layout(policy, SHAPE).bytes_peak(160, 20)
     assert found < layout(other, SHAPE).bytes_peak(160, 20)
 
@@ -158,6 +161,30 @@ def test_inactive_fields_do_not_change_the_identity() -> None:
     assert seven.fingerprint(32) != Policy(slots=60).fingerprint(32)
 
 
+def test_levels_that_do_not_read_a_field_do_not_hash_it() -> None:
+    tiers = (Tier(key_bits=8, value_bits=8),)
+
+    def fingerprint(**fields: Any) -> str:
+        return Policy(tiers=tiers, quantizer=Quantizer(**fields)).fingerprint()
+
+    assert fingerprint(levels="e4m3") == fingerprint(levels="e4m3", group=8)
+    assert fingerprint(levels="e4m3") != fingerprint(levels="e5m2")
+    assert fingerprint() == fingerprint(value_block=8)
+    turned = {fingerprint(rotate=True, value_block=b) for b in (None, 8, 16)}
+    assert len(turned) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "bits"),
+    [("q8_0", 8.5), ("q5_1", 6), ("q5_0", 5.5), ("q4_1", 5), ("q4_0", 4.5), ("fp8-e4m3", 8)],
+)
+def test_formats_of_other_engines_cost_the_bits_that_those_state(method: str, bits: float) -> None:
+    shape = ModelShape(layers=2, kv_heads=3, head_dim=96, heads=6)
+    policy = at(method, Setting(shape, None, 100))
+    assert 16 * layout(policy, shape).bytes_at(100) == bits * shape.budget_bytes(100)
+    check(policy, shape)
+
+
 def test_rungs_match_the_papers_rule() -> None:
     r = rungs(32, 0.25, 0.5)
     assert (r.B, r.A, r.R) == (7, 2, 5)
@@ -175,6 +202,20 @@ def test_rungs_match_the_papers_rule() -> None:
         ('{"slots": "many"}', "field slots"),
         ('{"slotz": 3}', "field slotz"),
         ('{"tiers": [{"key_bits": 5}]}', "field tiers.0.key_bits"),
+        ('{"tiers": [{"value_bits": 7}]}', "field tiers.0.value_bits"),
+        (
+            '{"tiers": [{"value_bits": 4}], "quantizer": {"levels": "e4m3"}}',
+            "field tiers.0.value_bits: levels 'e4m3' know 8 bits, got 4",
+        ),
+        (
+            '{"tiers": [{"key_bits": 5}], "quantizer": {"levels": "ggml-0"}}',
+            "field quantizer.group: levels 'ggml-0' have groups of 32, got 64",
+        ),
+        (
+            '{"tiers": [{"key_bits": 8}], "quantizer": {"levels": "e5m2", "along": "tokens"}}',
+            "field quantizer.along: levels 'e5m2' have no groups along tokens",
+        ),
+        ('{"quantizer": {"value_block": 48}}', "field quantizer.value_block: must be a power of"),
         ('{"tiers": [{"share": 0.5}]}', "shares must add up to 1"),
         ('{"ladder": {"span": 0.5}}', "ladder needs slots"),
         ('{"slots": Infinity}', "field slots"),
@@ -194,6 +235,11 @@ def test_another_shape_is_refused() -> None:
         check(policy, SHAPE)
     with pytest.raises(PolicyError, match="does not divide the head size 16"):
         check(Policy(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=64)), SHAPE)
+    blocks = Policy(
+        tiers=(Tier(key_bits=4, value_bits=5),), quantizer=Quantizer(levels="ggml-0", group=32)
+    )
+    with pytest.raises(PolicyError, match=r"quantizer.group: 32 does not divide the head size 16"):
+        check(blocks, SHAPE)
     with pytest.raises(PolicyError, match="fewer than the 13"):
         check(Policy(slots=12, sinks=4, recent_window=8), SHAPE)
 

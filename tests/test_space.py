@@ -1,8 +1,11 @@
 """Search spaces: what the shipped ones hold, and what a wrong file is told."""
 
 import contextlib
+import itertools
 import random
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +13,25 @@ import pytest
 
 from kvsearch import space
 from kvsearch.errors import PolicyError, SpaceError
-from kvsearch.knobs import KNOBS, Setting, build, sized
+from kvsearch.knobs import KNOBS, TIERS, Setting, Value, build, sized
 from kvsearch.knobs.fields import recent_window_of
 from kvsearch.methods import METHODS, at
-from kvsearch.policy import ModelShape, check, layout
+from kvsearch.policy import HeadLosses, ModelShape, check, layout
 from kvsearch.policy.layout import peak_of
 from kvsearch.search.samplers.pool import anything
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, (1.0,) * 30)
+HEADS = HeadLosses(
+    3,
+    (64, 1024),
+    tuple((1.0 + i, 0.1) for i in range(90)),
+    (8, 4, 2),
+    tuple((0.01, 0.1 + i, 1.0 + i) for i in range(90)),
+    tuple((0.01, 0.1, 1.0 + i) for i in range(90)),
+    starved=64,
+)
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, (1.0,) * 30, heads=HEADS)
 
 
 SHIPPED = ("default", "unified")
@@ -82,7 +95,7 @@ def test_a_policy_is_sized_in_a_few_guesses(name: str, monkeypatch: pytest.Monke
     held, asked = space.load(name), list[int]()
 
     def counted(*what: Any) -> int:
-        asked.append(what[3])
+        asked.append(what[0].slots)
         return peak_of(*what)
 
     monkeypatch.setattr("kvsearch.knobs.sizing.peak_of", counted)
@@ -121,7 +134,7 @@ HEAD = "version: 1\nname: x\naxes:\n"
         (HEAD + "  sinks: {choice: [.inf]}", "axes.sinks"),
         (HEAD + "  beta: {float: [2.0, .nan]}", "axes.beta"),
         (HEAD + "  exponent: {float: [0.5, 3.0]}", "axes.exponent: 3.0 must be at most 2"),
-        (HEAD + "  tiers.key_bits: {int: [4, 8]}", "axes.tiers.key_bits: 5 is not one of 16, 8, 4"),
+        (HEAD + "  tiers.key_bits: {int: [4, 8]}", "axes.tiers.key_bits: 6 is not one of 16, 8, 5"),
         (HEAD + "  rule.alpha: {float: [0, 1]}", "axes.rule.alpha: rule 'none' has no alpha"),
         (
             HEAD + "  rule: {choice: [h2o, lagkv]}\n  rule.alpha: {float: [0, 1]}",
@@ -149,3 +162,39 @@ def test_an_unknown_space_or_method_offers_the_nearest() -> None:
         at("streamingllms", SETTING)
     with pytest.raises(PolicyError, match="budget too small"):
         at("h2o+int4", Setting(SHAPE, SHAPE.budget_bytes(20), 4096))
+
+
+def test_formats_are_reached_by_knobs_and_what_none_holds_is_a_policy_error() -> None:
+    """Every pair of levels and bits, with every group; what builds can run."""
+    axes = itertools.product(CODEBOOKS, TIERS, (16, 32, "head"), ("channels", "tokens"))
+    built: set[tuple[str, Value]] = set()
+    for levels, tiers, group, along in axes:
+        knobs: dict[str, Value] = dict(
+            levels=levels, tiers=tiers, group=group, along=along,
+            evict=False, interval=64, rotate=True, value_block=16,
+        )  # fmt: skip
+        try:
+            policy = build(knobs, SETTING)
+        except PolicyError as error:
+            assert re.search(r"field (tiers|quantizer)\b|one tier", str(error)), error
+            continue
+        check(policy, SHAPE)
+        assert policy.quantizer.value_block == 16
+        built.add((levels, tiers))
+    for levels, tiers in (
+        ("e4m3", "k8v8"),
+        ("ggml-0", "8-4"),
+        ("ggml-0", "k8v4"),
+        ("ggml-1", "k5v5"),
+    ):
+        assert (levels, tiers) in built
+    assert ("uniform", "k5v5") not in built and ("e5m2", "k8v4") not in built
+
+
+def test_a_block_as_large_as_the_head_is_none() -> None:
+    rotated = build({**METHODS["q4_0"].knobs, "rotate": True}, SETTING)
+    assert at("q4_0-rotated", SETTING).fingerprint() == rotated.fingerprint()
+    large = Setting(replace(SHAPE, head_dim=128), None, 4096)
+    assert at("q4_0-rotated", large).quantizer.value_block == 64
+    with pytest.raises(PolicyError, match="knob value_block: 48 is not a power of two"):
+        build({"value_block": 48, "evict": False}, SETTING)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import platform
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def asked(
             "revision": loaded.revision,
             "dtype": loaded.dtype,
             "device": loaded.device,
-            "shape": asdict(loaded.shape),
+            "shape": loaded.shape.plain(),
         },
         "text": inputs.describe(text.parts),
         "settings": {

@@ -13,17 +13,37 @@ from kvsearch.rules.pick import pick
 
 
 def compact(
-    layer: LayerLayout, store: Store, scorer: Scorer | None, slots: Slots, cursor: int
+    layer: LayerLayout,
+    store: Store,
+    scorer: Scorer | None,
+    slots: Slots,
+    cursor: int,
+    scores: Tensor | None = None,
+    target: int | None = None,
 ) -> int:
-    """Compact one layer, whose `slots` the scorer may look at; returns the new cursor."""
-    old, scores = store.slot_pools(), None
+    """Compact one layer.
+
+    Args:
+        layer: integers of the layer.
+        store: what it holds.
+        scorer: what its rule knows, if it has one.
+        slots: what the scorer may look at.
+        cursor: first slot that the ladder's present pass has not thinned.
+        scores: ranks of the slots, if they are known already.
+        target: slots to leave, instead of the layout's.
+
+    Returns:
+        The new cursor.
+    """
+    old = store.slot_pools()
     decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
-    if scorer is not None and decides:
+    if scorer is not None and decides and scores is None:
         scores = scorer.ranks(slots)
         rule = layer.policy.active_rule
         if rule is not None and rule.share == "layer" and scores.shape[1] > 1:
             scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
-    keep, cursor = survivors(layer, store.n, cursor, scores, store.device)
+    target = layer.target if target is None else target
+    keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
     if keep is not None:
         old = pick(old, keep)
         scores = None if scores is None else pick(scores, keep)
@@ -36,7 +56,12 @@ def compact(
 
 
 def survivors(
-    layer: LayerLayout, n: int, cursor: int, scores: Tensor | None, device: torch.device
+    layer: LayerLayout,
+    n: int,
+    cursor: int,
+    scores: Tensor | None,
+    device: torch.device,
+    target: int | None,
 ) -> tuple[Tensor | None, int]:
     """Slots that survive a compaction.
 
@@ -46,11 +71,11 @@ def survivors(
         cursor: first slot that the ladder's present pass has not thinned.
         scores: `[B, V, N]`, higher is better, or None to go by age.
         device: where the index is needed.
+        target: slots to leave; None keeps all.
 
     Returns:
         Rising slot indices, `[N']` or `[B, V, N']`, or None when all stay; and the new cursor.
     """
-    target = layer.target
     if target is None or n <= target:
         return None, cursor
     if scores is None:
@@ -82,11 +107,16 @@ def _ladders(evictions: Evictions, n: int, cursor: int, scores: Tensor) -> tuple
     assert r is not None
     index = torch.arange(n, device=scores.device).expand(*scores.shape[:-1], -1)
     blocks, cursor = evictions.blocks(n, cursor)
-    for start, _ in blocks:
-        block = index[..., start : start + r.B]
-        best = scores.gather(-1, block).sort(dim=-1, stable=True).indices[..., r.R :]
-        kept = block.gather(-1, best.sort(-1).values)
-        index = torch.cat([index[..., :start], kept, index[..., start + r.B :]], -1)
+    while blocks:
+        # ladders of one pass follow each other without a gap, and are laid together
+        many = next((i for i, b in enumerate(blocks) if i and b.fresh), len(blocks))
+        start, end = blocks[0].start, blocks[0].start + many * r.B
+        laid = index[..., start:end].unflatten(-1, (many, r.B))
+        ranks = scores.gather(-1, index[..., start:end]).unflatten(-1, (many, r.B))
+        best = ranks.sort(dim=-1, stable=True).indices[..., r.R :]
+        kept = laid.gather(-1, best.sort(-1).values).flatten(-2)
+        index = torch.cat([index[..., :start], kept, index[..., end:]], -1)
+        blocks = blocks[many:]
     return index, cursor
 
 

@@ -108,19 +108,19 @@ class DenseStore:
     def _move(self, changed: Tensor, pools: Tensor) -> None:
         """Store the `changed` of the first slots `[B, H, N]` in their `pools`."""
         assert self.k is not None and self.v is not None
-        n, (T, D) = changed.shape[-1], self.k.shape[2:]
+        n, T = changed.shape[-1], self.k.shape[2]
         if changed.device.type != "cpu":  # counting what changed would wait for the device
             for i, (kc, vc) in enumerate(self.codecs[:-1]):
                 mask = (changed & (pools == i)).unsqueeze(-1)
                 for held, codec in ((self.k[:, :, :n], kc), (self.v[:, :, :n], vc)):
                     held.copy_(torch.where(mask, codec.fake(held), held))
             return
-        keys, values = self.k.view(-1, D), self.v.view(-1, D)
+        keys, values = (x.view(-1, x.shape[3]) for x in (self.k, self.v))
         for i, (kc, vc) in enumerate(self.codecs[:-1]):
             b, h, slot = (changed & (pools == i)).nonzero().unbind(-1)
             rows = (b * self.k.shape[1] + h) * T + slot
             k, v = keys.index_select(0, rows), values.index_select(0, rows)
-            if kc == vc:
+            if kc == vc and k.shape == v.shape:
                 k, v = kc.fake(torch.stack((k, v)))
             else:
                 k, v = kc.fake(k), vc.fake(v)
@@ -194,7 +194,9 @@ class DenseStore:
     @property
     def nbytes(self) -> int:
         """Bytes per sequence of the dense values; not what the policy costs."""
-        return 0 if self.k is None or self.v is None else 2 * self.k[0, :, : self.n].nbytes
+        if self.k is None or self.v is None:
+            return 0
+        return sum(x[0, :, : self.n].nbytes for x in (self.k, self.v))
 
     def reorder(self, rows: Tensor) -> None:
         """Select batch rows (beam search)."""

@@ -27,12 +27,29 @@ def advance(
         state: the layer.
         q: queries `[B, Hq, M, D]`, rotated to their index in the stream.
         k: keys `[B, H, M, D]`, rotated likewise.
-        v: values `[B, H, M, D]`.
+        v: values `[B, H, M, Dv]`.
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
 
     Returns:
-        Attention output `[B, Hq, M, D]`.
+        Attention output `[B, Hq, M, Dv]`.
+
+    Raises:
+        PolicyError: a prompt comes in pieces, and the policy compacts after a prompt.
+    """
+    q, k, v = arriving(state, q, k, v)
+    if state.fast and state.seen == 0 and q.shape[2] > 1 and lifetimes.applies(state.layer.policy):
+        out = lifetimes.prefill(state, q, k, v, scale=scale, softcap=softcap)
+        state.note_peak()
+        return out
+    if state.fast and scan.applies(state, q.shape[2]):
+        return scan.run(state, q, k, v, scale=scale, softcap=softcap)
+    quantised = segments.quantise_ahead(state, k, v)
+    return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap)
+
+
+def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as the cache takes them in: rounded, and turned back if re-indexed.
 
     Raises:
         PolicyError: a prompt comes in pieces, and the policy compacts after a prompt.
@@ -49,12 +66,4 @@ def advance(
         assert state.rotary is not None
         index = torch.arange(state.seen, state.seen + m, device=q.device)
         q, k = state.rotary.undo(q, index), state.rotary.undo(k, index)
-    k, v = k.to(state.native).to(k.dtype), v.to(state.native).to(v.dtype)
-    if state.fast and state.seen == 0 and m > 1 and lifetimes.applies(policy):
-        out = lifetimes.prefill(state, q, k, v, scale=scale, softcap=softcap)
-        state.note_peak()
-        return out
-    if state.fast and scan.applies(state, m):
-        return scan.run(state, q, k, v, scale=scale, softcap=softcap)
-    quantised = segments.quantise_ahead(state, k, v)
-    return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap)
+    return q, k.to(state.native).to(k.dtype), v.to(state.native).to(v.dtype)

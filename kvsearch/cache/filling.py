@@ -39,12 +39,12 @@ def run(
     scorer, store, c = state.scorer, state.store, state.layer.policy.interval
     assert isinstance(scorer, AttentionScorer)
     B, Hq, M, D = q.shape
-    H, n = k.shape[1], store.n
+    H, V, n = k.shape[1], v.shape[3], store.n
     G = Hq // H
     ks, vs = quantised or (k, v)
     if n:
         ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
-    out = torch.empty_like(q)
+    out = q.new_empty(B, Hq, M, V)
     rolls = scorer.blocks > 1  # partial sums of several intervals are kept apart
     step = c if rolls else max(1, ROWS // c) * c
     for start in range(0, M, step):
@@ -62,12 +62,12 @@ def run(
         future = torch.ones(R, R, dtype=torch.bool, device=q.device).triu(1)
         own.masked_fill_(future, float("-inf"))
         p = torch.softmax(s, -1)
-        o = p @ vs[:, :, :N].reshape(B * H, N, D)
+        o = p @ vs[:, :, :N].reshape(B * H, N, V)
         if quantised is not None:
             own = _diagonal(p.view(B * H, G, R, N)[..., N - R :], c)
             lost = v[:, :, rows] - vs[:, :, N - R : N]
-            o += (own @ lost.reshape(B * H, 1, R // c, c, D)).view_as(o)
-        out[:, :, rows] = o.view(B, Hq, R, D)
+            o += (own @ lost.reshape(B * H, 1, R // c, c, V)).view_as(o)
+        out[:, :, rows] = o.view(B, Hq, R, V)
         left = torch.arange(R - 1, -1, -1, device=q.device)
         weights = scorer.row_weights(N - left, left % c)
         if scorer.forgets and not rolls:

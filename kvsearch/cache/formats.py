@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvsearch.policy import LayerLayout, Policy
+from kvsearch.policy import LayerLayout
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.quantize_kv import (
@@ -42,7 +42,7 @@ class Codec:
             kept = x if slots is None else gather_kv.record(ran, x, slots)
             return (kept.to(self.native),)
         packed = quantize_kv.record(ran, x, self.fmt, slots=slots)
-        return packed.codes, packed.scales.flatten(-2)
+        return (packed.codes, packed.scales.flatten(-2)) if self.fmt.numbers else (packed.codes,)
 
     @property
     def along_tokens(self) -> bool:
@@ -61,25 +61,24 @@ class Codec:
         """Held tensors as the ops name them; `lead` tokens of the first group have been dropped."""
         if self.fmt is None:
             return held[0]
-        numbers = CODEBOOKS[self.fmt.levels].numbers
+        codes, numbers = held[0], self.fmt.numbers
+        if not numbers:
+            return Packed(codes, codes.new_empty((*codes.shape[:-1], 1, 0), dtype=torch.float16))
         scales = held[1].unflatten(-1, (held[1].shape[-1] // numbers, numbers))
-        return Packed(held[0], scales, lead if self.along_tokens else 0)
+        return Packed(codes, scales, lead if self.along_tokens else 0)
 
 
 def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]:
     """Key and value codec of each tier, then those of the 16-bit pool (new tokens and sinks)."""
-    p = layer.policy
+    q = layer.policy.quantizer
 
-    def codec(bits: int, along: Along) -> Codec:
-        return Codec(None if bits == 16 else _format(p, bits, layer.shape.head_dim, along), native)
+    def codec(bits: int, width: int, along: Along, block: int | None) -> Codec:
+        group = width if q.group is None or not CODEBOOKS[q.levels].numbers else q.group
+        fmt = Format(bits, group, q.levels, q.rotate, along, block)
+        return Codec(None if bits == 16 else fmt, native)
 
-    along = p.quantizer.along
-    tiers = [(codec(t.key_bits, along), codec(t.value_bits, "channels")) for t in p.tiers]
-    return [*tiers, (codec(16, "channels"), codec(16, "channels"))]
+    def pair(key_bits: int, value_bits: int) -> tuple[Codec, Codec]:
+        keys = codec(key_bits, layer.key_dim, q.along, None)
+        return keys, codec(value_bits, layer.value_dim, "channels", q.value_block)
 
-
-def _format(policy: Policy, bits: int, head_dim: int, along: Along) -> Format:
-    q = policy.quantizer
-    return Format(
-        bits=bits, group=q.group or head_dim, levels=q.levels, rotate=q.rotate, along=along
-    )
+    return [*(pair(t.key_bits, t.value_bits) for t in layer.policy.tiers), pair(16, 16)]

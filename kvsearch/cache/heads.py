@@ -5,10 +5,9 @@ Nothing is padded to the longest head: each kind of head has its own store, and 
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from kvsearch.cache import engine
+from kvsearch.cache import adakv, engine
 from kvsearch.cache.state import LayerState
 
 
@@ -27,16 +26,19 @@ def advance(
         states: of the layer's heads, each KV head in one of them.
         q: queries `[B, Hq, M, D]`, rotated to their index in the stream.
         k: keys `[B, H, M, D]`, rotated likewise.
-        v: values `[B, H, M, D]`.
+        v: values `[B, H, M, Dv]`.
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
 
     Returns:
-        Attention output `[B, Hq, M, D]`.
+        Attention output `[B, Hq, M, Dv]`.
     """
     if len(states) == 1:
         return engine.advance(states[0], q, k, v, scale=scale, softcap=softcap)
-    out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
+    if states[0].layer.policy.budgets.kind == "adakv":
+        return adakv.run(states, q, k, v, scale=scale, softcap=softcap)
+    group = q.shape[1] // k.shape[1]
+    out = q.new_empty(*q.shape[:3], v.shape[3])
     for state in states:
         heads = state.layer.heads
         mine = slice(heads.start, heads.stop)

@@ -28,6 +28,7 @@ from transformers.cache_utils import (
 from transformers.utils import logging
 
 from kvsearch.cache.attention import MARK, NAME, attention, mask
+from kvsearch.cache.channels import View, views
 from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
@@ -41,14 +42,15 @@ class PolicyLayer(CacheLayerMixin):
 
     Attributes:
         states: of its KV heads; those that are alike share one.
+        view: what it loses of the model's channels, or None.
     """
 
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, states: Sequence[LayerState]) -> None:
+    def __init__(self, states: Sequence[LayerState], view: View | None = None) -> None:
         super().__init__()
-        self.states = states
+        self.states, self.view = states, view
 
     @property
     def state(self) -> LayerState:
@@ -72,6 +74,8 @@ class PolicyLayer(CacheLayerMixin):
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
         """Take in new tokens and attend from them."""
+        if self.view is not None:
+            return self.view.attend(self.states, q, k, v, scale=scale, softcap=softcap)
         return advance(self.states, q, k, v, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -104,7 +108,7 @@ class PolicyLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every batch row."""
-        if self.state.seen:
+        if self.state.store.n:
             rows = self.state.store.read()[0].shape[0]
             self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
 
@@ -154,16 +158,19 @@ class PolicyCache(Cache):
             rotaries = _rotaries(model, "positions 'cache'", "use positions 'original'")
         elif rule is not None and "queries" in rule.needs:
             rotaries = _rotaries(model, f"rule {rule.name!r}", "use another rule")
+        lost = views(policy, shape, lambda *say: _rotary_frequencies(model, *say))
         if native is None:
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
         states: list[list[LayerState]] = [[] for _ in rotaries]
         for part in layout(policy, shape).layers:
-            rotary = rotaries[part.layer]
+            rotary, view = rotaries[part.layer], lost[part.layer]
+            if view is not None:
+                rotary = view.rotary(rotary, part.heads)
             states[part.layer].append(
                 LayerState(part, packed=packed, native=native, rotary=rotary, fast=fast)
             )
-        super().__init__(layers=_layers(model, [PolicyLayer(layer) for layer in states]))
+        super().__init__(layers=_layers(model, [*map(PolicyLayer, states, lost)]))
         self.policy = policy
         self.shape = shape
         self._config = text_config(model.config)
@@ -256,17 +263,30 @@ class _Blank:
     seen = 0
 
 
-class _Recorder(PolicyLayer):
-    """A layer that notes what one attention call hands over."""
+class Watching(PolicyLayer):
+    """A layer that holds nothing and only sees what attention calls hand over."""
 
     def __init__(self) -> None:
         super().__init__([cast(LayerState, _Blank())])
+
+
+class _Recorder(Watching):
+    """Notes the tensors of every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         """One token that attends to itself gets its own value, whatever the scale or the cap."""
         self.calls.append((q, k, v))
         return v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+
+def watched(model: PreTrainedModel, layers: Sequence[PolicyLayer]) -> Cache:
+    """A cache for one call of `model`, whose layers with full attention are `layers`."""
+    install(model)
+    return Cache(layers=_layers(model, layers))
 
 
 def _layers(model: PreTrainedModel, mine: Sequence[PolicyLayer]) -> list[CacheLayerMixin]:

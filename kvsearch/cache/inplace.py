@@ -34,14 +34,18 @@ def run(
     """
     scorer, store, layer = state.scorer, state.store, state.layer
     assert isinstance(scorer, AttentionScorer) and isinstance(store, DenseStore)
-    B, Hq, M, D = q.shape
+    B, Hq, M, _ = q.shape
     c, n, H, V = layer.policy.interval, store.n, k.shape[1], scorer.sums.shape[2]
+    key_dim, value_dim = k.shape[3], v.shape[3]
+    D = max(key_dim, value_dim)  # keys and values lie in one tensor
+    q, k, v = _wide(q, D), _wide(k, D), _wide(v, D)
     S, J, G, voters = n + c, M // c, Hq // H, Hq // V
     queries = _intervals(q * scale, c).view(J, B * H, G * c, D)
     out = torch.empty_like(queries)
     new = _intervals(torch.stack((k, v)), c)
-    kept = _intervals(torch.stack(quantised), c) if quantised else new
-    slots = torch.nn.functional.pad(torch.stack(store.read()), (0, 0, 0, c))
+    kept = _intervals(torch.stack([_wide(x, D) for x in quantised]), c) if quantised else new
+    held_before = torch.stack([_wide(x, D) for x in store.read()])
+    slots = torch.nn.functional.pad(held_before, (0, 0, 0, c))
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
     own = torch.arange(c, device=q.device)
@@ -78,9 +82,17 @@ def run(
     state.seen += M
     order = victims.leave()
     pools = assign_pools(layer, n, store.slot_pools(), None, q.device)
-    store.hold(gather(slots[0], order), gather(slots[1], order), pools)
+    keys, values = (gather(x, order) for x in slots)
+    store.hold(keys[..., :key_dim], values[..., :value_dim], pools)
     state.impls[scored_attention.name] = "inplace"
-    return out.view(J, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
+    out = out.view(J, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
+    return out[..., :value_dim]
+
+
+def _wide(x: Tensor, width: int) -> Tensor:
+    """`x` `[..., D]` with zeros up to `width` channels; they change no product."""
+    more = width - x.shape[-1]
+    return torch.nn.functional.pad(x, (0, more)) if more else x
 
 
 def _intervals(x: Tensor, c: int) -> Tensor:

@@ -183,7 +183,7 @@ def prefill(
     """
     T = q.shape[2]
     lives = plan(state.layer, T, state.prompt)
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:3], v.shape[3])
     versions_k, versions_v = k, v
     if state.layer.policy.quantizes:
         kc, vc = state.codecs[0]

@@ -9,7 +9,6 @@ that evicts less than an interval, and the tokens after the last one.
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from kvsearch.cache import filling, inplace, segments
@@ -42,7 +41,7 @@ def run(
     layer, c, total = state.layer, state.layer.policy.interval, q.shape[2]
     assert layer.target is not None
     quantised = segments.quantise_ahead(state, k, v)
-    out, done = torch.empty_like(q), 0
+    out, done = q.new_empty(*q.shape[:3], v.shape[3]), 0
     how: Callable[..., Tensor]
     while done < total:
         held, whole = state.store.n, (total - done) // c

@@ -22,12 +22,13 @@ def run(
     *,
     scale: float,
     softcap: float | None,
+    compacts: bool = True,
 ) -> Tensor:
-    """Take in tokens, compacting where a compaction is due.
+    """Take in tokens, compacting where a compaction is due, unless a caller does that.
 
     Arguments are as in `engine.advance`, after rounding; `quantised` is from `quantise_ahead`.
     """
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:3], v.shape[3])
     done, total = 0, q.shape[2]
     while done < total:
         due = state.layer.clock.after(state.seen, state.prompt)
@@ -39,7 +40,7 @@ def run(
         done = part.stop
         state.seen += part.stop - part.start
         state.note_peak()
-        if state.seen == due:
+        if state.seen == due and compacts:
             compact_state(state)
             state.note_peak()
     return out
@@ -58,8 +59,23 @@ def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     return quantised
 
 
-def compact_state(state: LayerState) -> None:
-    """Compact the layer after its newest token."""
+def compact_state(
+    state: LayerState, scores: Tensor | None = None, target: int | None = None
+) -> None:
+    """Compact the layer after its newest token.
+
+    Args:
+        state: the layer.
+        scores: its ranks, if they are known already.
+        target: slots to leave, instead of those of its layout.
+    """
+    state.cursor = compact(
+        state.layer, state.store, state.scorer, slots_of(state), state.cursor, scores, target
+    )
+
+
+def slots_of(state: LayerState) -> Slots:
+    """What the layer holds now, for its scorer to look at."""
     store = state.store
 
     def read() -> tuple[Tensor, Tensor]:
@@ -69,14 +85,13 @@ def compact_state(state: LayerState) -> None:
             keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
         return keys, values
 
-    slots = Slots(
+    return Slots(
         seen=state.seen,
         count=store.n,
         position=store.n if state.reindex else state.seen,
         recent_from=store.n - state.layer.policy.recent_window,
         read=read,
     )
-    state.cursor = compact(state.layer, store, state.scorer, slots, state.cursor)
 
 
 def _attend(

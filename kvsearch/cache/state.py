@@ -92,8 +92,9 @@ class LayerState:
         Values were rounded already, so low-bit tiers may be rounded once more; bytes are exact.
         """
         other = LayerState(self.layer, packed=True, native=self.native, rotary=self.rotary)
-        k, v = self.store.read()
-        other.store.load(k, v, self.store.slot_pools(), self.store.residual)
+        if self.store.n:
+            k, v = self.store.read()
+            other.store.load(k, v, self.store.slot_pools(), self.store.residual)
         other.scorer, other.seen = self.scorer, self.seen
         other.cursor, other.prompt = self.cursor, self.prompt
         self.impls |= other.impls  # packing is part of what an evaluation measures

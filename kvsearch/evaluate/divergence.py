@@ -16,7 +16,7 @@ from torch import nn
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.evaluate.head import Head
 from kvsearch.models.load import LoadedModel
-from kvsearch.models.shape import text_config
+from kvsearch.models.shape import decoder_layers
 from kvsearch.policy import Policy
 
 HELD = 1 << 28  # log-probabilities of the full cache, at most: 1 GiB that is not computed again
@@ -32,15 +32,13 @@ class Divergence:
     def __init__(self, head: Head, loaded: LoadedModel, windows: NDArray[np.int64]) -> None:
         self._head, self._model = head, loaded.model
         self._ids = torch.from_numpy(windows).to(loaded.device)
-        self._layers = _layers(loaded.model)
+        self._layers = decoder_layers(loaded.model)
         self._given: list[Any] = []
         self.spent = 0.0
         cache = self._cache(Policy())
         with torch.inference_mode(), _noting(self._layers, self._given):
             self._full = self._hidden(cache)
-            self._held: list[torch.Tensor] = []
-            if self._full.shape[:-1].numel() * head.vocabulary <= HELD:
-                self._held = list(head.expected(self._full))
+        self._held: list[torch.Tensor] = []
 
     def of(self, policy: Policy, same: int = 0) -> NDArray[np.float32]:
         """KL divergence in nats `[W, T]` after every token, see `Head.divergence`.
@@ -49,12 +47,26 @@ class Divergence:
             policy: what to compare with the full cache.
             same: how many of the model's first layers keep everything under `policy` too.
         """
+        with torch.inference_mode():
+            if not self._held and self._full.shape[:-1].numel() * self._head.vocabulary <= HELD:
+                self._held = list(self._head.expected(self._full))
+            expected = self._held or self._head.expected(self._full)
+            lost = self._head.divergence(expected, self._after(policy, same))
+        return lost.cpu().numpy()
+
+    def nll(self, policy: Policy | None = None, same: int = 0) -> NDArray[np.float32]:
+        """NLL in nats `[W, T - 1]` of tokens 1 .. T-1; as in `of`, or None for the full cache."""
+        with torch.inference_mode():
+            hidden = self._full if policy is None else self._after(policy, same)
+            lost = self._head.nll(hidden, self._ids)
+        return lost.cpu().numpy()
+
+    def _after(self, policy: Policy, same: int) -> torch.Tensor:
+        """Last hidden states `[W, T, hidden]` under `policy`, from its first layer that differs."""
         same = same if len(self._given) == len(self._layers) else 0
         cache = self._cache(policy)
-        with torch.inference_mode(), _repeating(self._layers[:same], self._given):
-            expected = self._held or self._head.expected(self._full)
-            lost = self._head.divergence(expected, self._hidden(cache, same))
-        return lost.cpu().numpy()
+        with _repeating(self._layers[:same], self._given):
+            return self._hidden(cache, same)
 
     def _cache(self, policy: Policy) -> PolicyCache:
         return PolicyCache(policy, self._model, packed=False)  # may run the model, once
@@ -62,13 +74,6 @@ class Divergence:
     def _hidden(self, cache: PolicyCache, same: int = 0) -> torch.Tensor:
         self.spent += self._ids.numel() * (1 - same / max(1, len(self._layers)))
         return self._head.hidden(self._ids, cache)
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    """The decoder layers: the first list of as many modules as the model says it has layers."""
-    count = text_config(model.config).num_hidden_layers
-    lists = (m for m in model.base_model.modules() if isinstance(m, nn.ModuleList))
-    return list(next((m for m in lists if len(m) == count), ()))
 
 
 @contextmanager

@@ -49,18 +49,21 @@ class Evaluator:
     Args:
         loaded: the model.
         batch: windows that share a forward pass.
+
+    Attributes:
+        head: body and output layer of the model.
     """
 
     def __init__(self, loaded: LoadedModel, batch: int = 1) -> None:
         self.loaded, self.batch = loaded, batch
-        self._head = Head(loaded.model)
+        self.head = Head(loaded.model)
 
     def replay(
         self, policy: Policy, windows: NDArray[np.int64], *, prompt: int = 0, **options: Any
     ) -> Replay:
         """A replay of `policy` over token windows `[W, T]` that can stop and go on."""
         return Replay(
-            self._head, self.loaded, policy, windows, batch=self.batch, prompt=prompt, **options
+            self.head, self.loaded, policy, windows, batch=self.batch, prompt=prompt, **options
         )
 
     def quality(
@@ -92,7 +95,7 @@ class Evaluator:
 
     def divergence(self, windows: NDArray[np.int64]) -> Divergence:
         """What policies lose against the full cache on token windows `[W, T]`, all in one pass."""
-        return Divergence(self._head, self.loaded, windows)
+        return Divergence(self.head, self.loaded, windows)
 
 
 def stepwise(

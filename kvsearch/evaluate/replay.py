@@ -45,6 +45,8 @@ class Replay:
         check(policy, loaded.shape, prompt=prompt)
         self._head, self._loaded, self.policy = head, loaded, policy
         self._prompt, self._options = prompt, options
+        if policy.budgets.kind == "adakv":
+            batch = 1  # heads of two texts would hold different numbers of slots
         self._groups = [
             _Group(torch.from_numpy(windows[i : i + batch]).to(loaded.device))
             for i in range(0, len(windows), batch)

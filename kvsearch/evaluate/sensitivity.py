@@ -1,25 +1,21 @@
 """How much each layer suffers from eviction: the measurement behind `budgets: sensitivity`.
 
 A few neighbouring layers at a time keep only a small cache while all others keep everything. Their
-sensitivity is the KL divergence from the full cache's next-token distributions: it says as much as
-the rise in NLL, without the luck of which token came next. Measured once per model and text.
+sensitivity is the KL divergence from the full cache's next-token distributions: it says as
+much as the rise in NLL, without the luck of which token came next. Measured once per model and
+text.
 """
 
-import contextlib
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.files import write_atomic
-from kvsearch.models.disk_cache import cache_folder
+from kvsearch.models.disk_cache import remembered
 from kvsearch.models.shape import policy_layers
 from kvsearch.policy import Budgets, Policy
 from kvsearch.rules import Attention
@@ -79,7 +75,7 @@ def measure(
     groups: int = GROUPS,
     progress: Callable[[], None] | None = None,
 ) -> tuple[float, ...]:
-    """Harm per layer, mean 1, each at least about `LEAST`.
+    """Sensitivity per layer, mean 1, each at least about `LEAST`.
 
     Args:
         evaluator: of the model.
@@ -87,26 +83,42 @@ def measure(
         groups: groups of neighbouring layers that are starved together.
         progress: called after every group of every window.
     """
+    L = evaluator.loaded.shape.layers
+    parts = [members.tolist() for members in np.array_split(np.arange(L), min(groups, L))]
+    lost = divergences(evaluator, windows, parts, progress)
+    each = np.array([x / len(part) for part, x in zip(parts, lost, strict=True) for _ in part])
+    each = np.maximum(each, LEAST * max(each.mean(), 1e-9))
+    return tuple(float(f"{x:.4g}") for x in each / each.mean())
+
+
+def divergences(
+    evaluator: Evaluator,
+    windows: NDArray[np.int64],
+    parts: Sequence[Sequence[int]],
+    progress: Callable[[], None] | None = None,
+) -> list[float]:
+    """Mean KL divergence from the full cache, nats per token, with some layers starved at a time.
+
+    A pass starts at the first starved layer: those before it repeat what they returned.
+    """
     blocks = policy_layers(evaluator.loaded.model.config)
-    L, T = len(blocks), windows.shape[1]
-    slots, sensitivity = max(2 * INTERVAL, int(KEPT * T)), np.zeros(L)
+    L, T = evaluator.loaded.shape.layers, windows.shape[1]
+    slots, found = max(2 * INTERVAL, int(KEPT * T)), [0.0] * len(parts)
     for window in windows:
         divergence = evaluator.divergence(window[None])
-        for members in np.array_split(np.arange(L), min(groups, L)):
+        for i, members in enumerate(parts):
             policy = starving(members, L, slots, T)
             lost = divergence.of(policy, same=blocks[members[0]])
-            sensitivity[members] += float(lost[:, slots:].mean()) / len(members)
+            found[i] += float(lost[:, slots:].mean()) / len(windows)
             if progress is not None:
                 progress()
-    sensitivity = np.maximum(sensitivity, LEAST * max(sensitivity.mean(), 1e-9))
-    sensitivity /= sensitivity.mean()
-    return tuple(float(f"{h:.4g}") for h in sensitivity)
+    return found
 
 
-def starving(members: NDArray[np.intp], layers: int, slots: int, tokens: int) -> Policy:
+def starving(members: Sequence[int], layers: int, slots: int, tokens: int) -> Policy:
     """Keeps `slots` in the layers `members` and all `tokens` in the others."""
     weights = np.full(layers, float(tokens + INTERVAL))
-    weights[members] = slots
+    weights[list(members)] = slots
     return Policy(
         slots=round(weights.mean()),
         interval=INTERVAL,
@@ -130,18 +142,18 @@ def kept_or_measured(
         step: opens progress of a title and a total.
         groups: groups of neighbouring layers, see `plan`.
     """
-    loaded = evaluator.loaded
+    loaded, L = evaluator.loaded, evaluator.loaded.shape.layers
     words = f"kl/{loaded.digest}/{loaded.dtype}/{groups}/{KEPT}/{INTERVAL}/{LEAST}/{windows.shape}"
-    key = sha256(words.encode() + np.ascontiguousarray(windows).tobytes()).hexdigest()[:16]
-    file = cache_folder() / "sensitivity" / f"{key}.json"
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if len(kept) == loaded.shape.layers:
-            return tuple(float(h) for h in kept)
-    except (OSError, ValueError, TypeError):
-        pass  # not measured yet
-    with step("layer sensitivity", groups * len(windows)) as shown:
-        found = measure(evaluator, windows, groups=groups, progress=shown.advance)
-    with contextlib.suppress(RunError):  # a cache that cannot be written only costs time
-        write_atomic(file, json.dumps(found) + "\n")
-    return found
+
+    def make() -> tuple[float, ...]:
+        with step("layer sensitivity", groups * len(windows)) as shown:
+            return measure(evaluator, windows, groups=groups, progress=shown.advance)
+
+    def read(data: Any) -> tuple[float, ...]:
+        found = tuple(float(h) for h in data)
+        if len(found) != L:
+            raise ValueError(f"{len(found)} layers")
+        return found
+
+    ids = np.ascontiguousarray(windows).tobytes()
+    return remembered("sensitivity", words, ids, read, make)

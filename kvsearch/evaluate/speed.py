@@ -27,17 +27,21 @@ def work(policy: Policy, shape: ModelShape, context: int) -> tuple[float, ...]:
     read = unpack = move = score = 0.0
     for layer in layout(policy, shape).layers:
         p, c = layer.policy, policy.interval
-        vector = 2 * layer.shape.kv_heads * layer.shape.head_dim
+        if not layer.key_dim:
+            continue
+        heads = layer.shape.kv_heads
+        vector = heads * (layer.key_dim + layer.value_dim)
         most = context if layer.target is None else min(context, layer.target)
         residual = (c - 1) / 2 + 1 if policy.compacts else 0.0
         native = min(most, p.fp16_sinks + p.fp16_recent)
         read += (residual + native) * vector
         for tier, count in zip(p.tiers, layer.tier_counts(most), strict=True):
-            for bits in (tier.key_bits, tier.value_bits):
+            parts = ((tier.key_bits, layer.key_dim), (tier.value_bits, layer.value_dim))
+            for bits, width in parts:
                 if bits == 16:
-                    read += count * vector / 2
+                    read += count * heads * width
                 else:
-                    unpack += count * vector / 2
+                    unpack += count * heads * width
         if policy.compacts:
             move += most * vector / c
         if p.scored:

@@ -1,18 +1,21 @@
 """The vocabulary of the search, and how its words become a policy of a given size."""
 
 from kvsearch.knobs.fields import Setting
+from kvsearch.knobs.heads import Need, needs
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
-from kvsearch.knobs.refine import effective, has_field, respelled
+from kvsearch.knobs.refine import BASES, effective, has_field, respelled
 from kvsearch.knobs.sizing import build, sized
 from kvsearch.knobs.vocabulary import KNOBS, OLD_NAMES, Knob, Value, check_value, modern
 
 __all__ = [
+    "BASES",
     "KNOBS",
     "LADDERS",
     "OLD_NAMES",
     "RULES",
     "TIERS",
     "Knob",
+    "Need",
     "Setting",
     "Value",
     "build",
@@ -20,6 +23,7 @@ __all__ = [
     "effective",
     "has_field",
     "modern",
+    "needs",
     "respelled",
     "sized",
 ]

@@ -6,9 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError
+from kvsearch.knobs import heads
+from kvsearch.knobs.channels import channels_of
 from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
-from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer
+from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
+from kvsearch.policy.pruning import Importance
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 Get = Mapping[str, Value | None]  # every knob; dotted ones may be None, as the preset says
 
@@ -22,7 +26,9 @@ class Setting:
         budget_bytes: per sequence, that the peak may reach, or None for no limit.
         tokens: length of the stream; policies that keep every token grow with it.
         sensitivity: measured sensitivity per layer, or empty if it was not measured.
+        heads: what was measured of the KV heads, or None.
         prompt: tokens of the stream that one forward call brings in at its start.
+        importance: what was measured of the channels, or None.
     """
 
     shape: ModelShape
@@ -30,6 +36,8 @@ class Setting:
     tokens: int
     sensitivity: tuple[float, ...] = ()
     prompt: int = 0
+    heads: HeadLosses | None = None
+    importance: Importance | None = None
 
 
 def recent_window_of(get: Get, setting: Setting, slots: int | None) -> int:
@@ -40,21 +48,19 @@ def recent_window_of(get: Get, setting: Setting, slots: int | None) -> int:
         tokens = int(float(fields["share"]) * (slots or 0))
     else:
         tokens = setting.shape.layers if word == "layers" else int(word or 0)
-    whole_groups = get["along"] == "tokens" and get["fp16_recent"]
-    return _whole(tokens, group_of(get, setting)) if whole_groups else tokens
+    if get["along"] == "tokens" and get["fp16_recent"]:
+        channels = channels_of(get, setting.importance, setting.shape)
+        return _whole(tokens, _group(get, channels.on(setting.shape)))
+    return tokens
 
 
-def group_of(get: Get, setting: Setting) -> int:
-    """Channels, or tokens, that share a scale: the largest divisor of the head size up to it."""
-    size = setting.shape.head_dim
-    group = size if get["group"] == "head" else min(size, int(get["group"] or size))
-    while size % group:
-        group -= 1
-    return group
+def _whole(tokens: int, group: int | None) -> int:
+    return tokens if group is None else -(-tokens // group) * group
 
 
-def _whole(tokens: int, group: int) -> int:
-    return -(-tokens // group) * group
+def budgets_of(get: Get, setting: Setting, slots: int | None) -> Budgets:
+    """How a policy with so many slots shares them out."""
+    return heads.budgets(get, setting.sensitivity, setting.heads, slots, setting.tokens)
 
 
 def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -> Policy:
@@ -63,21 +69,16 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
     Raises:
         PolicyError: the values do not go together.
     """
-    group, interval, sinks = (
-        group_of(get, setting),
-        int(get["interval"] or 1),
-        int(get["sinks"] or 0),
-    )
+    shape = setting.shape
+    channels = channels_of(get, setting.importance, shape)
+    group = _group(get, channels.on(shape))
+    interval, sinks = int(get["interval"] or 1), int(get["sinks"] or 0)
     fp16_sinks = get["fp16_sinks"]
     if get["along"] == "tokens":  # tokens that share scales stay together, and so in step
         interval, sinks = _whole(interval, group), _whole(sinks, group)
         fp16_sinks = fp16_sinks or (slots is not None and sinks > 0)
-    kind = get["budgets"]
-    if kind == "sensitivity" and not setting.sensitivity:
-        raise PolicyError("budgets 'sensitivity' needs the model's sensitivity to be measured")
-    weights = setting.sensitivity if kind == "sensitivity" else ()
-    of = "rest" if kind == "pyramid" else "total"
     ladder = ladder_of(str(get["ladder"]), changes("ladder", get))
+    tiers = tiers_of(str(get["tiers"]), changes("tiers", get), _storable(get))
     fields: dict[str, Any] = dict(
         name=name,
         slots=slots,
@@ -85,32 +86,54 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
         trigger=get["trigger"],
         sinks=sinks,
         recent_window=recent_window_of(get, setting, slots),
-        budgets=_part(
-            Budgets,
-            kind=kind,
-            beta=get["beta"],
-            of=of,
-            exponent=get["exponent"],
-            weights=weights,
-        ),
+        budgets=budgets_of(get, setting, slots),
         ladder=ladder if slots is not None else None,
         rule=rule_of(str(get["rule"]), changes("rule", get), interval),
-        tiers=tiers_of(str(get["tiers"]), changes("tiers", get)),
-        quantizer=_part(
-            Quantizer,
+        tiers=tiers,
+        head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads),
+        quantizer=_quantizer(
             group=group,
             rotate=get["rotate"],
+            value_block=_value_block(get["value_block"] or "head", shape.head_dim),
             levels=get["levels"],
             along=get["along"],
             fp16_sinks=fp16_sinks,
             fp16_recent=get["fp16_recent"],
         ),
+        channels=channels,
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
 
 
+def _storable(get: Get) -> tuple[int, ...]:
+    """Bits that custom tiers are fitted to: what the levels know, and 16."""
+    return (16, *CODEBOOKS[str(get["levels"])].bits) if get["tiers"] == "custom" else ()
+
+
+def _group(get: Get, left: ModelShape) -> int | None:
+    """The largest group up to the one asked for that divides every key and value that is left."""
+    asked = get["group"]
+    if get["tiers"] == "custom":
+        asked = CODEBOOKS[str(get["levels"])].group or asked
+    if asked == "head":
+        return None if left.widths else left.head_dim
+    group = int(asked or left.head_dim)
+    while any(width % group for widths in left.kinds for width in widths):
+        group -= 1
+    return group
+
+
+def _value_block(block: Value, head_dim: int) -> int | None:
+    """None where a block holds all that a rotation mixes, so that equal policies look equal."""
+    if block == "head" or int(block) >= head_dim & -head_dim:
+        return None
+    if int(block).bit_count() > 1:
+        raise PolicyError(f"knob value_block: {block} is not a power of two")
+    return int(block)
+
+
 @lru_cache(maxsize=1024, typed=True)
-def _part(what: type[Budgets] | type[Quantizer], **fields: Any) -> Budgets | Quantizer:
-    """A part of a policy; validated once, since a search asks for the same few again and again."""
-    return what.model_validate(fields)
+def _quantizer(**fields: Any) -> Quantizer:
+    """Validated once, since a search asks for the same few again and again."""
+    return Quantizer.model_validate(fields)

@@ -1,9 +1,10 @@
 """How many slots a budget pays for: from knobs to a policy of a given size."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from kvsearch.errors import PolicyError
-from kvsearch.knobs.fields import Get, Setting, policy_of, recent_window_of
+from kvsearch.knobs.fields import Get, Setting, budgets_of, policy_of, recent_window_of
 from kvsearch.knobs.vocabulary import KNOBS, Value, check_value
 from kvsearch.policy import Policy, layout
 from kvsearch.policy.budgets import least, units
@@ -36,18 +37,25 @@ def sized(
         return policy, layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
     if setting.budget_bytes is None:
         raise PolicyError("a budget is needed to size this policy")
-    return _largest(
-        get, setting, int(setting.budget_bytes * float(get["budget_fraction"] or 0)), name
-    )
+    limit = int(setting.budget_bytes * float(get["budget_fraction"] or 0))
+    return _largest(get, setting, limit, name)
 
 
 def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[Policy, int]:
     """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
 
-    The policy is validated once: only slots, and a recent window of half of them, differ between
-    the sizes tried.
+    The policy is validated once: only slots, a recent window that is a share of them, and budgets
+    by marginal loss differ between the sizes tried.
     """
     base = policy_of(get, setting, 2, name)
+
+    def of(slots: int) -> Policy:
+        update: dict[str, Any] = {"slots": slots}
+        update["recent_window"] = recent_window_of(get, setting, slots)
+        if get["budgets"] == "marginal":
+            update["budgets"] = budgets_of(get, setting, slots)
+        return base.model_copy(update=update)
+
     costs, layers = costs_of(base, setting.shape), units(base, setting.shape).layers
     few = 1  # the recent window may grow with the slots, and the least slots with those
     while (need := least(base, setting.shape, recent_window_of(get, setting, few))) > few:
@@ -61,19 +69,15 @@ def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[
     turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
-        recent_window = recent_window_of(get, setting, mid)
-        if base.quantizer.fp16_recent:  # so many tokens are in no tier
-            there = base.model_copy(update={"recent_window": recent_window})
+        there = of(mid)
+        if there.fp16_recent != base.fp16_recent:  # tokens in no tier
             costs = costs_of(there, setting.shape)
-        held = peak_of(
-            base, setting.shape, costs, mid, recent_window, setting.tokens, setting.prompt
-        )
+        held = peak_of(there, setting.shape, costs, setting.tokens, setting.prompt)
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
         step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it
         guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
         turn += 1
-    recent_window = recent_window_of(get, setting, low)
-    policy = base.model_copy(update={"slots": low, "recent_window": recent_window})
+    policy = of(low)
     if low >= few:
         return policy, peak
     reason = f"{limit} bytes pay for no slot"

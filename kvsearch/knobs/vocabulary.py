@@ -92,13 +92,31 @@ KNOBS: dict[str, Knob] = {
     "tiers.value_bits3": _bits("of the third tier, at most those of the second"),
     "group": Knob(64, ("head",), int, "channels per scale", 1),
     "rotate": Knob(False, (), bool, "Hadamard rotation before quantising"),
+    "value_block": Knob("head", ("head",), int, "most channels of a value that rotate together", 2),
     "levels": Knob("uniform", tuple(CODEBOOKS), None, "what codes stand for"),
+    "bits": Knob("alike", ("alike", "layer", "head"), None, "by measured loss, at the same mean"),
     "along": Knob("channels", ("channels", "tokens"), None, "what keys share a scale along"),
     "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
     "fp16_recent": Knob(False, (), bool, "keep the recent window in 16 bits"),
-    "budgets": Knob("uniform", ("uniform", "pyramid", "sensitivity"), None, "slots per layer"),
+    "budgets": Knob(
+        "uniform",
+        ("uniform", "pyramid", "sensitivity", "heads", "marginal", "adakv"),
+        None,
+        "how layers, or KV heads, share the slots",
+    ),
     "exponent": Knob(0.5, (), float, "of the measured sensitivity", 0.0, 2.0),
     "beta": Knob(20.0, (), float, "steepness of the pyramid", 1.0),
+    "channels": Knob(
+        "none",
+        ("none", "uniform", "eq1", "01", "01-even"),
+        None,
+        "how removed channels are spread over the layers",
+    ),
+    "channels.ratio": Knob(0.2, (), float, "share of channels removed", 0.0, 1.0),
+    "channels.qk": Knob(
+        "coupled", ("coupled",), float, "share of query and key pairs, ranked apart", 0.0, 1.0
+    ),
+    "channels.score": Knob("l2", ("l1", "l2", "taylor"), None, "which channels matter"),
     "positions": Knob("original", ("original", "cache"), None, "rotary index of keys"),
 }
 

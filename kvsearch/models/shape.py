@@ -52,6 +52,13 @@ def shape_of(config: Any) -> ModelShape:
     return ModelShape(layers=len(layers), kv_heads=kv_heads, head_dim=dim, heads=heads)
 
 
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The decoder layers: the first list of as many modules as the model says it has layers."""
+    count = text_config(model.config).num_hidden_layers
+    lists = (m for m in model.base_model.modules() if isinstance(m, nn.ModuleList))
+    return list(next((m for m in lists if len(m) == count), ()))
+
+
 def rotary_candidates(model: nn.Module) -> list[Tensor]:
     """Angles per position that some layer of `model` may turn its channel pairs by, each `[R / 2]`.
 

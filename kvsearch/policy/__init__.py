@@ -1,9 +1,11 @@
 """What a KV cache keeps, as one frozen value: the policy, its bytes and its schedule. No torch."""
 
+from kvsearch.policy.channels import Channels
 from kvsearch.policy.check import check
+from kvsearch.policy.head_losses import HeadLosses
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
-from kvsearch.policy.parts import Anchors, Budgets, Channels, HeadTiers, Ladder, Quantizer, Tier
+from kvsearch.policy.parts import Anchors, Budgets, HeadTiers, Ladder, Quantizer, Tier
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
 
@@ -11,6 +13,7 @@ __all__ = [
     "Anchors",
     "Budgets",
     "Channels",
+    "HeadLosses",
     "HeadTiers",
     "Ladder",
     "LayerLayout",

@@ -20,8 +20,9 @@ def units(policy: Policy, shape: ModelShape) -> ModelShape:
     """The shape whose layers are what the policy gives slots and tiers to: layers, or heads."""
     if not policy.per_head:
         return shape
+    each = tuple(w for w in shape.widths for _ in range(shape.kv_heads))
     return ModelShape(
-        shape.layers * shape.kv_heads, 1, shape.head_dim, shape.heads // shape.kv_heads
+        shape.layers * shape.kv_heads, 1, shape.head_dim, shape.heads // shape.kv_heads, each
     )
 
 
@@ -47,12 +48,13 @@ def least(policy: Policy, shape: ModelShape, recent_window: int) -> int:
     return max(kept, policy.sinks + 1) + policy.interval
 
 
-def share_out(policy: Policy, shape: ModelShape, slots: int | None, recent_window: int) -> Slots:
-    """Slots of each unit, of `policy` with so many slots on average and such a recent window.
+def share_out(policy: Policy, shape: ModelShape) -> Slots:
+    """Slots of each unit.
 
     Raises:
         PolicyError: they cannot hold what the policy promises never to evict.
     """
+    slots, recent_window = policy.slots, policy.recent_window
     many = units(policy, shape).layers
     if slots is None:
         return (None,) * many

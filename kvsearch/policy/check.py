@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from kvsearch.errors import PolicyError
+from kvsearch.policy.channels import ALL, NONE
 from kvsearch.policy.layout import layout
-from kvsearch.policy.parts import Channels
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 
 def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> None:
@@ -20,32 +21,28 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
     p = policy
     if p.anchors is not None:
         raise PolicyError("field anchors: this version does not execute anchors yet")
-    if p.channels != Channels():
-        raise PolicyError("field channels: this version does not execute channel pruning yet")
     if prompt == 0 and p.compacts and p.trigger != "stream":
         raise PolicyError(
             f"field trigger: {p.trigger!r} compacts after a prompt, and none is given here; "
             "say how long it is, or use trigger 'stream'"
         )
+    left, rule = p.channels.on(shape), p.active_rule
     if p.quantizes:
-        group = p.quantizer.group or shape.head_dim
         tiers = [t for some in p.every_tiers for t in some]
-        grouped = any(t.value_bits < 16 for t in tiers) or p.quantizer.along == "channels"
-        if grouped and shape.head_dim % group:
-            raise PolicyError(
-                f"field quantizer.group: {group} does not divide the head size {shape.head_dim}"
-            )
-        low = min(b for t in tiers for b in (t.key_bits, t.value_bits))
-        if shape.head_dim % 8 and low < 8:
-            raise PolicyError(
-                f"field tiers: head size {shape.head_dim} is no multiple of 8, so {low} bits "
-                "cannot be packed"
-            )
+        low = min(t.key_bits for t in tiers), min(t.value_bits for t in tiers)
+        for keys, values in left.kinds:
+            whole = shape.head_dim
+            _check_format(p, low[0], keys, _named("key", "qk", keys, whole), p.quantizer.along)
+            _check_format(p, low[1], values, _named("value", "vo", values, whole))
+    if rule is not None and "queries" in rule.needs and not {ALL, NONE}.issuperset(p.channels.qk):
+        raise PolicyError(
+            f"field channels.qk: rule {rule.name!r} foretells attention from whole queries; keep "
+            "all pairs or use another rule"
+        )
     if p.budgets.kind == "sensitivity":
         _fits("budgets.weights", p.budgets.weights, shape)
     if p.head_tiers is not None:
         _fits("head_tiers.of", p.head_tiers.of, shape)
-    rule = p.active_rule
     if p.per_head and rule is not None and rule.share == "layer":
         raise PolicyError(
             "field rule.share: heads that choose their slots together ('layer') cannot differ in "
@@ -69,3 +66,22 @@ def _fits(where: str, rows: Sequence[object], shape: ModelShape) -> None:
                 f"field {where}: {len(row)} heads in layer {i} of a model with {shape.kv_heads} KV "
                 "heads; the policy was made for another shape"
             )
+
+
+def _named(what: str, axis: str, width: int, whole: int) -> str:
+    if width == whole:
+        return f"head size {width}"
+    return f"{width} {what} channels that channels.{axis} leaves of a head"
+
+
+def _check_format(p: Policy, bits: int, width: int, named: str, along: str = "channels") -> None:
+    """Whether a vector of `width` channels can be stored in `bits`."""
+    if bits == 16 or not width:
+        return
+    group = p.quantizer.group or width
+    if along == "channels" and CODEBOOKS[p.quantizer.levels].numbers and width % group:
+        raise PolicyError(f"field quantizer.group: {group} does not divide the {named}")
+    if width % 8 and bits < 8:
+        raise PolicyError(
+            f"field tiers: the {named} cannot be packed in {bits} bits, being no multiple of 8"
+        )

@@ -24,32 +24,41 @@ FEW = 12  # pairs of a layer and a step, up to which a loop is faster than array
 class Cost:
     """Bytes of one layer of one policy on one model shape, as a function of what it holds.
 
+    Args:
+        policy: what runs.
+        shape: of the model.
+        widths: channels of one key and one value of the layer, if not those of a whole head; a
+            layer of (0, 0) holds nothing.
+
     Attributes:
         rising: a token more never makes a layer smaller (a tiny `group` may make 8 bits dearer
             than 16, and then a better tier is the cheaper one).
     """
 
-    def __init__(self, policy: Policy, shape: ModelShape) -> None:
-        H, D, q = shape.kv_heads, shape.head_dim, policy.quantizer
+    def __init__(
+        self, policy: Policy, shape: ModelShape, widths: tuple[int, int] | None = None
+    ) -> None:
+        H, q = shape.kv_heads, policy.quantizer
+        K, V = widths or (shape.head_dim, shape.head_dim)
         self._native = policy.fp16_sinks + policy.fp16_recent  # tokens in no tier
-        self._residual = 4 * D * H
+        self._residual = 2 * (K + V) * H
         self._tiers = [
             H
             * (
-                _vector_bytes(policy, D, t.key_bits, q.along)
-                + _vector_bytes(policy, D, t.value_bits)
+                _vector_bytes(policy, K, t.key_bits, q.along)
+                + _vector_bytes(policy, V, t.value_bits)
             )
             for t in policy.tiers
         ]
         self._group, self._group_bytes = 1, 0
         if q.along == "tokens" and q.group is not None and policy.tiers[0].key_bits < 16:
-            self._group, self._group_bytes = q.group, H * D * _numbers(policy) * 2
+            self._group, self._group_bytes = q.group, H * K * _numbers(policy) * 2
         self._shares = list(accumulate((t.share for t in policy.tiers[:-1]), initial=0.0))[1:]
         self._held = self._tag = self._layer = 0
-        if (rule := policy.active_rule) is not None:
+        if (rule := policy.active_rule) is not None and K:
             self._held = rule.voters(H) * rule.slot_bytes(policy.interval)
             self._tag = rule.voters(H) * TAG_BYTES if policy.tagged else 0
-            self._layer = rule.layer_bytes(shape.heads, H, D)
+            self._layer = rule.layer_bytes(shape.heads, H, K)
         self.rising = all(a >= b for a, b in pairwise(self._tiers))
 
     def tier_counts(self, n: int, target: int | None) -> tuple[int, ...]:
@@ -88,14 +97,14 @@ class Cost:
         return out
 
 
-def _vector_bytes(policy: Policy, head_dim: int, bits: int, along: str = "channels") -> int:
+def _vector_bytes(policy: Policy, width: int, bits: int, along: str = "channels") -> int:
     """Bytes of one key or value of one head: codes, and what scales and zeros it has of its own."""
     if bits == 16:
-        return 2 * head_dim
-    codes = head_dim * bits // 8
-    if along == "tokens":
+        return 2 * width
+    codes = width * bits // 8
+    if along == "tokens" or not width:
         return codes
-    return codes + head_dim // (policy.quantizer.group or head_dim) * _numbers(policy) * 2
+    return codes + width // (policy.quantizer.group or width) * _numbers(policy) * 2
 
 
 def _numbers(policy: Policy) -> int:

@@ -31,7 +31,8 @@ class LayerLayout:
         interval: tokens between compactions; None never compacts.
         rungs: integers of its ladder, or None.
         offset: first kept rung of its ladder.
-        cost: its bytes, common to all layers with the same tiers.
+        cost: its bytes.
+        key_dim, value_dim: channels of one key and one value; 0 of a layer without attention.
         layer: its number, shallow to deep.
         heads: which KV heads of the layer these are, neighbours.
     """
@@ -43,6 +44,8 @@ class LayerLayout:
     rungs: Rungs | None
     offset: int
     cost: Cost
+    key_dim: int
+    value_dim: int
     layer: int
     heads: range
 
@@ -99,11 +102,13 @@ class Layout:
     """The layouts of all layers, and the bytes they add up to.
 
     Attributes:
+        shape: of what the policy's channels leave of the model.
         units: the shape whose layers have slots and tiers of their own: layers, or KV heads.
         slots: most tokens of each unit, or None.
         tiers: which of `Policy.every_tiers` each unit uses.
+        kinds: which of `costs` counts each unit.
         rungs: integers of the ladder, or None.
-        costs: bytes of a unit, by tiers.
+        costs: bytes of a unit, see `costs_of`.
     """
 
     policy: Policy
@@ -111,6 +116,7 @@ class Layout:
     units: ModelShape
     slots: Slots
     tiers: tuple[int, ...]
+    kinds: tuple[int, ...]
     rungs: Rungs | None
     costs: tuple[Cost, ...]
 
@@ -140,6 +146,8 @@ class Layout:
             mine = replace(shape, kv_heads=len(heads), heads=len(heads) * group)
             plain = self.units is shape and p.head_tiers is None
             own = p if plain else self._alike[which]
+            unit = units[found[0]]
+            keys, values = self.units.per_layer[unit]
             yield LayerLayout(
                 policy=own,
                 shape=mine,
@@ -147,10 +155,18 @@ class Layout:
                 interval=p.interval if p.compacts else None,
                 rungs=r,
                 offset=offset(layer, r, order) if r else 0,
-                cost=self.costs[which] if self.units is shape else Cost(own, mine),
+                cost=self._cost(own, mine, unit),
+                key_dim=keys,
+                value_dim=values,
                 layer=layer,
                 heads=heads,
             )
+
+    def _cost(self, own: Policy, shape: ModelShape, unit: int) -> Cost:
+        """Bytes of the heads of `shape`, the first of which is `unit`."""
+        if self.units is self.shape:
+            return self.costs[self.kinds[unit]]
+        return Cost(own, shape, self.units.per_layer[unit])
 
     @cached_property
     def _alike(self) -> tuple[Policy, ...]:
@@ -161,7 +177,8 @@ class Layout:
         """Layers with the same byte history, and how many there are of each."""
         groups: dict[tuple[object, ...], tuple[LayerLayout, int]] = {}
         for layer in self.layers:
-            key = (layer.slots, layer.policy.tiers, layer.shape.kv_heads)
+            widths = layer.key_dim, layer.value_dim
+            key = (layer.slots, layer.policy.tiers, layer.shape.kv_heads, widths)
             first, count = groups.get(key, (layer, 0))
             groups[key] = (first, count + 1)
         return list(groups.values())
@@ -197,7 +214,7 @@ class Layout:
         return {}
 
     def _peak(self, tokens: int, start: int) -> int:
-        held = _held(self.costs, self.slots, self.tiers)
+        held = _held(self.costs, self.slots, self.kinds)
         if (peak := stream_peak(self.policy, held, self.rungs, tokens)) is not None:
             return peak
         limit = self.horizon()
@@ -244,14 +261,14 @@ class Layout:
         return total
 
 
-def _held(costs: tuple[Cost, ...], slots: Slots, tiers: tuple[int, ...]) -> Held:
+def _held(costs: tuple[Cost, ...], slots: Slots, kinds: tuple[int, ...]) -> Held:
     """Slots of the units, by the cost that counts them."""
     if len(costs) == 1:
         return [(costs[0], Counter(slots))]
-    found = Counter(zip(tiers, slots, strict=True))
+    found = Counter(zip(kinds, slots, strict=True))
     return [
-        (cost, {n: many for (which, n), many in found.items() if which == i})
-        for i, cost in enumerate(costs)
+        (costs[i], {n: many for (kind, n), many in found.items() if kind == i})
+        for i in sorted({*kinds})
     ]
 
 
@@ -264,19 +281,32 @@ def _tiers(policy: Policy, shape: ModelShape) -> tuple[int, ...]:
     return tuple(i for row in own.of for i in (row if isinstance(row, tuple) else (row,) * each))
 
 
+def _kinds(policy: Policy, shape: ModelShape) -> tuple[int, ...]:
+    """Which of `costs_of` counts each unit."""
+    tiers = _tiers(policy, shape)
+    unit = units(policy, policy.channels.on(shape))
+    if not unit.widths:
+        return tiers
+    widths = unit.kinds
+    return tuple(
+        which * len(widths) + widths.index(w)
+        for which, w in zip(tiers, unit.per_layer, strict=True)
+    )
+
+
 def costs_of(policy: Policy, shape: ModelShape) -> tuple[Cost, ...]:
-    """Bytes of a layer, or KV head, by the tiers it uses; they do not depend on slots."""
-    if policy.head_tiers is None:
-        return (Cost(policy, units(policy, shape)),)
-    unit = units(policy, shape)
-    return tuple(Cost(policy.alike(i), unit) for i in range(len(policy.every_tiers)))
+    """Bytes of a layer, or KV head, by its tiers and then its widths; slots do not change them."""
+    unit, plain = units(policy, policy.channels.on(shape)), policy.head_tiers is None
+    each = [policy] if plain else [policy.alike(i) for i in range(len(policy.every_tiers))]
+    return tuple(Cost(own, unit, widths) for own in each for widths in unit.kinds)
 
 
 def _make(policy: Policy, shape: ModelShape) -> Layout:
-    slots = share_out(policy, shape, policy.slots, policy.recent_window)
-    unit, tiers = units(policy, shape), _tiers(policy, shape)
-    rung = ladder_of(policy, shape)
-    return Layout(policy, shape, unit, slots, tiers, rung, costs_of(policy, shape))
+    slots = share_out(policy, shape)
+    left = policy.channels.on(shape)
+    tiers, kinds = _tiers(policy, shape), _kinds(policy, shape)
+    rung, costs = ladder_of(policy, shape), costs_of(policy, shape)
+    return Layout(policy, left, units(policy, left), slots, tiers, kinds, rung, costs)
 
 
 class _Key:
@@ -313,27 +343,23 @@ def layout(policy: Policy, shape: ModelShape) -> Layout:
 
 
 def peak_of(
-    policy: Policy, shape: ModelShape, costs: tuple[Cost, ...], slots: int | None,
-    recent_window: int, tokens: int, prompt: int = 0,
-) -> int:  # fmt: skip
-    """Peak in bytes of `policy` with other slots and recent window, without building that policy.
+    policy: Policy, shape: ModelShape, costs: tuple[Cost, ...], tokens: int, prompt: int = 0
+) -> int:
+    """`Layout.bytes_peak` where costs are known, which do not depend on slots or recent window.
 
     Args:
         policy: what runs.
         shape: of the model.
         costs: its bytes, see `costs_of`.
-        slots: instead of its own.
-        recent_window: instead of its own.
         tokens: length of the stream.
         prompt: tokens that one forward call brings in at its start.
 
     Raises:
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
-    each = share_out(policy, shape, slots, recent_window)
-    held = _held(costs, each, _tiers(policy, shape))
+    each = share_out(policy, shape)
+    held = _held(costs, each, _kinds(policy, shape))
     peak = stream_peak(policy, held, ladder_of(policy, shape), tokens)
     if peak is not None:
         return peak
-    there = policy.model_copy(update={"slots": slots, "recent_window": recent_window})
-    return _make(there, shape).bytes_peak(tokens, prompt)
+    return _make(policy, shape).bytes_peak(tokens, prompt)

@@ -1,6 +1,6 @@
-"""The parts of a policy: tiers, quantiser, ladder, layer budgets, and two reserved ones."""
+"""The parts of a policy: tiers, quantiser, ladder, layer budgets, and a reserved one."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -9,7 +9,7 @@ from kvsearch.frozen import Frozen
 from kvsearch.policy.ladder import Order
 from kvsearch_kernels.codebooks import CODEBOOKS
 
-Bits = Literal[16, 8, 4, 3, 2, 1]
+Bits = Literal[16, 8, 5, 4, 3, 2, 1]
 
 
 def _known(levels: str) -> str:
@@ -18,6 +18,13 @@ def _known(levels: str) -> str:
     return levels
 
 
+def _power_of_two(block: int) -> int:
+    if block & (block - 1):
+        raise ValueError("must be a power of two")
+    return block
+
+
+Block = Annotated[int, Field(ge=2), AfterValidator(_power_of_two)]
 Weights = tuple[float, ...] | tuple[tuple[float, ...], ...]
 Levels = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*CODEBOOKS]})]
 
@@ -40,9 +47,14 @@ class Quantizer(Frozen):
 
     Attributes:
         group: channels that share one scale; None is the whole head. A divisor of the head size.
-        rotate: Hadamard rotation of each head before quantising (QuaRot, arXiv:2404.00456).
+        rotate: Hadamard rotation of each head before quantising (QuaRot, arXiv:2404.00456), over
+            the largest power of two that divides the head size.
+        value_block: most channels of a value that one rotation mixes (llama.cpp: 64); None mixes
+            as many as of a key.
         levels: a key of `kvsearch_kernels.codebooks.CODEBOOKS`: `uniform` min/max steps with scale
-            and zero, or `lloyd`, the Lloyd-Max levels of a Gaussian with one scale and no zero.
+            and zero; `lloyd`, the Lloyd-Max levels of a Gaussian with one scale and no zero; `e4m3`
+            and `e5m2`, 8-bit floating point without a scale; `ggml-0` and `ggml-1`, the blocks of
+            llama.cpp's q8_0, q5_0, q4_0 and of its q5_1, q4_1.
         along: what a group of keys lies along: the `channels` of one token, or one channel of
             `group` neighbouring `tokens` (KIVI, arXiv:2402.02750). Values are always per token.
         fp16_sinks: keep the sinks in 16 bits.
@@ -51,10 +63,24 @@ class Quantizer(Frozen):
 
     group: int | None = Field(default=64, gt=0)
     rotate: bool = False
+    value_block: Block | None = None
     levels: Levels = "uniform"
     along: Literal["channels", "tokens"] = "channels"
     fp16_sinks: bool = False
     fp16_recent: bool = False
+
+    def canonical(self, sinks: bool, recent: bool) -> dict[str, Any]:
+        """Fields that matter, for `Policy.canonical`; the flags say what stays in 16 bits."""
+        d = dict(self.model_dump(), fp16_sinks=sinks)
+        if not recent:
+            del d["fp16_recent"]
+        if self.along == "channels":
+            del d["along"]
+        if not self.rotate or self.value_block is None:
+            del d["value_block"]
+        if not CODEBOOKS[self.levels].numbers:
+            d["group"] = None
+        return d
 
 
 class Ladder(Frozen):
@@ -140,10 +166,3 @@ class Anchors(Frozen):
     marks: tuple[str, ...] = (".",)
     close: bool = True
     isolate: bool = True
-
-
-class Channels(Frozen):
-    """Reserved: share of query/key pairs and value/output channels kept (KVPruner)."""
-
-    qk: float = Field(default=1.0, gt=0.0, le=1.0)
-    vo: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,17 +22,18 @@ from pydantic import (
 )
 
 from kvsearch.errors import PolicyError
-from kvsearch.frozen import Frozen
+from kvsearch.frozen import Frozen, first_error
+from kvsearch.policy.channels import Channels
 from kvsearch.policy.ladder import rungs
 from kvsearch.policy.parts import (
     Anchors,
     Budgets,
-    Channels,
     HeadTiers,
     Ladder,
     Quantizer,
     Tier,
 )
+from kvsearch.policy.tiers import check_tiers
 from kvsearch.rules import RULES, Attention, Rule, read
 
 SCHEMA = "kvsearch.policy/2"
@@ -76,7 +76,7 @@ class Policy(Frozen):
         head_tiers: layers or KV heads with other tiers than these; None if there are none.
         quantizer: how tiers below 16 bits store a token.
         anchors: reserved.
-        channels: reserved.
+        channels: what every token keeps of its keys and values, see `Channels`.
         positions: `original` keeps each key's rotary angle; `cache` re-indexes keys by slot, so a
             stream may outgrow the trained context.
         name: label for people; not part of the identity.
@@ -118,11 +118,8 @@ class Policy(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for where, tiers in [
-            ("tiers", self.tiers),
-            *(("head_tiers.others", t) for t in self.every_tiers[1:]),
-        ]:
-            _add_up(tiers, where)
+        for i, tiers in enumerate(self.every_tiers):
+            check_tiers(tiers, self.quantizer, f"head_tiers.others.{i - 1}" if i else "tiers")
         if self.budgets.kind == "adakv":
             self._heads_can_share()
         if self.slots is None and self.ladder is not None:
@@ -197,8 +194,9 @@ class Policy(Frozen):
 
     def alike(self, which: int) -> "Policy":
         """What heads do that use `every_tiers[which]`: a policy in which all heads are alike."""
+        budgets = self.budgets if self.budgets.kind == "adakv" else Budgets()
         return self.model_copy(
-            update={"tiers": self.every_tiers[which], "head_tiers": None, "budgets": Budgets()}
+            update={"tiers": self.every_tiers[which], "head_tiers": None, "budgets": budgets}
         )
 
     @property
@@ -250,13 +248,7 @@ class Policy(Frozen):
         else:
             (d["tiers"],) = d["tiers"]
         if self.quantizes:
-            q = self.quantizer.model_dump()
-            q["fp16_sinks"] = self.fp16_sinks > 0
-            if not self.fp16_recent:
-                del q["fp16_recent"]
-            if q["along"] == "channels":
-                del q["along"]
-            d["quantizer"] = q
+            d["quantizer"] = self.quantizer.canonical(self.fp16_sinks > 0, self.fp16_recent > 0)
         if (rule := self.active_rule) is not None:
             d[rule.identity] = rule.canonical()
         if self.ladder is not None:
@@ -275,8 +267,8 @@ class Policy(Frozen):
             d["interval"], d["trigger"], d["sinks"] = 1, "stream", 0
         if self.anchors is not None:
             d["anchors"] = self.anchors.model_dump()
-        if self.channels != Channels():
-            d["channels"] = self.channels.model_dump()
+        if self.channels.active:
+            d["channels"] = {k: list(v) for k, v in self.channels if any(w != "all" for w in v)}
         return d
 
     def _canonical_tiers(self) -> tuple[list[Any], list[Any]]:
@@ -378,28 +370,6 @@ class Policy(Frozen):
             raise PolicyError(f"{where}: {first_error(e)}") from e
         except RecursionError as e:
             raise PolicyError(f"{where}: brackets are nested too deeply for a policy") from e
-
-
-def _add_up(tiers: tuple[Tier, ...], where: str) -> None:
-    """Raise a `ValueError` where shares or bits of a list of tiers make no sense."""
-    total = sum(t.share for t in tiers)
-    if not tiers or abs(total - 1.0) > 1e-6:
-        raise ValueError(f"{where}: shares must add up to 1, got {total:g}")
-    for above, below in pairwise(tiers):
-        if below.key_bits > above.key_bits or below.value_bits > above.value_bits:
-            raise ValueError(f"{where}: bits must not rise from a better tier to a worse one")
-
-
-def first_error(error: ValidationError, whole: str = "policy") -> str:
-    """The first wrong field on one line: its path, why, and what was given."""
-    first = error.errors()[0]
-    path = ".".join(" ".join(str(p).split()) for p in first["loc"]) or whole
-    given = first.get("input")
-    shown = "" if isinstance(given, dict | list) else f", got {given!r}"
-    message = " ".join(first["msg"].removeprefix("Value error, ").split())
-    if message.startswith(f"{path}."):  # a rule names its own fields
-        path, _, message = message.partition(": ")
-    return f"field {path[:200]}: {message}{shown[:200]}"
 
 
 def attention(policy: Policy) -> Attention | None:

@@ -84,8 +84,11 @@ def _precision(policy: Policy) -> str:
     bits = " or ".join(_tiers(tiers) for tiers in policy.every_tiers)
     if policy.head_tiers is not None:
         bits += " by head" if policy.head_tiers.per_head else " by layer"
-    words = [bits, "rotated" if q.rotate else "", CODEBOOKS[q.levels].words]
-    words.append(f"group {q.group}" if q.group else "one group a head")
+    book = CODEBOOKS[q.levels]
+    words = [bits, "rotated" if q.rotate else "", book.words]
+    words.append(f"values in blocks of {q.value_block}" if q.rotate and q.value_block else "")
+    if book.numbers:
+        words.append(f"group {q.group}" if q.group else "one group a head")
     words.append("along tokens for keys" if q.along == "tokens" else "")
     words.append("with 16-bit sinks" if policy.fp16_sinks else "")
     words.append("with a 16-bit recent window" if policy.fp16_recent else "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvsearch.policy import LayerLayout, ModelShape, Policy, layout
+from kvsearch.policy import LayerLayout, ModelShape, Policy, Tier, layout
 from kvsearch.policy.schedule import Ints, pools_by_age
 from kvsearch.report.describe import bits_text
 
@@ -22,14 +22,17 @@ class AgeMap:
     """Exact map of a policy that goes by age.
 
     Attributes:
-        codes: `[layers, tokens]`, 0 gone, 1 held in 16 bits, `2 + i` held in tier `i`.
+        codes: `[rows, tokens]`, a row a layer, or a KV head where heads differ; 0 gone, 1 held in
+            16 bits, from 2 on in fewer, the better first.
         sinks: first tokens that are never evicted.
         legend: label of each code that occurs, `GONE` excepted.
+        heads: rows that one layer takes.
     """
 
     codes: Codes
     sinks: int
     legend: dict[int, str]
+    heads: int = 1
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,17 @@ class SlotBars:
     """Shares of a policy where attention decides, at the fullest moment (just before a compaction).
 
     Attributes:
-        layers: per layer, segments from oldest to newest; they add up to its slots.
+        layers: per layer, or per KV head where heads differ, segments from oldest to newest; they
+            add up to its slots.
         tokens: tokens seen, when nothing is ever evicted; None with a slot limit.
         legend: label of each code that occurs.
+        heads: rows that one layer takes.
     """
 
     layers: tuple[tuple[Segment, ...], ...]
     tokens: int | None
     legend: dict[int, str]
+    heads: int = 1
 
 
 def held(layer: LayerLayout, tokens: int, prompt: int = 0) -> tuple[Ints, int]:
@@ -89,13 +95,16 @@ def slot_map(policy: Policy, shape: ModelShape, context: int) -> AgeMap | SlotBa
         shape: model it runs on.
         context: tokens in the cache at deployment.
     """
-    layers = layout(policy, shape).layers
+    heads = shape.kv_heads if policy.per_head else 1
+    rows = [
+        part for part in layout(policy, shape).layers for _ in (part.heads if heads > 1 else "1")
+    ]
     if policy.scored:
-        return _bars(policy, layers, context)
-    return _ages(policy, layers, context)
+        return _bars(policy, rows, heads, context)
+    return _ages(policy, rows, heads, context)
 
 
-def _ages(policy: Policy, layers: tuple[LayerLayout, ...], context: int) -> AgeMap:
+def _ages(policy: Policy, layers: list[LayerLayout], heads: int, context: int) -> AgeMap:
     tokens = context
     if policy.slots is not None:  # four cache lengths show the pattern without shrinking it away
         tokens = max(16, min(context, 4 * max(layer.slots or 0 for layer in layers)))
@@ -106,35 +115,50 @@ def _ages(policy: Policy, layers: tuple[LayerLayout, ...], context: int) -> AgeM
         tokens = max(
             1, tokens - tokens % policy.interval - 1
         )  # just before a compaction: the fullest
-    rows: dict[tuple[int | None, int], Codes] = {}
+    tiers = _tier_codes(policy)
+    rows: dict[tuple[object, ...], np.ndarray] = {}
     for layer in layers:
-        key = (layer.slots, layer.offset)
-        if key not in rows:
-            rows[key] = _codes(layer, tokens, prompt)
-    codes = np.stack([rows[layer.slots, layer.offset] for layer in layers])
-    return AgeMap(codes, policy.sinks if policy.evicts else 0, _legend(policy, codes))
+        if (key := _kind(layer)) not in rows:
+            rows[key] = _codes(layer, tokens, prompt, tiers)
+    codes = np.stack([rows[_kind(layer)] for layer in layers])
+    return AgeMap(codes, policy.sinks if policy.evicts else 0, _legend(policy, codes), heads)
 
 
-def _codes(layer: LayerLayout, tokens: int, prompt: int) -> np.ndarray:
+def _kind(layer: LayerLayout) -> tuple[object, ...]:
+    return layer.slots, layer.offset, layer.policy.tiers
+
+
+TierCodes = dict[tuple[int, int], int]
+
+
+def _tier_codes(policy: Policy) -> TierCodes:
+    """Code of each precision of the policy, the best first."""
+    bits = {(t.key_bits, t.value_bits) for tiers in policy.every_tiers for t in tiers}
+    low = sorted(bits - {(16, 16)}, key=lambda b: (-b[0] - b[1], -b[0]))
+    return {(16, 16): NATIVE, **{b: FIRST_TIER + i for i, b in enumerate(low)}}
+
+
+def _codes(layer: LayerLayout, tokens: int, prompt: int, codes_of: TierCodes) -> np.ndarray:
     p = layer.policy
     live, compacted = held(layer, tokens, prompt)
     old = int((live < compacted).sum())
     pools = pools_by_age(layer.tier_counts(old), old, p.fp16_recent)
-    tiers = [NATIVE if t.native else FIRST_TIER + i for i, t in enumerate(p.tiers)]
+    tiers = [codes_of[t.key_bits, t.value_bits] for t in p.tiers]
     column = [*np.array([*tiers, NATIVE])[pools], *[NATIVE] * (len(live) - old)]
     codes = np.full(tokens, GONE, dtype=np.uint8)
     codes[live] = column
     return codes
 
 
-def _bars(policy: Policy, layers: tuple[LayerLayout, ...], context: int) -> SlotBars:
-    bars = tuple(_segments(layer, context) for layer in layers)
+def _bars(policy: Policy, layers: list[LayerLayout], heads: int, context: int) -> SlotBars:
+    tiers = _tier_codes(policy)
+    bars = tuple(_segments(layer, context, tiers) for layer in layers)
     codes = np.array([[s.code for bar in bars for s in bar]], dtype=np.uint8)
     tokens = context if policy.slots is None else None
-    return SlotBars(bars, tokens, _legend(policy, codes))
+    return SlotBars(bars, tokens, _legend(policy, codes), heads)
 
 
-def _segments(layer: LayerLayout, context: int) -> tuple[Segment, ...]:
+def _segments(layer: LayerLayout, context: int, codes_of: TierCodes) -> tuple[Segment, ...]:
     """Sinks and the recent window fill the best tiers first, the chosen middle gets the rest."""
     p = layer.policy
     full = layer.slots if layer.slots is not None else context
@@ -148,8 +172,8 @@ def _segments(layer: LayerLayout, context: int) -> tuple[Segment, ...]:
         for tier, left in enumerate(room):
             used = min(left, count)
             if used:
-                code = NATIVE if p.tiers[tier].native else FIRST_TIER + tier
-                out.append(Segment(role, code, used))
+                bits = p.tiers[tier]
+                out.append(Segment(role, codes_of[bits.key_bits, bits.value_bits], used))
                 room[tier] -= used
                 count -= used
         return out
@@ -165,13 +189,19 @@ def _segments(layer: LayerLayout, context: int) -> tuple[Segment, ...]:
     return (*sinks, *chosen, *reversed(recent), *newest)
 
 
-def _legend(policy: Policy, codes: Codes) -> dict[int, str]:
-    names = {NATIVE: "16 bit"}
-    for i, tier in enumerate(policy.tiers):
-        if not tier.native:
-            names[FIRST_TIER + i] = bits_text(tier)
-    present = set(np.unique(codes).tolist())
-    return {code: name for code, name in names.items() if code in present}
+def _legend(policy: Policy, codes: np.ndarray) -> dict[int, str]:
+    names = {
+        code: bits_text(Tier.model_validate(dict(key_bits=k, value_bits=v)))
+        for (k, v), code in _tier_codes(policy).items()
+    }
+    return {code: name for code, name in names.items() if (codes == code).any()}
+
+
+def _line(found: AgeMap | SlotBars, rows: int) -> str:
+    """What a line of the picture is."""
+    if found.heads == 1:
+        return f"Each line is one of {rows} layers"
+    return f"Each line is one of {found.heads} KV heads of one of {rows // found.heads} layers"
 
 
 def caption(found: AgeMap | SlotBars, policy: Policy) -> str:
@@ -180,7 +210,7 @@ def caption(found: AgeMap | SlotBars, policy: Policy) -> str:
         layers, tokens = found.codes.shape
         share = 100 * float((found.codes != GONE).mean())
         return (
-            f"Each line is one of {layers} layers, each column a token of the text, after "
+            f"{_line(found, layers)}, each column a token of the text, after "
             f"{tokens:,} tokens. Colour says how precisely a token is stored; grey ones are gone. "
             f"{share:.3g} % are held. The rule goes by age alone, so the map is exact for every "
             "text; where a column stands for several tokens, a paler colour means that only some "
@@ -192,7 +222,7 @@ def caption(found: AgeMap | SlotBars, policy: Policy) -> str:
         f", then come the newest {policy.interval} tokens in 16 bits" if policy.compacts else ""
     )
     return (
-        f"Each line is one of {len(found.layers)} layers at its fullest moment, with the number of "
+        f"{_line(found, len(found.layers))} at its fullest moment, with the number of "
         f"tokens it holds. The striped {100 * chosen / max(1, total):.3g} % are chosen by the "
         "policy's rule, so which tokens they are depends on the text and may differ "
         f"between heads. {policy.sinks} sinks stand at the left, "

@@ -57,10 +57,12 @@ def _margins(figure: Any, narrow: bool) -> dict[str, float]:
     }
 
 
-def _layer_axis(axes: Any, layers: int) -> None:
+def _layer_axis(axes: Any, rows: int, heads: int) -> None:
+    layers = rows // heads
     step = next(s for s in (1, 2, 5, 10, 20, 50) if layers / s <= 12)
-    axes.set_yticks(range(0, layers, step))
-    axes.set_ylim(layers - 0.5, -0.5)
+    ticks = range(0, layers, step)
+    axes.set_yticks([heads * i + (heads - 1) / 2 for i in ticks], [str(i) for i in ticks])
+    axes.set_ylim(rows - 0.5, -0.5)
     axes.set_ylabel("layer (0 reads the input)")
 
 
@@ -115,7 +117,7 @@ def _draw_ages(found: AgeMap, figure: Any, narrow: bool) -> None:
         bare(left)
     if zoom:
         left.tick_params(axis="x", length=0)
-    _layer_axis(left, layers)
+    _layer_axis(left, layers, found.heads)
     _key(figure, found.legend, [Patch(color=EMPTY, label="gone")])
 
 
@@ -170,7 +172,7 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
         if found.tokens is None
         else "tokens (the newest at the right)"
     )
-    _layer_axis(axes, len(found.layers))
+    _layer_axis(axes, len(found.layers), found.heads)
     bare(axes)
     _roles(axes, found)
     hatched = Patch(

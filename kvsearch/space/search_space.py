@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from kvsearch.frozen import Frozen
-from kvsearch.knobs import KNOBS, Value, check_value, effective, has_field, modern, respelled
+from kvsearch.knobs import BASES, KNOBS, Value, check_value, effective, has_field, modern, respelled
 from kvsearch.space.axis import Axis, Words
 
 
@@ -141,7 +141,7 @@ class SearchSpace(Frozen):
     def _spellings(self, given: dict[str, Value]) -> Iterator[dict[str, Value]]:
         """`given`, with presets that the space lacks as refinements of others that it has."""
         options: list[list[dict[str, Value]]] = []
-        for base in dict.fromkeys(k.partition(".")[0] for k in self.axes if "." in k):
+        for base in BASES:
             axis, preset = self.axes.get(base), effective(base, given)
             if axis is None or axis.choice is None or preset is None or axis.contains(preset):
                 continue

@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 import torch
 
+from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.gather_kv import gather_kv
@@ -32,6 +33,7 @@ OPS = [
 ]  # fmt: skip
 NEVER = 1 << 40
 FMT = Format(4, 64)
+WIDTHS = [(bits, levels) for levels, book in CODEBOOKS.items() for bits in book.bits]
 
 
 def call(op, device="cpu"):
@@ -148,13 +150,13 @@ def test_received_attention_of_16_bit_queries_is_summed_in_fp32(dtype):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 70, 64), (5, 96), (1, 128)])
-@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
-@pytest.mark.parametrize("levels", ["uniform", "lloyd"])
+@pytest.mark.parametrize(("bits", "levels"), WIDTHS)
 def test_the_fast_fake_quantisation_is_the_reference_bit_for_bit(shape, bits, levels):
     x = torch.randn(shape) * torch.rand(*shape[:-1], 1) * 5
     x[0, 0] = 0
     for y in (x, x.double(), x.transpose(0, -2)):
-        for rotate, group in itertools.product((False, True), (32, shape[-1])):
+        groups = (CODEBOOKS[levels].group or shape[-1], 32)
+        for rotate, group in itertools.product((False, True), groups):
             fmt = Format(bits, group, levels, rotate)
             assert torch.equal(fake_quantize(y, fmt), reference.fake_quantize(y, fmt))
 
@@ -187,8 +189,7 @@ def test_anchors_are_isolated_as_anllm_says(impl, first):
     torch.testing.assert_close(lse, lifetime_attention.reference(q, k, v, j, death, **args)[1])
 
 
-@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
-@pytest.mark.parametrize("levels", ["uniform", "lloyd"])
+@pytest.mark.parametrize(("bits", "levels"), WIDTHS)
 @pytest.mark.parametrize("rotate", [False, True])
 def test_packing_and_unpacking_is_fake_quantisation_bit_for_bit(bits, levels, rotate):
     x = torch.randn(1, 2, 33, 64)

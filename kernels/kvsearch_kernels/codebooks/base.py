@@ -12,12 +12,16 @@ class Codebook:
     The reference defines the meaning; kernels and fast CPU paths are opt-in, see `why_not`.
 
     Attributes:
-        numbers: fp16 numbers stored per group.
+        numbers: fp16 numbers stored per group; 0 has no scales, and groups do not matter.
         words: for people, after `K4 V4`; may be empty.
+        bits: widths of a code that it knows.
+        group: the one size of a group that it knows, along channels only; None knows all.
     """
 
     numbers: int
     words: str
+    bits: tuple[int, ...] = (8, 4, 3, 2, 1)
+    group: int | None = None
 
     def encode(self, groups: "Tensor", bits: int) -> tuple["Tensor", "Tensor"]:
         """Codes (whole numbers) `[..., group]` and scales `[..., numbers]` fp16 of fp32 numbers."""

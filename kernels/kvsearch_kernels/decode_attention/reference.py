@@ -16,7 +16,7 @@ class Part:
 
     Attributes:
         keys: `[B, H, N, D]` in the type of the queries (16 bits also with fp32 ones), or packed.
-        values: likewise; their head size is that of the keys.
+        values: likewise; `[B, H, N, Dv]`.
         key_format: format of packed keys; None if `keys` is a tensor.
         value_format: format of packed values; None if `values` is a tensor.
         lengths: slots in use of each batch row and head, `[B, H]` int32, the first ones; None uses
@@ -57,7 +57,7 @@ def reference(
         softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
 
     Returns:
-        Output `[B, Hq, D]` in the type of `q` and log-sum-exp `[B, Hq]` in fp32 (fp64 of fp64);
+        Output `[B, Hq, Dv]` in the type of `q` and log-sum-exp `[B, Hq]` in fp32 (fp64 of fp64);
         computed in fp32. With nothing held the output is zero, the log-sum-exp minus infinity.
     """
     out, lse, _ = attend(q, parts, scale, softcap)
@@ -87,7 +87,7 @@ def attend(
         values = values.masked_fill(~held.transpose(-1, -2), 0.0)
     lse = s.logsumexp(-1)
     p = (s - lse.clamp_min(torch.finfo(kind).min).unsqueeze(-1)).exp()
-    return (p @ values).view(B, Hq, D).to(q.dtype), lse.view(B, Hq), p
+    return (p @ values).view(B, Hq, -1).to(q.dtype), lse.view(B, Hq), p
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

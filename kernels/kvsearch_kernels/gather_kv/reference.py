@@ -19,8 +19,9 @@ def reference(
             `[B or 1, H or 1, n]`, int32 or int64.
         by: positions to move each copied key by (new minus old), in the shapes of `slots`; needs
             `inv_freq`. None copies.
-        inv_freq: angle per position of each channel pair, `[R / 2]` in radians; RoPE in the
-            half-split layout turns channels i and i + R / 2, those from `R` on stay.
+        inv_freq: angle per position of each channel pair, `[R / 2]` in radians, or per head
+            `[H, R / 2]`; RoPE in the half-split layout turns channels i and i + R / 2, those from
+            `R` on stay.
 
     Returns:
         `[B, H, n, D]`; turned in fp32 (fp64 of fp64) and rounded once to the type of `x`.
@@ -36,7 +37,7 @@ def reference(
         return kept
     kind = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles(by, inv_freq, kind)
-    half = inv_freq.shape[0]
+    half = inv_freq.shape[-1]
     a, b, rest = kept.to(kind).tensor_split([half, 2 * half], -1)
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
     return torch.cat([turned, rest.to(x.dtype)], -1) if rest.shape[-1] else turned
@@ -47,5 +48,8 @@ def angles(by: Tensor, inv_freq: Tensor, kind: torch.dtype) -> tuple[Tensor, Ten
 
     The angle itself is exact: at position 100,000 its fp32 would be off by 0.004 radians.
     """
-    angle = by.double().unsqueeze(-1) * inv_freq.to(by.device, torch.float64)
+    per_pair = inv_freq.to(by.device, torch.float64)
+    if per_pair.dim() == 2:  # a row of its own for each head
+        per_pair = per_pair.unsqueeze(-2)
+    angle = by.double().unsqueeze(-1) * per_pair
     return angle.cos().to(kind), angle.sin().to(kind)

@@ -43,7 +43,9 @@ def why_not(
     if by is not None and inv_freq is not None:
         if by.shape[-1] != slots.shape[-1] or by.dim() not in (1, 3):
             return f"by must have shape [n] or [B, H, n], got {tuple(by.shape)}"
-        if inv_freq.dim() != 1 or not 1 <= inv_freq.shape[0] <= x.shape[-1] // 2:
+        if inv_freq.dim() != 1:
+            return "angles of each head have no kernel yet"
+        if not 1 <= inv_freq.shape[0] <= x.shape[-1] // 2:
             return f"inv_freq must have 1 to {x.shape[-1] // 2} angles, got {inv_freq.shape[0]}"
     return why_not_slots(x, slots)
 

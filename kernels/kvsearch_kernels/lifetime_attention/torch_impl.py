@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvsearch_kernels.lifetime_attention.reference import visibility
 
@@ -29,8 +30,6 @@ def why_not(
         return f"has no softcap, got {softcap}"
     if not q.is_floating_point():
         return f"takes floating-point numbers, got {q.dtype}"
-    if v.shape[-1] != q.shape[-1]:
-        return f"needs equal head sizes, got {q.shape[-1]} and {v.shape[-1]}"
     return None
 
 
@@ -47,6 +46,16 @@ def forward(
     anchors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and meaning as the reference."""
+    if (more := q.shape[-1] - v.shape[-1]) != 0:  # zeros change no product
+        q, k, wide = (
+            pad(q, (0, max(0, -more))),
+            pad(k, (0, max(0, -more))),
+            pad(v, (0, max(0, more))),
+        )
+        out, lse = forward(
+            q, k, wide, birth, death, first_query=first_query, scale=scale, anchors=anchors
+        )
+        return out[..., : v.shape[-1]], lse
     B, Hq, M, D = q.shape
     dtype = q.dtype
     q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))

@@ -23,17 +23,17 @@ def fake_quantize(x: Tensor, fmt: Format) -> Tensor:
         return reference.fake_quantize(x, fmt)
     y = x.float()
     if fmt.rotate:
-        y = hadamard(y)
+        y = hadamard(y, fmt.block)
     if fmt.levels == "lloyd":
         y = _nearest_levels(y, fmt)
     else:
         y = reference.fake_quantize(y, replace(fmt, rotate=False))
-    return hadamard(y) if fmt.rotate else y
+    return hadamard(y, fmt.block) if fmt.rotate else y
 
 
-def hadamard(x: Tensor) -> Tensor:
+def hadamard(x: Tensor, most: int | None = None) -> Tensor:
     """`reference.hadamard` of fp32 `x`: the same sums, channel by channel over many vectors."""
-    block = x.shape[-1] & -x.shape[-1]
+    block = reference.rotation_block(x.shape[-1], most)
     vectors = x.reshape(-1, block)
     out = torch.empty_like(vectors)
     for start in range(0, len(vectors), ROWS):

@@ -19,12 +19,13 @@ class Format:
     """A storage format below 16 bits.
 
     Attributes:
-        bits: 8, 4, 3, 2 or 1 per channel.
+        bits: 8, 5, 4, 3, 2 or 1 per channel, see `Codebook.bits`.
         group: channels per scale; divides `D`.
         levels: a key of `kvsearch_kernels.codebooks.CODEBOOKS`.
         rotate: Hadamard rotation of the vector before quantising.
         along: `channels` groups channels of one vector; `tokens` groups one channel of `group`
             neighbouring tokens, the second axis from the right.
+        block: most channels that one rotation mixes, a power of two; None is as many as it can.
     """
 
     bits: int
@@ -32,13 +33,19 @@ class Format:
     levels: str = "uniform"
     rotate: bool = False
     along: Literal["channels", "tokens"] = "channels"
+    block: int | None = None
+
+    @property
+    def numbers(self) -> int:
+        """Fp16 numbers per group."""
+        return CODEBOOKS[self.levels].numbers
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Codes `[..., N, D * bits / 8]` uint8 and scales `[..., N, D / group, 1 or 2]` fp16.
+    """Codes `[..., N, D * bits / 8]` uint8 and scales `[..., N, D / group, numbers]` fp16.
 
-    Groups along tokens have scales `[..., groups, D, 1 or 2]`, and the first group may have lost
+    Groups along tokens have scales `[..., groups, D, numbers]`, and the first group may have lost
     its first `lead` tokens.
     """
 
@@ -52,14 +59,19 @@ class Packed:
         return self.codes.nbytes + self.scales.nbytes
 
 
-def hadamard(x: Tensor) -> Tensor:
-    """Orthonormal Hadamard transform of the last axis; its own inverse.
+def rotation_block(D: int, most: int | None = None) -> int:
+    """Channels that one rotation mixes: the largest power of two that divides `D`, up to `most`."""
+    return min(D & -D, most or D)
+
+
+def hadamard(x: Tensor, most: int | None = None) -> Tensor:
+    """Orthonormal Hadamard transform of the last axis, see `rotation_block`; its own inverse.
 
     Written as sums and differences, so that the result does not depend on how many vectors are
-    transformed at once. A size that is no power of two is rotated in blocks of its largest one.
+    transformed at once.
     """
     D = x.shape[-1]
-    block = D & -D
+    block = rotation_block(D, most)
     y = x.unflatten(-1, (D // block, block))
     step = 1
     while step < block:
@@ -71,9 +83,9 @@ def hadamard(x: Tensor) -> Tensor:
 
 
 def _encode(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """Codes `[..., D]` (whole numbers) and scales `[..., D / group, 1 or 2]` of fp32 `x`."""
+    """Codes `[..., D]` (whole numbers) and scales `[..., D / group, numbers]` of fp32 `x`."""
     if fmt.rotate:
-        x = hadamard(x)
+        x = hadamard(x, fmt.block)
     g = x.unflatten(-1, (x.shape[-1] // fmt.group, fmt.group))
     codes, scales = CODEBOOKS[fmt.levels].encode(g, fmt.bits)
     return codes.flatten(-2), scales
@@ -83,19 +95,21 @@ def _decode(codes: Tensor, scales: Tensor, fmt: Format) -> Tensor:
     """Values `[..., D]` fp32 of codes and scales."""
     c = codes.unflatten(-1, (codes.shape[-1] // fmt.group, fmt.group))
     x = CODEBOOKS[fmt.levels].decode(c, scales.float(), fmt.bits).flatten(-2)
-    return hadamard(x) if fmt.rotate else x
+    return hadamard(x, fmt.block) if fmt.rotate else x
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
     """Pack `[..., D]` codes into `[..., D * bits / 8]` bytes, channel-planar.
 
     Byte i of a plane holds channels i, i + D/n, i + 2D/n, ... (n = 8 / bits codes a byte), so that
-    unpacking needs no shuffle. Three bits are a 2-bit plane followed by a 1-bit plane.
+    unpacking needs no shuffle. Three and five bits are a plane of the lower ones followed by a
+    1-bit plane.
     """
     if bits == 8:
         return codes.to(torch.uint8)
-    if bits == 3:
-        return torch.cat([_pack(codes & 3, 2), _pack(codes >> 2, 1)], -1)
+    if bits in (3, 5):
+        low = bits - 1
+        return torch.cat([_pack(codes & (2**low - 1), low), _pack(codes >> low, 1)], -1)
     n = 8 // bits
     parts = codes.unflatten(-1, (n, codes.shape[-1] // n))
     shifts = torch.arange(n, device=codes.device).mul(bits).unsqueeze(-1)
@@ -106,9 +120,10 @@ def _unpack(packed: Tensor, bits: int) -> Tensor:
     """Inverse of `_pack`; codes as uint8."""
     if bits == 8:
         return packed
-    if bits == 3:
-        two, one = packed.split([packed.shape[-1] * 2 // 3, packed.shape[-1] // 3], -1)
-        return _unpack(two, 2) | (_unpack(one, 1) << 2)
+    if bits in (3, 5):
+        low, share = bits - 1, packed.shape[-1] // bits
+        lower, top = packed.split([share * low, share], -1)
+        return _unpack(lower, low) | (_unpack(top, 1) << low)
     mask = 2**bits - 1
     return torch.cat([(packed >> (bits * i)) & mask for i in range(8 // bits)], -1)
 
@@ -138,10 +153,10 @@ def fake_quantize(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _encode_tokens(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor, int]:
-    """Codes `[..., N, D]`, scales `[..., groups, D, 1 or 2]`, and tokens that the first lacks."""
+    """Codes `[..., N, D]`, scales `[..., groups, D, numbers]`, and tokens that the first lacks."""
     n, lead = x.shape[-2], -x.shape[-2] % fmt.group
     if fmt.rotate:
-        x = hadamard(x)
+        x = hadamard(x, fmt.block)
     # what is missing repeats the first token, which changes no smallest and no largest value
     whole = torch.cat([x[..., :1, :].expand(*x.shape[:-2], lead, -1), x], -2) if lead else x
     columns = whole.unflatten(-2, (-1, fmt.group)).transpose(-1, -2)  # [..., groups, D, group]
@@ -157,7 +172,7 @@ def _decode_tokens(codes: Tensor, scales: Tensor, lead: int, fmt: Format) -> Ten
     columns = c.unflatten(-2, (groups, fmt.group)).transpose(-1, -2)
     x = _decode(columns, scales.unsqueeze(-2), replace(fmt, rotate=False, along="channels"))
     x = x.transpose(-1, -2).flatten(-3, -2)[..., lead : lead + n, :]
-    return hadamard(x) if fmt.rotate else x
+    return hadamard(x, fmt.block) if fmt.rotate else x
 
 
 def quantize_slots(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
@@ -169,7 +184,7 @@ def quantize_slots(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Pa
         slots: which of the N tokens, `[n]` or per head `[B or 1, H or 1, n]`; None takes all.
 
     Returns:
-        Codes `[B, H, n, D * bits / 8]` and scales `[B, H, n, D / group, 1 or 2]`.
+        Codes `[B, H, n, D * bits / 8]` and scales `[B, H, n, D / group, numbers]`.
     """
     if slots is not None:
         check_slots(slots, x.shape[2])

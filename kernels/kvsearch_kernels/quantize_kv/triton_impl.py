@@ -16,7 +16,7 @@ from kvsearch_kernels.launch import (
     why_not_here,
     why_not_slots,
 )
-from kvsearch_kernels.quantize_kv.reference import Format, Packed
+from kvsearch_kernels.quantize_kv.reference import Format, Packed, rotation_block
 
 __all__ = ["emulated", "forward", "why_not"]
 
@@ -52,6 +52,8 @@ def why_not_format(fmt: Format, D: int) -> str | None:
         return f"levels must be uniform or lloyd, got {fmt.levels!r}"
     if fmt.group < 1 or fmt.group & (fmt.group - 1) or fmt.group > D:
         return f"group must be a power of two that divides {D}, got {fmt.group}"
+    if fmt.rotate and rotation_block(D, fmt.block) < D:
+        return f"a rotation must mix all {D} channels, got blocks of {fmt.block}"
     return None
 
 
@@ -72,9 +74,8 @@ def forward(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
 
     B, H, N, D = x.shape
     n = N if slots is None else slots.shape[-1]
-    numbers = 1 if fmt.levels == "lloyd" else 2
     codes = torch.empty(B, H, n, D * fmt.bits // 8, dtype=torch.uint8, device=x.device)
-    scales = torch.empty(B, H, n, D // fmt.group, numbers, dtype=torch.float16, device=x.device)
+    scales = torch.empty(B, H, n, D // fmt.group, fmt.numbers, dtype=torch.float16, device=x.device)
     if codes.numel() == 0:
         return Packed(codes, scales)
     if slots is not None:

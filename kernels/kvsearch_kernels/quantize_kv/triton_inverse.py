@@ -21,7 +21,7 @@ def why_not_packed(packed: Packed, fmt: Format) -> str | None:
     D = packed.codes.shape[-1] * 8 // fmt.bits
     if reason := why_not_format(fmt, D):
         return reason
-    wanted = (*packed.codes.shape[:-1], D // fmt.group, 1 if fmt.levels == "lloyd" else 2)
+    wanted = (*packed.codes.shape[:-1], D // fmt.group, fmt.numbers)
     if packed.scales.shape != wanted:
         return f"scales must have shape {wanted}, got {tuple(packed.scales.shape)}"
     return None

@@ -19,7 +19,7 @@ def reference(
         softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
 
     Returns:
-        Output `[B, Hq, D]` and received attention `[B, H, N]` in fp32 (fp64 of fp64): the mean of
+        Output `[B, Hq, Dv]` and received attention `[B, H, N]` in fp32 (fp64 of fp64): the mean of
         the probabilities over the query heads of each KV head. The N slots are those of all parts,
         one part after the other; slots not in use receive 0.
     """

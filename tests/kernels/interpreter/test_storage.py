@@ -2,6 +2,7 @@ import pytest
 import torch
 from kernel_tools import arena, close, poisoned
 
+from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import (
@@ -79,6 +80,16 @@ def test_wrong_formats_are_named():
         quantize_kv.run("triton", x[..., :96], Format(4, 96))
     with pytest.raises(UnsupportedError, match="group"):
         quantize_kv.run("triton", x, Format(4, 256))
+    blocks = Format(4, 64, rotate=True, block=64)
+    with pytest.raises(UnsupportedError, match="mix all 128 channels, got blocks of 64"):
+        quantize_kv.run("triton", x, blocks)
+    for fmt in (blocks, Format(8, 128, "e4m3"), Format(4, 32, "ggml-1")):
+        packed = quantize_kv.reference(x, fmt)
+        with pytest.raises(UnsupportedError, match=r"channels, got|levels must be"):
+            dequantize_kv.run("triton", packed, fmt)
+        part = Part(packed, packed, fmt, fmt)
+        with pytest.raises(UnsupportedError, match=r"channels, got|levels must be"):
+            decode_attention.run("triton", x[:, :, 0], [part], scale=1.0)
 
 
 @pytest.mark.parametrize("bad", [-1, 4, 1 << 40])

@@ -1,0 +1,118 @@
+"""Budgets and bits that follow measurements of layers and KV heads: by power or marginal loss."""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+
+from kvsearch.errors import PolicyError
+from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Tier
+from kvsearch.policy.marginal import Split, choose
+
+Need = Literal["layers", "heads"]
+BUDGETS: dict[str, Need] = {  # value of the knob `budgets` -> what has to be measured
+    "sensitivity": "layers",
+    "heads": "heads",
+    "marginal": "heads",
+}
+
+
+def needs(values: Mapping[str, Iterable[object]]) -> frozenset[Need]:
+    """What has to be measured before policies with such values of their knobs can be built."""
+    found = {BUDGETS[str(v)] for v in values.get("budgets", ()) if v in BUDGETS}
+    return frozenset(found | {"heads" for v in values.get("bits", ()) if v != "alike"})
+
+
+def budgets(
+    get: Mapping[str, Any],
+    sensitivity: tuple[float, ...],
+    heads: HeadLosses | None,
+    slots: int | None,
+    tokens: int,
+) -> Budgets:
+    """The budgets that the knobs `budgets`, `exponent` and `beta` describe.
+
+    Args:
+        get: a value for every knob.
+        sensitivity: per layer; empty if it was not measured.
+        heads: what was measured of the heads; None if nothing was.
+        slots: mean over heads; only budgets by marginal loss depend on it.
+        tokens: of the stream.
+
+    Raises:
+        PolicyError: they follow a measurement that was not made.
+    """
+    kind = str(get["budgets"])
+    need = BUDGETS.get(kind)
+    if need is not None and not (sensitivity if need == "layers" else heads):
+        raise PolicyError(f"budgets {kind!r} need the model's {need} to be measured")
+    if kind == "marginal":
+        assert heads is not None
+        return _marginal(heads, slots or 1, tokens)
+    fields: dict[str, Any] = dict(kind=kind, beta=get["beta"], exponent=get["exponent"])
+    if kind == "pyramid":
+        fields["of"] = "rest"
+    if kind == "sensitivity":
+        fields["weights"] = sensitivity
+    if kind == "heads":
+        assert heads is not None
+        fields |= dict(kind="sensitivity", weights=heads.sensitivity)
+    return _budgets(**fields)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _budgets(**fields: Any) -> Budgets:
+    return Budgets.model_validate(fields)
+
+
+@lru_cache(maxsize=16)
+def _split(heads: HeadLosses, tokens: int) -> Split:
+    sizes = [s for s in heads.sizes if s < tokens]
+    return Split((*sizes, tokens), [[*row[: len(sizes)], 0.0] for row in heads.slots])
+
+
+def _marginal(heads: HeadLosses, slots: int, tokens: int) -> Budgets:
+    got = _split(heads, tokens).at(slots * len(heads.slots)).reshape(-1, heads.heads)
+    rows = tuple(tuple(float(f"{x:.4g}") for x in row) for row in got / slots)
+    return _budgets(kind="sensitivity", exponent=1.0, weights=rows)
+
+
+@lru_cache(maxsize=1024)
+def head_tiers(per: str, tiers: tuple[Tier, ...], heads: HeadLosses | None) -> HeadTiers | None:
+    """Bits per layer or per head by marginal loss, at the mean bits of the one tier given.
+
+    Args:
+        per: `alike`, `layer` or `head`.
+        tiers: the policy's own; the mean over heads keeps to their bits.
+        heads: what was measured of the heads.
+
+    Raises:
+        PolicyError: there are several tiers, or nothing was measured.
+    """
+    if per == "alike" or all(t.native for t in tiers):
+        return None
+    if len(tiers) > 1:
+        raise PolicyError("knob bits: bits per layer or head are shared out from a single tier")
+    if heads is None:
+        raise PolicyError("knob bits: bits per layer or head need the model's KV heads measured")
+    (tier,) = tiers
+    together = heads.heads if per == "layer" else 1
+    keys, values = (
+        np.array(x).reshape(-1, together, len(heads.bits)).sum(1)
+        for x in (heads.keys, heads.values)
+    )
+    options = list(product(range(len(heads.bits)), repeat=2))
+    losses = [[k[i] + v[j] for i, j in options] for k, v in zip(keys, values, strict=True)]
+    costs = [[float(heads.bits[i] + heads.bits[j]) for i, j in options]] * len(losses)
+    picked = choose(losses, costs, len(losses) * (tier.key_bits + tier.value_bits))
+    used = sorted({*picked}, key=lambda i: (-costs[0][i], i))
+    others = tuple(
+        (tier.model_copy(update=dict(key_bits=heads.bits[i], value_bits=heads.bits[j])),)
+        for i, j in (options[x] for x in used)
+    )
+    of: Any = [used.index(x) + 1 for x in picked]
+    if together == 1:
+        of = [of[i : i + heads.heads] for i in range(0, len(of), heads.heads)]
+    return HeadTiers.model_validate(dict(others=others, of=of))

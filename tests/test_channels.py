@@ -1,0 +1,223 @@
+"""Channels: which are removed, what is stored without them, and that the logits say the same."""
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsearch.cache import PolicyCache
+from kvsearch.errors import ModelError, PolicyError
+from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check, layout
+from kvsearch.policy.pruning import Importance, Orders, channels
+from kvsearch.policy.ratios import by_harm, evenly_spaced, least_harmful
+from tests.test_cache import EXTRA, IDS, PROMPT, T, tiny
+
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
+
+harms = st.lists(st.floats(-1, 2000), min_size=1, max_size=40)
+ratios = st.floats(0, 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(harms, ratios, st.floats(0.01, 100), st.floats(0, 1))
+def test_equation_1_has_the_mean_asked_for_and_takes_least_where_it_harms_most(
+    harm: list[float], ratio: float, temperature: float, room: float
+) -> None:
+    cap = ratio + room * (1 - ratio)
+    shares = by_harm(harm, ratio, temperature=temperature, cap=cap)
+    assert sum(shares) == pytest.approx(ratio * len(harm), abs=1e-9)
+    assert all(-1e-12 <= s <= cap for s in shares)
+    ranked = [s for _, s in sorted(zip(harm, shares, strict=True), key=lambda x: x[0])]
+    assert all(a >= b - 1e-9 for a, b in pairwise(ranked))
+
+
+def test_equation_1_below_the_cap_is_the_softmax_times_n() -> None:
+    shares = by_harm([0.0, 1.0, 2.0], 0.2)
+    assert shares == pytest.approx([0.6 * w / 1.5032147 for w in (1, 0.3678794, 0.1353353)])
+    # the excess of the first goes to the others in proportion to their own weights
+    assert by_harm([0.0, 1000.0, 1001.0], 0.5) == pytest.approx([1, 0.3655293, 0.1344707])
+
+
+@settings(max_examples=100, deadline=None)
+@given(harms, ratios)
+def test_equation_2_removes_whole_layers_least_harmful_first(
+    harm: list[float], ratio: float
+) -> None:
+    shares = least_harmful(harm, ratio)
+    chosen = [h for h, s in zip(harm, shares, strict=True) if s == 1]
+    assert sum(shares) == sum(evenly_spaced(len(harm), ratio)) == len(chosen)
+    assert len(chosen) - 1 < ratio * len(harm) <= len(chosen) + 1e-6
+    assert not chosen or max(chosen) <= min(
+        (h for h, s in zip(harm, shares, strict=True) if s == 0), default=max(harm)
+    )
+    assert sum(least_harmful(range(30), 0.2)) == 6  # 0.2 * 30 is above 6 in binary
+
+
+def orders(shape: ModelShape) -> Orders:
+    """Even channels first, from the last; the second head from the first."""
+    L, D = shape.layers, shape.head_dim
+    up = (*range(0, D, 2), *range(1, D, 2))
+    down = (*range(D - 2, -1, -2), *range(D - 1, 0, -2))
+    half = tuple(tuple(c for c in best if c < D // 2) for best in (down, up))
+    return Orders(coupled=(half,) * L, qk=(half,) * L, vo=((down, up),) * L)
+
+
+HARM = (5.0, 0.1, 900.0, 0.0)
+IMPORTANCE = Importance(HARM, {"l2": orders(SHAPE)})
+
+
+def test_a_coupled_set_is_the_same_in_all_four_matrices_and_keeps_pairs_together() -> None:
+    found = channels("uniform", 0.5, IMPORTANCE, SHAPE)
+    assert found.pairs(0) == ((0, 2, 4, 6), (0, 2, 4, 6))
+    assert found.values(0) == ((0, 2, 4, 6, 8, 10, 12, 14),) * 2
+    assert found.on(SHAPE).per_layer == ((8, 8),) * 4
+    apart = channels("uniform", 0.75, IMPORTANCE, SHAPE, qk=0.0)
+    assert apart.pairs(0) is None
+    assert apart.values(0) == ((8, 10, 12, 14), (0, 2, 4, 6))
+
+
+def test_laws_that_look_at_harm_spare_the_layers_that_matter() -> None:
+    assert channels("01", 0.5, IMPORTANCE, SHAPE).qk == ("all", "none", "all", "none")
+    assert channels("01-even", 0.5, IMPORTANCE, SHAPE).vo == ("all", "none", "all", "none")
+    widths = channels("eq1", 0.4, IMPORTANCE, SHAPE).on(SHAPE).per_layer
+    assert widths == ((16, 16), (4, 4), (16, 16), (2, 2))
+    assert channels("eq1", 0.5, IMPORTANCE, SHAPE).removed(3)
+    with pytest.raises(PolicyError, match="harm of each layer"):
+        channels("01", 0.5, Importance(), SHAPE)
+
+
+@pytest.mark.parametrize(("law", "ratio"), [("uniform", 0.97), ("eq1", 1.0), ("01", 1.2)])
+def test_a_head_keeps_something(law, ratio) -> None:
+    with pytest.raises(PolicyError, match=r"channels\.ratio: .* every channel of a head"):
+        channels(law, ratio, IMPORTANCE, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"qk": ["all"] * 3 + ["f f"] * 2}, r"channels\.qk: 5 words for a model with 4 layers"),
+        ({"vo": ["f", "all", "all", "all"]}, r"channels\.vo: layer 0 has masks of 1 heads"),
+        ({"vo": ["all", "10000 1", "all", "all"]}, r"layer 1 keeps a channel beyond the 16"),
+        ({"qk": ["all", "3 1", "all", "all"]}, r"layer 1 keeps between 1 and 2 channels"),
+        ({"qk": ["all", "0 0", "all", "all"]}, r"layer 1 keeps no channel of a head"),
+        ({"qk": ["none", "all", "all", "all"]}, r"layer 0 is removed from one of qk and vo"),
+        ({"qk": ["none"] * 4, "vo": ["none"] * 4}, r"no layer is left"),
+    ],
+)
+def test_channels_that_no_model_of_the_shape_can_run_are_refused(fields, message) -> None:
+    with pytest.raises(PolicyError, match=message):
+        check(Policy.build({"channels": fields}), SHAPE)
+
+
+def test_a_format_must_fit_the_channels_that_are_left() -> None:
+    four = (Tier(key_bits=4, value_bits=4),)
+    few = Channels(vo=("fff fff", "all", "all", "all"))
+    for group, message in ((8, r"quantizer\.group: 8 does not divide the 12 value"), (4, "tiers")):
+        with pytest.raises(PolicyError, match=message):
+            check(Policy(tiers=four, quantizer=Quantizer(group=group), channels=few), SHAPE)
+    keys = (Tier(key_bits=4),)
+    check(Policy(tiers=keys, quantizer=Quantizer(group=8), channels=few), SHAPE)
+
+
+def test_bytes_follow_the_channels_and_a_removed_layer_costs_none() -> None:
+    kept = Channels(qk=("f f", "none", "all", "all"), vo=("3 3", "none", "all", "all"))
+    sizes = layout(Policy(channels=kept), SHAPE)
+    assert sizes.bytes_at(10) == 10 * 2 * 2 * (8 + 2 + 4 * 16) == sizes.bytes_peak(10)
+    assert sizes.shape.budget_bytes(10) == sizes.bytes_at(10)
+    again = Policy.parse(Policy(channels=kept).to_json())
+    assert again.fingerprint(4) == Policy(channels=kept).fingerprint(4) != Policy().fingerprint(4)
+    assert Policy(channels=Channels(qk=("all",) * 4)).fingerprint(4) == Policy().fingerprint(4)
+
+
+# -- the view ----------------------------------------------------------------------------------
+
+KEPT = Channels(  # heads of 16 channels: 8 pairs
+    qk=("1e d2", "none", "all", "3c f"), vo=("ff00 5555", "none", "f0f 3333", "all")
+)
+
+
+def fitting() -> dict[str, Policy]:
+    """Policies of every kind that can store 8 channels of a head, with channels removed."""
+    found = {}
+    for name, policy in EXTRA.items():
+        pruned = policy.model_copy(update={"channels": KEPT})
+        try:
+            check(pruned, SHAPE)
+        except PolicyError:
+            continue
+        found[name] = pruned
+    assert len(found) > 0.8 * len(EXTRA)
+    return found
+
+
+FITTING = fitting()
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return tiny()
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_one_pass_equals_token_by_token_and_bytes_are_exact(name: str, loaded) -> None:
+    policy = FITTING[name]
+    prompt = PROMPT if policy.trigger != "stream" else 1
+    ids = IDS[:1] if policy.budgets.kind == "adakv" else IDS  # which serves no batches
+    slow, cache = stepwise(loaded, policy, ids, prompt=prompt)
+    quality = Evaluator(loaded, batch=2).quality(policy, ids, prompt=prompt)
+    assert np.abs(slow - quality.nll).max() < 1e-5
+    sizes = layout(policy, loaded.shape)
+    assert cache.bytes_resident == sizes.bytes_at(T, prompt) == quality.bytes_resident
+    assert cache.bytes_peak_resident >= sizes.bytes_peak(T, prompt)
+    removed = [state for state in cache.states if state.layer.layer == 1]
+    assert all(state.nbytes == 0 and state.seen == T for state in removed)
+
+
+def without(model, channels: Channels):
+    """A whole model whose removed channels are zero in the weights."""
+    model = copy.deepcopy(model)
+    H, D = SHAPE.kv_heads, SHAPE.head_dim
+    for i, block in enumerate(model.model.layers):
+        a = block.self_attn
+        if channels.removed(i):
+            a.o_proj.weight.zero_()
+            continue
+        for h in range(H):
+            pairs, values = channels.pairs(i), channels.values(i)
+            keys = range(D) if pairs is None else [p + x for p in pairs[h] for x in (0, D // 2)]
+            gone = [c for c in range(D) if c not in keys]
+            lost = [c for c in range(D) if values is not None and c not in values[h]]
+            a.k_proj.weight[[h * D + c for c in gone]] = 0
+            a.v_proj.weight[[h * D + c for c in lost]] = 0
+    return model
+
+
+def test_the_view_is_the_model_with_zeros_at_the_old_softmax_scale(loaded) -> None:
+    ids = torch.from_numpy(IDS)
+    with torch.inference_mode():
+        theirs = without(loaded.model, KEPT)(ids).logits
+        for positions in ("original", "cache"):
+            policy = Policy(channels=KEPT, slots=T + 1, positions=positions)
+            cache = PolicyCache(policy, loaded.model, native=torch.float64)
+            mine = [
+                loaded.model(x, past_key_values=cache).logits for x in ids.split([60, 1, T - 61], 1)
+            ]
+            assert (torch.cat(mine, 1) - theirs).abs().max() < 1e-5
+        assert (theirs - loaded.model(ids).logits).abs().max() > 0.1
+
+
+def test_keys_that_do_not_turn_as_pairs_keep_all_channels() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    model = GPT2LMHeadModel(config).double().eval()
+    values = Channels(vo=("ff ff", "all"))
+    PolicyCache(Policy(channels=values), model)
+    with pytest.raises(ModelError, match=r"channels\.qk needs rotary embeddings"):
+        PolicyCache(Policy(channels=Channels(qk=("f f", "all"))), model)
