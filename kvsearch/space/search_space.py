@@ -111,7 +111,7 @@ class SearchSpace(Frozen):
         """Draw one point with an Optuna trial (anything with its `suggest_*` methods)."""
         knobs: dict[str, Value] = {}
         for name, axis in self.axes.items():
-            if not _holds(axis.when, knobs):
+            if axis.when and not _holds(axis.when, knobs):
                 continue
             if axis.choice is not None:
                 knobs[name] = trial.suggest_categorical(name, list(axis.choice))
@@ -180,7 +180,7 @@ class SearchSpace(Frozen):
 def _holds(conditions: Mapping[str, Any], knobs: Mapping[str, Value]) -> bool:
     """Whether every named knob has the wanted value, or one of them; see `effective`."""
     for name, wanted in conditions.items():
-        value = effective(name, knobs)
+        value = knobs[name] if name in knobs else effective(name, knobs)
         for option in wanted if isinstance(wanted, list) else [wanted]:
             if value == option and isinstance(value, bool) == isinstance(option, bool):
                 break
