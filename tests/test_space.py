@@ -1,4 +1,4 @@
-"""Search spaces: what the default one holds, and what a wrong file is told."""
+"""Search spaces: the content of the default one, and the errors of wrong files."""
 
 import contextlib
 import itertools
