@@ -1,4 +1,4 @@
-"""Search spaces: what the shipped ones hold, and what a wrong file is told."""
+"""Search spaces: the content of the shipped ones, and the errors of wrong files."""
 
 import contextlib
 import itertools
