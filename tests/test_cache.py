@@ -24,8 +24,8 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Place, Slots
-from tests.importance import importance
 from kvsearch_kernels.codebooks import CODEBOOKS
+from tests.importance import importance
 
 T = 168
 CPU = torch.device("cpu")
