@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from kvsearch import Policy, Text, evaluate, load_model
-from kvsearch.app.layers import read
+from kvsearch.app.sensitivity import read
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate import kept
+from kvsearch.models import disk_cache
+from kvsearch.policy import ModelShape
 from kvsearch.text import Source, beside, tokenize, windows
 
 WORDS = Text(" ".join(str(i * i) for i in range(700)), "squares")
@@ -26,7 +27,7 @@ def loaded(tiny_folder: Path) -> Any:
 def test_layer_sensitivity_is_measured_beside_the_windows_or_read(
     loaded: Any, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk_cache, "cache_folder", lambda: tmp_path)
     names = ["rotated+sensitivity", "h2o"]
     found = evaluate(names, loaded, WORDS, progress=True, **SIZE)
     said = [line for line in capfd.readouterr().err.splitlines() if "sensitivity of each" in line]
@@ -48,7 +49,7 @@ def test_a_wrong_sensitivity_file_is_one_sentence(content: str, tmp_path: Path) 
     file = tmp_path / "sensitivity.json"
     file.write_text(content)
     with pytest.raises(KvsearchError, match=r"sensitivity\.json"):
-        read(file, 2)
+        read(file, ModelShape(2, 2, 8, 4))
 
 
 def test_beside_shares_no_token_with_the_windows(tiny_tokenizer: Any) -> None:

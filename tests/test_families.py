@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.sensitivity import Part, starving
+from kvsearch.evaluate.sensitivity import starving
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import policy_layers, shape_of
 from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
@@ -311,7 +311,7 @@ def test_a_pass_may_start_at_the_first_layer_that_differs(family) -> None:
     layers = policy_layers(model.config)
     loaded = LoadedModel(model, None, shape_of(model.config), "", "", "", None, "float64", "cpu")
     divergence = Evaluator(loaded).divergence(IDS.numpy())
-    starved = starving(Part((len(layers) - 1,)), loaded.shape, 32, T)
+    starved = starving([len(layers) - 1], len(layers), 32, T)
     short, whole = divergence.of(starved, same=layers[-1]), divergence.of(starved)
     assert short.max() > 1e-5
     np.testing.assert_allclose(short, whole, atol=1e-6)  # logits are fp32

@@ -69,7 +69,7 @@ def test_starting_at_the_starved_layer_gives_the_same_and_leaves_the_model_as_it
     evaluator = Evaluator(tiny)
     divergence = evaluator.divergence(ids)
     assert divergence.spent == 160
-    policy = sensitivity.starving(sensitivity.Part((1,)), tiny.shape, 32, 160)
+    policy = sensitivity.starving([1], 2, 32, 160)
     short = divergence.of(policy, same=1)
     assert divergence.spent == 240
     whole = divergence.of(policy)

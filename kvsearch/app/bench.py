@@ -4,9 +4,10 @@ from pathlib import Path
 
 from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
-from kvsearch.app.layers import with_importance, with_sensitivity
+from kvsearch.app.importance import with_importance
 from kvsearch.app.policies import check_names, resolve
 from kvsearch.app.progress import Shown
+from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import throughput
 from kvsearch.evaluate.quality import Evaluator

@@ -10,10 +10,11 @@ import numpy as np
 
 from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
-from kvsearch.app.layers import with_importance, with_sensitivity
+from kvsearch.app.importance import with_importance
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
 from kvsearch.app.progress import Shown
+from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate.quality import Evaluator, Quality, check_finite
 from kvsearch.knobs import Setting

@@ -5,14 +5,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from kvsearch.app import evaluators, inputs, speed, summary
+from kvsearch.app import evaluators, importance, inputs, sensitivity, speed, summary
 from kvsearch.app.asked import asked, default_folder, races
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate import sensitivity
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
@@ -71,6 +70,7 @@ class Run:
         executor: Executor | None = None
         try:
             self.setting = self._with_sensitivity()
+            self.setting = self._with_importance()
             tune = o.engine == "tune"  # then `workers` and `ray` are Tune's, and the rest is here
             work = evaluators.work(
                 self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
@@ -110,23 +110,28 @@ class Run:
     # -- stages --------------------------------------------------------------------------------
 
     def _with_sensitivity(self) -> Setting:
-        axis = self.space.axes.get("budgets")
-        if axis is None or "sensitivity" not in (axis.choice or ()):
+        wanted = sensitivity.of_space(self.space)
+        if not wanted:
             return self.setting
         file = self.folder.path / "sensitivity.json"
         if not file.exists():
             ids = self.text.windows["search"]
-            layers, tokens = self.loaded.shape.layers, self._policies * ids.size
-            plan = sensitivity.plan(tokens, layers, ids.shape[1])
-            found = sensitivity.kept_or_measured(
-                Evaluator(self.loaded),
-                ids[: plan.windows, : plan.tokens],
-                self.shown.step,
-                plan.groups,
+            found = sensitivity.measure(
+                Evaluator(self.loaded), ids, wanted, self._policies * ids.size, self.shown.step
             )
-            write_atomic(file, json.dumps({"unit": "mean 1", "per_layer": found}) + "\n")
-        per_layer = tuple(json.loads(file.read_text(encoding="utf-8"))["per_layer"])
-        return replace(self.setting, sensitivity=per_layer)
+            write_atomic(file, found.write())
+        return sensitivity.read(file, self.loaded.shape).put_into(self.setting)
+
+    def _with_importance(self) -> Setting:
+        wanted = importance.of_space(self.space)
+        if not wanted:
+            return self.setting
+        file = self.folder.path / "importance.json"
+        if not file.exists():
+            ids = self.text.windows["search"]
+            found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
+            write_atomic(file, json.dumps(found.plain()) + "\n")
+        return replace(self.setting, importance=importance.read(file))
 
     def _search(self, executor: Executor, work: ModelWork) -> list[Trial]:
         o = self.options

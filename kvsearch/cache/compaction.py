@@ -104,11 +104,16 @@ def _ladders(evictions: Evictions, n: int, cursor: int, scores: Tensor) -> tuple
     assert r is not None
     index = torch.arange(n, device=scores.device).expand(*scores.shape[:-1], -1)
     blocks, cursor = evictions.blocks(n, cursor)
-    for start, _ in blocks:
-        block = index[..., start : start + r.B]
-        best = scores.gather(-1, block).sort(dim=-1, stable=True).indices[..., r.R :]
-        kept = block.gather(-1, best.sort(-1).values)
-        index = torch.cat([index[..., :start], kept, index[..., start + r.B :]], -1)
+    while blocks:
+        # ladders of one pass follow each other without a gap, and are laid together
+        many = next((i for i, b in enumerate(blocks) if i and b.fresh), len(blocks))
+        start, end = blocks[0].start, blocks[0].start + many * r.B
+        laid = index[..., start:end].unflatten(-1, (many, r.B))
+        ranks = scores.gather(-1, index[..., start:end]).unflatten(-1, (many, r.B))
+        best = ranks.sort(dim=-1, stable=True).indices[..., r.R :]
+        kept = laid.gather(-1, best.sort(-1).values).flatten(-2)
+        index = torch.cat([index[..., :start], kept, index[..., end:]], -1)
+        blocks = blocks[many:]
     return index, cursor
 
 

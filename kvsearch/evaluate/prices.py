@@ -27,7 +27,7 @@ from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.lifetime_attention.reference import reference
 from kvsearch_kernels.quantize_kv import Format, fake_quantize
 
-DRAWS = 2  # tokens drawn at every position, each a backward pass
+DRAWS = 2
 SINKS = 4  # first tokens that every size keeps
 BITS = (8, 4, 3, 2)
 PART = 4  # bits are priced on the last part of the window's queries
@@ -58,6 +58,7 @@ def price(
     sizes: Sequence[int],
     quantizer: Quantizer,
     bits: Sequence[int] = BITS,
+    draws: int = DRAWS,
     seed: int = 0,
     progress: Callable[[], None] | None = None,
 ) -> Prices:
@@ -69,12 +70,13 @@ def price(
         sizes: slots to price, each above `SINKS` and below `T`.
         quantizer: how keys and values would be stored.
         bits: to price.
+        draws: tokens drawn at every position, each a backward pass.
         seed: of the drawn tokens.
         progress: called after every layer.
     """
     loaded = evaluator.loaded
     ids = torch.from_numpy(window)[None].to(loaded.device)
-    layers = _noted(evaluator, ids, seed)
+    layers = _noted(evaluator, ids, draws, seed)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.no_grad():
         for layer in layers:
@@ -124,14 +126,14 @@ class _Noted(Watching):
         return lost
 
 
-def _noted(evaluator: Evaluator, ids: Tensor, seed: int) -> list[_Noted]:
-    """Every policy layer after one forward pass and `DRAWS` backward passes over `ids` `[1, T]`."""
+def _noted(evaluator: Evaluator, ids: Tensor, draws: int, seed: int) -> list[_Noted]:
+    """Every policy layer after one forward pass and some backward passes over `ids` `[1, T]`."""
     model, head = evaluator.loaded.model, evaluator.head
     layers = [_Noted() for _ in policy_layers(model.config)]
     draw = torch.Generator(ids.device).manual_seed(seed)
     with torch.enable_grad():
         hidden = head.hidden(ids, watched(model, layers))
-        for _ in range(DRAWS):
+        for _ in range(draws):
             hidden.backward(_score(head, hidden, draw), retain_graph=True)
             for layer in layers:
                 layer.take()

@@ -1,7 +1,7 @@
-"""How much each layer, or KV head, suffers from eviction: what budgets by sensitivity follow.
+"""How much each layer suffers from eviction: the measurement behind `budgets: sensitivity`.
 
-A few neighbouring layers, or one head, keep only a small cache while all others keep everything.
-Their sensitivity is the KL divergence from the full cache's next-token distributions: it says as
+A few neighbouring layers at a time keep only a small cache while all others keep everything. Their
+sensitivity is the KL divergence from the full cache's next-token distributions: it says as
 much as the rise in NLL, without the luck of which token came next. Measured once per model and
 text.
 """
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.evaluate.kept import kept_or_made
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.disk_cache import remembered
 from kvsearch.models.shape import policy_layers
-from kvsearch.policy import Budgets, ModelShape, Policy
+from kvsearch.policy import Budgets, Policy
 from kvsearch.rules import Attention
 
 LONG, SHORT = 2048, 512  # tokens of a window: where the search can pay for them, and at least
@@ -84,78 +84,47 @@ def measure(
         progress: called after every group of every window.
     """
     L = evaluator.loaded.shape.layers
-    groups_of = np.array_split(np.arange(L), min(groups, L))
-    parts = [Part(tuple(int(i) for i in members)) for members in groups_of]
+    parts = [members.tolist() for members in np.array_split(np.arange(L), min(groups, L))]
     lost = divergences(evaluator, windows, parts, progress)
-    found = [x / len(part.layers) for part, x in zip(parts, lost, strict=True) for _ in part.layers]
-    return tuple(_scaled(np.array(found)))
-
-
-def measure_heads(
-    evaluator: Evaluator,
-    windows: NDArray[np.int64],
-    *,
-    progress: Callable[[], None] | None = None,
-) -> tuple[tuple[float, ...], ...]:
-    """Sensitivity per KV head of every layer, mean 1, each at least about `LEAST`.
-
-    Arguments are as in `measure`; `progress` is called after every head of every window.
-    """
-    shape = evaluator.loaded.shape
-    parts = [Part((i,), h) for i in range(shape.layers) for h in range(shape.kv_heads)]
-    found = _scaled(np.array(divergences(evaluator, windows, parts, progress)))
-    rows = np.array(found).reshape(shape.layers, shape.kv_heads)
-    return tuple(tuple(float(x) for x in row) for row in rows)
-
-
-def _scaled(lost: NDArray[np.float64]) -> list[float]:
-    lost = np.maximum(lost, LEAST * max(lost.mean(), 1e-9))
-    return [float(f"{x:.4g}") for x in lost / lost.mean()]
-
-
-@dataclass(frozen=True)
-class Part:
-    """What is starved together: all heads of neighbouring `layers`, or one `head` of one layer."""
-
-    layers: tuple[int, ...]
-    head: int | None = None
+    each = np.array([x / len(part) for part, x in zip(parts, lost, strict=True) for _ in part])
+    each = np.maximum(each, LEAST * max(each.mean(), 1e-9))
+    return tuple(float(f"{x:.4g}") for x in each / each.mean())
 
 
 def divergences(
     evaluator: Evaluator,
     windows: NDArray[np.int64],
-    parts: Sequence[Part],
+    parts: Sequence[Sequence[int]],
     progress: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Mean KL divergence from the full cache, nats per token, with one part after another starved.
+    """Mean KL divergence from the full cache, nats per token, with some layers starved at a time.
 
-    A pass starts at the starved layer: those before it repeat what they returned.
+    A pass starts at the first starved layer: those before it repeat what they returned.
     """
     blocks = policy_layers(evaluator.loaded.model.config)
-    shape, T = evaluator.loaded.shape, windows.shape[1]
+    L, T = evaluator.loaded.shape.layers, windows.shape[1]
     slots, found = max(2 * INTERVAL, int(KEPT * T)), [0.0] * len(parts)
     for window in windows:
         divergence = evaluator.divergence(window[None])
-        for i, part in enumerate(parts):
-            policy = starving(part, shape, slots, T)
-            lost = divergence.of(policy, same=blocks[part.layers[0]])
+        for i, members in enumerate(parts):
+            policy = starving(members, L, slots, T)
+            lost = divergence.of(policy, same=blocks[members[0]])
             found[i] += float(lost[:, slots:].mean()) / len(windows)
             if progress is not None:
                 progress()
     return found
 
 
-def starving(part: Part, shape: ModelShape, slots: int, tokens: int) -> Policy:
-    """Keeps `slots` in the heads of `part` and all `tokens` in the others."""
-    weights = np.full((shape.layers, shape.kv_heads), float(tokens + INTERVAL))
-    weights[list(part.layers), part.head if part.head is not None else slice(None)] = slots
-    rows: Any = weights[:, 0].tolist() if part.head is None else map(tuple, weights.tolist())
+def starving(members: Sequence[int], layers: int, slots: int, tokens: int) -> Policy:
+    """Keeps `slots` in the layers `members` and all `tokens` in the others."""
+    weights = np.full(layers, float(tokens + INTERVAL))
+    weights[list(members)] = slots
     return Policy(
         slots=round(weights.mean()),
         interval=INTERVAL,
         recent_window=slots // 2,
         rule=Attention(),
-        budgets=Budgets(kind="sensitivity", exponent=1.0, weights=tuple(rows)),
+        budgets=Budgets(kind="sensitivity", exponent=1.0, weights=tuple(weights.tolist())),
     )
 
 
@@ -173,12 +142,18 @@ def kept_or_measured(
         step: opens progress of a title and a total.
         groups: groups of neighbouring layers, see `plan`.
     """
-    loaded = evaluator.loaded
+    loaded, L = evaluator.loaded, evaluator.loaded.shape.layers
+    words = f"kl/{loaded.digest}/{loaded.dtype}/{groups}/{KEPT}/{INTERVAL}/{LEAST}/{windows.shape}"
 
     def make() -> tuple[float, ...]:
         with step("layer sensitivity", groups * len(windows)) as shown:
             return measure(evaluator, windows, groups=groups, progress=shown.advance)
 
-    words = f"kl/{loaded.digest}/{loaded.dtype}/{groups}/{KEPT}/{INTERVAL}/{LEAST}/{windows.shape}"
-    found = kept_or_made("sensitivity", words, windows, loaded.shape.layers, make)
-    return tuple(float(h) for h in found)
+    def read(data: Any) -> tuple[float, ...]:
+        found = tuple(float(h) for h in data)
+        if len(found) != L:
+            raise ValueError(f"{len(found)} layers")
+        return found
+
+    ids = np.ascontiguousarray(windows).tobytes()
+    return remembered("sensitivity", words, ids, read, make)

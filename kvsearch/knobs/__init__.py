@@ -1,6 +1,7 @@
 """The vocabulary of the search, and how its words become a policy of a given size."""
 
 from kvsearch.knobs.fields import Setting
+from kvsearch.knobs.heads import Need, needs
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.sizing import build, sized
 from kvsearch.knobs.vocabulary import KNOBS, OLD_NAMES, Knob, Value, check_value, modern
@@ -12,10 +13,12 @@ __all__ = [
     "RULES",
     "TIERS",
     "Knob",
+    "Need",
     "Setting",
     "Value",
     "build",
     "check_value",
     "modern",
+    "needs",
     "sized",
 ]

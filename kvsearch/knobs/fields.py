@@ -8,10 +8,9 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
 from kvsearch.knobs.channels import channels_of
-from kvsearch.knobs.heads import HeadLosses
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.vocabulary import Value
-from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer
+from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
 from kvsearch.policy.pruning import Importance
 from kvsearch.rules import Rule
 

@@ -1,44 +1,28 @@
 """Budgets and bits that follow measurements of layers and KV heads: by power or marginal loss."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from kvsearch.errors import PolicyError
-from kvsearch.policy import Budgets, HeadTiers, Tier
+from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Tier
 from kvsearch.policy.marginal import Split, choose
 
-Rows = tuple[tuple[float, ...], ...]
-
-MEASURED = {  # value of the knob `budgets` -> what has to be measured
-    "sensitivity": "the model's layers",
-    "heads": "the model's KV heads",
-    "marginal": "the model's KV heads",
+Need = Literal["layers", "heads"]
+BUDGETS: dict[str, Need] = {  # value of the knob `budgets` -> what has to be measured
+    "sensitivity": "layers",
+    "heads": "heads",
+    "marginal": "heads",
 }
 
 
-@dataclass(frozen=True)
-class HeadLosses:
-    """What every KV head of a model loses, nats per token, when it alone keeps less.
-
-    Attributes:
-        sensitivity: per layer, one number a head, mean 1: kept to a small part of its tokens.
-        sizes: slots.
-        slots: loss by size, a row a head, layer by layer.
-        bits: of keys, or of values, falling.
-        keys, values: loss by bits, a row a head.
-    """
-
-    sensitivity: Rows
-    sizes: tuple[int, ...]
-    slots: Rows
-    bits: tuple[int, ...]
-    keys: Rows
-    values: Rows
+def needs(values: Mapping[str, Iterable[object]]) -> frozenset[Need]:
+    """What has to be measured before policies with such values of their knobs can be built."""
+    found = {BUDGETS[str(v)] for v in values.get("budgets", ()) if v in BUDGETS}
+    return frozenset(found | {"heads" for v in values.get("bits", ()) if v != "alike"})
 
 
 def budgets(
@@ -61,8 +45,9 @@ def budgets(
         PolicyError: they follow a measurement that was not made.
     """
     kind = str(get["budgets"])
-    if kind in MEASURED and not (sensitivity if kind == "sensitivity" else heads):
-        raise PolicyError(f"budgets {kind!r} need {MEASURED[kind]} to be measured")
+    need = BUDGETS.get(kind)
+    if need is not None and not (sensitivity if need == "layers" else heads):
+        raise PolicyError(f"budgets {kind!r} need the model's {need} to be measured")
     if kind == "marginal":
         assert heads is not None
         return _marginal(heads, slots or 1, tokens)
@@ -84,12 +69,12 @@ def _budgets(**fields: Any) -> Budgets:
 
 @lru_cache(maxsize=16)
 def _split(heads: HeadLosses, tokens: int) -> Split:
-    return Split((*heads.sizes, tokens), [[*row, 0.0] for row in heads.slots])
+    sizes = [s for s in heads.sizes if s < tokens]
+    return Split((*sizes, tokens), [[*row[: len(sizes)], 0.0] for row in heads.slots])
 
 
 def _marginal(heads: HeadLosses, slots: int, tokens: int) -> Budgets:
-    layers, each = len(heads.sensitivity), len(heads.sensitivity[0])
-    got = _split(heads, tokens).at(slots * layers * each).reshape(layers, each)
+    got = _split(heads, tokens).at(slots * len(heads.slots)).reshape(-1, heads.heads)
     rows = tuple(tuple(float(f"{x:.4g}") for x in row) for row in got / slots)
     return _budgets(kind="sensitivity", exponent=1.0, weights=rows)
 
@@ -113,8 +98,7 @@ def head_tiers(per: str, tiers: tuple[Tier, ...], heads: HeadLosses | None) -> H
     if heads is None:
         raise PolicyError("knob bits: bits per layer or head need the model's KV heads measured")
     (tier,) = tiers
-    layers, each = len(heads.sensitivity), len(heads.sensitivity[0])
-    together = each if per == "layer" else 1
+    together = heads.heads if per == "layer" else 1
     keys, values = (
         np.array(x).reshape(-1, together, len(heads.bits)).sum(1)
         for x in (heads.keys, heads.values)
@@ -130,5 +114,5 @@ def head_tiers(per: str, tiers: tuple[Tier, ...], heads: HeadLosses | None) -> H
     )
     of: Any = [used.index(x) + 1 for x in picked]
     if together == 1:
-        of = [of[i * each : (i + 1) * each] for i in range(layers)]
+        of = [of[i : i + heads.heads] for i in range(0, len(of), heads.heads)]
     return HeadTiers.model_validate(dict(others=others, of=of))

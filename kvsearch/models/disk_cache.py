@@ -1,12 +1,21 @@
 """The disk cache in the user's cache folder: each entry is made once, whole or not at all."""
 
+import contextlib
+import json
 import os
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, TypeVar
 
 import platformdirs
 from filelock import FileLock
+
+from kvsearch.errors import RunError
+from kvsearch.files import write_atomic
+
+T = TypeVar("T")
 
 
 def cache_folder() -> Path:
@@ -47,3 +56,27 @@ def forget(entry: str) -> None:
     if place.exists():
         with FileLock(place.with_name(f"{entry}.lock")):
             shutil.rmtree(place, ignore_errors=True)
+
+
+def remembered(
+    kind: str, words: str, ids: bytes, read: Callable[[Any], T], make: Callable[[], Any]
+) -> T:
+    """Something that was measured once, as JSON.
+
+    Args:
+        kind: folder of the cache.
+        words: everything that it depends on: model, settings.
+        ids: of the text.
+        read: from JSON data to the value; raises `ValueError` or `TypeError` on other data.
+        make: measures, and returns JSON data.
+    """
+    key = sha256(words.encode() + ids).hexdigest()[:16]
+    file = cache_folder() / kind / f"{key}.json"
+    try:
+        return read(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        pass  # not measured yet
+    data = make()
+    with contextlib.suppress(RunError):  # a cache that cannot be written only costs time
+        write_atomic(file, json.dumps(data) + "\n")
+    return read(data)

@@ -2,6 +2,7 @@
 
 from kvsearch.policy.channels import Channels
 from kvsearch.policy.check import check
+from kvsearch.policy.head_losses import HeadLosses
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
 from kvsearch.policy.parts import Anchors, Budgets, HeadTiers, Ladder, Quantizer, Tier
@@ -12,6 +13,7 @@ __all__ = [
     "Anchors",
     "Budgets",
     "Channels",
+    "HeadLosses",
     "HeadTiers",
     "Ladder",
     "LayerLayout",

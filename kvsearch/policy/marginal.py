@@ -7,18 +7,24 @@ Shoham and Gersho 1988). A curve that is not convex is replaced by its lower hul
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
 def hull(x: Sequence[float], y: Sequence[float]) -> list[int]:
-    """Indices of the points on the lower convex hull of a curve, by rising `x`; `y` falls on it."""
+    """Indices of the points on the lower convex hull of a curve, by rising `x`; `y` falls on it.
+
+    Of points with the same `x` the first counts.
+    """
     kept: list[int] = []
     for i in range(len(x)):
+        if kept and x[i] == x[kept[-1]]:
+            continue
         while len(kept) > 1:
             a, b = kept[-2:]
-            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
+            if (y[b] - y[a]) * (x[i] - x[a]) <= (y[i] - y[a]) * (x[b] - x[a]):
                 break
             kept.pop()
         kept.append(i)
@@ -84,7 +90,7 @@ def choose(
         for a, b in pairwise(on):
             steps.append(((y[b] - y[a]) / (cost[b] - cost[a]), i, b, cost[b] - cost[a]))
     stuck: set[int] = set()
-    for _, i, option, more in sorted(steps):
+    for _, i, option, more in sorted(steps, key=itemgetter(0)):  # a chooser's stay in order
         if i in stuck or more > left:
             stuck.add(i)  # its steps follow each other
             continue

@@ -2,9 +2,8 @@
 
     python studies/2026-11-axes/sensitivity.py --wikitext wikitext2-test.raw
 
-Writes heads.json: the KL divergence with one head starved, by window (68 slots by age, and by score
-with 192 slots), and what one pass there and back foretells at several sizes and bits. What is there
-stays.
+Writes heads.json: the KL divergence with one head starved to 68 slots, and what one pass there and
+back foretells at several sizes and bits. What is there stays.
 """
 
 import argparse
@@ -15,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.evaluate import sensitivity
+from kvsearch.evaluate.head_losses import starving
 from kvsearch.evaluate.prices import price
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models import load_model
-from kvsearch.policy import Budgets, Policy, Quantizer
+from kvsearch.policy import Quantizer
 from kvsearch.text import read_file, tokenize, windows
 
 FILE = Path(__file__).with_name("heads.json")
@@ -33,9 +32,8 @@ def main() -> None:
     text = f"{ask.parse_args().wikitext}:0-600000"
     found: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
     loaded = load_model()
-    evaluator, shape = Evaluator(loaded), loaded.shape
+    evaluator = Evaluator(loaded)
     ids = windows(tokenize(loaded.tokenizer, read_file(text)), count=4, length=TOKENS)
-    parts = [sensitivity.Part((i,), h) for i in range(shape.layers) for h in range(shape.kv_heads)]
 
     def keep(name: str, make: Any) -> None:
         if name not in found:
@@ -43,9 +41,7 @@ def main() -> None:
             found[name] = {"losses": make(), "seconds": round(time.process_time() - start)}
             FILE.write_text(json.dumps(found, indent=1) + "\n", newline="\n")
 
-    keep("scored", lambda: rounded(sensitivity.divergences(evaluator, ids[:1], parts)))
-    for i in range(2):
-        keep(f"window {i}", lambda i=i: rounded(by_age(evaluator, ids[i], parts)))
+    keep("window 0", lambda: rounded(by_age(evaluator, ids[0])))
     if "priced slots" not in found:
         prices = price(evaluator, ids[0], sizes=SIZES, quantizer=Quantizer(rotate=True))
         keep("priced slots", lambda: flat(prices.slots))
@@ -53,19 +49,13 @@ def main() -> None:
         keep("priced values", lambda: flat(prices.values))
 
 
-def by_age(evaluator: Evaluator, ids: np.ndarray, parts: list[sensitivity.Part]) -> list[float]:
+def by_age(evaluator: Evaluator, ids: np.ndarray) -> list[float]:
     """KL divergence with one head after another kept to 4 sinks and the newest 64 tokens."""
     divergence, shape, found = evaluator.divergence(ids[None]), evaluator.loaded.shape, []
-    for part in parts:
-        weights = np.full((shape.layers, shape.kv_heads), float(TOKENS + 1))
-        weights[list(part.layers), part.head] = WINDOW
-        rows = tuple(map(tuple, weights.tolist()))
-        policy = Policy(
-            slots=round(weights.mean()),
-            sinks=4,
-            budgets=Budgets(kind="sensitivity", exponent=1.0, weights=rows),
-        )
-        found.append(float(divergence.of(policy, same=part.layers[0])[:, WINDOW:].mean()))
+    for head in range(shape.layers * shape.kv_heads):
+        policy = starving(head, shape, WINDOW, TOKENS)
+        lost = divergence.of(policy, same=head // shape.kv_heads)
+        found.append(float(lost[:, WINDOW:].mean()))
     return found
 
 

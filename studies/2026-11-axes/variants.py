@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import numpy as np
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
+from kvsearch.knobs.heads import head_tiers
 from kvsearch.methods import at
-from kvsearch.policy import Budgets, Policy, layout
-from kvsearch.policy.marginal import Split
+from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Policy, Quantizer, Tier, layout
+from kvsearch.policy.marginal import Split, choose
 
 HERE = Path(__file__).parent
 OUTCOME = HERE.parent / "2026-11-outcome"
@@ -26,6 +29,8 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
     """Name -> how to build the policy."""
     found = Policy.from_json(OUTCOME / f"b{budget}" / "best.json")
     flat = found.model_copy(update={"ladder": None, "positions": "original"})
+    plain = at("rotated+sensitivity", replace(setting, sensitivity=layers(budget)))
+    designed = plain.model_copy(update={"recent_window": 64 if budget > 128 else 32})
     heads = json.loads((HERE / "heads.json").read_text())
     base: dict[str, Make] = {
         "full": Policy,
@@ -35,20 +40,40 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
     }
     measured, priced = (heads[name]["losses"] for name in ("window 0", "priced slots"))
     curves = np.array(priced)
-    for source, losses in (("measured", measured), ("priced", curves[:, SIZES.index(68)])):
-        weights = rows(losses, setting)
-        for e in (0.35, 0.5, 0.75):
-            base[f"heads {source} {e}"] = partial(fitted, found, setting, by_weights(weights, e))
-            base[f"flat heads {source} {e}"] = partial(
-                fitted, flat, setting, by_weights(weights, e)
-            )
-    base["flat"] = partial(fitted, flat, setting, None)
     scale = np.array(measured) / curves[:, SIZES.index(68)]
-    base["marginal"] = partial(marginal, found, setting, curves)
-    base["marginal calibrated"] = partial(marginal, found, setting, curves * scale[:, None])
-    base["flat marginal"] = partial(marginal, flat, setting, curves)
-    base["flat marginal calibrated"] = partial(marginal, flat, setting, curves * scale[:, None])
+    joined = curves * scale[:, None]
+    for word, policy in (("", found), ("flat ", flat), ("designed ", designed)):
+        base[f"{word}layers"] = partial(fitted, policy, setting, None)
+        base[f"{word}even"] = partial(fitted, policy, setting, Budgets())
+        for source, losses in (("measured", measured), ("priced", curves[:, SIZES.index(68)])):
+            weights = rows(losses, setting)
+            for e in (0.35, 0.5, 0.75):
+                budgets = by_weights(weights, e)
+                base[f"{word}heads {source} {e}"] = partial(fitted, policy, setting, budgets)
+        half = by_weights(rows(measured, setting), 0.5)
+        bits = partial(with_bits, policy, setting, heads)
+        base[f"{word}bits by layer"] = partial(bits, "layer", None)
+        base[f"{word}bits by head"] = partial(bits, "head", None)
+        base[f"{word}heads measured 0.5, bits by layer"] = partial(bits, "layer", half)
+        base[f"{word}heads measured 0.5, bits by head"] = partial(bits, "head", half)
+        base[f"{word}marginal"] = partial(marginal, policy, setting, curves)
+        base[f"{word}marginal calibrated"] = partial(marginal, policy, setting, joined)
+        base[f"{word}joint"] = partial(joint, policy, setting, heads, joined)
+        if policy.ladder is None and policy.rule is not None:
+            base[f"{word}adakv"] = partial(fitted, policy, setting, Budgets(kind="adakv"))
+    aged = designed.model_copy(
+        update=dict(rule=None, recent_window=0, sinks=32, interval=32)
+    )  # what keys along tokens need: eviction by age, in whole groups
+    along = Quantizer(group=32, along="tokens", fp16_sinks=True)
+    base["by age, rotated"] = partial(fitted, aged, setting, None)
+    base["by age, keys along tokens"] = partial(fitted, aged, setting, None, quantizer=along)
     return base
+
+
+def layers(budget: int) -> tuple[float, ...]:
+    """Sensitivity per layer, as the outcome study measured it."""
+    file = OUTCOME / f"b{budget}" / "sensitivity.json"
+    return tuple(json.loads(file.read_text())["per_layer"])
 
 
 def rows(losses: list[float], setting: Setting) -> np.ndarray:
@@ -87,3 +112,41 @@ def marginal(policy: Policy, setting: Setting, losses: np.ndarray, **other: Any)
         weights = got.reshape(setting.shape.layers, -1)
         made = fitted(policy, setting, by_weights(weights / weights.mean(), 1.0), **other)
     return made
+
+
+def with_bits(
+    policy: Policy, setting: Setting, heads: dict[str, Any], per: str, budgets: Budgets | None
+) -> Policy:
+    """`policy` with bits per layer or head by their marginal loss, at the same mean."""
+    told = HeadLosses(
+        heads=setting.shape.kv_heads,
+        sizes=SIZES,
+        slots=tuple(map(tuple, heads["priced slots"]["losses"])),
+        bits=(8, 4, 3, 2),
+        keys=tuple(map(tuple, heads["priced keys"]["losses"])),
+        values=tuple(map(tuple, heads["priced values"]["losses"])),
+        starved=68,
+    )
+    return fitted(policy, setting, budgets, head_tiers=head_tiers(per, policy.tiers, told))
+
+
+def joint(policy: Policy, setting: Setting, heads: dict[str, Any], curves: np.ndarray) -> Policy:
+    """`policy` whose slots and bits are split together: bytes go where they save most."""
+    grid = np.unique(np.geomspace(policy.interval + 24, setting.tokens, 24).astype(int))
+    bits, D = (8, 4, 3, 2), setting.shape.head_dim
+    keys, values = (np.array(heads[f"priced {x}"]["losses"]) for x in ("keys", "values"))
+    options = list(product(range(len(grid)), range(len(bits)), range(len(bits))))
+    costs = [float(grid[s] * (D * (bits[k] + bits[v]) / 8 + 8 + 4)) for s, k, v in options]
+    losses = []
+    for curve, key, value in zip(curves, keys, values, strict=True):
+        lost = np.interp(grid, [*SIZES, setting.tokens], [*curve, 0.0])
+        losses.append([lost[s] + key[k] + value[v] for s, k, v in options])
+    room = (setting.budget_bytes or 0) - len(curves) * policy.interval * 4 * D
+    picked = [options[i] for i in choose(losses, [costs] * len(losses), room)]
+    used = sorted({(bits[k], bits[v]) for _, k, v in picked}, reverse=True)
+    tiers = [(Tier.model_validate(dict(key_bits=k, value_bits=v)),) for k, v in used]
+    of = np.array([used.index((bits[k], bits[v])) + 1 for _, k, v in picked])
+    of = of.reshape(setting.shape.layers, -1)
+    sizes = np.array([grid[s] for s, _, _ in picked], dtype=float).reshape(of.shape)
+    told = HeadTiers.model_validate(dict(others=tiers, of=of.tolist()))
+    return fitted(policy, setting, by_weights(sizes / sizes.mean(), 1.0), head_tiers=told)

@@ -75,8 +75,7 @@ def rise(evaluator: Evaluator, windows, groups: int) -> Sequence[float]:
     slots = int(sensitivity.KEPT * tokens)
     full, harm = evaluator.quality(Policy(), windows, resident=False).nll, np.zeros(layers)
     for members in np.array_split(np.arange(layers), groups):
-        part = sensitivity.Part(tuple(members.tolist()))
-        starved = sensitivity.starving(part, evaluator.loaded.shape, slots, tokens)
+        starved = sensitivity.starving(members.tolist(), layers, slots, tokens)
         nll = evaluator.quality(starved, windows, resident=False).nll
         harm[members] = float((nll - full)[:, slots:].mean()) / len(members)
     return tuple((np.maximum(harm, LEAST * harm.mean()) / harm.mean()).tolist())

@@ -19,6 +19,9 @@ BY_KNOB = {  # newer than the first studies
     "fp16 recent": "fp16_recent",
     "along tokens": "along",
     "value block": "value_block",
+    "removed keys": "channels",
+    "removed values": "channels",
+    "removed layers": "channels",
 }
 
 
@@ -49,6 +52,9 @@ def every_name() -> tuple[str, ...]:
         "pyramid",
         "sensitivity",
         "exponent",
+        "removed keys",  # share of all their channels
+        "removed values",
+        "removed layers",  # share that has no attention
         "positions",
         "prompt",
     )
@@ -114,8 +120,19 @@ def features(
         1 - 1 / budgets.beta if budgets.kind == "pyramid" else 0,
         budgets.kind == "sensitivity",
         budgets.exponent if budgets.kind == "sensitivity" else 0,
+        *_removed(policy, setting),
         p.positions == "cache",
         0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
     )
     named = dict(zip(every_name(), numbers, strict=True))
     return tuple(min(1.0, max(0.0, float(named[name]))) for name in names or every_name())
+
+
+def _removed(policy: Policy, setting: Setting) -> tuple[float, float, float]:
+    """Shares of key channels, value channels and whole layers that a policy removes."""
+    if not policy.channels.active:
+        return 0.0, 0.0, 0.0
+    shape = setting.shape
+    widths, most = policy.channels.on(shape).per_layer, shape.layers * shape.head_dim
+    keys, values = (sum(each) for each in zip(*widths, strict=True))
+    return 1 - keys / most, 1 - values / most, widths.count((0, 0)) / shape.layers

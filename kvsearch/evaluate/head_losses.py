@@ -1,0 +1,158 @@
+"""Measuring every KV head for budgets and bits per head, within a share of a search's tokens.
+
+One pass there and back estimates the loss of every head at several sizes (`prices`). What is left
+of the share goes into direct passes with one head starved, the largest losses first; a head's whole
+curve is scaled to what was measured, and the curves of the others by the usual ratio.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.evaluate.prices import BITS, DRAWS, SINKS, price
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.disk_cache import remembered
+from kvsearch.models.shape import policy_layers
+from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
+
+LONG, SHORT = 2048, 512  # tokens of the window: where the search can pay for them, and at least
+PRICE = 6.0  # forward passes that estimating costs
+SHARE = 0.1  # of a search's tokens that this may cost, unless the least is more
+STARVED = 1 / 30  # of the window: slots of a starved head
+SIZES = (1 / 100, 1 / 60, STARVED, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the window
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure: a window of so many `tokens`, and so many `direct` passes."""
+
+    tokens: int
+    direct: int
+
+
+def plan(search_tokens: int, shape: ModelShape, context: int) -> Plan:
+    """What a share of the search pays for: estimates first, on a longer window, then passes.
+
+    Args:
+        search_tokens: tokens that the search will evaluate.
+        shape: of the model.
+        context: tokens of its windows.
+    """
+    affordable = SHARE * search_tokens
+    tokens = int(min(LONG, context, max(SHORT, affordable / 2 / PRICE)))
+    direct = int((affordable / tokens - PRICE) / 0.5)  # half a pass: it starts at its layer
+    return Plan(tokens, max(0, min(direct, shape.layers * shape.kv_heads)))
+
+
+def measure(
+    evaluator: Evaluator,
+    window: NDArray[np.int64],
+    direct: int,
+    progress: Callable[[], None] | None = None,
+) -> HeadLosses:
+    """Losses of every head on one token window `[T]`.
+
+    Args:
+        evaluator: of the model.
+        window: token ids.
+        direct: heads whose loss is measured; that of the others is estimated.
+        progress: called after every layer that is estimated and every head that is measured.
+    """
+    shape, T = evaluator.loaded.shape, len(window)
+    sizes = sorted({max(SINKS + 4, int(share * T)) for share in SIZES})
+    starved = max(SINKS + 4, int(STARVED * T))
+    found = price(
+        evaluator,
+        window,
+        sizes=sizes,
+        quantizer=Quantizer(group=None, rotate=True),
+        progress=progress,
+    )
+    curves = found.slots.reshape(-1, len(sizes))
+    at = curves[:, sizes.index(starved)]
+    order = np.argsort(-at, kind="stable")[:direct]
+    lost = np.array(_starve(evaluator, window, order.tolist(), starved, progress))
+    ratios = lost / np.maximum(at[order], 1e-12)
+    scale = np.full(len(curves), float(np.median(ratios)) if direct else 1.0)
+    scale[order] = ratios
+    return HeadLosses(
+        heads=shape.kv_heads,
+        sizes=tuple(sizes),
+        slots=_rows(curves * scale[:, None]),
+        bits=found.bits,
+        keys=_rows(found.keys.reshape(len(curves), -1)),
+        values=_rows(found.values.reshape(len(curves), -1)),
+        starved=starved,
+        measured=direct,
+    )
+
+
+def kept_or_measured(
+    evaluator: Evaluator,
+    window: NDArray[np.int64],
+    direct: int,
+    step: Callable[[str, float], AbstractContextManager[Any]],
+) -> HeadLosses:
+    """`measure`, once per model, dtype, text and plan: the user's cache folder keeps the answer.
+
+    Args:
+        evaluator: of the model.
+        window: token ids `[T]`.
+        direct: heads that are measured, see `Plan`.
+        step: opens progress of a title and a total.
+    """
+    loaded, shape = evaluator.loaded, evaluator.loaded.shape
+    words = f"heads/{loaded.digest}/{loaded.dtype}/{direct}/{STARVED}/{SIZES}/{BITS}/{DRAWS}"
+
+    def make() -> dict[str, Any]:
+        with step("head sensitivity", shape.layers + direct) as shown:
+            return measure(evaluator, window, direct, shown.advance).plain()
+
+    def read(data: Any) -> HeadLosses:
+        found = HeadLosses.read(data)
+        if len(found.slots) != shape.layers * shape.kv_heads:
+            raise ValueError("another model's heads")
+        return found
+
+    return remembered("heads", words, np.ascontiguousarray(window).tobytes(), read, make)
+
+
+def _starve(
+    evaluator: Evaluator,
+    window: NDArray[np.int64],
+    heads: Sequence[int],
+    slots: int,
+    progress: Callable[[], None] | None,
+) -> list[float]:
+    """KL divergence from the full cache with one head after another kept to `slots`."""
+    shape, blocks = evaluator.loaded.shape, policy_layers(evaluator.loaded.model.config)
+    found: list[float] = []
+    divergence = evaluator.divergence(window[None]) if heads else None
+    for head in heads:
+        assert divergence is not None
+        policy = starving(head, shape, slots, len(window))
+        lost = divergence.of(policy, same=blocks[head // shape.kv_heads])
+        found.append(float(lost[:, slots:].mean()))
+        if progress is not None:
+            progress()
+    return found
+
+
+def starving(head: int, shape: ModelShape, slots: int, tokens: int) -> Policy:
+    """Keeps sinks and the newest, `slots` in all, in one head, counted layer by layer."""
+    weights = np.full(shape.layers * shape.kv_heads, float(tokens + 1))
+    weights[head] = slots
+    rows = tuple(map(tuple, weights.reshape(shape.layers, shape.kv_heads).tolist()))
+    return Policy(
+        slots=round(weights.mean()),
+        sinks=SINKS,
+        budgets=Budgets(kind="sensitivity", exponent=1.0, weights=rows),
+    )
+
+
+def _rows(x: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(v) for v in row) for row in x)

@@ -1,0 +1,85 @@
+"""What every KV head of a model loses when it alone keeps less: measured once, read by budgets."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Self
+
+Rows = tuple[tuple[float, ...], ...]
+LEAST = 0.03  # of the mean: what any head is taken to lose
+
+
+@dataclass(frozen=True)
+class HeadLosses:
+    """Losses in nats per token, a row a KV head, layer by layer.
+
+    Attributes:
+        heads: KV heads of a layer.
+        sizes: slots, rising.
+        slots: loss by size.
+        bits: of keys, or of values, falling.
+        keys, values: loss by bits.
+        starved: the size that was measured; sensitivity is the loss there.
+        measured: heads whose loss was measured with the head starved; those of the others were
+            estimated.
+    """
+
+    heads: int
+    sizes: tuple[int, ...]
+    slots: Rows
+    bits: tuple[int, ...]
+    keys: Rows
+    values: Rows
+    starved: int
+    measured: int = 0
+
+    @cached_property
+    def sensitivity(self) -> Rows:
+        """Loss of a starved head, a row a layer, mean 1, each at least about `LEAST`."""
+        at = self.sizes.index(self.starved)
+        lost = [max(row[at], 0.0) for row in self.slots]
+        mean = max(sum(lost) / len(lost), 1e-12)
+        lost = [max(x, LEAST * mean) for x in lost]
+        total = sum(lost) / len(lost)
+        each = [float(f"{x / total:.4g}") for x in lost]
+        return tuple(tuple(each[i : i + self.heads]) for i in range(0, len(each), self.heads))
+
+    def plain(self) -> dict[str, Any]:
+        """Data for a JSON file, four digits a number."""
+        return {
+            name: [[float(f"{x:.4g}") for x in row] for row in value]
+            if name in ("slots", "keys", "values")
+            else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def read(cls, data: Any) -> Self:
+        """What `plain` gave.
+
+        Raises:
+            ValueError: the data are something else.
+        """
+        try:
+            rows = {
+                name: tuple(tuple(float(x) for x in row) for row in data[name])
+                for name in ("slots", "keys", "values")
+            }
+            found = cls(
+                heads=int(data["heads"]),
+                sizes=tuple(int(x) for x in data["sizes"]),
+                bits=tuple(int(x) for x in data["bits"]),
+                starved=int(data["starved"]),
+                measured=int(data["measured"]),
+                **rows,
+            )
+        except (KeyError, TypeError) as e:
+            raise ValueError(f"no losses of heads: {e!r}") from e
+        if found.starved not in found.sizes:
+            raise ValueError("no losses of heads: no loss of starved heads")
+        wide = [(found.slots, found.sizes), (found.keys, found.bits), (found.values, found.bits)]
+        for table, names in wide:
+            if len(table) != len(found.slots) or any(len(row) != len(names) for row in table):
+                raise ValueError("no losses of heads: rows of unequal length")
+        if not found.slots or found.heads < 1 or len(found.slots) % found.heads:
+            raise ValueError("no losses of heads: not one row for every head")
+        return found

@@ -1,0 +1,108 @@
+"""What heads lose: estimated from gradients, measured where it matters, and read by budgets."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvsearch.errors import PolicyError
+from kvsearch.evaluate import head_losses
+from kvsearch.evaluate.prices import price
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.knobs import Setting, build
+from kvsearch.models.load import LoadedModel, load_model
+from kvsearch.policy import HeadLosses, ModelShape, Policy, Quantizer, layout
+
+T = 160
+IDS = np.random.default_rng(0).integers(0, 256, T)
+
+
+@pytest.fixture
+def tiny(tiny_folder) -> LoadedModel:
+    loaded = load_model(str(tiny_folder), device="cpu")
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(8)  # a flat random model attends to everything alike
+        # head 1 of layer 1 gives nothing, whatever it forgets
+        loaded.model.model.layers[1].self_attn.v_proj.weight[8:] = 0
+    return loaded
+
+
+def test_an_estimate_is_the_divergence_of_small_changes(tiny) -> None:
+    """8-bit keys in one head change little: there half of the squared change is the divergence."""
+    evaluator, quantizer = Evaluator(tiny), Quantizer(group=8)
+    found = price(evaluator, IDS, sizes=(16, 80), quantizer=quantizer, bits=(4,), draws=64)
+    assert found.slots.shape == (2, 2, 2) and found.keys.shape == (2, 2, 1)
+    assert not found.slots[1, 1].any() and (np.delete(found.slots.reshape(4, 2), 3, 0) > 0).all()
+    head = dict(others=[[dict(key_bits=4, value_bits=16)]], of=[[1, 0], [0, 0]])
+    policy = Policy.build(dict(head_tiers=head, quantizer=quantizer.model_dump()))
+    lost = evaluator.divergence(IDS[None]).of(policy)[:, -T // 4 :].mean()
+    assert found.keys[0, 0, 0] == pytest.approx(float(lost), rel=0.35)
+
+
+def test_measured_heads_keep_what_was_measured_and_others_the_usual_ratio(tiny) -> None:
+    steps: list[int] = []
+    found = head_losses.measure(Evaluator(tiny), IDS, 2, lambda: steps.append(1))
+    every = head_losses.measure(Evaluator(tiny), IDS, 4)
+    at = found.sizes.index(found.starved)
+    some, all_of = np.array(found.slots)[:, at], np.array(every.slots)[:, at]
+    assert len(steps) == 2 + 2 and found.measured == 2
+    assert sum(np.isclose(some, all_of, rtol=1e-6)) >= 2
+    divergence = Evaluator(tiny).divergence(IDS[None])
+    policy = head_losses.starving(0, tiny.shape, found.starved, T)
+    direct = float(divergence.of(policy)[:, found.starved :].mean())
+    assert all_of[0] == pytest.approx(direct, rel=1e-4)
+    again = HeadLosses.read(json.loads(json.dumps(every.plain())))
+    np.testing.assert_allclose(again.sensitivity, every.sensitivity, rtol=2e-3)  # four digits
+
+
+@pytest.mark.parametrize(
+    ("search_tokens", "tokens", "direct"),
+    [(30_000, 512, 0), (240_000, 2000, 12), (10_000_000, 2048, 90)],
+)
+def test_measuring_heads_takes_its_share_of_a_search(
+    search_tokens: int, tokens: int, direct: int
+) -> None:
+    found = head_losses.plan(search_tokens, ModelShape(30, 3, 64, 9), 4096)
+    assert (found.tokens, found.direct) == (tokens, direct)
+
+
+SHAPE = ModelShape(layers=2, kv_heads=2, head_dim=16, heads=4)
+LOSSES = HeadLosses(
+    heads=2, sizes=(8, 32), slots=((4, 1), (2, 1), (1, 0.5), (0.1, 0)), bits=(8, 4, 2),
+    keys=((0, 1, 9), (0, 1, 2), (0, 0.1, 0.2), (0, 0, 0)),
+    values=((0, 1, 2), (0, 1, 2), (0, 0.1, 0.2), (0, 0, 0)), starved=8,
+)  # fmt: skip
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(64), 512, heads=LOSSES)
+
+
+@pytest.mark.parametrize("budgets", ["heads", "marginal"])
+def test_budgets_of_heads_fill_the_bytes_and_follow_the_losses(budgets: str) -> None:
+    policy = build(dict(budgets=budgets, sinks=2), SETTING)
+    slots = layout(policy, SHAPE).slots
+    assert slots[0] >= slots[1] >= slots[2] >= slots[3] < slots[0]
+    held = layout(policy, SHAPE).bytes_peak(512)
+    assert 0.98 * SHAPE.budget_bytes(64) < held <= SHAPE.budget_bytes(64)
+
+
+@pytest.mark.parametrize("per", ["layer", "head"])
+def test_bits_keep_to_the_mean_and_go_where_they_save_most(per: str) -> None:
+    policy = build(dict(bits=per, tiers="k4v4", group=16), SETTING)
+    assert policy.head_tiers is not None and policy.head_tiers.per_head == (per == "head")
+    parts = layout(policy, SHAPE).layers
+    bits = [sum((t.key_bits + t.value_bits) for t in p.policy.tiers) for p in parts]
+    heads = [len(p.heads) for p in parts]
+    assert np.average(bits, weights=heads) <= 8 and bits[0] > 8 > bits[-1]
+
+
+def test_what_was_not_measured_is_named() -> None:
+    bare = replace(SETTING, heads=None)
+    with pytest.raises(PolicyError, match="heads to be measured"):
+        build(dict(budgets="heads"), bare)
+    with pytest.raises(PolicyError, match="KV heads measured"):
+        build(dict(bits="head", tiers="k4v4"), bare)
+    with pytest.raises(PolicyError, match="single tier"):
+        build(dict(bits="head", tiers="8-4"), SETTING)
