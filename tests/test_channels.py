@@ -15,6 +15,7 @@ from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.evaluate import harm, importance
 from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.models import disk_cache
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.projections import projections
 from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check, layout
@@ -255,10 +256,8 @@ def step(title: str, total: float):
 
 
 @pytest.mark.parametrize("score", ["l1", "l2", "taylor"])
-def test_scores_are_sums_over_a_channels_slice_in_four_matrices(
-    score, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr("kvsearch.evaluate.kept.cache_folder", lambda: tmp_path)
+def test_scores_are_sums_over_a_slice_of_four_matrices(score, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(disk_cache, "cache_folder", lambda: tmp_path)
     loaded, H, G, D = tiny(3), 2, 3, 16
     found = importance.orders(loaded, score, IDS, step)
     layer = 2
