@@ -7,6 +7,7 @@ from typing import Any, cast
 from kvsearch.knobs.vocabulary import KNOBS
 from kvsearch.policy import Channels, ModelShape
 from kvsearch.policy.pruning import BY_HARM, WHOLE, Importance, Law, channels
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 NOTHING = Importance()
 DEFAULT_SCORE = KNOBS["channels.score"].default
@@ -32,7 +33,8 @@ def channels_of(
     qk = None if get["channels.qk"] == "coupled" else float(get["channels.qk"])
     multiple = 2
     if get["tiers"] != "16":
-        multiple = PACKED if shape.head_dim % PACKED == 0 and shape.head_dim > PACKED else 8
+        step = CODEBOOKS[str(get["levels"])].group or PACKED
+        multiple = step if shape.head_dim % step == 0 and shape.head_dim > step else 8
     ratio, score = float(get["channels.ratio"]), str(get["channels.score"])
     return _channels(law, ratio, importance or NOTHING, shape, score, qk, multiple)
 
