@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from kvsearch.app import evaluators, inputs, sensitivity, speed, summary
+from kvsearch.app import evaluators, importance, inputs, sensitivity, speed, summary
 from kvsearch.app.asked import asked, default_folder, races
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
@@ -71,6 +71,7 @@ class Run:
         executor: Executor | None = None
         try:
             self.setting = self._with_sensitivity()
+            self.setting = self._with_importance()
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
             work = evaluators.work(
                 self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
@@ -121,6 +122,17 @@ class Run:
             )
             write_atomic(file, found.write())
         return sensitivity.read(file, self.loaded.shape).put_into(self.setting)
+
+    def _with_importance(self) -> Setting:
+        wanted = importance.of_space(self.space)
+        if not wanted:
+            return self.setting
+        file = self.folder.path / "importance.json"
+        if not file.exists():
+            ids = self.text.windows["search"]
+            found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
+            write_atomic(file, json.dumps(found.plain()) + "\n")
+        return replace(self.setting, importance=importance.read(file))
 
     def _search(self, executor: Executor, work: ModelWork) -> list[Trial]:
         o = self.options

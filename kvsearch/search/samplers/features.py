@@ -12,7 +12,7 @@ from math import log2
 from statistics import pstdev
 
 from kvsearch.knobs import RULES, Setting
-from kvsearch.policy import Budgets, Policy, Tier
+from kvsearch.policy import Budgets, ModelShape, Policy, Tier
 from kvsearch.rules import feature_names
 from kvsearch.space import SearchSpace
 from kvsearch_kernels.codebooks import CODEBOOKS
@@ -35,6 +35,9 @@ BY_KNOB: dict[str, tuple[str, ...]] = {
     "adaptive": ("budgets", "adakv"),
     "bits by loss": ("bits",),
     "bits by head": ("bits", "head"),
+    "removed keys": ("channels",),
+    "removed values": ("channels",),
+    "removed layers": ("channels",),
 }
 
 
@@ -69,6 +72,7 @@ def every_name() -> tuple[str, ...]:
         *_stored(Policy(), 1),
         *_rule(Policy()),
         *_layers(Policy()),
+        *_removed(Policy(), ModelShape(1, 1, 1, 1)),
     )
 
 
@@ -92,6 +96,7 @@ def features(
         _slots(policy, fp16_slots, tokens)
         | _stored(policy, setting.shape.head_dim)
         | _layers(policy)
+        | _removed(policy, setting.shape)
     )
     found = {name: min(1.0, max(0.0, x)) for name, x in numbers.items()}
     found |= _tiers(policy.tiers) | _rule(policy)
@@ -180,3 +185,13 @@ def _spread(budgets: Budgets) -> float:
     rows = (row if isinstance(row, tuple) else (row,) for row in budgets.weights)
     shares = [budgets.exponent * log2(w) for row in rows for w in row]
     return pstdev(shares) / 2 if shares else 0.0
+
+
+def _removed(p: Policy, shape: ModelShape) -> dict[str, float]:
+    """Shares of all key channels, value channels and layers."""
+    widths, most = p.channels.on(shape).per_layer, shape.layers * shape.head_dim
+    return {
+        "removed keys": 1 - sum(k for k, _ in widths) / most,
+        "removed values": 1 - sum(v for _, v in widths) / most,
+        "removed layers": widths.count((0, 0)) / shape.layers,
+    }
