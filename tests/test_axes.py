@@ -12,33 +12,18 @@ from kvsearch import space
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.knobs import KNOBS, LADDERS, RULES, TIERS, Setting, Value, build, respelled
 from kvsearch.knobs import refine as refining
-from kvsearch.policy import HeadLosses, ModelShape, check
+from kvsearch.policy import ModelShape, check
 from kvsearch.rules import RULES as CLASSES
 from kvsearch.search.samplers import Context, check_space, pool
 from kvsearch.search.samplers.features import every_name, names_for
 from kvsearch.space import Axis, drawn
+from tests.heads import losses
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-
-def head_losses(shape: ModelShape) -> HeadLosses:
-    """Every KV head loses less with more slots and more bits, and no two the same."""
-    sizes, bits = (16, 64, 256, 1024), (8, 4, 3, 2)
-    each = [0.5 + i for i in range(shape.layers * shape.kv_heads)]
-    return HeadLosses(
-        shape.kv_heads,
-        sizes,
-        tuple(tuple(x / s for s in sizes) for x in each),
-        bits,
-        tuple(tuple(x * 4.0**-b for b in bits) for x in each),
-        tuple(tuple(x * 3.0**-b for b in bits) for x in each),
-        starved=16,
-    )
-
-
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 SENSITIVITY = tuple(0.5 + i / 30 for i in range(30))
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, SENSITIVITY, heads=head_losses(SHAPE))
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, SENSITIVITY, heads=losses(SHAPE))
 UNIFIED = space.load("unified")
 PRESETS = {
     "rule": {n: "none" if r is None else r.name for n, r in RULES.items()},
@@ -149,7 +134,7 @@ def test_every_draw_is_a_policy_or_a_sentence() -> None:
         shape = shapes[turn % len(shapes)]
         measured = rng.random() < 0.9
         sensitivity = (1.0,) * shape.layers if measured else ()
-        heads = head_losses(shape) if measured else None
+        heads = losses(shape) if measured else None
         slots, tokens = rng.choice([8, 40, 256, 2000]), rng.choice([64, 1024])
         setting = Setting(shape, shape.budget_bytes(slots), tokens, sensitivity, heads=heads)
         knobs = pool.anything(UNIFIED, rng)

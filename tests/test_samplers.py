@@ -28,12 +28,13 @@ from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.samplers.one_at_a_time import next_move
 from kvsearch.search.samplers.surrogate import Surrogate
+from tests.heads import losses
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 
 SHAPE = ModelShape(layers=6, kv_heads=3, head_dim=64, heads=9)
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, (3.0, 2.0, 1.0, 1.0, 0.5, 0.3))
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, heads=losses(SHAPE))
 SPACE = space.load("default")
 NAMES = names_for(SPACE)
 
@@ -316,7 +317,7 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
     def tell(knobs: Mapping[str, Value]) -> None:
         point = context.price.look(knobs)
         assert point is not None
-        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["budgets"] == "sensitivity")
+        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["budgets"] == "heads")
         history.done.append(Seen(point, dnll))
         history.tried.add(point.fingerprint)
 
@@ -460,7 +461,7 @@ def test_the_gp_of_optuna_does_not_repeat_itself(last: dict[str, Any]) -> None:
 
 
 def test_rules_and_formats_outside_the_space_do_not_widen_the_process() -> None:
-    assert len(NAMES) == 28 and not {"key norm", "lag", "along tokens"} & set(NAMES)
+    assert len(NAMES) == 30 and not {"key norm", "lag", "along tokens"} & set(NAMES)
     axes = {**SPACE.axes, "rule": space.Axis(choice=("none", "key-norm"))}
     wider = names_for(SPACE.model_copy(update={"axes": axes}))
     assert "key norm" in wider and "pooled" not in wider
