@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from kvsearch.app import evaluators, inputs, sensitivity, speed, summary
+from kvsearch.app import evaluators, importance, inputs, sensitivity, speed, summary
 from kvsearch.app.asked import asked, default_folder, races
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
@@ -24,7 +24,7 @@ from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.hypervolume import log_hypervolume
 from kvsearch.search.model_work import ModelWork
-from kvsearch.search.samplers import Context, check_name, make
+from kvsearch.search.samplers import Context, check_name, check_space, make
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
 from kvsearch.space import load as load_space
@@ -37,6 +37,7 @@ class Run:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
         self.space = load_space(options.space)  # before the model, so that a typo shows at once
         check_name(options.sampler)
+        check_space(options.sampler, self.space)
         for name in options.exclude_method:
             find(name)
         options.check()
@@ -70,6 +71,7 @@ class Run:
         executor: Executor | None = None
         try:
             self.setting = self._with_sensitivity()
+            self.setting = self._with_importance()
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
             work = evaluators.work(
                 self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
@@ -120,6 +122,17 @@ class Run:
             )
             write_atomic(file, found.write())
         return sensitivity.read(file, self.loaded.shape).put_into(self.setting)
+
+    def _with_importance(self) -> Setting:
+        wanted = importance.of_space(self.space)
+        if not wanted:
+            return self.setting
+        file = self.folder.path / "importance.json"
+        if not file.exists():
+            ids = self.text.windows["search"]
+            found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
+            write_atomic(file, json.dumps(found.plain()) + "\n")
+        return replace(self.setting, importance=importance.read(file))
 
     def _search(self, executor: Executor, work: ModelWork) -> list[Trial]:
         o = self.options

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsearch.app.aside import aside
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
@@ -20,7 +21,6 @@ from kvsearch.knobs import Need, Setting, needs
 from kvsearch.methods import METHODS
 from kvsearch.policy import HeadLosses, ModelShape
 from kvsearch.space import SearchSpace
-from kvsearch.text import beside, windows
 from kvsearch.text.parts import Tokens
 
 NAMES = {"layers": "the sensitivity of each layer", "heads": "what each KV head loses"}
@@ -151,15 +151,8 @@ def with_sensitivity(
         return setting
     wanted = frozenset[Need]().union(*(of_method(p) for p in names))
     search_tokens = (len(policies) + 1) * count * length
-    rest = beside(tokens, count=count, length=length)
-    least = min(sensitivity.SHORT, length)
-    if rest.ids.size >= least:
-        size = min(sensitivity.LONG, length, rest.ids.size)
-        ids = windows(rest, count=min(sensitivity.WINDOWS, rest.ids.size // size), length=size)
-        where = "on text beside the windows"
-    else:
-        ids = windows(tokens, count=count, length=length)
-        where = f"on the windows themselves: the text has no other {least} tokens in a row"
+    size = min(sensitivity.LONG, length)
+    ids, where = aside(tokens, count, length, sensitivity.WINDOWS, size)
     what = " and ".join(NAMES[need] for need in sorted(wanted, reverse=True))
     shown.say(
         f"{', '.join(map(str, names))}: measuring {what} {where}; --sensitivity FILE reuses a run's"

@@ -16,6 +16,7 @@ COMMANDS = {
     "eval": "measure methods and policy files on a text",
     "report": "rebuild the report of a run",
     "export": "write a policy for a runtime",
+    "prune": "write a smaller model without the channels that a policy removes",
     "bench": "decode speed of a policy against the full cache",
     "methods": "the published methods as points of the space",
     "study": "check that a kept study's tables follow from its records",

@@ -8,11 +8,13 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
 from kvsearch.knobs.channels import channels_of
-from kvsearch.knobs.presets import LADDERS, RULES, TIERS
+from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
 from kvsearch.policy.pruning import Importance
-from kvsearch.rules import Rule
+from kvsearch_kernels.codebooks import CODEBOOKS
+
+Get = Mapping[str, Value | None]  # every knob; dotted ones may be None, as the preset says
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,30 @@ class Setting:
     importance: Importance | None = None
 
 
-def recent_window_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
+def recent_window_of(get: Get, setting: Setting, slots: int | None) -> int:
     """Tokens of the recent window of a policy with so many slots."""
-    recent_window = get["recent_window"]
-    if recent_window == "half":
-        return (slots or 0) // 2
-    return setting.shape.layers if recent_window == "layers" else int(recent_window)
+    word = get["recent_window"]
+    fields = {**spelled("recent_window", word), **dict(changes("recent_window", get))}
+    if fields:
+        tokens = int(float(fields["share"]) * (slots or 0))
+    else:
+        tokens = setting.shape.layers if word == "layers" else int(word or 0)
+    if get["along"] == "tokens" and get["fp16_recent"]:
+        channels = channels_of(get, setting.importance, setting.shape)
+        return _whole(tokens, _group(get, channels.on(setting.shape)))
+    return tokens
 
 
-def budgets_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> Budgets:
+def _whole(tokens: int, group: int | None) -> int:
+    return tokens if group is None else -(-tokens // group) * group
+
+
+def budgets_of(get: Get, setting: Setting, slots: int | None) -> Budgets:
     """How a policy with so many slots shares them out."""
     return heads.budgets(get, setting.sensitivity, setting.heads, slots, setting.tokens)
 
 
-def policy_of(
-    get: dict[str, Value], setting: Setting, slots: int | None, name: str | None
-) -> Policy:
+def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -> Policy:
     """The policy that a value for every knob describes.
 
     Raises:
@@ -61,27 +71,33 @@ def policy_of(
     """
     shape = setting.shape
     channels = channels_of(get, setting.importance, shape)
-    group = _group(get["group"], channels.on(shape))
-    tiers = TIERS[str(get["tiers"])]
+    group = _group(get, channels.on(shape))
+    interval, sinks = int(get["interval"] or 1), int(get["sinks"] or 0)
+    fp16_sinks = get["fp16_sinks"]
+    if get["along"] == "tokens":  # tokens that share scales stay together, and so in step
+        interval, sinks = _whole(interval, group), _whole(sinks, group)
+        fp16_sinks = fp16_sinks or (slots is not None and sinks > 0)
+    ladder = ladder_of(str(get["ladder"]), changes("ladder", get))
+    tiers = tiers_of(str(get["tiers"]), changes("tiers", get), _storable(get))
     fields: dict[str, Any] = dict(
         name=name,
         slots=slots,
-        interval=int(get["interval"]),
+        interval=interval,
         trigger=get["trigger"],
-        sinks=int(get["sinks"]),
+        sinks=sinks,
         recent_window=recent_window_of(get, setting, slots),
         budgets=budgets_of(get, setting, slots),
-        ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
-        rule=_rule(str(get["rule"]), int(get["interval"])),
+        ladder=ladder if slots is not None else None,
+        rule=rule_of(str(get["rule"]), changes("rule", get), interval),
         tiers=tiers,
         head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads),
         quantizer=_quantizer(
             group=group,
             rotate=get["rotate"],
-            value_block=_value_block(get["value_block"], shape.head_dim),
+            value_block=_value_block(get["value_block"] or "head", shape.head_dim),
             levels=get["levels"],
             along=get["along"],
-            fp16_sinks=get["fp16_sinks"],
+            fp16_sinks=fp16_sinks,
             fp16_recent=get["fp16_recent"],
         ),
         channels=channels,
@@ -90,11 +106,19 @@ def policy_of(
     return Policy.build(fields, where=name or "policy")
 
 
-def _group(asked: Value, left: ModelShape) -> int | None:
+def _storable(get: Get) -> tuple[int, ...]:
+    """Bits that custom tiers are fitted to: what the levels know, and 16."""
+    return (16, *CODEBOOKS[str(get["levels"])].bits) if get["tiers"] == "custom" else ()
+
+
+def _group(get: Get, left: ModelShape) -> int | None:
     """The largest group up to the one asked for that divides every key and value that is left."""
+    asked = get["group"]
+    if get["tiers"] == "custom":
+        asked = CODEBOOKS[str(get["levels"])].group or asked
     if asked == "head":
         return None if left.widths else left.head_dim
-    group = int(asked)
+    group = int(asked or left.head_dim)
     while any(width % group for widths in left.kinds for width in widths):
         group -= 1
     return group
@@ -113,9 +137,3 @@ def _value_block(block: Value, head_dim: int) -> int | None:
 def _quantizer(**fields: Any) -> Quantizer:
     """Validated once, since a search asks for the same few again and again."""
     return Quantizer.model_validate(fields)
-
-
-@lru_cache(maxsize=1024)
-def _rule(name: str, interval: int) -> Rule | None:
-    rule = RULES[name]
-    return None if rule is None else rule.fitted(interval)

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from kvsearch.errors import ModelError
+from kvsearch.models import pruned
 
 
 def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[Any, Any]:
@@ -22,6 +23,7 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     extra = {"gguf_file": gguf} if gguf else {}
     place = folder / gguf if gguf else folder
     # The GGUF reader's progress bar cannot be switched off; it writes to the present stderr.
+    know_pruned()
     muted = redirect_stderr(StringIO()) if gguf else nullcontext()
     try:
         with quiet(), muted:
@@ -39,12 +41,23 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     return model, tokenizer
 
 
+def know_pruned() -> None:
+    """Let transformers load what `kvsearch prune` writes without running the code beside it."""
+    for config, model in (
+        (pruned.PrunedConfig, pruned.PrunedForCausalLM),
+        (pruned.DeciLMConfig, pruned.DeciLMForCausalLM),
+    ):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        AutoModelForCausalLM.register(config, model, exist_ok=True)
+
+
 def configuration(folder: Path) -> Any:
     """The configuration in a model folder, without its weights.
 
     Raises:
         ModelError: transformers cannot read it.
     """
+    know_pruned()
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True)

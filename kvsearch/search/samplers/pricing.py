@@ -50,6 +50,8 @@ class Pricer:
 
     def __call__(self, knobs: Mapping[str, Value]) -> Priced | None:
         """The price of a point that may be proposed, or None if it may not."""
+        if self.space.forbidden(knobs) is not None:  # known without building the policy
+            return None
         priced = self.look(knobs)
         return priced if priced is not None and priced.feasible else None
 
