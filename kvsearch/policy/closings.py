@@ -207,7 +207,10 @@ def _others(held: Sequences, stays: Ints) -> Ints:
 
 
 class TextBytes(NamedTuple):
-    """Bytes per sequence of one text: the most at any step, the mean over steps, and at the end."""
+    """Bytes per sequence of one text: the most at any step, the mean over steps, and at the end.
+
+    A prompt that is compacted once it is whole counts from then on, see `Layout.bytes_peak`.
+    """
 
     peak: int
     mean: float
@@ -234,4 +237,5 @@ def text_bytes(sizes: Layout, flags: Flags, prompt: int = 0) -> TextBytes:
             steps[at : at + many] += count * (layer.bytes(compacted, residual) + more)
             at += many
         end += count * layer.bytes(*found.left)
+    steps = steps[prompt if sizes.policy.trigger != "stream" else 0 :]
     return TextBytes(int(steps.max()), float(steps.mean()), end)
