@@ -120,6 +120,7 @@ def test_files_words_and_features(rule: type[Rule]) -> None:
 
 def test_a_rule_that_is_listed_late_is_no_knob_and_no_method(rule: type[Rule]) -> None:
     assert "fading" not in KNOBS["rule"].names and "fading" not in METHODS
+    assert "rule.carry" not in KNOBS
     assert "carry" not in str(Policy.model_json_schema())
 
 
@@ -132,6 +133,7 @@ def test_a_rule_that_is_listed_first_is_all_of_it(source: Path) -> None:
         "from kvsearch.methods import METHODS\n"
         "from kvsearch.policy import Policy\n"
         "assert {'fading', 'fading-slow'} <= set(KNOBS['rule'].names)\n"
+        "assert (KNOBS['rule.carry'].low, KNOBS['rule.carry'].high) == (0.0, 1.0)\n"
         "assert METHODS['fading'].knobs['rule'] == 'fading'\n"
         "assert 'carry' in str(Policy.model_json_schema())\n"
         "import sys; assert 'torch' not in sys.modules\n"

@@ -271,6 +271,14 @@ for rule_name, rule in RULES.items():  # a new rule is proven by being listed
             tiers=(Tier(share=0.3), *(Tier(share=0.35, key_bits=b, value_bits=4) for b in (8, 4))),
             quantizer=Quantizer(group=8, fp16_sinks=True),
         ),
+        f"{rule_name} voting together": Policy(
+            slots=50,
+            interval=6,
+            recent_window=4,
+            rule=rule(share="layer"),
+            tiers=(Tier(share=0.4), Tier(share=0.6, key_bits=4, value_bits=4)),
+            quantizer=Quantizer(group=8),
+        ),
         f"{rule_name} in uneven heads": Policy(
             **HEADS, rule=rule(), tiers=K4, quantizer=Quantizer(group=8)
         ),

@@ -323,7 +323,7 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
         tell(SPACE.params(METHODS[name].knobs) or {})
     while (size := samplers.size_probes.size_probe(history, context)) is not None:
         tell(size)
-    while (knobs := next_move(history, context, Surrogate(history), rng)) is not None:
+    while (knobs := next_move(history, context, Surrogate(history))) is not None:
         assert Kvei(1, context).propose(history, rng) == knobs, "before it asks its model"
         base = history.best()[0].point.knobs
         changed = [k for k in SPACE.axes if knobs.get(k) != base.get(k)]
@@ -355,8 +355,8 @@ def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
         if whole:
             history.done.append(Seen(others.pop(0), 0.3))
         history.stopped = [Seen(p, None, ((1, 512, 0.3),)) for p in others]
-        rng, moves = random.Random(1), set[str]()
-        while (knobs := next_move(history, context, Surrogate(history), rng)) is not None:
+        moves = set[str]()
+        while (knobs := next_move(history, context, Surrogate(history))) is not None:
             moves |= {k for k in SPACE.axes if knobs.get(k) != first.knobs.get(k)}
             point = priced(knobs)
             history.done.append(Seen(point, 0.2))

@@ -1,4 +1,4 @@
-"""Any point of the default space runs: exactly, within its budget, with the bytes it promised."""
+"""Any point of the shipped spaces runs: exactly, within its budget, with the bytes it promised."""
 
 import random
 
@@ -13,6 +13,7 @@ from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Policy, layout
+from kvsearch.search.samplers.pool import anything
 from kvsearch.space import load
 
 T, SHORT = 150, 110
@@ -33,23 +34,13 @@ def loaded() -> LoadedModel:
     return LoadedModel(model, None, shape_of(config), "tiny", "random", "", None, "float64", "cpu")
 
 
-class Draw:
-    """Draws what a space asks for."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-
-    def suggest_categorical(self, name: str, choices: list) -> object:
-        return self.rng.choice(choices)
-
-
-def drawn(loaded: LoadedModel, count: int) -> list[Policy]:
+def drawn(name: str, loaded: LoadedModel, count: int) -> list[Policy]:
     shape = loaded.shape
     setting = Setting(shape, shape.budget_bytes(56), T, (0.3, 0.6, 0.9, 1.2, 1.4, 1.6))
-    space, found, seed = load("default"), [], 0
+    space, found, seed = load(name), [], 0
     while len(found) < count:
         seed += 1
-        knobs = space.suggest(Draw(seed))
+        knobs = anything(space, random.Random(seed))
         try:
             if space.forbidden(knobs) is None:
                 found.append(build({**knobs, "budget_fraction": 1.0}, setting, name=f"draw {seed}"))
@@ -58,9 +49,12 @@ def drawn(loaded: LoadedModel, count: int) -> list[Policy]:
     return found
 
 
-def test_any_point_runs_exactly_within_its_bytes(loaded: LoadedModel) -> None:
+@pytest.mark.parametrize(("name", "count"), [("default", 24), ("unified", 20)])
+def test_any_point_runs_exactly_within_its_bytes(
+    name: str, count: int, loaded: LoadedModel
+) -> None:
     evaluator = Evaluator(loaded)
-    for policy in drawn(loaded, 24):
+    for policy in drawn(name, loaded, count):
         found = evaluator.quality(policy, IDS).nll
         sizes = layout(policy, loaded.shape)
         assert sizes.bytes_peak(T) <= loaded.shape.budget_bytes(56), policy

@@ -24,7 +24,7 @@ from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.hypervolume import log_hypervolume
 from kvsearch.search.model_work import ModelWork
-from kvsearch.search.samplers import Context, check_name, make
+from kvsearch.search.samplers import Context, check_name, check_space, make
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
 from kvsearch.space import load as load_space
@@ -37,6 +37,7 @@ class Run:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
         self.space = load_space(options.space)  # a typo here must not cost a model load
         check_name(options.sampler)
+        check_space(options.sampler, self.space)
         for name in options.exclude_method:
             find(name)
         options.check()

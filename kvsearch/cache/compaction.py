@@ -38,6 +38,9 @@ def compact(
     decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
     if scorer is not None and decides and scores is None:
         scores = scorer.ranks(slots)
+        rule = layer.policy.active_rule
+        if rule is not None and rule.share == "layer" and scores.shape[1] > 1:
+            scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
     target = layer.target if target is None else target
     keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
     settle(layer, store, keep, scores)

@@ -3,6 +3,7 @@
 from kvsearch.knobs.fields import Setting
 from kvsearch.knobs.heads import Need, needs
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
+from kvsearch.knobs.refine import effective, has_field, respelled
 from kvsearch.knobs.sizing import build, sized
 from kvsearch.knobs.vocabulary import KNOBS, OLD_NAMES, Knob, Value, check_value, modern
 
@@ -18,7 +19,10 @@ __all__ = [
     "Value",
     "build",
     "check_value",
+    "effective",
+    "has_field",
     "modern",
     "needs",
+    "respelled",
     "sized",
 ]

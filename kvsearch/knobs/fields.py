@@ -8,11 +8,13 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
 from kvsearch.knobs.channels import channels_of
-from kvsearch.knobs.presets import LADDERS, RULES, TIERS
+from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
-from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
+from kvsearch.policy import Budgets, Channels, HeadLosses, ModelShape, Policy, Quantizer
 from kvsearch.policy.pruning import Importance
-from kvsearch.rules import Rule
+from kvsearch_kernels.codebooks import CODEBOOKS
+
+Get = Mapping[str, Value | None]  # every knob; dotted ones may be None, as the preset says
 
 
 @dataclass(frozen=True)
@@ -38,84 +40,96 @@ class Setting:
     importance: Importance | None = None
 
 
-def recent_window_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> int:
+def recent_window_of(get: Get, setting: Setting, slots: int | None) -> int:
     """Tokens of the recent window of a policy with so many slots."""
-    recent_window = get["recent_window"]
-    if recent_window == "half":
-        return (slots or 0) // 2
-    return setting.shape.layers if recent_window == "layers" else int(recent_window)
+    word = get["recent_window"]
+    fields = {**spelled("recent_window", word), **dict(changes("recent_window", get))}
+    if fields:
+        tokens = int(float(fields["share"]) * (slots or 0))
+    else:
+        tokens = setting.shape.layers if word == "layers" else int(word or 0)
+    whole_groups = get["along"] == "tokens" and get["fp16_recent"]
+    return _whole(tokens, group_of(get, setting)) if whole_groups else tokens
 
 
-def budgets_of(get: Mapping[str, Value], setting: Setting, slots: int | None) -> Budgets:
+def budgets_of(get: Get, setting: Setting, slots: int | None) -> Budgets:
     """How a policy with so many slots shares them out."""
     return heads.budgets(get, setting.sensitivity, setting.heads, slots, setting.tokens)
 
 
-def policy_of(
-    get: dict[str, Value], setting: Setting, slots: int | None, name: str | None
-) -> Policy:
+def group_of(get: Get, setting: Setting) -> int | None:
+    """The largest group up to the one asked for that divides every key and value that is left."""
+    left = _channels(get, setting).on(setting.shape)
+    if get["group"] == "head" and left.widths:
+        return None
+    size = left.head_dim
+    if (fixed := CODEBOOKS[str(get["levels"])].group) is not None:
+        return fixed
+    group = size if get["group"] == "head" else min(size, int(get["group"] or size))
+    while any(width % group for widths in left.kinds for width in widths):
+        group -= 1
+    return group
+
+
+def _channels(get: Get, setting: Setting) -> Channels:
+    return channels_of(get, setting.importance, setting.shape)
+
+
+def _whole(tokens: int, group: int | None) -> int:
+    return tokens if group is None else -(-tokens // group) * group
+
+
+def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -> Policy:
     """The policy that a value for every knob describes.
 
     Raises:
         PolicyError: the values do not go together.
     """
-    shape = setting.shape
-    channels = channels_of(get, setting.importance, shape)
-    group = _group(get["group"], channels.on(shape))
-    tiers = TIERS[str(get["tiers"])]
+    shape, group = setting.shape, group_of(get, setting)
+    interval, sinks = int(get["interval"] or 1), int(get["sinks"] or 0)
+    fp16_sinks = get["fp16_sinks"]
+    if get["along"] == "tokens":  # tokens that share scales stay together, and so in step
+        interval, sinks = _whole(interval, group), _whole(sinks, group)
+        fp16_sinks = fp16_sinks or (slots is not None and sinks > 0)
+    ladder = ladder_of(str(get["ladder"]), changes("ladder", get))
+    tiers = tiers_of(str(get["tiers"]), changes("tiers", get), str(get["levels"]))
     fields: dict[str, Any] = dict(
         name=name,
         slots=slots,
-        interval=int(get["interval"]),
+        interval=interval,
         trigger=get["trigger"],
-        sinks=int(get["sinks"]),
+        sinks=sinks,
         recent_window=recent_window_of(get, setting, slots),
         budgets=budgets_of(get, setting, slots),
-        ladder=LADDERS[str(get["ladder"])] if slots is not None else None,
-        rule=_rule(str(get["rule"]), int(get["interval"])),
+        ladder=ladder if slots is not None else None,
+        rule=rule_of(str(get["rule"]), changes("rule", get), interval),
         tiers=tiers,
-        head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads),
+        head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads, str(get["levels"])),
         quantizer=_quantizer(
             group=group,
             rotate=get["rotate"],
             value_block=_value_block(get["value_block"], shape.head_dim),
             levels=get["levels"],
             along=get["along"],
-            fp16_sinks=get["fp16_sinks"],
+            fp16_sinks=fp16_sinks,
             fp16_recent=get["fp16_recent"],
         ),
-        channels=channels,
+        channels=_channels(get, setting),
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
 
 
-def _group(asked: Value, left: ModelShape) -> int | None:
-    """The largest group up to the one asked for that divides every key and value that is left."""
-    if asked == "head":
-        return None if left.widths else left.head_dim
-    group = int(asked)
-    while any(width % group for widths in left.kinds for width in widths):
-        group -= 1
-    return group
-
-
-def _value_block(block: Value, head_dim: int) -> int | None:
+def _value_block(block: Value | None, head_dim: int) -> int | None:
     """None where a block holds all that a rotation mixes, so that equal policies look equal."""
-    if block == "head" or int(block) >= head_dim & -head_dim:
+    if block in ("head", None) or int(block or 0) >= head_dim & -head_dim:
         return None
-    if int(block).bit_count() > 1:
+    if int(block or 0).bit_count() > 1:
         raise PolicyError(f"knob value_block: {block} is not a power of two")
-    return int(block)
+    return int(block or 0)
 
 
 @lru_cache(maxsize=1024, typed=True)
 def _quantizer(**fields: Any) -> Quantizer:
     """Validated once, since a search asks for the same few again and again."""
     return Quantizer.model_validate(fields)
-
-
-@lru_cache(maxsize=1024)
-def _rule(name: str, interval: int) -> Rule | None:
-    rule = RULES[name]
-    return None if rule is None else rule.fitted(interval)

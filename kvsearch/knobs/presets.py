@@ -11,6 +11,7 @@ LADDERS: dict[str, Ladder | None] = {
     "quarter-contiguous": Ladder(span=0.25, overlap=0.5, order="contiguous"),
     "half": Ladder(span=0.5, overlap=0.0),
     "half-overlap": Ladder(span=0.5, overlap=0.5),
+    "custom": Ladder(span=0.5, overlap=0.5),  # refined by the knobs ladder.*
 }
 
 
@@ -32,6 +33,7 @@ TIERS: dict[str, tuple[Tier, ...]] = {
     "8-4": _tiers((0.3, 8, 8), (0.7, 4, 4)),
     "4-v2": _tiers((0.5, 4, 4), (0.5, 4, 2)),
     "16-4": _tiers((0.1, 16, 16), (0.9, 4, 4)),
+    "custom": _tiers((1, 4, 4)),  # refined by the knobs tiers.*
     # XMU's Table 1, by the ratio it prints; its 0.6 adds up to 0.45, 0.6-fixed is what it means
     "xmu-0.1": _tiers((0.2, 4, 4), (0.8, 1, 1)),
     "xmu-0.2": _tiers((0.6, 4, 4), (0.4, 2, 2)),

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvsearch.errors import PolicyError
-from kvsearch.knobs.fields import Setting, budgets_of, policy_of, recent_window_of
+from kvsearch.knobs.fields import Get, Setting, budgets_of, policy_of, recent_window_of
 from kvsearch.knobs.vocabulary import KNOBS, Value, check_value
 from kvsearch.policy import Policy, layout
 from kvsearch.policy.budgets import least, units
 from kvsearch.policy.layout import costs_of, peak_of
 
 MANY = 1 << 12  # slots over which the bytes of one are averaged
+DEFAULTS = {name: knob.default for name, knob in KNOBS.items()}
 STEPS = 8  # guesses at the slots that a budget pays for, before halving takes over
 
 
@@ -30,18 +31,18 @@ def sized(
     for knob, value in knobs.items():
         if reason := check_value(knob, value):
             raise PolicyError(f"knob {knob}: {reason}")
-    get = {k: knobs.get(k, v.default) for k, v in KNOBS.items()}
+    get: Get = DEFAULTS | dict(knobs)
     if not get["evict"]:
         policy = policy_of(get, setting, None, name)
         return policy, layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
     if setting.budget_bytes is None:
         raise PolicyError("a budget is needed to size this policy")
-    return _largest(get, setting, int(setting.budget_bytes * float(get["budget_fraction"])), name)
+    return _largest(
+        get, setting, int(setting.budget_bytes * float(get["budget_fraction"] or 0)), name
+    )
 
 
-def _largest(
-    get: dict[str, Value], setting: Setting, limit: int, name: str | None
-) -> tuple[Policy, int]:
+def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[Policy, int]:
     """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
 
     The policy is validated once: only slots, a recent window that is a share of them, and budgets
@@ -69,7 +70,10 @@ def _largest(
     turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
-        held = peak_of(of(mid), setting.shape, costs, setting.tokens, setting.prompt)
+        there = of(mid)
+        if base.quantizer.fp16_recent:  # so many tokens are in no tier
+            costs = costs_of(there, setting.shape)
+        held = peak_of(there, setting.shape, costs, setting.tokens, setting.prompt)
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)
         step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it
         guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))

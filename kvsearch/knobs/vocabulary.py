@@ -3,17 +3,26 @@
 A search space and a published method are both dictionaries over these knobs, so every method is a
 point of the space. Slots are not a knob: a policy gets as many as its share of the byte budget pays
 for, once bits, scales, scores and headroom are counted.
+
+A dotted knob refines the preset that the knob before the dot names, by the path of the policy's
+field: `rule: xmu` with `rule.horizon: 256` is XMU's score over 256 rows.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import isfinite
+from typing import Any, get_args
 
 from kvsearch.errors import nearest
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
+from kvsearch.knobs.rule_axes import rule_axes
+from kvsearch.policy.ladder import Order
+from kvsearch.policy.parts import Bits
 from kvsearch_kernels.codebooks import CODEBOOKS
 
 Value = str | int | float | bool
+
+BITS: tuple[int, ...] = get_args(Bits)
 
 # Names of knobs in earlier records and spaces.
 OLD_NAMES = {
@@ -30,19 +39,26 @@ class Knob:
     """One knob: its default and the values it admits.
 
     Attributes:
-        default: value when a space or method does not name the knob.
+        default: value when a space or method does not name the knob; None, of dotted knobs, is
+            what the preset says.
         names: admitted words; numbers are admitted when `number` is set.
-        number: `int` or `float` if numbers are admitted.
+        number: `int`, `float` or `bool` if such values are admitted.
         about: one line for people.
         low, high: smallest and largest number admitted.
+        only: the numbers admitted, where not all between those are.
     """
 
-    default: Value
+    default: Value | None = None
     names: tuple[str, ...] = ()
     number: type | None = None
     about: str = ""
     low: float = 0.0
     high: float = float("inf")
+    only: tuple[int, ...] = ()
+
+
+def _bits(about: str) -> Knob:
+    return Knob(None, (), int, about, min(BITS), max(BITS), BITS)
 
 
 KNOBS: dict[str, Knob] = {
@@ -51,10 +67,29 @@ KNOBS: dict[str, Knob] = {
     "interval": Knob(1, (), int, "tokens between compactions", 1),
     "trigger": Knob("stream", ("stream", "prompt", "prompt+stream"), None, "when to compact"),
     "sinks": Knob(0, (), int, "first tokens, never evicted"),
-    "recent_window": Knob(0, ("half", "layers"), int, "newest tokens, never evicted"),
+    "recent_window": Knob(
+        0, ("half", "layers", "share"), int, "newest tokens, never evicted; share is of the slots"
+    ),
+    "recent_window.share": Knob(None, (), float, "share of the slots", 0.0, 0.95),
     "rule": Knob("none", tuple(RULES), None, "how slots are ranked; none goes by age"),
+    **{
+        f"rule.{field}": Knob(None, a.names, a.number, f"field of {', '.join(a.rules)}", *a.bounds)
+        for field, a in rule_axes().items()
+    },
     "ladder": Knob("none", tuple(LADDERS), None, "depth-staggered eviction"),
+    "ladder.span": Knob(None, (), float, "share of the layers that keep an old token", 0.01, 0.99),
+    "ladder.overlap": Knob(None, (), float, "share common to neighbouring rungs", 0.0, 0.99),
+    "ladder.order": Knob(None, get_args(Order), None, "of LaCache's code or of its text"),
     "tiers": Knob("16", tuple(TIERS), None, "bits of keys and values"),
+    "tiers.count": Knob(None, (), int, "number of tiers", 1, 3),
+    "tiers.share": Knob(None, (), float, "of the first tier, if there are more", 0.0, 1.0),
+    "tiers.share2": Knob(None, (), float, "of the second, of what the first leaves", 0.0, 1.0),
+    "tiers.key_bits": _bits("of the first tier"),
+    "tiers.value_bits": _bits("of the first tier"),
+    "tiers.key_bits2": _bits("of the second tier, at most those of the first"),
+    "tiers.value_bits2": _bits("of the second tier, at most those of the first"),
+    "tiers.key_bits3": _bits("of the third tier, at most those of the second"),
+    "tiers.value_bits3": _bits("of the third tier, at most those of the second"),
     "group": Knob(64, ("head",), int, "channels per scale", 1),
     "rotate": Knob(False, (), bool, "Hadamard rotation before quantising"),
     "value_block": Knob("head", ("head",), int, "most channels of a value that rotate together", 2),
@@ -94,19 +129,22 @@ def check_value(knob: str, value: Any) -> str | None:
     if known.number is bool:
         return None if isinstance(value, bool) else f"{value!r} is not true or false"
     if isinstance(value, str):
-        return (
-            None
-            if value in known.names
-            else f"unknown value {value!r}{nearest(value, known.names)}"
-        )
+        if value in known.names:
+            return None
+        hint = nearest(value, known.names) if known.names else ": a number is needed"
+        return f"unknown value {value!r}{hint}"
     fits = isinstance(value, int | float) and not isinstance(value, bool)
     if known.number is None or not fits:
-        return f"{value!r} is not one of {', '.join(known.names)}"
-    if known.number is int and value != int(value):
-        return f"{value!r} is not a whole number"
+        return (
+            f"{value!r} is not {'one of ' + ', '.join(known.names) if known.names else 'a number'}"
+        )
+    if not isfinite(value) or (known.number is int and value != int(value)):
+        return f"{value!r} is not a {'whole' if known.number is int else 'finite'} number"
     if not known.low <= value <= known.high:
         limit = f"at least {known.low:g}" if value < known.low else f"at most {known.high:g}"
         return f"{value!r} must be {limit}"
+    if known.only and value not in known.only:
+        return f"{value!r} is not one of {', '.join(map(str, known.only))}"
     return None
 
 

@@ -63,9 +63,13 @@ def read(data: Any) -> Any:
 
 
 def presets() -> dict[str, Rule | None]:
-    """Named points of all rules, as a search reaches them; `none` goes by age."""
+    """Named points of all rules, as a search reaches them; `none` goes by age.
+
+    The name of a rule itself is its plain base, with the defaults of all fields.
+    """
     found: dict[str, Rule | None] = {"none": None}
-    for rule in RULES.values():
+    for own_name, rule in RULES.items():
+        found[own_name] = rule.model_validate({})
         for name, fields in rule.presets.items():
             found[name] = rule.model_validate(fields)
     return found
@@ -73,4 +77,5 @@ def presets() -> dict[str, Rule | None]:
 
 def feature_names() -> tuple[str, ...]:
     """Names of all rules' features, each once, in the order of the table."""
-    return tuple(dict.fromkeys(n for rule in RULES.values() for n in rule.feature_names))
+    rules = RULES.values()
+    return tuple(dict.fromkeys(n for r in rules for n in (*r.feature_names, *r.axes.values())))

@@ -56,6 +56,16 @@ class Attention(Rule):
         "tova": dict(horizon=1, share="layer"),
         "snapkv": dict(horizon=32, pool=5),
     }
+    axes: ClassVar[Mapping[str, str]] = {
+        **Rule.axes,
+        "alpha": "row power",
+        "beta": "age power",
+        "horizon": "forgets",
+        "kind": "decays",
+        "literal": "literal",
+        "pool": "pooled",
+        "pool_kind": "max-pooled",
+    }
     feature_names: ClassVar[tuple[str, ...]] = (
         "row power", "age power", "forgets", "decays", "layer-shared", "pooled",
     )  # fmt: skip
@@ -96,10 +106,16 @@ class Attention(Rule):
             raise ValueError("rule.horizon must be at most interval when a prompt triggers")
 
     def fitted(self, interval: int) -> "Attention":
-        """A window that fits the interval: at most it, or a multiple of it."""
-        if self.kind != "window" or self.horizon is None:
+        """A window that fits the interval: at most it, or a multiple of it.
+
+        One row is the same window whatever its weight, and no slot is older than it.
+        """
+        if self.horizon is None:
             return self
-        if self.horizon <= interval or self.horizon % interval == 0:
+        if self.horizon == 1:
+            same = {"alpha": 0.0, "kind": "window"} | ({} if self.literal else {"beta": 0.0})
+            return self.model_copy(update=same)
+        if self.kind == "decay" or self.horizon <= interval or self.horizon % interval == 0:
             return self
         return self.model_copy(update={"horizon": interval * max(1, self.horizon // interval)})
 
@@ -117,12 +133,14 @@ class Attention(Rule):
     def features(self) -> dict[str, float]:
         """Powers as they are, horizon and pool on a log scale."""
         return {
+            **super().features(),
             "row power": self.alpha,
             "age power": self.beta,
             "forgets": 1 - log2(self.horizon) / 12 if self.horizon else 0,
             "decays": self.kind == "decay",
-            "layer-shared": self.share == "layer",
+            "literal": self.literal and self.beta != 0,
             "pooled": log2(self.pool) / 4,
+            "max-pooled": self.pool > 1 and self.pool_kind == "max",
         }
 
     def family(self) -> str:

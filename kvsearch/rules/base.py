@@ -99,7 +99,10 @@ class Scorer:
         """Take in what a segment brought."""
 
     def ranks(self, slots: Slots) -> "Tensor":
-        """Ranks `[B, V, N]` fp32 of all slots, higher stays; `V` is the KV heads, or 1."""
+        """Ranks `[B, V, N]` fp32 of all slots, higher stays; `V` is the KV heads, or 1.
+
+        Where heads vote together (`Rule.share`), ranks of several heads are averaged.
+        """
         raise NotImplementedError
 
     def keep(self, index: "Tensor | None") -> None:
@@ -126,7 +129,10 @@ class Rule(Frozen):
         paper: one line for `kvsearch methods`.
         presets: names under which a search reaches the rule -> fields.
         methods: published methods -> knobs of `kvsearch.knobs` and one line about them.
-        feature_names: what `features` returns; rules that mean the same by a name share it.
+        axes: fields that a search may vary, as knobs `rule.<field>`, and for each the feature that
+            shows it. Bounds are the field's own.
+        feature_names: features in which the presets differ, or which tell the rule from others;
+            rules that mean the same by a name share it.
         fast: replays that know this rule; others take it segment by segment. `scan` serves sums of
             attention, which are never negative.
     """
@@ -138,6 +144,7 @@ class Rule(Frozen):
     paper: ClassVar[str] = ""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     methods: ClassVar[Mapping[str, tuple[Mapping[str, Any], str]]] = {}
+    axes: ClassVar[Mapping[str, str]] = {"share": "layer-shared"}
     feature_names: ClassVar[tuple[str, ...]] = ()
     fast: ClassVar[frozenset[str]] = frozenset()
     identity: ClassVar[str] = "rule"  # key of the rule in `Policy.canonical`
@@ -176,8 +183,11 @@ class Rule(Frozen):
         return self.model_dump()
 
     def features(self) -> dict[str, float]:
-        """Coordinates for the model of the loss by `feature_names`, each about 0 to 1."""
-        return {}
+        """Coordinates for the model of the loss, each about 0 to 1.
+
+        Keys are `feature_names` and the features of `axes`.
+        """
+        return {"layer-shared": float(self.share == "layer")}
 
     def family(self) -> str:
         """What people call a policy that evicts by this rule, such as `H2O-like`."""

@@ -6,6 +6,7 @@ the norm of the value, that is the key's rank (kvpress's ExpectedAttentionPress)
 """
 
 from collections.abc import Mapping
+from math import log2, log10
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -54,6 +55,14 @@ class ExpectedAttention(Rule):
             "the same from the mean query alone, which holds far less beside the cache",
         ),
     }
+    axes: ClassVar[Mapping[str, str]] = {
+        **Rule.axes,
+        "future": "looks ahead",
+        "covariance": "covariance",
+        "value_norm": "value norm",
+        "epsilon": "evened",
+        "skip": "skipped",
+    }
     feature_names: ClassVar[tuple[str, ...]] = ("expected", "covariance", "value norm")
 
     def layer_bytes(self, heads: int, kv_heads: int, head_dim: int) -> int:
@@ -61,12 +70,21 @@ class ExpectedAttention(Rule):
         pairs = head_dim * (head_dim + 1) // 2 if self.covariance else 0
         return 4 * heads * (head_dim + pairs)
 
+    def canonical(self) -> dict[str, Any]:
+        """Without what is added to a probability that no norm multiplies."""
+        d = self.model_dump()
+        return d if self.value_norm else {**d, "epsilon": 0.0}
+
     def features(self) -> dict[str, float]:
-        """Flags."""
+        """Flags, and sizes on a log scale."""
         return {
+            **super().features(),
             "expected": 1.0,
             "covariance": float(self.covariance),
             "value norm": float(self.value_norm),
+            "looks ahead": log2(self.future) / 12,
+            "evened": self.value_norm * (1 + log10(max(self.epsilon, 1e-6)) / 6),
+            "skipped": log2(1 + self.skip) / 4,
         }
 
     def family(self) -> str:

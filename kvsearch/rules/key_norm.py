@@ -30,7 +30,7 @@ class KeyNorm(Rule):
 
     def features(self) -> dict[str, float]:
         """One flag."""
-        return {"key norm": 1.0}
+        return {**super().features(), "key norm": 1.0}
 
     def family(self) -> str:
         """The paper's own name is a sentence."""

@@ -29,11 +29,13 @@ class KeyDiff(Rule):
             "keys unlike the others stay (arXiv:2504.15364)",
         ),
     }
+    axes: ClassVar[Mapping[str, str]] = {**Rule.axes, "anchor": "plain anchor"}
     feature_names: ClassVar[tuple[str, ...]] = ("key direction",)
 
     def features(self) -> dict[str, float]:
-        """One flag."""
-        return {"key direction": 1.0}
+        """Flags."""
+        plain = float(self.anchor == "plain")
+        return {**super().features(), "key direction": 1.0, "plain anchor": plain}
 
     def family(self) -> str:
         """As published."""

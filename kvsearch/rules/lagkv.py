@@ -6,6 +6,7 @@ spread after that. The last whole block and what follows it have no next block a
 """
 
 from collections.abc import Mapping
+from math import log2
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -39,11 +40,17 @@ class LagKV(Rule):
             "tokens that differ from the block after them stay, blocks of 32 (arXiv:2504.04704)",
         ),
     }
+    axes: ClassVar[Mapping[str, str]] = {**Rule.axes, "lag": "block", "skip": "skipped"}
     feature_names: ClassVar[tuple[str, ...]] = ("lag",)
 
     def features(self) -> dict[str, float]:
-        """One flag."""
-        return {"lag": 1.0}
+        """A flag, and sizes on a log scale."""
+        return {
+            **super().features(),
+            "lag": 1.0,
+            "block": log2(self.lag) / 10,
+            "skipped": log2(1 + self.skip) / 4,
+        }
 
     def family(self) -> str:
         """As published."""

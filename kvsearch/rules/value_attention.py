@@ -24,6 +24,7 @@ class ValueAttention(Attention):
     paper: ClassVar[str] = "VATP, arXiv:2406.12335"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "value-attention": {},
+        "value-attention-forget": dict(horizon=512, kind="decay"),
         "value-attention-xmu": dict(alpha=1, beta=1),
     }
     methods: ClassVar[Mapping[str, tuple[Mapping[str, Any], str]]] = {

@@ -136,6 +136,7 @@ def _distribution(axis: Axis) -> BaseDistribution:
     if axis.choice is not None:
         return CategoricalDistribution(axis.choice)
     if axis.int_ is not None:
-        return IntDistribution(axis.int_[0], axis.int_[1], step=axis.int_[2])
+        low, high, step = axis.int_
+        return IntDistribution(low, high, log=axis.log, step=step)
     assert axis.float_ is not None
     return FloatDistribution(*axis.float_, log=axis.log)

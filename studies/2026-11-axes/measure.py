@@ -5,8 +5,8 @@
 
 Every variant starts from what `studies/2026-11-outcome` found at the budget and changes one axis,
 or all; slots are refitted to the same bytes. Writes sums of NLL over blocks of 128 tokens to
-records/PART-TEXT-bBUDGET.json; what is there stays. `--part tune` uses WikiText-2's search text,
-where exponents were chosen.
+records/PART-TEXT-bBUDGET.json; what is there stays. `--part tune` uses WikiText-2's select text
+and sotu's search text, where exponents were chosen.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from kvsearch.text import read_file, tokenize, windows
 HERE = Path(__file__).parent
 CONTEXT, BLOCK = 4096, 128
 PARTS = {
-    "tune": {"wikitext": ("0-600000", 2)},
+    "tune": {"wikitext": ("600000-900000", 2), "sotu": ("0-1500000", 2)},
     "report": {"wikitext": ("900000-1290547", 4), "sotu": ("1500000-3028007", 4)},
 }  # bytes of the text, and windows
 

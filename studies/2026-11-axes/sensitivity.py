@@ -41,12 +41,12 @@ def main() -> None:
             found[name] = {"losses": make(), "seconds": round(time.process_time() - start)}
             FILE.write_text(json.dumps(found, indent=1) + "\n", newline="\n")
 
-    keep("window 0", lambda: rounded(by_age(evaluator, ids[0])))
-    if "priced slots" not in found:
-        prices = price(evaluator, ids[0], sizes=SIZES, quantizer=Quantizer(rotate=True))
-        keep("priced slots", lambda: flat(prices.slots))
-        keep("priced keys", lambda: flat(prices.keys))
-        keep("priced values", lambda: flat(prices.values))
+    keep("measured 0", lambda: rounded(by_age(evaluator, ids[0])))
+    for i in range(len(ids)):
+        if f"priced slots {i}" not in found:
+            prices = price(evaluator, ids[i], sizes=SIZES, quantizer=Quantizer(rotate=True))
+            for what in ("slots", "keys", "values"):
+                keep(f"priced {what} {i}", lambda p=prices, w=what: flat(getattr(p, w)))
 
 
 def by_age(evaluator: Evaluator, ids: np.ndarray) -> list[float]:

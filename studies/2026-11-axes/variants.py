@@ -16,6 +16,7 @@ from kvsearch.knobs.heads import head_tiers
 from kvsearch.methods import at
 from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Policy, Quantizer, Tier, layout
 from kvsearch.policy.marginal import Split, choose
+from kvsearch.rules import Attention
 
 HERE = Path(__file__).parent
 OUTCOME = HERE.parent / "2026-11-outcome"
@@ -38,14 +39,21 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
         "h2o+int4-fine": partial(at, "h2o+int4-fine", setting),
         "xmu+int4": partial(at, "xmu+int4", setting),
     }
-    measured, priced = (heads[name]["losses"] for name in ("window 0", "priced slots"))
-    curves = np.array(priced)
-    scale = np.array(measured) / curves[:, SIZES.index(68)]
-    joined = curves * scale[:, None]
+    starved = SIZES.index(68)
+    each = [np.array(heads[f"priced slots {i}"]["losses"]) for i in range(4)]
+    measured, curves = np.array(heads["measured 0"]["losses"]), np.mean(each, 0)
+    ratio = measured / each[0][:, starved]  # of what was measured to what was estimated, window 0
+    sources = {
+        "measured": measured,
+        "priced": each[0][:, starved],
+        "pooled": curves[:, starved],
+        "mixed": curves[:, starved] * ratio,
+    }
+    joined = curves * ratio[:, None]
     for word, policy in (("", found), ("flat ", flat), ("designed ", designed)):
         base[f"{word}layers"] = partial(fitted, policy, setting, None)
         base[f"{word}even"] = partial(fitted, policy, setting, Budgets())
-        for source, losses in (("measured", measured), ("priced", curves[:, SIZES.index(68)])):
+        for source, losses in sources.items():
             weights = rows(losses, setting)
             for e in (0.35, 0.5, 0.75):
                 budgets = by_weights(weights, e)
@@ -61,6 +69,22 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
         base[f"{word}joint"] = partial(joint, policy, setting, heads, joined)
         if policy.ladder is None and policy.rule is not None:
             base[f"{word}adakv"] = partial(fitted, policy, setting, Budgets(kind="adakv"))
+    best = by_weights(rows(measured, setting), 0.5)
+    turns: dict[str, dict[str, Any]] = {
+        "k4v3": dict(tiers=_tiers(4, 3)),
+        "k3v3": dict(tiers=_tiers(3, 3)),
+        "interval 8": dict(interval=8),
+        "interval 32": dict(interval=32),
+        "128 recent": dict(recent_window=128),
+        "16 recent": dict(recent_window=16),
+        "h2o": dict(rule=Attention()),
+        "alpha 1, beta 0.5": dict(rule=Attention(alpha=1, beta=0.5)),
+        "horizon 1024": dict(rule=Attention(alpha=1, beta=1, horizon=1024, kind="decay")),
+        "pooled": dict(rule=Attention(alpha=1, beta=1, pool=5)),
+    }
+    for name, change in turns.items():
+        turned = designed.model_copy(update=change)
+        base[f"designed heads measured 0.5, {name}"] = partial(fitted, turned, setting, best)
     aged = designed.model_copy(
         update=dict(rule=None, recent_window=0, sinks=32, interval=32)
     )  # what keys along tokens need: eviction by age, in whole groups
@@ -121,10 +145,10 @@ def with_bits(
     told = HeadLosses(
         heads=setting.shape.kv_heads,
         sizes=SIZES,
-        slots=tuple(map(tuple, heads["priced slots"]["losses"])),
+        slots=tuple(map(tuple, heads["priced slots 0"]["losses"])),
         bits=(8, 4, 3, 2),
-        keys=tuple(map(tuple, heads["priced keys"]["losses"])),
-        values=tuple(map(tuple, heads["priced values"]["losses"])),
+        keys=tuple(map(tuple, heads["priced keys 0"]["losses"])),
+        values=tuple(map(tuple, heads["priced values 0"]["losses"])),
         starved=68,
     )
     return fitted(policy, setting, budgets, head_tiers=head_tiers(per, policy.tiers, told))
@@ -134,7 +158,7 @@ def joint(policy: Policy, setting: Setting, heads: dict[str, Any], curves: np.nd
     """`policy` whose slots and bits are split together: bytes go where they save most."""
     grid = np.unique(np.geomspace(policy.interval + 24, setting.tokens, 24).astype(int))
     bits, D = (8, 4, 3, 2), setting.shape.head_dim
-    keys, values = (np.array(heads[f"priced {x}"]["losses"]) for x in ("keys", "values"))
+    keys, values = (np.array(heads[f"priced {x} 0"]["losses"]) for x in ("keys", "values"))
     options = list(product(range(len(grid)), range(len(bits)), range(len(bits))))
     costs = [float(grid[s] * (D * (bits[k] + bits[v]) / 8 + 8 + 4)) for s, k, v in options]
     losses = []
@@ -150,3 +174,7 @@ def joint(policy: Policy, setting: Setting, heads: dict[str, Any], curves: np.nd
     sizes = np.array([grid[s] for s, _, _ in picked], dtype=float).reshape(of.shape)
     told = HeadTiers.model_validate(dict(others=tiers, of=of.tolist()))
     return fitted(policy, setting, by_weights(sizes / sizes.mean(), 1.0), head_tiers=told)
+
+
+def _tiers(keys: int, values: int) -> tuple[Tier, ...]:
+    return (Tier.model_validate(dict(key_bits=keys, value_bits=values)),)

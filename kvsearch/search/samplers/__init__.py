@@ -26,6 +26,7 @@ __all__ = [
     "Priced",
     "Pricer",
     "check_name",
+    "check_space",
     "make",
     "make_sampler",
     "modern_name",
@@ -134,6 +135,20 @@ def check_name(name: str) -> None:
         raise KvsearchError("the sampler gp needs SciPy: pip install 'kvsearch[gp]'")
 
 
+def check_space(name: str, space: SearchSpace) -> None:
+    """Raise a `KvsearchError` if a space holds what a sampler cannot handle.
+
+    All of them draw words, whole numbers and numbers, evenly or in ratios. Optuna's Gaussian
+    process knows only axes that are always active and would draw most of some spaces at random.
+    """
+    active = sum(not axis.when for axis in space.axes.values())
+    if modern_name(name) == "gp" and 2 * active < len(space.axes):
+        raise KvsearchError(
+            f"the sampler gp models only axes without conditions, {active} of the "
+            f"{len(space.axes)} of the space {space.name!r}; use kvei or tpe"
+        )
+
+
 def make(name: str, seed: int, context: Context) -> "BaseSampler":
     """A new sampler.
 
@@ -154,5 +169,6 @@ def make_sampler(
 ) -> Callable[[int], "BaseSampler"]:
     """From a seed to a sampler; all of them share one context."""
     check_name(name)
+    check_space(name, space)
     context = Context(space, setting, speed)
     return lambda seed: make(name, seed, context)

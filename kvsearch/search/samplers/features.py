@@ -1,4 +1,4 @@
-"""A policy as numbers between 0 and 1, chosen so that near means alike.
+"""A policy as numbers between about 0 and 1, chosen so that near means alike.
 
 Knobs alone would hide what decides the loss: how many slots the bytes paid for, how much of them
 the newest tokens take, how long they stay uncompressed. So features are read off the built policy,
@@ -10,48 +10,31 @@ takes what is near for alike before it has seen a difference.
 from math import log2
 
 from kvsearch.knobs import RULES, Setting
-from kvsearch.policy import Policy
+from kvsearch.policy import Policy, Tier
 from kvsearch.rules import feature_names
 from kvsearch.space import SearchSpace
 from kvsearch_kernels.codebooks import CODEBOOKS
 
-BY_KNOB = {  # newer than the first studies
+# Features that count only where a space has the axis: the presets do not differ in them, or the
+# first studies did not have them.
+BY_KNOB = {
     "fp16 recent": "fp16_recent",
     "along tokens": "along",
     "value block": "value_block",
+    "contiguous": "ladder.order",
+    "tiers": "tiers.count",
+    "first share": "tiers.share",
+    "second share": "tiers.share2",
+    "first key bits": "tiers.key_bits2",
+    "first value bits": "tiers.value_bits2",
+    "low value bits": "tiers.value_bits2",
 }
-
-
-def every_name() -> tuple[str, ...]:
-    """Names of all features: those of every rule and codebook that is listed now."""
-    return (
-        "slots",  # log2 of slots over the budget in fp16 slots
-        "kept",  # log share of the stream that fits in the slots
-        "key bits",  # log2 of the mean over tiers
-        "value bits",
-        "low key bits",  # log2 of the worst tier
-        "sinks",
-        "recent_window",  # log share of the slots
-        "interval",
-        "interval share",  # of the slots: the part that is never compressed or chosen
-        "fp16 sinks",
-        "fp16 recent",
-        "along tokens",
-        "rotate",
-        "value block",  # a value is rotated in smaller blocks than a key
-        *(name for name in CODEBOOKS if name != "uniform"),
-        "group",
-        "ranked",
-        *feature_names(),  # of the rules, each from its own table
-        "ladder",
-        "span",
-        "overlap",
-        "pyramid",
-        "sensitivity",
-        "exponent",
-        "positions",
-        "prompt",
-    )
+BY_VALUE: dict[str, tuple[str, set[str]]] = {  # features that count where an axis has a value
+    "by head": ("budgets", {"heads", "marginal"}),
+    "shared by heads": ("budgets", {"adakv"}),
+    "bits by layer": ("bits", {"layer", "head"}),
+    "bits by head": ("bits", {"head"}),
+}
 
 
 def names_for(space: SearchSpace) -> tuple[str, ...]:
@@ -62,60 +45,125 @@ def names_for(space: SearchSpace) -> tuple[str, ...]:
     """
     rule, levels = space.axes.get("rule"), space.axes.get("levels")
     held = [RULES[str(name)] for name in (rule.choice if rule and rule.choice else ())]
-    absent = set(feature_names()) - {n for r in held if r is not None for n in r.feature_names}
+    absent = set(feature_names())
+    for r in held:
+        if r is not None:
+            absent -= set(r.feature_names)
+            absent -= {shown for field, shown in r.axes.items() if f"rule.{field}" in space.axes}
     absent |= set(CODEBOOKS) - set(levels.choice if levels and levels.choice else ())
     absent |= {name for name, knob in BY_KNOB.items() if knob not in space.axes}
+    for name, (knob, values) in BY_VALUE.items():
+        axis = space.axes.get(knob)
+        if axis is None or not values & {*(axis.choice or ())}:
+            absent.add(name)
     return tuple(name for name in every_name() if name not in absent)
+
+
+def every_name() -> tuple[str, ...]:
+    """Names of all features: those of every rule and codebook that is listed now."""
+    return (
+        *_slots(Policy(), 1.0, 2),
+        *_tiers(Policy().tiers),
+        *_stored(Policy(), 1),
+        *_rule(Policy()),
+        *_layers(Policy()),
+    )
 
 
 def features(
     policy: Policy, setting: Setting, names: tuple[str, ...] | None = None
 ) -> tuple[float, ...]:
-    """The numbers of the features `names`, each clipped to [0, 1]; inactive ones are 0.
+    """The numbers of the features `names`; inactive ones are 0.
+
+    Each is clipped to [0, 1], but for those of rules, which scale their own, and of tiers, where
+    one bit is below 0.
 
     Args:
         policy: built for `setting`.
         setting: whose budget and length give the units.
         names: some of `every_name`, in any order; None is all of them.
     """
-    p, q, rule, budgets = policy, policy.quantizer, policy.active_rule, policy.budgets
     tokens = max(2, setting.tokens)
-    slots = min(p.slots or tokens, tokens)
     budget = setting.budget_bytes or setting.shape.budget_bytes(tokens)
     fp16_slots = max(1.0, budget / setting.shape.budget_bytes(1))
-    keys = sum(t.share * t.key_bits for t in p.tiers)
-    values = sum(t.share * t.value_bits for t in p.tiers)
-    quantizes, ladder = p.quantizes, p.ladder
-    scaled = quantizes and CODEBOOKS[q.levels].numbers > 0
-    group = (q.group or setting.shape.head_dim) if scaled else 0
-    ranked = {} if rule is None else rule.features()
     numbers = (
-        (log2(slots / fp16_slots) + 2) / 4,
-        1 + log2(slots / tokens) / 7,
-        (log2(keys) - 1) / 3,
-        (log2(values) - 1) / 3,
-        (log2(p.tiers[-1].key_bits) - 1) / 3,
-        log2(1 + p.sinks) / 4,
-        log2(1 + p.recent_window) / log2(1 + slots),
-        log2(p.interval) / 6,
-        2 * p.interval / slots,
-        p.fp16_sinks > 0,
-        p.fp16_recent > 0,
-        quantizes and q.along == "tokens",
-        quantizes and q.rotate,
-        quantizes and q.rotate and q.value_block is not None,
-        *(quantizes and q.levels == name for name in CODEBOOKS if name != "uniform"),
-        (log2(group) - 3) / 4 if group else 0,
-        rule is not None,
-        *(ranked.get(name, 0.0) for name in feature_names()),
-        ladder is not None,
-        ladder.span if ladder is not None else 0,
-        ladder.overlap if ladder is not None else 0,
-        1 - 1 / budgets.beta if budgets.kind == "pyramid" else 0,
-        budgets.kind == "sensitivity",
-        budgets.exponent if budgets.kind == "sensitivity" else 0,
-        p.positions == "cache",
-        0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
+        _slots(policy, fp16_slots, tokens)
+        | _stored(policy, setting.shape.head_dim)
+        | _layers(policy)
     )
-    named = dict(zip(every_name(), numbers, strict=True))
-    return tuple(min(1.0, max(0.0, float(named[name]))) for name in names or every_name())
+    found = {name: min(1.0, max(0.0, x)) for name, x in numbers.items()}
+    found |= _tiers(policy.tiers) | _rule(policy)
+    return tuple(float(found[name]) for name in names or every_name())
+
+
+def _slots(p: Policy, fp16_slots: float, tokens: int) -> dict[str, float]:
+    slots = min(p.slots or tokens, tokens)
+    return {
+        "slots": (log2(slots / fp16_slots) + 2) / 4,  # over the budget in fp16 slots
+        "kept": 1 + log2(slots / tokens) / 7,  # log share of the stream that fits in the slots
+        "sinks": log2(1 + p.sinks) / 4,
+        "recent_window": log2(1 + p.recent_window) / log2(1 + slots),  # log share of the slots
+        "interval": log2(p.interval) / 6,
+        "interval share": 2 * p.interval / slots,  # the part that is never compressed or chosen
+        "positions": p.positions == "cache",
+        "prompt": 0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
+    }
+
+
+def _tiers(tiers: tuple[Tier, ...]) -> dict[str, float]:
+    first, last = tiers[0], tiers[-1]
+    left = 1 - first.share
+    return {
+        "key bits": _bits(sum(t.share * t.key_bits for t in tiers)),  # mean over tiers
+        "value bits": _bits(sum(t.share * t.value_bits for t in tiers)),
+        "low key bits": _bits(last.key_bits),  # of the worst tier
+        "low value bits": _bits(last.value_bits),
+        "tiers": (len(tiers) - 1) / 2,
+        "first share": first.share if left else 0,
+        "second share": tiers[1].share / left if len(tiers) > 2 else 0,
+        "first key bits": _bits(first.key_bits),
+        "first value bits": _bits(first.value_bits),
+    }
+
+
+def _bits(bits: float) -> float:
+    return (log2(bits) - 1) / 3
+
+
+def _stored(p: Policy, head_dim: int) -> dict[str, float]:
+    q, quantizes = p.quantizer, p.quantizes
+    scaled = quantizes and CODEBOOKS[q.levels].numbers > 0
+    group = (q.group or head_dim) if scaled else 0
+    return {
+        "fp16 sinks": p.fp16_sinks > 0,
+        "fp16 recent": p.fp16_recent > 0,
+        "along tokens": quantizes and q.along == "tokens",
+        "rotate": quantizes and q.rotate,
+        "value block": quantizes and q.rotate and q.value_block is not None,
+        **{name: quantizes and q.levels == name for name in CODEBOOKS if name != "uniform"},
+        "group": (log2(group) - 3) / 4 if group else 0,
+    }
+
+
+def _rule(p: Policy) -> dict[str, float]:
+    """The rules' own, each from its table."""
+    rule = p.active_rule
+    ranked = {} if rule is None else rule.features()
+    return {"ranked": rule is not None, **{n: ranked.get(n, 0.0) for n in feature_names()}}
+
+
+def _layers(p: Policy) -> dict[str, float]:
+    ladder, budgets = p.ladder, p.budgets
+    return {
+        "ladder": ladder is not None,
+        "span": ladder.span if ladder is not None else 0,
+        "overlap": ladder.overlap if ladder is not None else 0,
+        "contiguous": ladder is not None and ladder.order == "contiguous" and not p.scored,
+        "pyramid": 1 - 1 / budgets.beta if budgets.kind == "pyramid" else 0,
+        "sensitivity": budgets.kind == "sensitivity",
+        "exponent": budgets.exponent if budgets.kind == "sensitivity" else 0,
+        "by head": budgets.kind == "sensitivity" and budgets.per_head,
+        "shared by heads": budgets.kind == "adakv",
+        "bits by layer": p.head_tiers is not None,
+        "bits by head": p.head_tiers is not None and p.head_tiers.per_head,
+    }

@@ -67,7 +67,7 @@ class Kvei(PointSampler):
         if len(history.done) < FIRST:
             return Evolutionary(self.seed, self.context).propose(history, rng)
         model = Surrogate(history)
-        if (move := next_move(history, self.context, model, rng)) is not None:
+        if (move := next_move(history, self.context, model)) is not None:
             return move
         weights, pool = self._screen(model, history, rng)
         parents = [s.point.knobs for s in [*history.front(), *history.best()[:INCUMBENTS]]]

@@ -6,7 +6,6 @@ One move on every axis settles it for the price of about a dozen evaluations; th
 those that do much harm.
 """
 
-import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from kvsearch.search.samplers.pool import values
 from kvsearch.search.samplers.pricing import Context, Priced
 from kvsearch.search.samplers.size_probes import AXIS as SIZE
 from kvsearch.search.samplers.surrogate import Surrogate
-from kvsearch.space import SearchSpace
+from kvsearch.space import SearchSpace, drawn
 
 
 class Middle:
@@ -33,18 +32,16 @@ class Middle:
         """A wished or the middle choice."""
         return self.wished.get(name, choices[len(choices) // 2])
 
-    def suggest_int(self, name: str, low: int, high: int, step: int = 1) -> Any:
+    def suggest_int(self, name: str, low: int, high: int, step: int = 1, log: bool = False) -> Any:
         """A wished or the middle whole number."""
-        return self.wished.get(name, low + (high - low) // step // 2 * step)
+        return self.wished.get(name, drawn(0.5, low, high, step, log))
 
     def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> Any:
         """A wished or the middle number."""
-        return self.wished.get(name, (low * high) ** 0.5 if log else (low + high) / 2)
+        return self.wished.get(name, drawn(0.5, low, high, None, log))
 
 
-def next_move(
-    history: History, context: Context, model: Surrogate, rng: random.Random
-) -> Mapping[str, Value] | None:
+def next_move(history: History, context: Context, model: Surrogate) -> Mapping[str, Value] | None:
     """The best policy, moved along one axis that no trial has moved alone; None when there is none.
 
     Of all such moves the one with the most to hope for: the least loss at one standard deviation
@@ -61,7 +58,7 @@ def next_move(
     for axis in base:
         if axis == SIZE or axis not in space.axes or _moved(axis, done, others, space):
             continue
-        for value in values(space.axes[axis], rng):
+        for value in values(space.axes[axis], base[axis]):
             point = context.price(space.suggest(Middle({**base, axis: value})))
             if point is not None and point.fingerprint not in history.tried:
                 moves.append(point)
@@ -77,7 +74,7 @@ def _moved(axis: str, done: Iterable[Priced], others: Iterable[Priced], space: S
     One of them has to be among `done`, the first: two that were both stopped early do not show
     what the axis is worth.
     """
-    free = {axis, SIZE} | {name for name, a in space.axes.items() if axis in a.when}
+    free = {axis, SIZE} | space.opened_by(axis)
     seen: dict[frozenset[tuple[str, Value]], Value] = {}
 
     def known(point: Priced, keep: bool) -> bool:

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvsearch.knobs import Value
-from kvsearch.space import Axis, SearchSpace
+from kvsearch.space import Axis, SearchSpace, drawn, on_grid
 
 Knobs = dict[str, Value]
 SIZE_PROBES = 0.3  # share of children that are a parent at another size: that is what makes a front
-NUMBERS = 6  # values tried of an axis of numbers
+NEAR, FAR = 0.08, 0.3  # steps along an axis of numbers, as shares of its range
+LOCAL = 0.5  # share of new numbers at most `FAR` away from the old one; the rest are from anywhere
 
 
 class Draw:
@@ -22,13 +23,17 @@ class Draw:
         """A wished or random choice."""
         return self.wished[name] if name in self.wished else self.rng.choice(choices)
 
-    def suggest_int(self, name: str, low: int, high: int, step: int = 1) -> Any:
+    def suggest_int(self, name: str, low: int, high: int, step: int = 1, log: bool = False) -> Any:
         """A wished or random whole number."""
-        return self.wished[name] if name in self.wished else self.rng.randrange(low, high + 1, step)
+        if name in self.wished:
+            return self.wished[name]
+        return drawn(self.rng.random(), low, high, step, log)
 
     def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> Any:
-        """A wished or random number; the measure of a `log` axis is not worth the difference."""
-        return self.wished[name] if name in self.wished else self.rng.uniform(low, high)
+        """A wished or random number."""
+        if name in self.wished:
+            return self.wished[name]
+        return drawn(self.rng.random(), low, high, None, log)
 
 
 def anything(space: SearchSpace, rng: random.Random) -> Knobs:
@@ -83,7 +88,7 @@ def neighbours(
     """Yield (axis, point with that axis alone changed) for the active axes."""
     for name, axis in space.axes.items():
         if name in point:
-            for value in values(axis, rng):
+            for value in values(axis, point[name]):
                 if value != point[name]:
                     yield name, space.suggest(Draw({**point, name: value}, rng))
 
@@ -95,17 +100,30 @@ def _crossed(
 
 
 def _other(axis: Axis, value: Value | None, rng: random.Random) -> Value:
+    """Another value; a number is as likely near the one there was as anywhere."""
     if axis.choice is not None:
         options = [c for c in axis.choice if c != value] or list(axis.choice)
         return rng.choice(options)
-    if axis.int_ is not None:
-        return rng.randrange(axis.int_[0], axis.int_[1] + 1, axis.int_[2])
-    assert axis.float_ is not None
-    return rng.uniform(*axis.float_)
+    low, high, step = axis.range
+    if value is None or rng.random() >= LOCAL:
+        return drawn(rng.random(), low, high, step, axis.log)
+    return axis.at(_clip(axis.place(value) + rng.choice((-1, 1)) * rng.uniform(0, FAR)))
 
 
-def values(axis: Axis, rng: random.Random) -> list[Value]:
-    """All values of a choice, some of a range."""
+def values(axis: Axis, value: Value) -> list[Value]:
+    """All values of a choice; of a range its ends, and a near and a far step from `value`."""
     if axis.choice is not None:
         return list(axis.choice)
-    return list(dict.fromkeys(_other(axis, None, rng) for _ in range(NUMBERS)))
+    low, high, step = axis.range
+    here, least = axis.place(value), step or 0
+    near = [
+        min(float(value) - least, float(axis.at(_clip(here - NEAR)))),
+        max(float(value) + least, float(axis.at(_clip(here + NEAR)))),
+    ]
+    far = [axis.at(_clip(here - FAR)), axis.at(_clip(here + FAR))]
+    found = [low, far[0], *(on_grid(x, low, high, step) for x in near), far[1], high]
+    return [v for v in dict.fromkeys(found) if v != value]
+
+
+def _clip(place: float) -> float:
+    return min(1.0, max(0.0, place))

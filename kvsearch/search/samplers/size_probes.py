@@ -33,8 +33,7 @@ def size_probe(history: History, context: Context) -> Mapping[str, Value] | None
 def _sizes(axis: Axis) -> list[float]:
     if axis.choice is not None:
         return [float(c) for c in axis.choice]
-    low, high = axis.float_ or (1.0, 1.0)
-    return [low + (high - low) * i / (SIZES - 1) for i in range(SIZES)]
+    return [float(axis.at(i / (SIZES - 1))) for i in range(SIZES)]
 
 
 def _nearest(sizes: list[float], value: Value) -> float:

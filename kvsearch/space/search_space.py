@@ -1,44 +1,19 @@
-"""Search spaces: YAML files with a closed schema and no code.
+"""A search space: knobs of `kvsearch.knobs` and the values to try.
 
-A space names knobs of `kvsearch.knobs` and the values to try. A knob whose `when` does not hold
-takes its default, so equal behaviour gives equal policies.
+A knob whose `when` does not hold takes its default (a dotted one, what its preset says), so equal
+behaviour gives equal policies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from importlib.resources import files
-from pathlib import Path
+from itertools import product
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from kvsearch.errors import SpaceError, nearest
 from kvsearch.frozen import Frozen
-from kvsearch.knobs import KNOBS, Value, check_value, modern
-from kvsearch.yaml_file import read_mapping
-
-Words = dict[str, Value | list[Value]]
-
-
-class Axis(Frozen):
-    """Values of one knob: one of `choice`, `int` (low, high, step) or `float` (low, high)."""
-
-    choice: tuple[Value, ...] | None = None
-    int_: tuple[int, int, int] | None = Field(default=None, alias="int")
-    float_: tuple[float, float] | None = Field(default=None, alias="float")
-    log: bool = False
-    when: Words = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if sum(x is not None for x in (self.choice, self.int_, self.float_)) != 1:
-            raise ValueError("give exactly one of choice, int or float")
-        if self.choice is not None and not self.choice:
-            raise ValueError("choice is empty")
-        ends = self.int_ or self.float_
-        if ends is not None and ends[0] > ends[1]:
-            raise ValueError(f"low {ends[0]} is above high {ends[1]}")
-        return self
+from kvsearch.knobs import KNOBS, Value, check_value, effective, has_field, modern, respelled
+from kvsearch.space.axis import Axis, Words
 
 
 class SearchSpace(Frozen):
@@ -80,19 +55,51 @@ class SearchSpace(Frozen):
     def _speaks_the_vocabulary(self) -> Self:
         seen: list[str] = []
         for knob, axis in self.axes.items():
-            ends = axis.int_[:2] if axis.int_ else axis.float_
-            for value in axis.choice or ends or ():
+            for value in axis.choice or self._ends(knob, axis):
                 if reason := check_value(knob, value):
                     raise ValueError(f"axes.{knob}: {reason}")
             for other, wanted in axis.when.items():
                 if other not in seen:
                     raise ValueError(f"axes.{knob}.when: {other!r} is not an earlier axis")
                 self._words(f"axes.{knob}.when", other, wanted)
+            self._refines(knob, seen)
             seen.append(knob)
         for i, rule in enumerate(self.forbid):
             for other, wanted in rule.items():
                 self._words(f"forbid.{i}", other, wanted)
         return self
+
+    @staticmethod
+    def _ends(knob: str, axis: Axis) -> tuple[float, ...]:
+        """The numbers of a range that have to be admitted: its ends, or all where gaps may be."""
+        low, high, step = axis.range
+        gaps = knob in KNOBS and KNOBS[knob].only and step is not None
+        return tuple(range(int(low), int(high) + 1, step)) if gaps and step else (low, high)
+
+    def _refines(self, knob: str, seen: list[str]) -> None:
+        """A dotted knob goes with every preset that may be drawn when it is."""
+        base, dot, field = knob.partition(".")
+        if not dot:
+            return
+        if base in self.axes and base not in seen:
+            raise ValueError(f"axes.{knob}: {base} must be an earlier axis")
+        for preset in self._presets(base, knob):
+            if not has_field(base, preset, field):
+                raise ValueError(
+                    f"axes.{knob}: {base} {preset!r} has no {field}; let `when` name the values of "
+                    f"{base} that have"
+                )
+
+    def _presets(self, base: str, knob: str) -> list[Value | None]:
+        """Values of the knob `base` with which the axis `knob` may be active."""
+        axis, when = self.axes.get(base), self.axes[knob].when
+        found: list[Value | None] = [KNOBS[base].default] if axis is None else [*axis.values]
+        for other, wanted in when.items():
+            if other == base:
+                found = [p for p in found if _holds({base: wanted}, {} if p is None else {base: p})]
+            elif other.startswith(f"{base}."):
+                found = [p for p in found if p in self._presets(base, other)]
+        return found
 
     @staticmethod
     def _words(where: str, knob: str, wanted: Value | list[Value]) -> None:
@@ -110,7 +117,7 @@ class SearchSpace(Frozen):
                 knobs[name] = trial.suggest_categorical(name, list(axis.choice))
             elif axis.int_ is not None:
                 low, high, step = axis.int_
-                knobs[name] = trial.suggest_int(name, low, high, step=step)
+                knobs[name] = trial.suggest_int(name, low, high, step=step, log=axis.log)
             elif axis.float_ is not None:
                 knobs[name] = trial.suggest_float(name, *axis.float_, log=axis.log)
         return knobs
@@ -123,17 +130,45 @@ class SearchSpace(Frozen):
         return None
 
     def params(self, knobs: Mapping[str, Value]) -> dict[str, Value] | None:
-        """`knobs` as values of the active axes, or None if the point is not in the space."""
+        """`knobs` as values of the active axes, or None if the point is not in the space.
+
+        A preset that the space does not list is looked for by its numbers.
+        """
         given = {k: v for k, v in knobs.items() if v != KNOBS[k].default}
+        found = (self._params(dict(spelling)) for spelling in self._spellings(given))
+        return next((out for out in found if out is not None), None)
+
+    def _spellings(self, given: dict[str, Value]) -> Iterator[dict[str, Value]]:
+        """`given`, with presets that the space lacks as refinements of others that it has."""
+        options: list[list[dict[str, Value]]] = []
+        for base in dict.fromkeys(k.partition(".")[0] for k in self.axes if "." in k):
+            axis, preset = self.axes.get(base), effective(base, given)
+            if axis is None or axis.choice is None or preset is None or axis.contains(preset):
+                continue
+            each = [(other, respelled(base, preset, other)) for other in axis.choice]
+            options.append([{base: o, **fields} for o, fields in each if fields is not None])
+            given = {k: v for k, v in given.items() if k != base}
+        for chosen in product(*options):
+            yield {k: v for part in chosen for k, v in part.items()} | given
+
+    def _params(self, given: dict[str, Value]) -> dict[str, Value] | None:
         out: dict[str, Value] = {}
         for name, axis in self.axes.items():
             if not _holds(axis.when, out):
                 continue
-            value = given.pop(name, KNOBS[name].default)
-            if not _contains(axis, value):
+            value = given.pop(name) if name in given else effective(name, out)
+            if value is None or not axis.contains(value):
                 return None
-            out[name] = value
+            out[name] = float(value) if axis.float_ is not None else value
         return None if given or self.forbidden(out) else out
+
+    def opened_by(self, name: str) -> set[str]:
+        """Axes that only some values of the axis `name` make active, itself or through others."""
+        found: set[str] = set()
+        for other, axis in self.axes.items():
+            if name in axis.when or not found.isdisjoint(axis.when):
+                found.add(other)
+        return found
 
     @property
     def digest(self) -> str:
@@ -143,58 +178,12 @@ class SearchSpace(Frozen):
 
 
 def _holds(conditions: Mapping[str, Any], knobs: Mapping[str, Value]) -> bool:
-    """Whether every named knob has the wanted value, or one of them; absent knobs are defaults."""
+    """Whether every named knob has the wanted value, or one of them; see `effective`."""
     for name, wanted in conditions.items():
-        value = knobs[name] if name in knobs else KNOBS[name].default
+        value = effective(name, knobs)
         for option in wanted if isinstance(wanted, list) else [wanted]:
             if value == option and isinstance(value, bool) == isinstance(option, bool):
                 break
         else:
             return False
     return True
-
-
-def _contains(axis: Axis, value: Value) -> bool:
-    if axis.choice is not None:
-        return value in axis.choice
-    if isinstance(value, str):
-        return False
-    if axis.int_ is not None:
-        low, high, step = axis.int_
-        return low <= value <= high and (value - low) % step == 0
-    assert axis.float_ is not None
-    return axis.float_[0] <= value <= axis.float_[1]
-
-
-def _folders() -> list[Path]:
-    shipped = Path(str(files("kvsearch"))) / "_search_spaces"
-    checkout = Path(__file__).resolve().parent.parent / "search_spaces"
-    return [f for f in (shipped, checkout) if f.is_dir()]
-
-
-def names() -> list[str]:
-    """Spaces that come with kvsearch."""
-    return sorted({p.stem for folder in _folders() for p in folder.glob("*.yaml")})
-
-
-def load(name: str) -> SearchSpace:
-    """Read a space by name or path.
-
-    Raises:
-        SpaceError: no such space, or a wrong field, whose path is named.
-    """
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        found = [f / f"{name}.yaml" for f in _folders() if (f / f"{name}.yaml").is_file()]
-        if not found:
-            raise SpaceError(f"unknown search space {name!r}{nearest(name, names())}")
-        path = found[0]
-    data = read_mapping(path, "search space", SpaceError)
-    try:
-        return SearchSpace.model_validate(data)
-    except ValidationError as e:
-        first = e.errors()[0]
-        loc = ".".join(str(p) for p in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        sentence = f"{path}: {'field ' + loc + ': ' if loc else ''}{message}"
-        raise SpaceError(" ".join(sentence.split())) from e
