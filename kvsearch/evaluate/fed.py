@@ -62,6 +62,12 @@ def feed(loaded: LoadedModel, policy: Policy, window: Ids) -> Fed:
     return Fed(ids, places)
 
 
+def require_anchors(loaded: LoadedModel, policy: Policy) -> None:
+    """Raise a `PolicyError` if the model's tokenizer has no tokens such as the policy's anchors."""
+    if policy.anchors is not None:
+        finder(policy.anchors, loaded.model, loaded.tokenizer)
+
+
 def flags(loaded: LoadedModel, policy: Policy, ids: Ids) -> Flags:
     """Which of the tokens `[N]` that a model is fed are anchors."""
     assert policy.anchors is not None

@@ -124,18 +124,17 @@ class Replay:
         """What anchors make of the whole windows; None if the policy has none."""
         if self.policy.anchors is None:
             return None
-        sizes, found = layout(self.policy, self._loaded.shape), []
-        for group in self._groups:
-            fed = group.fed.ids[: group.fed.until(len(group.fed.places))]
-            which = flags(self._loaded, self.policy, fed)
-            found.append((int(which.sum()), text_bytes(sizes, which, self._prompt)))
+        sizes = layout(self.policy, self._loaded.shape)
+        which = [flags(self._loaded, self.policy, group.fed.ids) for group in self._groups]
+        found = [
+            text_bytes(sizes, x, group.fed.until(self._prompt))
+            for x, group in zip(which, self._groups, strict=True)
+        ]
+        peak, mean = max(x.peak for x in found), sum(x.mean for x in found) / len(found)
         return Anchored(
-            sum(count for count, _ in found),
-            TextBytes(
-                max(size.peak for _, size in found),
-                sum(size.mean for _, size in found) / len(found),
-                found[-1][1].end,
-            ),
+            sum(int(x.sum()) for x in which),
+            max(len(x) for x in which),
+            TextBytes(peak, mean, found[-1].end),
         )
 
     @property
@@ -151,11 +150,13 @@ class Anchored:
 
     Attributes:
         count: anchors in all of them.
+        tokens: most tokens that the model is fed in one of them, inserted ones included.
         bytes: exact bytes per sequence: the most of any window, the mean over windows, and at the
             end of the last one.
     """
 
     count: int
+    tokens: int
     bytes: TextBytes
 
 
@@ -185,7 +186,7 @@ class _Group:
         self.cache, self.done, self.last, self.nll = cache, 0, None, []
 
     def asked(self, held: Tensor, end: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Hidden states before each new token of the windows, and those tokens after the one before.
+        """What precedes each new token of the windows: hidden states, and tokens to predict.
 
         Args:
             held: hidden states of the tokens fed up to `end` `[B, N, hidden]`.

@@ -15,15 +15,8 @@ def _mark(mark: str) -> str:
     return mark
 
 
-def _range(ends: tuple[int, int]) -> tuple[int, int]:
-    if not 0 <= ends[0] < ends[1]:
-        raise ValueError(f"the range {list(ends)} has no tokens")
-    return ends
-
-
 Mark = Annotated[str, AfterValidator(_mark)]
 Every = Annotated[int, Field(ge=1)]
-Range = Annotated[tuple[int, int], AfterValidator(_range)]
 
 
 class Anchors(Frozen):
@@ -57,7 +50,7 @@ class Anchors(Frozen):
     embedding: Literal["copy", "mean"] = "copy"
     close: bool = True
     isolate: bool = True
-    protected: Literal["prompt"] | Range | None = None
+    protected: Literal["prompt"] | tuple[int, int] | None = None
 
     @model_validator(mode="after")
     def _can_be_found(self) -> Self:
@@ -65,6 +58,8 @@ class Anchors(Frozen):
             raise ValueError("at 'sentences' needs insert: only new tokens are put between them")
         if self.at == "given" and not self.insert and not self.ids:
             raise ValueError("at 'given' needs ids, or insert")
+        if isinstance(self.protected, tuple) and not 0 <= self.protected[0] < self.protected[1]:
+            raise ValueError(f"protected {list(self.protected)} has no tokens")
         return self
 
     def check(self, *, ladder: bool, adaptive: bool, grouped: bool, rule: bool, sinks: int) -> None:

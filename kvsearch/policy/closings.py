@@ -186,24 +186,19 @@ def course(layer: LayerLayout, flags: Flags, prompt: int = 0) -> Course:
         held.take(flags[seen : seen + many])
         spans.append(Span(many, compacted, residual))
         seen, residual = seen + many, residual + many
-        stays = [held.closing()]
-        if stays[0] is not None:
-            death[_others(held, stays[0])] = seen
-            held.keep(stays[0])
+        closed = held.closing()
+        if closed is not None:
+            death[np.delete(held.tokens, closed)] = seen
+            held.keep(closed)
         if seen == due and layer.target is not None and len(held.tokens) > layer.target:
-            stays.append(held.room(layer.target).stays)
-            death[_others(held, stays[1])] = seen
-            held.keep(stays[1])
-        if seen == due or stays[0] is not None:
+            stays = held.room(layer.target).stays
+            death[np.delete(held.tokens, stays)] = seen
+            held.keep(stays)
+        if seen == due or closed is not None:
             compacted, residual = len(held.tokens), 0
             compactions.append(seen)
     ends = np.array(compactions, dtype=np.int64)
     return Course(death, isolates, ends, tuple(spans), held, (compacted, residual))
-
-
-def _others(held: Sequences, stays: Ints) -> Ints:
-    """Tokens of the slots that do not stay."""
-    return np.delete(held.tokens, stays)
 
 
 class TextBytes(NamedTuple):
@@ -238,4 +233,4 @@ def text_bytes(sizes: Layout, flags: Flags, prompt: int = 0) -> TextBytes:
             at += many
         end += count * layer.bytes(*found.left)
     steps = steps[prompt if sizes.policy.trigger != "stream" else 0 :]
-    return TextBytes(int(steps.max()), float(steps.mean()), end)
+    return TextBytes(int(steps.max(initial=end)), float(steps.mean()) if steps.size else end, end)

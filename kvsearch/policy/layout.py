@@ -253,7 +253,7 @@ class Layout:
         return total / max(1, tokens - start)
 
     def bytes_at(self, seen: int, prompt: int = 0) -> int:
-        """Bytes per sequence right after the `seen`-th token was processed; with anchors, at most."""
+        """Bytes per sequence right after the `seen`-th token; with anchors, at most."""
         if self.policy.anchors is not None:
             return ceiling(self.policy, _held(self.costs, self.slots, self.kinds), seen, prompt)
         start = prompt if self.policy.trigger != "stream" else 0

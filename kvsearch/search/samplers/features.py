@@ -22,6 +22,11 @@ BY_KNOB = {
     "along tokens": "along",
     "value block": "value_block",
     "contiguous": "ladder.order",
+    "anchors": "anchors",
+    "more marks": "anchors.marks",
+    "anchor distance": "anchors.every",
+    "seen by anchors": "anchors.isolate",
+    "open sequences": "anchors.close",
     "tiers": "tiers.count",
     "first share": "tiers.share",
     "second share": "tiers.share2",
@@ -34,6 +39,7 @@ BY_VALUE: dict[str, tuple[str, set[str]]] = {  # features that count where an ax
     "shared by heads": ("budgets", {"adakv"}),
     "bits by layer": ("bits", {"layer", "head"}),
     "bits by head": ("bits", {"head"}),
+    "new anchors": ("anchors", {"ac"}),
 }
 
 
@@ -67,6 +73,7 @@ def every_name() -> tuple[str, ...]:
         *_stored(Policy(), 1),
         *_rule(Policy()),
         *_layers(Policy()),
+        *_anchors(Policy()),
     )
 
 
@@ -90,6 +97,7 @@ def features(
         _slots(policy, fp16_slots, tokens)
         | _stored(policy, setting.shape.head_dim)
         | _layers(policy)
+        | _anchors(policy)
     )
     found = {name: min(1.0, max(0.0, x)) for name, x in numbers.items()}
     found |= _tiers(policy.tiers) | _rule(policy)
@@ -166,4 +174,16 @@ def _layers(p: Policy) -> dict[str, float]:
         "shared by heads": budgets.kind == "adakv",
         "bits by layer": p.head_tiers is not None,
         "bits by head": p.head_tiers is not None and p.head_tiers.per_head,
+    }
+
+
+def _anchors(p: Policy) -> dict[str, float]:
+    a = p.anchors
+    return {
+        "anchors": a is not None,
+        "new anchors": a is not None and a.insert,
+        "more marks": (len(a.marks) - 1) / 5 if a is not None and a.at == "marks" else 0,
+        "anchor distance": log2(a.at) / 8 if a is not None and isinstance(a.at, int) else 0,
+        "seen by anchors": a is not None and not a.isolate,
+        "open sequences": a is not None and not a.close,
     }
