@@ -212,6 +212,18 @@ METHODS: dict[str, Method] = {
         for name, law, score, about in _KVPRUNER
         for percent in (20, 50)
     },
+    "anllm-ep": Method(
+        dict(evict=False, anchors="ep"),
+        "single",
+        "AnLLM: full stops stand for their sentences, untrained (arXiv:2402.07616)",
+        baseline=False,
+    ),
+    "anllm-ac": Method(
+        dict(evict=False, anchors="ac"),
+        "single",
+        "AnLLM: new tokens between sentences stand for those, untrained (arXiv:2402.07616)",
+        baseline=False,
+    ),
     "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
     "h2o+int4": Method(
         dict(_BY_HAND, rule="h2o", recent_window=64), "combined", "H2O in 4 bits, textbook settings"

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from kvsearch.cache.anchors import Stream
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
@@ -55,10 +57,14 @@ def run(
     """Outputs of a stream of calls of so many tokens each."""
     draw, outs = torch.Generator().manual_seed(0), []
     put = tagged if device is not None else lambda x: x
+    stream = None
+    if policy.anchors is not None:  # ids are read on the host, before any layer runs
+        stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
+        stream.tell(torch.zeros(1, sum(calls)), 0)
     with torch.no_grad(), device or nullcontext():
         rotary = Rotary(put(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
         states = [
-            LayerState(part, packed=packed, rotary=rotary, fast=fast)
+            LayerState(part, packed=packed, rotary=rotary, fast=fast, stream=stream)
             for part in layout(policy, SHAPE).layers
             if part.layer == 1
         ]

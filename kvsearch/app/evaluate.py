@@ -16,6 +16,7 @@ from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError
+from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator, Quality, check_finite
 from kvsearch.knobs import Setting
 from kvsearch.models.aliases import DEFAULT
@@ -43,6 +44,9 @@ class Evaluated:
         ppl: exp(nll).
         dnll_full: minus the full cache on the same tokens; above 0 is worse.
         bytes_peak, bytes_mean, bytes_asked: exact, from the policy: largest, mean, and at the end.
+        bytes_peak_text: the largest total on these windows. Where the policy has anchors the text
+            decides it, and `bytes_mean` and `bytes_resident`; `bytes_peak` and `bytes_asked` are
+            then what no text exceeds.
         bytes_resident: summed over the real tensors at the end of a window.
         slots16: `bytes_peak` in fp16 slots per layer.
         within_budget: whether `bytes_peak` is at most the budget; None without one.
@@ -57,6 +61,7 @@ class Evaluated:
     ppl: float
     dnll_full: Interval
     bytes_peak: int
+    bytes_peak_text: int
     bytes_mean: float
     bytes_asked: int
     bytes_resident: int
@@ -183,6 +188,8 @@ def evaluate(
     )  # fmt: skip
     setting = with_importance(setting, asked, evaluator, source, count=W, length=T, shown=shown)
     chosen = resolve(asked, setting)
+    for policy in chosen:
+        require_anchors(loaded, policy)
     measured: list[tuple[Policy, Quality]] = []
     with shown.step("evaluate", len(chosen) + 1) as step:
         full = evaluator.quality(Policy(name="full"), ids)
@@ -191,6 +198,11 @@ def evaluate(
             quality = evaluator.quality(policy, ids, prompt=prompt)
             check_finite(policy.name or "policy", quality.nll)
             measured.append((policy, quality))
+            if (found := quality.anchored) is not None:
+                shown.say(
+                    f"{policy.name}: {found.count} anchors in {W} windows of {T} tokens"
+                    + ("; warning: without any, no sequence closes" if not found.count else "")
+                )
             step.advance(note=policy.name or "")
     if nll_out is not None:
         write_nll(Path(nll_out), [(p.name or "", q.nll) for p, q in measured], ids)
@@ -230,8 +242,10 @@ def _row(
     nll = quality.nll[:, start - 1 :]
     mean = float(nll.mean())
     d = paired(nll, full.nll[:, start - 1 :])
-    sizes = layout(policy, setting.shape)
-    peak, limit = sizes.bytes_peak(setting.tokens, setting.prompt), setting.budget_bytes
+    sizes, found, tokens = layout(policy, setting.shape), quality.anchored, setting.tokens
+    tokens = tokens if found is None else found.tokens
+    peak, limit = sizes.bytes_peak(tokens, setting.prompt), setting.budget_bytes
+    mean_bytes = sizes.bytes_mean(tokens, setting.prompt) if found is None else found.bytes.mean
     return Evaluated(
         policy=policy.name or "",
         fingerprint=policy.fingerprint(setting.shape.layers),
@@ -240,8 +254,9 @@ def _row(
         ppl=float(np.exp(mean)),
         dnll_full=Interval(d.mean, d.lo, d.hi),
         bytes_peak=peak,
-        bytes_mean=sizes.bytes_mean(setting.tokens, setting.prompt),
-        bytes_asked=sizes.bytes_at(setting.tokens, setting.prompt),
+        bytes_peak_text=peak if found is None else found.bytes.peak,
+        bytes_mean=mean_bytes,
+        bytes_asked=sizes.bytes_at(tokens, setting.prompt),
         bytes_resident=quality.bytes_resident,
         slots16=peak / setting.shape.budget_bytes(1),
         within_budget=None if limit is None else peak <= limit,

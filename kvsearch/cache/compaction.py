@@ -35,7 +35,6 @@ def compact(
     Returns:
         The new cursor.
     """
-    old = store.slot_pools()
     decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
     if scorer is not None and decides and scores is None:
         scores = scorer.ranks(slots)
@@ -44,15 +43,30 @@ def compact(
             scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
     target = layer.target if target is None else target
     keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
+    settle(layer, store, keep, scores)
+    if scorer is not None:
+        scorer.keep(keep)
+    return cursor
+
+
+def settle(
+    layer: LayerLayout, store: Store, keep: Tensor | None, scores: Tensor | None = None
+) -> None:
+    """Drop all slots but `keep` (`[N']` or `[B, V, N']`), and move the rest into their pools.
+
+    Args:
+        layer: integers of the layer.
+        store: what it holds.
+        keep: rising slots, or None when all stay.
+        scores: ranks of the slots before `[B, V, N]`, where pools follow from those.
+    """
+    old = store.slot_pools()
     if keep is not None:
         old = pick(old, keep)
         scores = None if scores is None else pick(scores, keep)
     n = store.n if keep is None else keep.shape[-1]
     ranked = scores if layer.policy.tagged else None
     store.compact(keep, assign_pools(layer, n, old, ranked, store.device))
-    if scorer is not None:
-        scorer.keep(keep)
-    return cursor
 
 
 def survivors(
@@ -83,13 +97,18 @@ def survivors(
     if layer.rungs is not None:
         return _ladders(layer.evictions, n, cursor, scores)
     p = layer.policy
-    last = n - p.recent_window
-    order = _total_order(scores[..., p.sinks : last], newest_first=True)
-    best = order.topk(order.shape[-1] - (n - target), sorted=False).indices
-    kept = best.sort(-1).values + p.sinks
-    ends = [torch.arange(p.sinks, device=device), torch.arange(last, n, device=device)]
+    return best_between(scores, p.sinks, n - p.recent_window, n - target), cursor
+
+
+def best_between(scores: Tensor, first: int, last: int, gone: int) -> Tensor:
+    """Rising slots `[B, V, N - gone]`: all but the worst `gone` of slots `first` to `last - 1`."""
+    n, device = scores.shape[-1], scores.device
+    order = _total_order(scores[..., first:last], newest_first=True)
+    best = order.topk(order.shape[-1] - gone, sorted=False).indices
+    kept = best.sort(-1).values + first
+    ends = [torch.arange(first, device=device), torch.arange(last, n, device=device)]
     head, tail = (e.expand(*kept.shape[:-1], -1) for e in ends)
-    return torch.cat([head, kept, tail], -1), cursor
+    return torch.cat([head, kept, tail], -1)
 
 
 @lru_cache(maxsize=1024)

@@ -57,10 +57,13 @@ def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor
     m, policy = q.shape[2], state.layer.policy
     if state.seen == 0:
         state.begin(q, k)
-    elif state.packed and m > 1 and policy.trigger != "stream" and state.seen == state.prompt:
+    elif state.packed and m > 1 and policy.prompted and state.seen == state.prompt:
+        waits = f"trigger {policy.trigger!r} compacts after the first call"
+        if policy.trigger == "stream":
+            waits = "anchors.protected 'prompt' keeps the first call"
         raise PolicyError(
-            f"trigger {policy.trigger!r} compacts after the first call, and a second piece of "
-            "several tokens follows it: give the prompt in one call (no prefill_chunk_size)"
+            f"{waits}, and a second piece of several tokens follows it: give the prompt in one "
+            "call (no prefill_chunk_size)"
         )
     if state.reindex:
         assert state.rotary is not None

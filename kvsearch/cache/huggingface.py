@@ -18,13 +18,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    DynamicLayer,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from kvsearch.cache.anchors import stream
 from kvsearch.cache.attention import MARK, NAME, attention, mask
 from kvsearch.cache.channels import View, views
 from kvsearch.cache.heads import advance
@@ -136,9 +132,10 @@ class PolicyCache(Cache):
         packed: hold real formats; False holds equal dense values, for evaluation.
         native: 16-bit storage type; by default the model's type, or fp16 for an fp32 model.
         fast: use one-pass replays for many tokens at once.
+        tokenizer: of the model; needed where anchors follow from the text of tokens.
 
     Raises:
-        PolicyError: the model's shape cannot run the policy.
+        PolicyError: the model's shape, or its tokenizer, cannot run the policy.
         ModelError: the model cannot be served (no re-indexable RoPE where the policy asks for it).
     """
 
@@ -150,13 +147,14 @@ class PolicyCache(Cache):
         packed: bool = True,
         native: torch.dtype | None = None,
         fast: bool = True,
+        tokenizer: Any = None,
     ) -> None:
         shape = shape_of(model.config)
         check(policy, shape)
         install(model)
         rotaries: list[Rotary | None] = [None] * shape.layers
         rule = policy.active_rule
-        if policy.evicts and policy.positions == "cache":
+        if policy.drops and policy.positions == "cache":
             rotaries = _rotaries(model, "positions 'cache'", "use positions 'original'")
         elif rule is not None and "queries" in rule.needs:
             rotaries = _rotaries(model, f"rule {rule.name!r}", "use another rule")
@@ -164,14 +162,16 @@ class PolicyCache(Cache):
         if native is None:
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
+        self.stream = stream(policy, model, tokenizer)
         states: list[list[LayerState]] = [[] for _ in rotaries]
         for part in layout(policy, shape).layers:
             rotary, view = rotaries[part.layer], lost[part.layer]
             if view is not None:
                 rotary = view.rotary(rotary, part.heads)
             states[part.layer].append(
-                LayerState(part, packed=packed, native=native, rotary=rotary, fast=fast)
-            )
+                LayerState(part, packed=packed, native=native, rotary=rotary, fast=fast,
+                           stream=self.stream)
+            )  # fmt: skip
         super().__init__(layers=_layers(model, [*map(PolicyLayer, states, lost)]))
         self.policy = policy
         self.shape = shape

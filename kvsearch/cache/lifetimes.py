@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import LayerLayout, Policy
+from kvsearch.policy.closings import Course, Flags, course
 from kvsearch.policy.schedule import NEVER, Ints
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 
@@ -22,7 +23,8 @@ BLOCK = 128  # queries that share one gather of the keys alive around them
 
 def applies(policy: Policy) -> bool:
     """Whether a text can be replayed in one pass."""
-    return not policy.scored and not policy.ranks_tiers
+    moved = policy.anchors is not None and policy.positions == "cache"  # by every sequence anew
+    return not policy.scored and not policy.ranks_tiers and not moved
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,7 @@ class Plan:
         moving_at, fixed_at: rotary index of each query in either frame `[T]`.
         held: tokens held at the end, in order of slots.
         cursor: where the ladder's next block starts.
+        course: what anchors do, where there are such.
     """
 
     token: Ints
@@ -47,33 +50,56 @@ class Plan:
     fixed_at: Ints
     held: Ints
     cursor: int
+    course: Course | None = None
 
     def around(self, start: int, stop: int) -> Ints:
         """Entries that some query of `[start, stop)` sees, those of the fixed frame first."""
         alive = np.flatnonzero((self.birth < stop) & (self.death > start))
         return alive[np.argsort(1 - self.fixed[alive], kind="stable")]
 
+    def isolated(self, entries: Ints, start: int, stop: int) -> Ints | None:
+        """Token of each entry that is an anchor, -1 of others; None if no query is one."""
+        if self.course is None or not self.course.isolates[start:stop].any():
+            return None
+        token = self.token[entries]
+        return np.where(self.course.isolates[token], token, -1)
 
-def plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
-    """Lives over a text of `T` tokens whose first `prompt` belong to the prompt."""
-    key = (layer.policy.fingerprint(), layer.slots, layer.offset, layer.rungs, T, prompt)
+
+def plan(layer: LayerLayout, T: int, prompt: int, flags: Flags | None = None) -> Plan:
+    """Lives over a text of `T` tokens whose first `prompt` belong to the prompt.
+
+    Args:
+        layer: integers of the layer.
+        T: tokens of the text.
+        prompt: how many of them belong to the prompt.
+        flags: which of them are anchors `[T]`, where the policy has such.
+    """
+    found = b"" if flags is None else flags.tobytes()
+    key = (layer.policy.fingerprint(), layer.slots, layer.offset, layer.rungs, T, prompt, found)
     if key not in _plans:
         if len(_plans) > 256:
             _plans.clear()
-        _plans[key] = _make_plan(layer, T, prompt)
+        _plans[key] = _make_plan(layer, T, prompt, flags)
     return _plans[key]
 
 
 _plans: dict[tuple[object, ...], Plan] = {}
 
 
-def _make_plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
-    lives = _ladder_lives if layer.rungs is not None else _window_lives
-    entries, moving_at, visible, held, cursor = lives(layer, T, prompt)
+def _make_plan(layer: LayerLayout, T: int, prompt: int, flags: Flags | None) -> Plan:
+    path = None
+    if flags is not None:
+        path = course(layer, flags, prompt)
+        every = np.arange(T, dtype=np.int64)
+        held, cursor = path.end.tokens, 0
+        entries, moving_at, visible = (every, every * 0, every, every, path.death), every, every + 1
+    else:
+        lives = _ladder_lives if layer.rungs is not None else _window_lives
+        entries, moving_at, visible, held, cursor = lives(layer, T, prompt)
     token, fixed, angle, birth, death = entries
     quantised = np.zeros_like(token)
     if layer.policy.quantizes:
-        turn = layer.clock.first(token + 1 + layer.policy.fp16_recent, prompt)
+        turn = _compacted(layer, token + 1 + layer.policy.fp16_recent, prompt, path)
         turn[token < layer.policy.fp16_sinks] = NEVER
         early, late = birth < turn, death > turn
         stack = [
@@ -88,7 +114,16 @@ def _make_plan(layer: LayerLayout, T: int, prompt: int) -> Plan:
         ]
         quantised = np.concatenate([quantised[early], quantised[late] + 1])
         token, fixed, angle, birth, death = stack
-    return Plan(token, quantised, fixed, angle, birth, death, moving_at, visible - 1, held, cursor)
+    at = (moving_at, visible - 1)
+    return Plan(token, quantised, fixed, angle, birth, death, *at, held, cursor, path)
+
+
+def _compacted(layer: LayerLayout, seen: Ints, prompt: int, path: Course | None) -> Ints:
+    """Smallest compaction at or after each number of tokens seen."""
+    if path is None:
+        return layer.clock.first(seen, prompt)
+    ends = np.append(path.compactions, NEVER)
+    return ends[np.searchsorted(ends, seen)]
 
 
 Entries = tuple[Ints, Ints, Ints, Ints, Ints]
@@ -182,7 +217,8 @@ def prefill(
     Keys, values and queries are as in `engine.advance`, after rounding and un-rotation.
     """
     T = q.shape[2]
-    lives = plan(state.layer, T, state.prompt)
+    flags = None if state.stream is None else state.stream.flags(0, T)
+    lives = plan(state.layer, T, state.prompt, flags)
     out = q.new_empty(*q.shape[:3], v.shape[3])
     versions_k, versions_v = k, v
     if state.layer.policy.quantizes:
@@ -220,9 +256,12 @@ def _attend(
     birth = torch.from_numpy(lives.birth[entries]).to(q.device)
     death = torch.from_numpy(lives.death[entries]).to(q.device)
     if not state.reindex:
+        alone = lives.isolated(entries, start, stop)
+        anchors = None if alone is None else torch.from_numpy(alone).to(q.device)
         return lifetime_attention.record(
-            state.impls, q, k, v, birth, death, first_query=start, scale=scale, softcap=softcap
-        )[0]
+            state.impls, q, k, v, birth, death, first_query=start, scale=scale, softcap=softcap,
+            anchors=anchors,
+        )[0]  # fmt: skip
     assert state.rotary is not None
     k = state.rotary.turn(k, torch.from_numpy(lives.angle[entries]))
     split = int(lives.fixed[entries].sum())
@@ -259,8 +298,8 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, T: int) -> None:
     """Fill the store with what is held after the last token."""
     layer, policy = state.layer, state.layer.policy
-    compacted = layer.clock.first(lives.held + 1, state.prompt) <= T
-    low = layer.clock.first(lives.held + 1 + policy.fp16_recent, state.prompt) <= T
+    compacted = _compacted(layer, lives.held + 1, state.prompt, lives.course) <= T
+    low = _compacted(layer, lives.held + 1 + policy.fp16_recent, state.prompt, lives.course) <= T
     pools = np.where(low, 0, len(policy.tiers)).astype(np.uint8)
     pools[lives.held < policy.fp16_sinks] = len(policy.tiers)
     tokens, lead = lives.held, 0
@@ -278,3 +317,5 @@ def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, T: int) -> None
         lead,
     )
     state.seen, state.cursor = T, lives.cursor
+    if lives.course is not None:
+        state.sequences = lives.course.end.copy()

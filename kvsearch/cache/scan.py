@@ -25,6 +25,7 @@ def applies(state: LayerState, m: int) -> bool:
         and p.evicts
         and p.trigger != "prompt"
         and p.ladder is None
+        and p.anchors is None
         and p.positions == "original"
         and p.quantised_on_arrival
         and m >= 2 * p.interval

@@ -1,8 +1,11 @@
 """Taking in tokens piece by piece, from one compaction to the next; serves every policy."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from kvsearch.cache import closing
 from kvsearch.cache.compaction import compact
 from kvsearch.cache.decode import decode
 from kvsearch.cache.state import LayerState
@@ -33,6 +36,8 @@ def run(
     while done < total:
         due = state.layer.clock.after(state.seen, state.prompt)
         left = total - done if due is None else min(due - state.seen, total - done)
+        if state.sequences is not None:
+            left = closing.ahead(state, min(left, ROWS))
         part = slice(done, done + min(left, ROWS))
         ready = None if quantised is None else tuple(x[:, :, part] for x in quantised)
         state.store.append(k[:, :, part], v[:, :, part], ready)  # type: ignore[arg-type]
@@ -40,6 +45,8 @@ def run(
         done = part.stop
         state.seen += part.stop - part.start
         state.note_peak()
+        if state.sequences is not None and closing.close(state, slots_of(state)):
+            state.note_peak()
         if state.seen == due and compacts:
             compact_state(state)
             state.note_peak()
@@ -69,6 +76,9 @@ def compact_state(
         scores: its ranks, if they are known already.
         target: slots to leave, instead of those of its layout.
     """
+    if state.sequences is not None:
+        closing.evict(state, slots_of(state))
+        return
     state.cursor = compact(
         state.layer, state.store, state.scorer, slots_of(state), state.cursor, scores, target
     )
@@ -99,10 +109,11 @@ def _attend(
 ) -> Tensor:
     """Attend from the newest tokens, which the store already holds, and let the rule observe."""
     m, received = q.shape[2], None
-    if state.packed and m == 1:
+    hidden = closing.hidden(state)
+    if state.packed and m == 1 and not hidden:
         out, received = decode(state, q, due, scale=scale, softcap=softcap)
     else:
-        out, received = _attend_dense(state, q, due, scale, softcap)
+        out, received = _attend_dense(state, q, due, hidden, scale, softcap)
     if state.scorer is not None:
         queries = None
         if state.rule is not None and "queries" in state.rule.needs:
@@ -112,8 +123,10 @@ def _attend(
 
 
 def _attend_dense(
-    state: LayerState, q: Tensor, due: int | None, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor | None]:
+    state: LayerState, q: Tensor, due: int | None, hidden: Sequence[int], scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """`_attend` over slots as they are read back, but for the `hidden` ones."""
     keys, values = state.store.read()
     n, m = keys.shape[2], q.shape[2]
     if state.reindex:
@@ -121,6 +134,10 @@ def _attend_dense(
         keep = not state.packed
         keys = state.rotary.turn_slots(keys, 0, keep=keep)
         q = state.rotary.turn_slots(q, n - m, keep=keep)
+    seen = None
+    if hidden:
+        seen = torch.tensor(sorted({*range(n)}.difference(hidden))).to(q.device)
+        keys, values, n = keys.index_select(2, seen), values.index_select(2, seen), len(seen)
     if not wants_attention(state):
         slots = torch.arange(n, device=q.device)
         born = (slots - (n - m)).clamp_min(0)
@@ -133,9 +150,13 @@ def _attend_dense(
     rows = torch.arange(m, device=q.device)
     last = state.seen + m if due is None else due
     weights = state.scorer.row_weights(n - m + rows + 1, last - state.seen - 1 - rows)
-    return scored_attention.record(
+    out, received = scored_attention.record(
         state.impls, q, keys, values, weights, scale=scale, softcap=softcap
     )
+    if seen is not None:
+        every = received.new_zeros(*received.shape[:2], state.store.n)
+        received = every.index_copy(2, seen, received)
+    return out, received
 
 
 def wants_attention(state: LayerState) -> bool:

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from kvsearch.cache.anchors import Stream
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.formats import codecs
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.store import Store
 from kvsearch.policy import LayerLayout
+from kvsearch.policy.closings import Sequences
 from kvsearch.rules import Place, Scorer
 
 
@@ -21,6 +23,7 @@ class LayerState:
         native: the 16-bit type; tests may pass float32 to compare with an unmodified model.
         rotary: needed when the policy re-indexes positions, or its rule reads queries.
         fast: use the one-pass replays where they apply; off, everything goes segment by segment.
+        stream: tells which tokens are anchors, where the policy has such.
 
     Attributes:
         store: keys and values.
@@ -28,7 +31,8 @@ class LayerState:
             an active rule.
         seen: tokens of the stream so far.
         cursor: first slot that the ladder's present pass has not thinned.
-        prompt: tokens of the prompt, where the policy compacts after one.
+        sequences: what the slots hold, where there are anchors; None before the first token.
+        prompt: tokens of the first call, where the policy treats those in another way.
         peak_bytes: most bytes that the packed layer held at any step.
         impls: op -> the implementation of it that ran.
     """
@@ -41,11 +45,13 @@ class LayerState:
         native: torch.dtype = torch.float16,
         rotary: Rotary | None = None,
         fast: bool = True,
+        stream: Stream | None = None,
     ) -> None:
         self.layer, self.native, self.rotary, self.fast = layer, native, rotary, fast
+        self.stream = stream
         self.packed, self.codecs = packed, codecs(layer, native)
         self.rule = layer.policy.active_rule
-        self.reindex = layer.policy.evicts and layer.policy.positions == "cache"
+        self.reindex = layer.policy.drops and layer.policy.positions == "cache"
         self.reset()
 
     def reset(self) -> None:
@@ -55,13 +61,16 @@ class LayerState:
         if self.packed:
             self.store = PackedStore(self.layer, self.native, self.impls)
         self.scorer: Scorer | None = None
+        self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
         self.peak_bytes = 0
 
     def begin(self, q: Tensor, k: Tensor) -> None:
         """Get ready for the first tokens: queries `[B, Hq, M, D]`, keys `[B, H, M, D]`."""
-        if self.layer.policy.trigger != "stream":
+        if self.layer.policy.prompted:
             self.prompt = q.shape[2]
+        if self.stream is not None:
+            self.sequences = Sequences(self.layer.policy, self.prompt)
         if self.rule is not None:
             rotary = self.rotary
             self.scorer = self.rule.scorer(
@@ -83,7 +92,8 @@ class LayerState:
 
     def note_peak(self) -> None:
         """Keys of a prompt are activations until its compaction, see `Layout.bytes_peak`."""
-        if self.packed and (self.store.residual == 0 or self.seen > self.prompt):
+        waits = self.layer.policy.trigger != "stream" and self.seen <= self.prompt
+        if self.packed and (self.store.residual == 0 or not waits):
             self.peak_bytes = max(self.peak_bytes, self.nbytes)
 
     def pack(self) -> "LayerState":
@@ -96,6 +106,7 @@ class LayerState:
             k, v = self.store.read()
             other.store.load(k, v, self.store.slot_pools(), self.store.residual)
         other.scorer, other.seen = self.scorer, self.seen
+        other.stream, other.sequences = self.stream, self.sequences
         other.cursor, other.prompt = self.cursor, self.prompt
         self.impls |= other.impls  # packing is part of what an evaluation measures
         return other

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate.divergence import Divergence
+from kvsearch.evaluate.fed import feed
 from kvsearch.evaluate.head import Head
-from kvsearch.evaluate.replay import Replay
+from kvsearch.evaluate.replay import Anchored, Replay, deployed
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 
@@ -35,12 +36,14 @@ class Quality:
             of the packed cache.
         seconds: wall time.
         impls: which implementation of each op ran.
+        anchored: anchors in the text and the bytes that follow; None of other policies.
     """
 
     nll: NDArray[np.float32]
     bytes_resident: int
     seconds: float
     impls: dict[str, str]
+    anchored: Anchored | None = None
 
 
 class Evaluator:
@@ -91,7 +94,8 @@ class Evaluator:
         replay = self.replay(policy, windows, prompt=prompt, **options)
         nll = replay.to(windows.shape[1], progress=progress)
         held = replay.bytes_resident() if resident else 0
-        return Quality(nll, held, time.perf_counter() - start, replay.impls)
+        seconds = time.perf_counter() - start
+        return Quality(nll, held, seconds, replay.impls, replay.anchored())
 
     def divergence(self, windows: NDArray[np.int64]) -> Divergence:
         """What policies lose against the full cache on token windows `[W, T]`, all in one pass."""
@@ -104,18 +108,21 @@ def stepwise(
     """The oracle: fill a deployed cache token by token. Slow; tests and `eval --stepwise` use it.
 
     Returns:
-        NLL `[W, T - 1]` and the cache as it stands after the last token.
+        NLL `[W, T - 1]` and the cache as it stands after the last token. Windows of policies that
+        insert tokens differ in length: of those there may be one.
     """
-    cache = PolicyCache(policy, loaded.model, packed=True, **options)
-    x = torch.from_numpy(ids).to(loaded.device)
-    head = Head(loaded.model)
+    cache = deployed(loaded, policy, packed=True, **options)
+    own = torch.from_numpy(ids).to(loaded.device)
+    fed, head = feed(loaded, policy, ids[0]), Head(loaded.model)
+    x = own if len(fed.ids) == len(fed.places) else torch.from_numpy(fed.ids[None]).to(own)
     hidden, start = [], 0
     with torch.inference_mode():
         while start < x.shape[1]:
-            stop = start + (prompt if start == 0 else 1)
+            stop = start + (fed.until(prompt) if start == 0 else 1)
             hidden.append(head.hidden(x[:, start:stop], cache))
             start = stop
-        return head.nll(torch.cat(hidden, 1), x).cpu().numpy(), cache
+        before = torch.from_numpy(fed.places[1:] - 1).to(own.device)
+        return head.nll(torch.cat(hidden, 1)[:, before], own).cpu().numpy(), cache
 
 
 def check_finite(name: str, nll: NDArray[np.float32]) -> None:

@@ -5,6 +5,7 @@ unfinished window stays in memory, so that every token is evaluated once.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch import Tensor
 from kvsearch.cache import lifetimes
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory
+from kvsearch.evaluate.fed import Fed, feed, flags
 from kvsearch.evaluate.head import Head
 from kvsearch.models.load import LoadedModel
-from kvsearch.policy import Policy, check
+from kvsearch.policy import Policy, check, layout
+from kvsearch.policy.closings import TextBytes, text_bytes
 
 
 class Replay:
@@ -29,6 +32,7 @@ class Replay:
 
     Raises:
         PolicyError: the model cannot run the policy, or it waits for a prompt and none is given.
+        TextError: with inserted anchors a window is longer than the model's positions.
     """
 
     def __init__(
@@ -45,10 +49,10 @@ class Replay:
         check(policy, loaded.shape, prompt=prompt)
         self._head, self._loaded, self.policy = head, loaded, policy
         self._prompt, self._options = prompt, options
-        if policy.budgets.kind == "adakv":
+        if policy.budgets.kind == "adakv" or policy.anchors is not None:
             batch = 1  # heads of two texts would hold different numbers of slots
         self._groups = [
-            _Group(torch.from_numpy(windows[i : i + batch]).to(loaded.device))
+            _Group(windows[i : i + batch], feed(loaded, policy, windows[i]), loaded.device)
             for i in range(0, len(windows), batch)
         ]
         self._cache: PolicyCache | None = None  # the one that took in the newest tokens
@@ -88,33 +92,50 @@ class Replay:
     def _advance(self, group: "_Group", stop: int) -> None:
         if group.cache is None or not continues(self.policy):
             self._cache = None  # frees the one before
-            group.begin(PolicyCache(self.policy, self._loaded.model, packed=False, **self._options))
+            group.begin(deployed(self._loaded, self.policy, packed=False, **self._options))
         assert group.cache is not None
         start = group.done
-        edges = [start, stop]
-        if start == 0 and self.policy.trigger != "stream" and 0 < self._prompt < stop:
-            edges = [start, self._prompt, stop]
+        ends = [start, stop]
+        if start == 0 and self.policy.prompted and 0 < self._prompt < stop:
+            ends = [start, self._prompt, stop]
+        edges = [group.fed.until(end) for end in ends]
         hidden = [] if group.last is None else [group.last]
-        first = start - len(hidden)
         try:
             for a, b in pairwise(edges):
                 hidden.append(self._head.hidden(group.ids[:, a:b], group.cache))
             held = torch.cat(hidden, 1)
-            group.nll.append(self._head.nll(held, group.ids[:, first:stop]))
+            group.nll.append(self._head.nll(*group.asked(held, edges[-1], stop)))
         except torch.OutOfMemoryError as e:
             raise OutOfMemory(
                 f"out of memory with windows of {stop} tokens; lower --context or --batch"
             ) from e
-        self.spent += len(group.ids) * (stop - start)
+        self.spent += len(group.ids) * (edges[-1] - edges[0])
         self._cache = group.cache
         group.last, group.done = held[:, -1:], stop
-        if stop == group.ids.shape[1]:
+        if stop == len(group.fed.places):
             group.cache = None  # windows further on need the memory
 
     def bytes_resident(self) -> int:
         """Bytes per sequence of the packed cache of the last windows, over the real tensors."""
         assert self._cache is not None
         return sum(state.pack().nbytes for state in self._cache.states)
+
+    def anchored(self) -> "Anchored | None":
+        """What anchors make of the whole windows; None if the policy has none."""
+        if self.policy.anchors is None:
+            return None
+        sizes = layout(self.policy, self._loaded.shape)
+        which = [flags(self._loaded, self.policy, group.fed.ids) for group in self._groups]
+        found = [
+            text_bytes(sizes, x, group.fed.until(self._prompt))
+            for x, group in zip(which, self._groups, strict=True)
+        ]
+        peak, mean = max(x.peak for x in found), sum(x.mean for x in found) / len(found)
+        return Anchored(
+            sum(int(x.sum()) for x in which),
+            max(len(x) for x in which),
+            TextBytes(peak, mean, found[-1].end),
+        )
 
     @property
     def impls(self) -> dict[str, str]:
@@ -123,11 +144,38 @@ class Replay:
         return {k: v for s in states for k, v in s.impls.items()}
 
 
-class _Group:
-    """Windows `[B, T]` that share a forward pass, and how far they are."""
+@dataclass(frozen=True)
+class Anchored:
+    """What anchors make of windows of text.
 
-    def __init__(self, ids: Tensor) -> None:
-        self.ids = ids
+    Attributes:
+        count: anchors in all of them.
+        tokens: most tokens that the model is fed in one of them, inserted ones included.
+        bytes: exact bytes per sequence: the most of any window, the mean over windows, and at the
+            end of the last one.
+    """
+
+    count: int
+    tokens: int
+    bytes: TextBytes
+
+
+def deployed(loaded: LoadedModel, policy: Policy, **options: Any) -> PolicyCache:
+    """The cache of a loaded model, whose tokenizer says which tokens are anchors."""
+    return PolicyCache(policy, loaded.model, tokenizer=loaded.tokenizer, **options)
+
+
+class _Group:
+    """Windows `[B, T]` that share a forward pass, and how far they are.
+
+    Windows into which tokens are put are alone in their group.
+    """
+
+    def __init__(self, windows: NDArray[np.int64], fed: Fed, device: str) -> None:
+        self.fed, own = fed, torch.from_numpy(windows).to(device)
+        self.inserted = len(fed.ids) > windows.shape[1]
+        self.targets = own
+        self.ids = torch.from_numpy(fed.ids[None]).to(device) if self.inserted else own
         self.cache: PolicyCache | None = None
         self.done = 0
         self.last: Tensor | None = None  # hidden state of the newest token
@@ -137,10 +185,24 @@ class _Group:
         """Start at the first token."""
         self.cache, self.done, self.last, self.nll = cache, 0, None, []
 
+    def asked(self, held: Tensor, end: int, stop: int) -> tuple[Tensor, Tensor]:
+        """What precedes each new token of the windows: hidden states, and tokens to predict.
+
+        Args:
+            held: hidden states of the tokens fed up to `end` `[B, N, hidden]`.
+            end: tokens fed.
+            stop: tokens of the windows up to which the model has been fed.
+        """
+        first = max(self.done, 1)
+        if self.inserted:
+            before = torch.from_numpy(self.fed.places[first:stop] - 1 - (end - held.shape[1]))
+            held = held.index_select(1, before.to(held.device))
+        return held, self.targets[:, first - 1 : stop]
+
 
 def continues(policy: Policy) -> bool:
     """Whether continuing is exact and cheap; other policies start over.
 
     A prompt ends where a call ends, so a policy with that trigger needs the prompt in one call.
     """
-    return policy.trigger == "stream" and not lifetimes.applies(policy)
+    return not policy.prompted and not lifetimes.applies(policy)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvsearch.cache.huggingface import PolicyCache, full_cache
 from kvsearch.errors import TextError
+from kvsearch.evaluate.fed import feed
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Throughput
@@ -54,8 +55,9 @@ def measure(
     need = needed(context, pairs, steps)
     if len(ids) < need:
         raise TextError(f"{len(ids)} tokens are too few to time {need}; lower --context")
-    x = torch.from_numpy(np.asarray(ids[:need])).to(loaded.device)[None]
-    mine = PolicyCache(policy, loaded.model, packed=True)
+    fed = feed(loaded, policy, np.asarray(ids[:need])).ids[:need]
+    x = torch.from_numpy(fed).to(loaded.device)[None]
+    mine = PolicyCache(policy, loaded.model, packed=True, tokenizer=loaded.tokenizer)
     full = full_cache(loaded.model)
     brief = min(steps, PLAIN)
     times: dict[str, list[float]] = {"mine": [], "full": []}

@@ -15,7 +15,8 @@ from kvsearch.models import load_model
 
 name, prompt = sys.argv[1], sys.argv[2]
 loaded = load_model(name)
-cache = PolicyCache.from_json(Path(__file__).with_name("policy.json"), loaded.model)
+file = Path(__file__).with_name("policy.json")
+cache = PolicyCache.from_json(file, loaded.model, tokenizer=loaded.tokenizer)
 ids = loaded.tokenizer(prompt, return_tensors="pt").to(loaded.device)
 out = loaded.model.generate(**ids, past_key_values=cache, max_new_tokens=64, do_sample=False)
 print(loaded.tokenizer.decode(out[0], skip_special_tokens=True))

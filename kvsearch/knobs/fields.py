@@ -7,6 +7,7 @@ from typing import Any
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
+from kvsearch.knobs.anchors import anchors_of
 from kvsearch.knobs.channels import channels_of
 from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
@@ -100,6 +101,7 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
             fp16_sinks=fp16_sinks,
             fp16_recent=get["fp16_recent"],
         ),
+        anchors=anchors_of(get),
         channels=channels,
         positions=get["positions"],
     )

@@ -117,6 +117,12 @@ KNOBS: dict[str, Knob] = {
         "coupled", ("coupled",), float, "share of query and key pairs, ranked apart", 0.0, 1.0
     ),
     "channels.score": Knob("l2", ("l1", "l2", "taylor"), None, "which channels matter"),
+    "anchors": Knob("none", ("none", "ep", "ac"), None, "tokens that stand for their sequence"),
+    "anchors.marks": Knob(".", (".", ".?!", ".?!;", ".?!;:,"), None, "signs that endpoints end in"),
+    "anchors.every": Knob(0, (), int, "tokens between anchors; 0 goes by marks or sentences"),
+    "anchors.embedding": Knob("copy", ("copy", "mean"), None, "of a new token"),
+    "anchors.close": Knob(True, (), bool, "anchors drop the rest of their sequence"),
+    "anchors.isolate": Knob(True, (), bool, "anchors are blind to earlier anchors"),
     "positions": Knob("original", ("original", "cache"), None, "rotary index of keys"),
 }
 

@@ -1,11 +1,12 @@
 """What a KV cache keeps, as one frozen value: the policy, its bytes and its schedule. No torch."""
 
+from kvsearch.policy.anchors import Anchors
 from kvsearch.policy.channels import Channels
 from kvsearch.policy.check import check
 from kvsearch.policy.head_losses import HeadLosses
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
-from kvsearch.policy.parts import Anchors, Budgets, HeadTiers, Ladder, Quantizer, Tier
+from kvsearch.policy.parts import Budgets, HeadTiers, Ladder, Quantizer, Tier
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
 

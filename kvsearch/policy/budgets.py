@@ -40,12 +40,17 @@ def spared(recent_window: int, rung: Rungs | None) -> int:
 def least(policy: Policy, shape: ModelShape, recent_window: int) -> int:
     """Fewest slots with which one layer can run `policy` with such a recent window."""
     rung = ladder_of(policy, shape)
-    kept = policy.sinks + spared(recent_window, rung)
+    kept = policy.sinks + spared(recent_window, rung) + _protected(policy)
     if policy.quantizes and policy.quantizer.along == "tokens":
         kept += policy.interval  # a group is never cut before all of it has been quantised
     if rung is not None:
         return kept + rung.A + policy.interval
     return max(kept, policy.sinks + 1) + policy.interval
+
+
+def _protected(policy: Policy) -> int:
+    """Tokens beyond the sinks that anchors leave in full, as far as they are known."""
+    return 0 if policy.anchors is None else len(policy.anchors.kept(policy.sinks)[1])
 
 
 def share_out(policy: Policy, shape: ModelShape) -> Slots:
@@ -61,6 +66,8 @@ def share_out(policy: Policy, shape: ModelShape) -> Slots:
     floor = least(policy, shape, recent_window)
     if slots < floor:
         parts = f"{policy.sinks} sinks + {recent_window} recent tokens + interval {policy.interval}"
+        if more := _protected(policy):
+            parts += f" + {more} protected tokens"
         if (rung := ladder_of(policy, shape)) is not None:
             parts += f" + {rung.A} of a ladder"
         raise PolicyError(

@@ -19,8 +19,11 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
         prompt: tokens of the prompt that one call brings in; None where that is not known yet.
     """
     p = policy
-    if p.anchors is not None:
-        raise PolicyError("field anchors: this version does not execute anchors yet")
+    if prompt == 0 and p.anchors is not None and p.anchors.protected == "prompt":
+        raise PolicyError(
+            "field anchors.protected: 'prompt' keeps a prompt, and none is given here; say how "
+            "long it is, or give a range of tokens"
+        )
     if prompt == 0 and p.compacts and p.trigger != "stream":
         raise PolicyError(
             f"field trigger: {p.trigger!r} compacts after a prompt, and none is given here; "

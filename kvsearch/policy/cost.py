@@ -81,6 +81,13 @@ class Cost:
         counts = self.tier_counts(compacted, target)
         return total + sum(n * b for n, b in zip(counts, self._tiers, strict=True))
 
+    def most(self, n: int, interval: int, target: int | None) -> int:
+        """Most bytes of at most `n` tokens, of which at most `interval` are residual."""
+        held = np.arange(n if self.rising else 0, n + 1, dtype=np.int64)[:, None]
+        residual = np.minimum(np.arange(interval + 1, dtype=np.int64), held)
+        full = np.array(target or 0, dtype=np.int64)  # without one, shares are of what is held
+        return int(self.grid(held - residual, residual, full).max())
+
     def grid(
         self, compacted: NDArray[np.int64], residual: NDArray[np.int64], target: NDArray[np.int64]
     ) -> NDArray[np.int64]:
@@ -162,3 +169,23 @@ def _held(seen: int, slots: int | None, c: int, step: int) -> int:
     """Tokens left after a compaction at `seen`, with a ladder that frees `step` at a time."""
     target = ENDLESS if slots is None else slots - c
     return seen if seen <= target else target - (target - seen) % step
+
+
+def ceiling(policy: Policy, held: Held, tokens: int, prompt: int) -> int:
+    """Most bytes of all layers after so many tokens, whatever anchors do and when.
+
+    Anchors only make layers smaller or compact them at other times, so a layer never holds more
+    tokens than without them, nor more residual ones; arguments are as for `stream_peak`.
+    """
+    late = policy.trigger == "prompt"  # one compaction, and then the cache grows
+    c = max(0, tokens - prompt) if late else min(policy.interval, tokens)
+    if not policy.compacts:
+        c = tokens
+    total = 0
+    for cost, layers in held:
+        for slots, count in layers.items():
+            target = _target(slots, policy.interval)
+            limit = tokens if slots is None else slots
+            n = min(tokens, (target or 0) + c if late and target else limit)
+            total += count * cost.most(n, min(c, n), target)
+    return total

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvsearch.errors import PolicyError
 from kvsearch.policy.budgets import Slots, ladder_of, share_out, spared, units
-from kvsearch.policy.cost import Cost, Held, stream_peak
+from kvsearch.policy.cost import Cost, Held, ceiling, stream_peak
 from kvsearch.policy.ladder import Rungs, offset
 from kvsearch.policy.schedule import Clock, Evictions
 from kvsearch.policy.shape import ModelShape
@@ -173,7 +173,7 @@ class Layout:
         return tuple(self.policy.alike(i) for i in range(len(self.policy.every_tiers)))
 
     @cached_property
-    def _distinct(self) -> list[tuple[LayerLayout, int]]:
+    def distinct(self) -> list[tuple[LayerLayout, int]]:
         """Layers with the same byte history, and how many there are of each."""
         groups: dict[tuple[object, ...], tuple[LayerLayout, int]] = {}
         for layer in self.layers:
@@ -215,6 +215,8 @@ class Layout:
 
     def _peak(self, tokens: int, start: int) -> int:
         held = _held(self.costs, self.slots, self.kinds)
+        if self.policy.anchors is not None:
+            return ceiling(self.policy, held, tokens, start)
         if (peak := stream_peak(self.policy, held, self.rungs, tokens)) is not None:
             return peak
         limit = self.horizon()
@@ -222,13 +224,13 @@ class Layout:
             c = (
                 self.policy.interval
             )  # every layer is full, and a compaction leaves exactly its target
-            return sum(n * layer.bytes(layer.target or 0, c) for layer, n in self._distinct)
+            return sum(n * layer.bytes(layer.target or 0, c) for layer, n in self.distinct)
         if limit is not None:
             tokens = min(tokens, limit + start)
         totals: dict[
             int, int
         ] = {}  # bytes just before each compaction; compactions are common to all layers
-        for layer, count in self._distinct:
+        for layer, count in self.distinct:
             for i, (compacted, residual) in enumerate(layer.intervals(tokens, start)):
                 prompt_call = start > 0 and i == 0
                 now = (layer.evictions.left(residual), 0) if prompt_call else (compacted, residual)
@@ -236,10 +238,13 @@ class Layout:
         return max(totals.values())
 
     def bytes_mean(self, tokens: int, prompt: int = 0) -> float:
-        """Bytes per sequence averaged over the steps of a stream of `tokens`."""
+        """Bytes per sequence averaged over the steps of a stream of `tokens`.
+
+        With anchors, those of a text without any: see `closings.text_bytes`.
+        """
         start = prompt if self.policy.trigger != "stream" else 0
         total = 0
-        for layer, count in self._distinct:
+        for layer, count in self.distinct:
             slope = layer.bytes(0, 1) - layer.bytes(0, 0)
             for i, (compacted, m) in enumerate(layer.intervals(tokens, start)):
                 if start and i == 0:
@@ -248,10 +253,12 @@ class Layout:
         return total / max(1, tokens - start)
 
     def bytes_at(self, seen: int, prompt: int = 0) -> int:
-        """Bytes per sequence right after the `seen`-th token was processed."""
+        """Bytes per sequence right after the `seen`-th token; with anchors, at most."""
+        if self.policy.anchors is not None:
+            return ceiling(self.policy, _held(self.costs, self.slots, self.kinds), seen, prompt)
         start = prompt if self.policy.trigger != "stream" else 0
         total = 0
-        for layer, count in self._distinct:
+        for layer, count in self.distinct:
             compacted, residual = 0, 0
             for compacted, residual in layer.intervals(seen, start):  # noqa: B007 - the last one counts
                 pass
@@ -359,6 +366,8 @@ def peak_of(
     """
     each = share_out(policy, shape)
     held = _held(costs, each, _kinds(policy, shape))
+    if policy.anchors is not None:
+        return ceiling(policy, held, tokens, prompt)
     peak = stream_peak(policy, held, ladder_of(policy, shape), tokens)
     if peak is not None:
         return peak

@@ -1,4 +1,4 @@
-"""The parts of a policy: tiers, quantiser, ladder, layer budgets, and a reserved one."""
+"""The parts of a policy: tiers, quantiser, ladder and budgets."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -158,11 +158,3 @@ class HeadTiers(Frozen):
     def per_head(self) -> bool:
         """Whether heads of one layer may have different tiers."""
         return isinstance(self.of[0], tuple)
-
-
-class Anchors(Frozen):
-    """Reserved: AnLLM's anchor tokens. `check` refuses it until the cache executes it."""
-
-    marks: tuple[str, ...] = (".",)
-    close: bool = True
-    isolate: bool = True

@@ -23,16 +23,10 @@ from pydantic import (
 
 from kvsearch.errors import PolicyError
 from kvsearch.frozen import Frozen, first_error
+from kvsearch.policy.anchors import Anchors
 from kvsearch.policy.channels import Channels
 from kvsearch.policy.ladder import rungs
-from kvsearch.policy.parts import (
-    Anchors,
-    Budgets,
-    HeadTiers,
-    Ladder,
-    Quantizer,
-    Tier,
-)
+from kvsearch.policy.parts import Budgets, HeadTiers, Ladder, Quantizer, Tier
 from kvsearch.policy.tiers import check_tiers
 from kvsearch.rules import RULES, Attention, Rule, read
 
@@ -75,7 +69,7 @@ class Policy(Frozen):
         tiers: precisions, best first; shares add up to 1.
         head_tiers: layers or KV heads with other tiers than these; None if there are none.
         quantizer: how tiers below 16 bits store a token.
-        anchors: reserved.
+        anchors: tokens that stand for the sequence that they end, see `Anchors`.
         channels: what every token keeps of its keys and values, see `Channels`.
         positions: `original` keeps each key's rotary angle; `cache` re-indexes keys by slot, so a
             stream may outgrow the trained context.
@@ -126,8 +120,14 @@ class Policy(Frozen):
             raise ValueError("ladder needs slots: without a limit nothing is evicted")
         if self.rule is not None:
             self.rule.check(self.interval, self.trigger)
-        if self.quantizes and self.quantizer.along == "tokens":
+        grouped = self.quantizes and self.quantizer.along == "tokens"
+        if grouped:
             self._groups_stay_whole()
+        if self.anchors is not None:
+            self.anchors.check(
+                ladder=self.ladder is not None, adaptive=self.budgets.kind == "adakv",
+                grouped=grouped, rule=self.scored, sinks=self.sinks,
+            )  # fmt: skip
         return self
 
     def _groups_stay_whole(self) -> None:
@@ -162,8 +162,19 @@ class Policy(Frozen):
 
     @property
     def evicts(self) -> bool:
-        """Whether tokens are ever dropped."""
+        """Whether there is a limit beyond which tokens are dropped."""
         return self.slots is not None
+
+    @property
+    def drops(self) -> bool:
+        """Whether tokens are ever dropped, at the limit or by an anchor."""
+        return self.evicts or (self.anchors is not None and self.anchors.close)
+
+    @property
+    def prompted(self) -> bool:
+        """Whether it matters what the first call brings in."""
+        protects = self.anchors is not None and self.anchors.protected == "prompt"
+        return self.trigger != "stream" or protects
 
     @property
     def quantizes(self) -> bool:
@@ -255,18 +266,19 @@ class Policy(Frozen):
             d["ladder"] = self._canonical_ladder(layers)
         if self.evicts:
             d["spread"] = self._canonical_budgets()
-            if not (self.scored or self.ladder or many or self.fp16_recent):
+            if not (self.scored or self.ladder or many or self.fp16_recent or self.anchors):
                 d["recents"] = 0
-        else:
+        elif not self.drops:
             d["positions"] = "original"
             if not self.fp16_sinks:
                 d["sinks"] = 0
             if not many and not self.fp16_recent:
                 d["recents"] = 0
         if not self.compacts:
-            d["interval"], d["trigger"], d["sinks"] = 1, "stream", 0
+            d["interval"], d["trigger"] = 1, "stream"
+            d["sinks"] = self.sinks if self.drops else 0
         if self.anchors is not None:
-            d["anchors"] = self.anchors.model_dump()
+            d["anchors"] = self.anchors.canonical()
         if self.channels.active:
             d["channels"] = {k: list(v) for k, v in self.channels if any(w != "all" for w in v)}
         return d

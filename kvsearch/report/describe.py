@@ -21,6 +21,8 @@ def family(policy: Policy) -> str:
     Only the rule that picks tokens counts, not sizes or precisions.
     """
     if not policy.evicts:
+        if policy.drops:
+            return "AnLLM-like"
         if not policy.quantizes:
             return "Full cache"
         return "Ranked precision" if policy.ranks_tiers else "Quantised cache"
@@ -40,7 +42,7 @@ def describe(policy: Policy) -> str:
 
     Counts are tokens per KV head; `K4 V4` are bits per stored number of keys and values.
     """
-    parts = [tokens_text(policy)]
+    parts = [tokens_text(policy), _anchors(policy)]
     if policy.evicts:
         parts.append(f"{policy.slots:,} slots")
     if policy.quantizes:
@@ -60,7 +62,7 @@ def describe(policy: Policy) -> str:
 def tokens_text(policy: Policy) -> str:
     """Which tokens stay, such as `4 sinks + 128 recent + best-scored`."""
     if not policy.evicts:
-        return "every token kept"
+        return "anchors and the open sequence" if policy.drops else "every token kept"
     kept = [f"{policy.sinks} sinks"] if policy.sinks else []
     plain_window = not policy.scored and policy.ladder is None
     if policy.recent_window and not plain_window:
@@ -77,6 +79,21 @@ def tokens_text(policy: Policy) -> str:
 def bits_text(tier: Tier) -> str:
     """Precision of one tier, such as `16 bit` or `K4 V2`."""
     return "16 bit" if tier.native else f"K{tier.key_bits} V{tier.value_bits}"
+
+
+def _anchors(policy: Policy) -> str:
+    """What is an anchor, and what it does."""
+    a = policy.anchors
+    if a is None:
+        return ""
+    at = "by ids" if a.at == "given" else str(a.at)
+    if isinstance(a.at, int):
+        at = f"every {a.at} tokens"
+    elif a.at == "marks":
+        at = f"at {' '.join(a.marks)}"
+    words = [f"{'new ' if a.insert else ''}anchors {at}", "" if a.close else "that drop nothing"]
+    words.append("" if a.isolate else "that see each other")
+    return " ".join(w for w in words if w)
 
 
 def _precision(policy: Policy) -> str:

@@ -272,16 +272,20 @@ class AttentionScorer(Scorer):
             return torch.rsub(keep**age, r.horizon, alpha=r.horizon)  # sum of keep^i, i < age
         return age.clamp_max(r.horizon)
 
+    def drop(self, index: "Tensor") -> None:
+        """Drop all slots but `index`."""
+        from kvsearch.rules.pick import pick
+
+        self.sums = pick(self.sums, index if index.dim() == 1 else index[None])
+        if self.born is not None:
+            self.born = pick(self.born, index)
+
     def keep(self, index: "Tensor | None") -> None:
         """Drop all slots but `index`, and age the partial sums by one compaction."""
         import torch
 
-        from kvsearch.rules.pick import pick
-
         if index is not None:
-            self.sums = pick(self.sums, index if index.dim() == 1 else index[None])
-            if self.born is not None:
-                self.born = pick(self.born, index)
+            self.drop(index)
         if self.forgets:
             self.sums = torch.roll(self.sums, 1, 0)  # the oldest partial sum leaves the window
             self.sums[0] = 0

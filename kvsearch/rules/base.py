@@ -108,6 +108,10 @@ class Scorer:
     def keep(self, index: "Tensor | None") -> None:
         """A compaction kept the slots `index` (`[N']` or `[B, V, N']`; None: all of them)."""
 
+    def drop(self, index: "Tensor") -> None:
+        """An anchor closed its sequence between compactions, and the slots `index` stay."""
+        self.keep(index)
+
     @property
     def nbytes(self) -> int:
         """Bytes per sequence of every tensor held."""

@@ -45,7 +45,9 @@ def exposure(policy: Policy, shape: ModelShape) -> Exposure:
     first, total, heads = float("inf"), 0.0, 0
     for layer in layout(policy, shape).layers:
         start, many = float("inf"), len(layer.heads)
-        if layer.target is not None:
+        if policy.anchors is not None:
+            start = 0.0  # at the first anchor, wherever that is
+        elif layer.target is not None:
             start = float(layer.clock.after(layer.target) or start)
         first, total, heads = min(first, start), total + many * start, heads + many
     return Exposure(first, total / heads)

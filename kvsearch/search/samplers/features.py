@@ -38,6 +38,12 @@ BY_KNOB: dict[str, tuple[str, ...]] = {
     "removed keys": ("channels",),
     "removed values": ("channels",),
     "removed layers": ("channels",),
+    "anchors": ("anchors",),
+    "new anchors": ("anchors", "ac"),
+    "more marks": ("anchors.marks",),
+    "anchor distance": ("anchors.every",),
+    "seen by anchors": ("anchors.isolate",),
+    "open sequences": ("anchors.close",),
 }
 
 
@@ -73,6 +79,7 @@ def every_name() -> tuple[str, ...]:
         *_rule(Policy()),
         *_layers(Policy()),
         *_removed(Policy(), ModelShape(1, 1, 1, 1)),
+        *_anchors(Policy()),
     )
 
 
@@ -97,6 +104,7 @@ def features(
         | _stored(policy, setting.shape.head_dim)
         | _layers(policy)
         | _removed(policy, setting.shape)
+        | _anchors(policy)
     )
     found = {name: min(1.0, max(0.0, x)) for name, x in numbers.items()}
     found |= _tiers(policy.tiers) | _rule(policy)
@@ -194,4 +202,16 @@ def _removed(p: Policy, shape: ModelShape) -> dict[str, float]:
         "removed keys": 1 - sum(k for k, _ in widths) / most,
         "removed values": 1 - sum(v for _, v in widths) / most,
         "removed layers": widths.count((0, 0)) / shape.layers,
+    }
+
+
+def _anchors(p: Policy) -> dict[str, float]:
+    a = p.anchors
+    return {
+        "anchors": a is not None,
+        "new anchors": a is not None and a.insert,
+        "more marks": (len(a.marks) - 1) / 5 if a is not None and a.at == "marks" else 0,
+        "anchor distance": log2(a.at) / 8 if a is not None and isinstance(a.at, int) else 0,
+        "seen by anchors": a is not None and not a.isolate,
+        "open sequences": a is not None and not a.close,
     }

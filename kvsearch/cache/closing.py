@@ -1,0 +1,73 @@
+"""What anchors do to the slots of a layer: sequences that close, and who leaves a full one.
+
+Which slots those are is known on the host (`policy.closings`), and is the same in all heads but for
+what a rule picks among the ordinary tokens of the open sequence.
+"""
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.compaction import best_between, settle
+from kvsearch.cache.state import LayerState
+from kvsearch.policy.schedule import Ints
+from kvsearch.rules import Slots
+
+
+def ahead(state: LayerState, most: int) -> int:
+    """Hold the flags of the next tokens, as many as attend alike; returns how many those are.
+
+    A token that is blind to earlier anchors attends alone.
+    """
+    assert state.sequences is not None and state.stream is not None
+    flags = state.stream.flags(state.seen, most)
+    many = state.sequences.ahead(flags, most)
+    if many > 1 and state.sequences.isolated(flags[:many])[-1]:
+        many -= 1
+    state.sequences.take(flags[:many])
+    return many
+
+
+def hidden(state: LayerState) -> list[int]:
+    """Slots that the newest token does not see."""
+    return [] if state.sequences is None else state.sequences.hidden().tolist()
+
+
+def close(state: LayerState, slots: Slots) -> bool:
+    """Drop what the newest token leaves behind; returns whether anything was."""
+    assert state.sequences is not None
+    stays = state.sequences.closing()
+    if stays is None:
+        return False
+    scores = None
+    if state.scorer is not None and state.layer.policy.tagged:
+        scores = state.scorer.ranks(slots)
+    keep = _on(stays, state.store.device)
+    settle(state.layer, state.store, keep, scores)
+    if state.scorer is not None:
+        state.scorer.drop(keep)
+    state.sequences.keep(stays)
+    return True
+
+
+def evict(state: LayerState, slots: Slots) -> None:
+    """Compact the layer: ordinary tokens go first, then the oldest anchors."""
+    sequences, layer, scorer = state.sequences, state.layer, state.scorer
+    assert sequences is not None
+    n, target = state.store.n, layer.target
+    over = target is not None and n > target
+    scores = keep = None
+    if scorer is not None and (over or layer.policy.tagged):
+        scores = scorer.ranks(slots)
+    if over and target is not None:
+        room = sequences.room(target)
+        keep = _on(room.stays, state.store.device)
+        if scores is not None and n - target < room.last - room.first:
+            keep = best_between(scores, room.first, room.last, n - target)
+        sequences.keep(room.stays)
+    settle(layer, state.store, keep, scores)
+    if scorer is not None:
+        scorer.keep(keep)
+
+
+def _on(slots: Ints, device: torch.device) -> Tensor:
+    return torch.from_numpy(slots).to(device)
