@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
-from kvsearch.knobs.channels import channels_of
+from kvsearch.knobs.channels import PACKED, channels_of
 from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Budgets, Channels, HeadLosses, ModelShape, Policy, Quantizer
@@ -72,7 +72,11 @@ def group_of(get: Get, setting: Setting) -> int | None:
 
 
 def _channels(get: Get, setting: Setting) -> Channels:
-    return channels_of(get, setting.importance, setting.shape)
+    packed = None
+    if get["tiers"] != "16":
+        packed = CODEBOOKS[str(get["levels"])].group or PACKED
+    new = dict(changes("channels", get))
+    return channels_of(str(get["channels"]), new, setting.importance, setting.shape, packed)
 
 
 def _whole(tokens: int, group: int | None) -> int:
