@@ -316,7 +316,7 @@ def test_ctrl_c_keeps_what_was_measured(
     assert child.returncode == 130, err
     assert "Traceback" not in err and "so far" in printed
     assert file.read_text().count("\n") >= 20
-    with pytest.raises(ProcessLookupError):  # nobody is left
+    with pytest.raises(ProcessLookupError):  # no process is left
         for _ in range(400):
             os.killpg(child.pid, 0)
             time.sleep(0.05)

@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, options: RunOptions, shown: Shown) -> None:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
-        self.space = load_space(options.space)  # a typo here must not cost a model load
+        self.space = load_space(options.space)  # before the model, so that a typo shows at once
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         for name in options.exclude_method:
@@ -53,7 +53,7 @@ class Run:
         assert budget is not None, "`search` sets one of the two"
         self.setting = sized_for(self.loaded, budget, context)
         self.score_from = options.first_scored(budget.slots)
-        at("window", self.setting)  # a budget that pays for nothing ends here
+        at("window", self.setting)  # raises if the budget is too small for it
         self.text = inputs.text(self.loaded, self._text_options(), shown.say)
         question = asked(
             options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from
@@ -72,7 +72,7 @@ class Run:
         try:
             self.setting = self._with_sensitivity()
             self.setting = self._with_importance()
-            tune = o.engine == "tune"  # then `workers` and `ray` are Tune's, and the rest is here
+            tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
             work = evaluators.work(
                 self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
                 ray=tune or o.ray is not None, device=o.device,

@@ -1,4 +1,4 @@
-"""What budgets and bits follow, of layers and of KV heads: read from a file, or measured."""
+"""Sensitivity of layers and losses of KV heads, for budgets and bits: from a file, or measured."""
 
 import json
 import math
@@ -28,7 +28,7 @@ NAMES = {"layers": "the sensitivity of each layer", "heads": "what each KV head 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What was measured; `layers` is empty, and `heads` None, where nothing asked for it."""
+    """The measurements; `layers` is empty and `heads` None where no policy needs them."""
 
     layers: tuple[float, ...] = ()
     heads: HeadLosses | None = None
@@ -46,12 +46,12 @@ class Sensitivity:
 
 
 def of_space(space: SearchSpace) -> frozenset[Need]:
-    """What policies of a space may follow."""
+    """What the policies of a space need."""
     return needs({name: axis.choice or () for name, axis in space.axes.items()})
 
 
 def of_method(policy: PolicyLike) -> frozenset[Need]:
-    """What a method follows; policy files hold their own."""
+    """What a method needs; policy files hold their own."""
     if not isinstance(policy, str) or policy not in METHODS:
         return frozenset()
     return needs({name: (value,) for name, value in METHODS[policy].knobs.items()})
@@ -96,7 +96,7 @@ def measure(
     search_tokens: int,
     step: Callable[[str, float], AbstractContextManager[Any]],
 ) -> Sensitivity:
-    """Measure what is wanted, each within its share of a search, or take it from the disk cache.
+    """Measure what is needed, each within its share of a search, or take it from the disk cache.
 
     Args:
         evaluator: of the model.
@@ -129,7 +129,7 @@ def with_sensitivity(
     file: Path | None,
     shown: Shown,
 ) -> Setting:
-    """The setting with what its policies follow, read from a file or measured.
+    """The setting with what its policies need, read from a file or measured.
 
     Args:
         setting: of the evaluation.

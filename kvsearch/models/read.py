@@ -22,7 +22,7 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     """
     extra = {"gguf_file": gguf} if gguf else {}
     place = folder / gguf if gguf else folder
-    # The GGUF reader's progress bar heeds no setting; it writes to whatever stderr is then.
+    # The GGUF reader's progress bar cannot be switched off; it writes to the present stderr.
     know_pruned()
     muted = redirect_stderr(StringIO()) if gguf else nullcontext()
     try:
@@ -36,7 +36,7 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     except Exception as error:
         raise ModelError(f"transformers cannot load {place}: {brief(error)}") from error
     if lost := sorted(info["missing_keys"]):
-        # transformers would fill them with random numbers and only warn.
+        # transformers fills missing weights with random numbers and only warns.
         raise ModelError(f"{place} lacks {len(lost)} weights of its model, such as {lost[0]!r}")
     return model, tokenizer
 

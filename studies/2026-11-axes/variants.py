@@ -69,7 +69,7 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
         base[f"{word}joint"] = partial(joint, policy, setting, heads, joined)
         if policy.ladder is None and policy.rule is not None:
             base[f"{word}adakv"] = partial(fitted, policy, setting, Budgets(kind="adakv"))
-    best = by_weights(rows(measured, setting), 0.75)
+    best = by_weights(rows(measured, setting), 0.5)
     turns: dict[str, dict[str, Any]] = {
         "k4v3": dict(tiers=_tiers(4, 3)),
         "k3v3": dict(tiers=_tiers(3, 3)),
@@ -84,7 +84,7 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
     }
     for name, change in turns.items():
         turned = designed.model_copy(update=change)
-        base[f"designed heads measured 0.75, {name}"] = partial(fitted, turned, setting, best)
+        base[f"designed heads measured 0.5, {name}"] = partial(fitted, turned, setting, best)
     aged = designed.model_copy(
         update=dict(rule=None, recent_window=0, sinks=32, interval=32)
     )  # what keys along tokens need: eviction by age, in whole groups
