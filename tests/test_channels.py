@@ -229,6 +229,8 @@ def test_keys_that_do_not_turn_as_pairs_keep_all_channels() -> None:
     PolicyCache(Policy(channels=values), model)
     with pytest.raises(ModelError, match=r"channels\.qk needs rotary embeddings"):
         PolicyCache(Policy(channels=Channels(qk=("f f", "all"))), model)
+    with pytest.raises(ModelError, match="apart from each other, and layer 0 of this 'gpt2' model"):
+        projections(model)
 
 
 # -- what is measured ---------------------------------------------------------------------------
