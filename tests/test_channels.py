@@ -1,6 +1,7 @@
 """Channels: which are removed, what is stored without them, and that the logits say the same."""
 
 import copy
+import json
 from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsearch import Text, search
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.evaluate import harm, importance
@@ -21,6 +23,7 @@ from kvsearch.models.projections import projections
 from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check, layout
 from kvsearch.policy.pruning import Importance, Orders, channels
 from kvsearch.policy.ratios import by_harm, evenly_spaced, least_harmful
+from kvsearch.report.describe import describe
 from tests.test_cache import EXTRA, IDS, PROMPT, T, tiny
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
@@ -226,6 +229,8 @@ def test_keys_that_do_not_turn_as_pairs_keep_all_channels() -> None:
     PolicyCache(Policy(channels=values), model)
     with pytest.raises(ModelError, match=r"channels\.qk needs rotary embeddings"):
         PolicyCache(Policy(channels=Channels(qk=("f f", "all"))), model)
+    with pytest.raises(ModelError, match="apart from each other, and layer 0 of this 'gpt2' model"):
+        projections(model)
 
 
 # -- what is measured ---------------------------------------------------------------------------
@@ -289,3 +294,34 @@ def test_scores_are_sums_over_a_slice_of_four_matrices(score, tmp_path, monkeypa
         assert list(found.qk[layer][h]) == pairs[:2].sum(0).argsort(descending=True).tolist()
         assert list(found.vo[layer][h]) == parts[2:].sum(0).argsort(descending=True).tolist()
     assert importance.orders(loaded, score, IDS, step) == found
+
+
+def test_a_policy_with_channels_says_so() -> None:
+    said = describe(Policy(channels=KEPT))
+    assert said.startswith(
+        "Pruned channels: every token kept, 1 of 4 layers without attention and 3"
+    )
+    assert "2 of 4 layers without attention" in describe(
+        Policy(slots=40, channels=Channels(qk=("none", "all") * 2, vo=("none", "all") * 2))
+    )
+
+
+def test_a_search_reaches_channels_and_measures_what_its_space_needs(tiny_folder, tmp_path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(
+        "version: 2\nname: channels\naxes:\n"
+        "  channels: {choice: [eq1, '01']}\n"
+        "  channels.ratio: {float: [0.1, 0.5]}\n"
+        "  channels.score: {choice: [l2, taylor], when: {channels: eq1}}\n"
+        "  interval: {choice: [16]}\n"
+    )
+    text = Text(" ".join(str(i * i) for i in range(900)), "squares")
+    options = dict(
+        budget_slots=64, context=160, trials=3, space=space, out=tmp_path / "run", bench=False,
+        sampler="random",
+    )  # fmt: skip
+    found = search(str(tiny_folder), text, **options)
+    searched = [Policy.build(t.policy) for t in found.summary.trials if t.kind == "searched"]
+    assert len(searched) > 2 and all(p.channels.active and p.slots > 64 for p in searched)
+    measured = json.loads((tmp_path / "run" / "importance.json").read_text())
+    assert len(measured["harm"]) == 2 and set(measured["orders"]) == {"l2", "taylor"}

@@ -62,7 +62,7 @@ def logits(model, cache=None) -> torch.Tensor:
 @pytest.mark.parametrize("what", WORDS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_surgery_is_the_view(family: str, what: str, tiny_tokenizer, tmp_path: Path) -> None:
-    more = {"sliding_window": None} if family == "mistral" else {}
+    more = {"sliding_window": None} if family == "mistral" else {"tie_word_embeddings": True}
     loaded = made(CONFIGS[family], tiny_tokenizer, **more)
     policy, out = Policy(channels=WORDS[what], name="mine"), tmp_path / "small"
     done = prune(policy, loaded, out, progress=False)
@@ -75,7 +75,7 @@ def test_surgery_is_the_view(family: str, what: str, tiny_tokenizer, tmp_path: P
     assert held == view.bytes_resident == 2 * 90 * done.token_bytes  # in float32
     saved = sum(f.stat().st_size for f in out.glob("*.safetensors"))
     assert done.parameters < done.parameters_before
-    assert saved < 4 * done.parameters + 10_000
+    assert 0 < saved - 4 * done.parameters < 10_000
     again = load_model(str(out), device="cpu", announce=lambda _: None)
     assert again.shape == layout(policy, loaded.shape).shape
     rest = Policy.from_json(out / "policy.json")

@@ -2,40 +2,52 @@
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
-from kvsearch.knobs.vocabulary import KNOBS
+from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Channels, ModelShape
 from kvsearch.policy.pruning import BY_HARM, WHOLE, Importance, Law, channels
-from kvsearch_kernels.codebooks import CODEBOOKS
 
 NOTHING = Importance()
-DEFAULT_SCORE = KNOBS["channels.score"].default
 PACKED = 16  # channels that a head keeps a multiple of, where they are quantised in groups
+COUPLED = "coupled"  # one set of channels for queries, keys, values and outputs
+FIELDS: dict[str, Value] = {"ratio": 0.2, "score": "l2", "qk": COUPLED}
+
+
+def spelled(law: str) -> dict[str, Value]:
+    """A law by its numbers: what its dotted knobs are where nothing names them."""
+    if law in WHOLE:
+        return {"ratio": FIELDS["ratio"]}
+    return {} if law == "none" else FIELDS
 
 
 def channels_of(
-    get: Mapping[str, Any], importance: Importance | None, shape: ModelShape
+    law: str,
+    changes: Mapping[str, Value],
+    importance: Importance | None,
+    shape: ModelShape,
+    packed: int | None,
 ) -> Channels:
     """The channels that the knobs `channels` and `channels.*` leave of a model.
 
     Args:
-        get: a value for every knob.
+        law: value of `channels`.
+        changes: fields of the law that dotted knobs name.
         importance: what was measured of the channels; None if nothing was.
         shape: of the model.
+        packed: channels that share a scale, at least; None where nothing is quantised.
 
     Raises:
         PolicyError: nothing of a head would stay, or what the knobs need was not measured.
     """
-    law = str(get["channels"])
     if law == "none":
         return Channels()
-    qk = None if get["channels.qk"] == "coupled" else float(get["channels.qk"])
+    fields = {**FIELDS, **changes}
+    qk = None if fields["qk"] == COUPLED else float(fields["qk"])
     multiple = 2
-    if get["tiers"] != "16":
-        step = CODEBOOKS[str(get["levels"])].group or PACKED
-        multiple = step if shape.head_dim % step == 0 and shape.head_dim > step else 8
-    ratio, score = float(get["channels.ratio"]), str(get["channels.score"])
+    if packed is not None:
+        multiple = packed if shape.head_dim % packed == 0 and shape.head_dim > packed else 8
+    ratio, score = float(fields["ratio"]), str(fields["score"])
     return _channels(law, ratio, importance or NOTHING, shape, score, qk, multiple)
 
 
@@ -56,5 +68,5 @@ def needs(values: Mapping[str, Iterable[object]]) -> frozenset[str]:
     laws = {str(v) for v in values.get("channels", ())} - {"none"}
     found = {"harm"} if laws.intersection(BY_HARM) else set()
     if laws.difference(WHOLE):
-        found |= {str(v) for v in values.get("channels.score", (DEFAULT_SCORE,))}
+        found |= {str(v) for v in values.get("channels.score", (FIELDS["score"],))}
     return frozenset(found)

@@ -8,10 +8,10 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
 from kvsearch.knobs.anchors import anchors_of
-from kvsearch.knobs.channels import channels_of
+from kvsearch.knobs.channels import PACKED, channels_of
 from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
-from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
+from kvsearch.policy import Budgets, Channels, HeadLosses, ModelShape, Policy, Quantizer
 from kvsearch.policy.pruning import Importance
 from kvsearch_kernels.codebooks import CODEBOOKS
 
@@ -50,8 +50,7 @@ def recent_window_of(get: Get, setting: Setting, slots: int | None) -> int:
     else:
         tokens = setting.shape.layers if word == "layers" else int(word or 0)
     if get["along"] == "tokens" and get["fp16_recent"]:
-        channels = channels_of(get, setting.importance, setting.shape)
-        return _whole(tokens, _group(get, channels.on(setting.shape)))
+        return _whole(tokens, _group(get, _channels(get, setting).on(setting.shape)))
     return tokens
 
 
@@ -71,7 +70,7 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
         PolicyError: the values do not go together.
     """
     shape = setting.shape
-    channels = channels_of(get, setting.importance, shape)
+    channels = _channels(get, setting)
     group = _group(get, channels.on(shape))
     interval, sinks = int(get["interval"] or 1), int(get["sinks"] or 0)
     fp16_sinks = get["fp16_sinks"]
@@ -106,6 +105,14 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
+
+
+def _channels(get: Get, setting: Setting) -> Channels:
+    packed = None
+    if get["tiers"] != "16":
+        packed = CODEBOOKS[str(get["levels"])].group or PACKED
+    new = dict(changes("channels", get))
+    return channels_of(str(get["channels"]), new, setting.importance, setting.shape, packed)
 
 
 def _storable(get: Get) -> tuple[int, ...]:

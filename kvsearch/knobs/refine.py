@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from kvsearch.errors import PolicyError
+from kvsearch.knobs import channels
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.rule_axes import NONE
 from kvsearch.knobs.vocabulary import KNOBS, Value
@@ -18,7 +19,7 @@ from kvsearch.rules import Rule, read
 
 Changes = tuple[tuple[str, Value], ...]  # field of a preset -> value
 
-BASES = ("rule", "ladder", "tiers", "recent_window")
+BASES = ("rule", "ladder", "tiers", "recent_window", "channels")
 WINDOW_SHARES = {"half": 0.5, "share": 0.5}
 HALF = 0.5  # of what is left, for a tier whose share nothing names
 DIGITS = 6  # of a share; fingerprints have as many
@@ -52,6 +53,8 @@ def spelled(base: str, preset: Value | None) -> Mapping[str, Value]:
         return {} if ladder is None else ladder.model_dump()
     if base == "tiers":
         return _spelled_tiers(TIERS[str(preset)])
+    if base == "channels":
+        return channels.spelled(str(preset))
     share = WINDOW_SHARES.get(str(preset))
     return {} if share is None else {"share": share}
 
@@ -59,7 +62,9 @@ def spelled(base: str, preset: Value | None) -> Mapping[str, Value]:
 def respelled(base: str, preset: Value, other: Value) -> dict[str, Value] | None:
     """Dotted knobs that turn the preset `other` into `preset`; None if none do."""
     mine, theirs = spelled(base, preset), spelled(base, other)
-    alike = type(RULES[str(preset)]) is type(RULES[str(other)]) if base == "rule" else True
+    alike = base != "channels"  # whose laws differ in more than numbers
+    if base == "rule":
+        alike = type(RULES[str(preset)]) is type(RULES[str(other)])
     if preset != other and not (mine and theirs and alike):
         return None
     return {f"{base}.{f}": v for f, v in mine.items() if v != theirs.get(f)}

@@ -112,11 +112,11 @@ KNOBS: dict[str, Knob] = {
         None,
         "how removed channels are spread over the layers",
     ),
-    "channels.ratio": Knob(0.2, (), float, "share of channels removed", 0.0, 1.0),
+    "channels.ratio": Knob(None, (), float, "share of channels removed", 0.0, 1.0),
     "channels.qk": Knob(
-        "coupled", ("coupled",), float, "share of query and key pairs, ranked apart", 0.0, 1.0
+        None, ("coupled",), float, "share of query and key pairs, ranked apart", 0.0, 1.0
     ),
-    "channels.score": Knob("l2", ("l1", "l2", "taylor"), None, "which channels matter"),
+    "channels.score": Knob(None, ("l1", "l2", "taylor"), None, "which channels matter"),
     "anchors": Knob("none", ("none", "ep", "ac"), None, "tokens that stand for their sequence"),
     "anchors.marks": Knob(".", (".", ".?!", ".?!;", ".?!;:,"), None, "signs that endpoints end in"),
     "anchors.every": Knob(0, (), int, "tokens between anchors; 0 goes by marks or sentences"),

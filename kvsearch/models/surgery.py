@@ -61,6 +61,7 @@ def prune(model: PreTrainedModel, channels: Channels) -> PrunedForCausalLM:
     with torch.device("meta"):
         small = model_class(config_class(**kept))
     small.load_state_dict(_weights(model, channels, shape), assign=True)
+    small.tie_weights()
     small.generation_config = model.generation_config
     return small
 

@@ -5,6 +5,7 @@ import textwrap
 from typing import Any
 
 from kvsearch.policy import Policy, Tier
+from kvsearch.policy.channels import ALL, NONE
 from kvsearch.rules import Attention, Rule
 from kvsearch_kernels.codebooks import CODEBOOKS
 
@@ -24,7 +25,7 @@ def family(policy: Policy) -> str:
         if policy.drops:
             return "AnLLM-like"
         if not policy.quantizes:
-            return "Full cache"
+            return "Pruned channels" if policy.channels.active else "Full cache"
         return "Ranked precision" if policy.ranks_tiers else "Quantised cache"
     if policy.ladder is not None:
         return "Scored ladder" if policy.scored else "LaCache-like"
@@ -47,6 +48,8 @@ def describe(policy: Policy) -> str:
         parts.append(f"{policy.slots:,} slots")
     if policy.quantizes:
         parts.append(_precision(policy))
+    if policy.channels.active:
+        parts.append(_channels(policy))
     if policy.compacts:
         step = "token" if policy.interval == 1 else f"{policy.interval} tokens"
         parts.append(f"every {step}{_TRIGGER[policy.trigger]}")
@@ -116,6 +119,18 @@ def _tiers(tiers: tuple[Tier, ...]) -> str:
     if len(tiers) == 1:
         return bits_text(tiers[0])
     return " / ".join(f"{100 * t.share:.3g} % {bits_text(t)}" for t in tiers)
+
+
+def _channels(policy: Policy) -> str:
+    """In how many layers something is removed; how much, only the model's shape could tell."""
+    channels = policy.channels
+    layers = range(max(len(channels.qk), len(channels.vo)))
+    gone = sum(map(channels.removed, layers))
+    kept = ({channels.word("qk", i), channels.word("vo", i)} for i in layers)
+    fewer = sum(words not in ({ALL}, {NONE}) for words in kept)
+    counts = ((gone, "without attention"), (fewer, "with fewer channels"))
+    parts = [f"{n} of {len(layers)} layers {what}" for n, what in counts if n]
+    return " and ".join(parts)
 
 
 def _ranking(policy: Policy, rule: Rule) -> list[str]:
