@@ -1,7 +1,7 @@
 """Errors that a user can mend, each one sentence that says what to do.
 
 The command line prints the sentence and exits with code 2; anything that is not a
-`KvsearchError` is a fault of ours and exits with code 1.
+`KvsearchError` is a bug in kvsearch and exits with code 1.
 """
 
 import difflib
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class KvsearchError(ValueError):
-    """Root of every error that is the input's fault; picklable, so workers can raise it."""
+    """Root of every error caused by the input; picklable, so workers can raise it."""
 
 
 class PolicyError(KvsearchError):
@@ -25,11 +25,11 @@ class ModelError(KvsearchError):
 
 
 class OutOfMemory(ModelError):
-    """A device without room for what was asked; smaller work may still fit."""
+    """A device with too little memory for a job; a smaller job may still fit."""
 
 
 class TextError(KvsearchError):
-    """A text or dataset that cannot be read, or is too short for the question."""
+    """A text or dataset that cannot be read, or is too short for the windows."""
 
 
 class RunError(KvsearchError):

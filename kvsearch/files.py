@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, whatever happens while they are written."""
+"""Files that are either whole or absent, even if the process is killed while it writes them."""
 
 import contextlib
 import errno
@@ -65,7 +65,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
             a kill of this process, but perhaps not of the machine.
 
     Raises:
-        RunError: no room or no permission; the file is as it was.
+        RunError: no space or no permission; the file is as it was.
     """
     data = line.encode() + b"\n"
     try:
@@ -90,8 +90,8 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
         raise RunError(f"cannot write {path}: {why}") from e
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a kill left of half-written files; nothing else may be writing there."""
+def remove_drafts(folder: Path) -> None:
+    """Remove half-written files of a killed process; no other process may be writing there."""
     with contextlib.suppress(OSError):
         for draft in folder.glob(".*.tmp"):
             if draft.is_file():

@@ -37,6 +37,10 @@ _KEEP: dict[str, Value] = dict(evict=False, interval=64)
 _XMU: dict[str, Value] = dict(_KEEP, rule="xmu-forget", recent_window=1)
 _BY_HAND: dict[str, Value] = dict(interval=64, tiers="k4v4")
 
+_DESIGNED: dict[str, Value] = dict(
+    rule="xmu", interval=16, tiers="k4v4", sinks=4, rotate=True, levels="lloyd", fp16_sinks=True
+)
+
 _KVPRUNER: list[tuple[str, str, dict[str, Value], str]] = [
     ("01", "01", {}, "whole layers of least harm"),
     ("l1", "eq1", {"channels.score": "l1"}, "fewer where harm is great, by L1"),
@@ -238,19 +242,15 @@ METHODS: dict[str, Method] = {
         "H2O in 4 bits, tuned by hand: short interval, small groups",
     ),
     "rotated+sensitivity": Method(
-        dict(
-            rule="xmu",
-            recent_window=128,
-            interval=16,
-            tiers="k4v4",
-            sinks=4,
-            rotate=True,
-            levels="lloyd",
-            fp16_sinks=True,
-            budgets="sensitivity",
-        ),
+        dict(_DESIGNED, recent_window=128, budgets="sensitivity"),
         "combined",
         "a designed combination: rotated 4 bits, fp16 sinks, measured budgets per layer",
+        baseline=False,
+    ),
+    "rotated+heads": Method(
+        dict(_DESIGNED, recent_window=64, budgets="heads"),
+        "combined",
+        "a designed combination: rotated 4 bits, fp16 sinks, measured budgets per KV head",
     ),
 }
 

@@ -66,10 +66,10 @@ class Trial:
         seconds: wall time of the evaluation.
         error: why it failed, was rejected or was stopped.
         params: values of the space's active axes.
-        rungs: how far it came: (windows, tokens of each, dNLL on them) per rung.
+        rungs: (windows, tokens of each, dNLL on them) of every rung that it reached.
         tokens: tokens that went through the model for it.
         attempt: 1, or more after its evaluator or the driver was killed.
-        system: what the sampler noted about it.
+        system: notes of the sampler (Optuna's system attributes).
     """
 
     number: int
@@ -165,12 +165,12 @@ class Summary:
         model: name, revision, digest, shape numbers.
         text: names, hashes and sizes of the search, select and report parts.
         settings: budget, context, windows, seed, sampler, space and versions.
-        budget_bytes: bytes per sequence that bind `bytes_peak`.
+        budget_bytes: bytes per sequence, the limit of `bytes_peak`.
         rows: report rows, best NLL first; `full` is among them.
         trials: all trials, in order.
         recommended: name of the row to deploy at the budget, or None.
         counts: trials by state.
-        rechecks: comparisons printed beside the table, whatever they say.
+        rechecks: comparisons printed beside the table, whatever their outcome.
         seconds: wall time of the whole run.
         importances: share of each axis in what is expected to change around the best policies.
     """
@@ -228,5 +228,5 @@ def _cell(value: Any) -> Any:
 
 
 def modern_kind(kind: str) -> Kind:
-    """A kind from a record, by today's name."""
+    """A kind from a record, by its present name."""
     return OLD_KINDS.get(kind, cast(Kind, kind))

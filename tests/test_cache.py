@@ -25,6 +25,7 @@ from kvsearch.models.shape import shape_of
 from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Place, Slots
 from kvsearch_kernels.codebooks import CODEBOOKS
+from tests.heads import losses
 from tests.importance import importance
 
 T = 168
@@ -72,6 +73,7 @@ SETTING = Setting(
     T,
     (0.5, 0.7, 1.2, 1.6),
     importance=importance(ModelShape(4, 2, 16, 6)),
+    heads=losses(ModelShape(4, 2, 16, 6)),
 )
 PROMPT = 100  # of the policies that compact after a prompt; they hold all that follows
 AFTER = replace(SETTING, budget_bytes=SETTING.shape.budget_bytes(140), prompt=PROMPT)

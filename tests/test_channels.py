@@ -1,7 +1,9 @@
 """Channels: which are removed, what is stored without them, and that the logits say the same."""
 
 import copy
+from contextlib import contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ from hypothesis import strategies as st
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
+from kvsearch.evaluate import harm, importance
 from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.models import disk_cache
 from kvsearch.models.load import LoadedModel
+from kvsearch.models.projections import projections
 from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check, layout
 from kvsearch.policy.pruning import Importance, Orders, channels
 from kvsearch.policy.ratios import by_harm, evenly_spaced, least_harmful
@@ -221,3 +226,66 @@ def test_keys_that_do_not_turn_as_pairs_keep_all_channels() -> None:
     PolicyCache(Policy(channels=values), model)
     with pytest.raises(ModelError, match=r"channels\.qk needs rotary embeddings"):
         PolicyCache(Policy(channels=Channels(qk=("f f", "all"))), model)
+
+
+# -- what is measured ---------------------------------------------------------------------------
+
+
+def test_harm_is_the_rise_in_perplexity_and_a_pass_starts_at_its_layer(loaded) -> None:
+    passed, steps = [], []
+    first = loaded.model.model.layers[0].self_attn.q_proj
+    hook = first.register_forward_hook(lambda _, given, __: passed.append(given[0].shape[1]))
+    found = harm.measure(Evaluator(loaded), IDS, lambda: steps.append(1))
+    hook.remove()
+    assert passed.count(T) == 4 and len(steps) == 8  # two windows: the full pass, and layer 0's
+    for layer in (0, 3):
+        words = tuple("none" if i == layer else "all" for i in range(4))
+        model = without(loaded.model, Channels(qk=words, vo=words))
+        ids, ppl = torch.from_numpy(IDS), []
+        for x in (model, loaded.model):
+            with torch.inference_mode():
+                logits = x(ids).logits[:, :-1].flatten(0, 1)
+            lost = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
+            ppl.append(float(lost.exp()))
+        assert found[layer] == pytest.approx(ppl[0] - ppl[1], rel=1e-2)  # 16-bit storage
+
+
+@contextmanager
+def step(title: str, total: float):
+    yield SimpleNamespace(advance=lambda *_: None)
+
+
+@pytest.mark.parametrize("score", ["l1", "l2", "taylor"])
+def test_scores_are_sums_over_a_slice_of_four_matrices(score, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(disk_cache, "cache_folder", lambda: tmp_path)
+    loaded, H, G, D = tiny(3), 2, 3, 16
+    found = importance.orders(loaded, score, IDS, step)
+    layer = 2
+    p = projections(loaded.model)[layer]
+    weights = [x.weight for x in (p.q, p.k, p.v, p.o)]
+    assert not any(w.requires_grad or w.grad is not None for w in weights)
+    if score == "taylor":
+        rows = torch.from_numpy(IDS[:, :128])
+        for w in weights:
+            w.requires_grad_(True)
+        logits = loaded.model(rows).logits[:, :-1].flatten(0, 1)
+        lost = torch.nn.functional.cross_entropy(logits, rows[:, 1:].flatten(), reduction="sum")
+        slices = [w * g for w, g in zip(weights, torch.autograd.grad(lost, weights), strict=True)]
+    else:
+        slices = weights
+    power = 2 if score == "l2" else 1
+    q, k, v, o = (x.detach().abs() ** power for x in slices)
+    for h in range(H):
+        parts = torch.stack(
+            [
+                q.sum(1).view(H, G, D)[h].mean(0),
+                k.sum(1).view(H, D)[h],
+                v.sum(1).view(H, D)[h],
+                o.sum(0).view(H, G, D)[h].mean(0),
+            ]
+        )
+        pairs = parts[:, :8] + parts[:, 8:]
+        assert list(found.coupled[layer][h]) == pairs.sum(0).argsort(descending=True).tolist()
+        assert list(found.qk[layer][h]) == pairs[:2].sum(0).argsort(descending=True).tolist()
+        assert list(found.vo[layer][h]) == parts[2:].sum(0).argsort(descending=True).tolist()
+    assert importance.orders(loaded, score, IDS, step) == found

@@ -21,6 +21,7 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
 from kvsearch.policy import ModelShape, Policy, layout
+from tests.heads import losses
 from tests.importance import importance
 from tests.random_policies import policies
 from tests.tagged import Device, here, tagged
@@ -34,6 +35,7 @@ SETTING = Setting(
     (0.5, 0.7, 1.2, 1.6),
     prompt=PROMPT,
     importance=importance(SHAPE),
+    heads=losses(SHAPE),
 )
 WAYS = {  # packed, fast, and the calls in which a stream comes
     "evaluator": (False, True, [PROMPT, T - PROMPT]),

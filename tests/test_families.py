@@ -295,8 +295,8 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(
         PolicyCache(Policy(slots=12, sinks=2), model)
 
 
-def test_angles_are_verified_and_not_believed() -> None:
-    """A model whose code turns otherwise than its buffers say is found out, whatever its name."""
+def test_a_model_whose_code_turns_by_other_angles_is_refused() -> None:
+    """Rotations are compared with those of the buffers `inv_freq`, whatever the model's name."""
     model = build("llama")
     build.cache_clear()
     rope = model.model.rotary_emb

@@ -67,11 +67,11 @@ def test_only_what_is_certainly_behind_is_stopped() -> None:
     assert said is not None and "behind best" in said and "1024 tokens" in said
 
 
-def test_who_has_not_had_to_forget_stops_nobody() -> None:
+def test_a_rival_that_has_hardly_evicted_stops_no_proposal() -> None:
     late = race.Rival("late", race.Exposure(first=900, mean=900), noise(0.0, 1))
     mine, soon = noise(0.5, 2), race.Exposure(64, 100)
     assert race.verdict(mine[:, :1023], soon, [late], score_from=64, tokens=2048) is None
-    assert race.verdict(mine, soon, [late], score_from=64, tokens=2048) is not None  # all was seen
+    assert race.verdict(mine, soon, [late], score_from=64, tokens=2048) is not None  # whole windows
     mine = mine[:, :1023]
     early = race.Rival("early", race.Exposure(64, 100), noise(0.0, 1))
     unexposed = race.Exposure(first=1000, mean=1000)  # too few tokens since its first eviction

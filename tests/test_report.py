@@ -1,4 +1,4 @@
-"""The report of a hand-made summary: numbers survive, words stay honest, files are whole."""
+"""The report of a hand-made summary: figures, wording and whole files."""
 
 import csv
 import errno

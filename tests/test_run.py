@@ -99,7 +99,7 @@ def test_a_run_leaves_everything(finished: Path) -> None:
     }  # fmt: skip
     trials = Journal(finished / "trials.jsonl").read()
     assert sum(t.kind == "searched" and t.state in ("complete", "pruned") for t in trials) == 3
-    assert [t.name for t in trials[:2]] == ["rotated+sensitivity", "h2o+int4-fine"]
+    assert [t.name for t in trials[:2]] == ["rotated+heads", "h2o+int4-fine"]
     table = pq.read_table(finished / "trials.parquet")
     assert table.column_names == [f.name for f in fields(Trial)]
     assert table.num_rows == len(trials) and table.schema.field("speed").type == pa.float64()
@@ -286,7 +286,7 @@ def test_too_short_too_small_and_unwritable(
          "--context", "256"],
         capsys,
     )  # fmt: skip
-    assert code == 2 and "3 weights for a model with 2 layers" in err
+    assert code == 2 and "3 layers for a model with 2" in err
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_ctrl_c_keeps_what_was_measured(
     assert child.returncode == 130, err
     assert "Traceback" not in err and "so far" in printed
     assert file.read_text().count("\n") >= 20
-    with pytest.raises(ProcessLookupError):  # nobody is left
+    with pytest.raises(ProcessLookupError):  # no process is left
         for _ in range(400):
             os.killpg(child.pid, 0)
             time.sleep(0.05)

@@ -28,12 +28,13 @@ from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.samplers.one_at_a_time import next_move
 from kvsearch.search.samplers.surrogate import Surrogate
+from tests.heads import losses
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 
 SHAPE = ModelShape(layers=6, kv_heads=3, head_dim=64, heads=9)
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, (3.0, 2.0, 1.0, 1.0, 0.5, 0.3))
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, heads=losses(SHAPE))
 SPACE = space.load("default")
 NAMES = names_for(SPACE)
 
@@ -137,9 +138,9 @@ def test_the_process_interpolates_reverts_and_doubts_less_where_something_runs()
     assert mean == pytest.approx([y.mean()], abs=1e-6)
     assert std == pytest.approx([gp.scale**0.5 * gp.unit], rel=1e-6)
     new = np.full((1, 5), 0.9)
-    told = gp.conditioned(new)
-    assert told.posterior(x)[0] == pytest.approx(gp.posterior(x)[0], abs=1e-6)
-    assert told.posterior(new)[1] < 0.7 * gp.posterior(new)[1]
+    given = gp.conditioned(new)
+    assert given.posterior(x)[0] == pytest.approx(gp.posterior(x)[0], abs=1e-6)
+    assert given.posterior(new)[1] < 0.7 * gp.posterior(new)[1]
 
 
 def test_the_fit_follows_the_slope_of_the_likelihood() -> None:
@@ -147,13 +148,14 @@ def test_the_fit_follows_the_slope_of_the_likelihood() -> None:
     x, z = rng.random((12, 3)), rng.normal(size=12)
     at = np.log([0.7, 1.1, 0.4, 2.0, 0.05])  # three lengths, scale, noise
 
-    def told(logs: np.ndarray) -> tuple[float, np.ndarray]:
+    def value_and_slope(logs: np.ndarray) -> tuple[float, np.ndarray]:
         *lengths, scale, noise = np.exp(logs)
         return misfit(x, z, np.array(lengths), scale, np.full(12, noise))
 
-    slope = told(at)[1] * [1, 1, 1, 1, 0.05]
+    slope = value_and_slope(at)[1] * [1, 1, 1, 1, 0.05]
     steps = 1e-5 * np.eye(5)
-    assert slope == pytest.approx([(told(at + s)[0] - told(at - s)[0]) / 2e-5 for s in steps])
+    value = [(value_and_slope(at + s)[0], value_and_slope(at - s)[0]) for s in steps]
+    assert slope == pytest.approx([(up - down) / 2e-5 for up, down in value])
 
 
 @pytest.mark.parametrize("n", [6, 40])
@@ -220,23 +222,23 @@ def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_en
     raw = model.fitted.y[10:] * model.fitted.unit + model.fitted.centre
     assert raw.tolist() == pytest.approx([model.height(loss(p)) for p in points[10:]], abs=0.05)
     assert len(Surrogate(History(done=whole[:3], stopped=stopped)).fitted.x) == 3
-    # after a whole window everyone has shown what it does, however many slots it has
+    # after a whole window every trial counts, however many slots it has
     big = [replace(p, slots=900) for p in points]
     ends = [Seen(p, loss(p), ((1, 1024, 0.5 * loss(p)), (2, 1024, loss(p)))) for p in big[:10]]
     late = [Seen(p, None, ((1, 1024, 0.5 * loss(p)),)) for p in big[10:]]
     assert len(Surrogate(History(done=ends, stopped=late)).fitted.x) == 12
-    # in a part of one, those who had not filled their cache are asked for want of others only
+    # in a part of one, trials that had not filled their cache count only if there are no others
     part = [Seen(p, loss(p), ((1, 1024, 0.1 * loss(p)), (1, 2048, loss(p)))) for p in big[:10]]
     found = {n: Surrogate(History(done=whole[:n] + part[n:], stopped=stopped)) for n in (0, 4)}
     assert [len(m.fitted.x) for m in found.values()] == [12, 12]
-    foretold = [
+    final = [
         float((m.fitted.y[10:] * m.fitted.unit + m.fitted.centre).sum()) for m in found.values()
     ]
-    assert foretold[0] > foretold[1] + 0.5, "they rise more"
-    assert foretold[1] == pytest.approx(float(raw.sum()), abs=0.1)
+    assert final[0] > final[1] + 0.5, "they rise more"
+    assert final[1] == pytest.approx(float(raw.sum()), abs=0.1)
 
 
-def test_a_policy_that_beats_the_full_cache_is_no_accident() -> None:
+def test_a_policy_that_beats_the_full_cache_raises_the_offset() -> None:
     price, rng = Context(SPACE, SETTING).price, random.Random(0)
     found = [price(samplers.pool.anything(SPACE, rng)) for _ in range(30)]
     points = [p for p in found if p is not None][:8]
@@ -283,7 +285,7 @@ def _without_last(study: optuna.Study) -> optuna.Study:
     return copy
 
 
-def test_an_unknown_sampler_is_told_what_it_may_have_meant() -> None:
+def test_an_unknown_sampler_gets_a_hint() -> None:
     with pytest.raises(KvsearchError, match="did you mean 'kvei'"):
         make("kvie", 0, Context(SPACE, SETTING))
 
@@ -315,7 +317,7 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
     def tell(knobs: Mapping[str, Value]) -> None:
         point = context.price.look(knobs)
         assert point is not None
-        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["budgets"] == "sensitivity")
+        dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["budgets"] == "heads")
         history.done.append(Seen(point, dnll))
         history.tried.add(point.fingerprint)
 
@@ -442,7 +444,7 @@ def test_with_speed_as_an_objective_proposals_spread_over_speeds(
     "last",
     [
         {"state": TrialState.PRUNED, "constraints": {"fits": 1.0}},
-        {"values": [3.0, -3.0]},  # a policy that is there already, told again
+        {"values": [3.0, -3.0]},  # a policy that is there already, measured again
         {"state": TrialState.PRUNED},  # a point that is there already, stopped again
     ],
 )
@@ -459,7 +461,7 @@ def test_the_gp_of_optuna_does_not_repeat_itself(last: dict[str, Any]) -> None:
 
 
 def test_rules_and_formats_outside_the_space_do_not_widen_the_process() -> None:
-    assert len(NAMES) == 28 and not {"key norm", "lag", "along tokens"} & set(NAMES)
+    assert len(NAMES) == 30 and not {"key norm", "lag", "along tokens"} & set(NAMES)
     axes = {**SPACE.axes, "rule": space.Axis(choice=("none", "key-norm"))}
     wider = names_for(SPACE.model_copy(update={"axes": axes}))
     assert "key norm" in wider and "pooled" not in wider

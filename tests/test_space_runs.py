@@ -15,6 +15,7 @@ from kvsearch.models.shape import shape_of
 from kvsearch.policy import Policy, layout
 from kvsearch.search.samplers.pool import anything
 from kvsearch.space import load
+from tests.heads import losses
 
 T, SHORT = 150, 110
 IDS = np.random.default_rng(1).integers(0, 97, size=(1, T))
@@ -36,7 +37,9 @@ def loaded() -> LoadedModel:
 
 def drawn(name: str, loaded: LoadedModel, count: int) -> list[Policy]:
     shape = loaded.shape
-    setting = Setting(shape, shape.budget_bytes(56), T, (0.3, 0.6, 0.9, 1.2, 1.4, 1.6))
+    setting = Setting(
+        shape, shape.budget_bytes(56), T, (0.3, 0.6, 0.9, 1.2, 1.4, 1.6), heads=losses(shape)
+    )
     space, found, seed = load(name), [], 0
     while len(found) < count:
         seed += 1

@@ -1,4 +1,4 @@
-"""Decode time: rates whatever the halves of a pair are; modelled, with an honest error."""
+"""Decode time: measured in pairs of unequal length, and modelled with its error."""
 
 import numpy as np
 import pytest

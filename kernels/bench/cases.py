@@ -31,7 +31,7 @@ from kvsearch_kernels.scored_attention import scored_attention  # noqa: E402
 from kvsearch_kernels.scored_decode import scored_decode  # noqa: E402
 
 NEVER = 1 << 40
-os.environ["KVSEARCH_TRITON"] = "1"  # the gate in run.py asks for the proof itself, of every op
+os.environ["KVSEARCH_TRITON"] = "1"  # the gate in run.py runs the probe of every op itself
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ MODELS = (
     Heads("llama2-7b", 32, 32, 128),
     Heads("smollm2-135m", 9, 3, 64),
 )
-# most wanted first: the ops of a decoded token, then those of a prompt, then those of a tick
+# in order of priority: ops of a decoded token, of a prompt, of a compaction
 OPS: dict[str, Op[Any, Any]] = {
     op.name: op
     for op in (
@@ -96,13 +96,13 @@ class Case:
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """Name in tables."""
         return f"{self.op} {self.model.name} b{self.batch} t{self.context} {self.variant}"
 
 
 @dataclass(frozen=True)
 class Work:
-    """One call of an op, what else does the same, and the bytes that one call must read."""
+    """One call of an op, its baselines, and the bytes that one call must read."""
 
     op: Op[Any, Any]
     args: tuple[Any, ...]
@@ -116,7 +116,7 @@ class Work:
 
 
 def cases() -> Iterator[Case]:
-    """All cases, most wanted first within an op."""
+    """All cases, in order of priority within an op."""
     for name in ("decode_attention", "scored_decode"):
         for context, batch in SHAPES:
             for model in MODELS:

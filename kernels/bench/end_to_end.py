@@ -4,8 +4,8 @@
     python kernels/bench/end_to_end.py --dry-run                 # anywhere: a tiny model, no timing
 
 The model has the shape of a 7B Llama and random weights: what a token costs does not depend on
-them. Each setting is a process of its own with a time limit; what does not fit is said and skipped.
-Random weights give flat attention, so which slots a policy keeps says nothing here.
+them. Each setting is a process of its own with a time limit; one that does not fit is skipped with
+a message. Random weights give flat attention, so the choice of slots has no meaning here.
 """
 
 import argparse
@@ -43,7 +43,7 @@ BLOCKS = 5  # timed; a block is an interval of the policy, so that each has one 
 INTERVAL = 16
 _FOUR = (Tier(key_bits=4, value_bits=4),)
 _ROTATED = Quantizer(levels="lloyd", rotate=True, fp16_sinks=True)
-# None is the full cache of transformers; the others are shaped as what searches find
+# None is the full cache of transformers; the others resemble policies found by searches
 CACHES: dict[str, Policy | None] = {
     "full": None,
     "window+rotated4": Policy(
@@ -82,7 +82,7 @@ def settings() -> Iterator[Setting]:
 
 
 def config(sizes: dict[str, int]) -> LlamaConfig:
-    """Of a Llama with room for every context."""
+    """Config of a Llama whose positions reach every context."""
     return LlamaConfig(**sizes, max_position_embeddings=65536)
 
 

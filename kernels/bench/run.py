@@ -7,7 +7,7 @@
 Op by op: the correctness gate (the op's probe in fp16 and in bf16, and a case with flat and with
 peaked attention), then all its kernels compiled in parallel and each compared with the reference,
 then each implementation timed by CUDA-graph replay over rotating inputs. Every stage is a process
-of its own with a time limit: what fails or hangs costs only itself, and is a row that says why.
+of its own with a time limit: one that fails or hangs stops no other, and is a row with the reason.
 """
 
 import argparse
@@ -40,11 +40,11 @@ COLUMNS = (
 DTYPES = ("bfloat16", "float16")  # the first that passes is timed: it is what models run in
 # of the time that is left for what follows
 SHARES = {"decode_attention": 6, "scored_decode": 3, "lifetime_attention": 4, "scored_attention": 2}
-SLACK = 45.0  # seconds that a stage may take longer than it was told, to import and to finish
+SLACK = 45.0  # seconds beyond the limit of a stage, to import and to finish
 
 
 def child(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]], str | None]:
-    """Rows of a process, and why it did not end well, or None.
+    """Rows of a process, and the reason if it failed, or None.
 
     Args:
         command: writes rows as `worker.emit` does.
@@ -88,7 +88,7 @@ class Table:
         self._path, self._always = path, always
 
     def add(self, **row: Any) -> None:
-        """Add a row; what has a note is also said on stderr."""
+        """Add a row; one with a note is also printed to stderr."""
         full = {c: "" for c in COLUMNS} | self._always | {k: str(v) for k, v in row.items()}
         if full["note"]:
             what = (full[c] for c in ("op", "impl", "dtype", "model", "variant", "context"))

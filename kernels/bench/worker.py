@@ -2,8 +2,8 @@
 
     python worker.py gate '{"op": ..., "dtype": ...}'
 
-Rows go to stdout, one JSON object a line, as soon as they are known: a process that hangs or dies
-later has still said what it found.
+Rows go to stdout, one JSON object a line, as soon as they are known, so those of a process that
+hangs or dies later are kept.
 """
 
 import json
@@ -176,7 +176,7 @@ def clock(op: str, impl: str, dtype: str, kernels: list[list[str]], seconds: flo
         except Exception as error:
             emit(**row, reason=sentence(error))
             if isinstance(error, ImportError) or "CUDA error" in str(error):
-                return  # nor will the others run
+                return  # the others cannot run either
             continue
         p20, _, _, p80 = quantiles(times, n=5)
         emit(**row, nbytes=sets[0].nbytes, ms=[p20, median(times), p80])

@@ -22,7 +22,7 @@ class Tile:
 
 
 # (head_dim, bytes per element) -> tile
-# fp32 goes without tensor cores: it is there to check, not to be fast.
+# fp32 does not use tensor cores: it is for checks, not for speed.
 ATTEND = {
     (64, 2): Tile(128, 128, 8, 3),
     (128, 2): Tile(128, 64, 8, 3),

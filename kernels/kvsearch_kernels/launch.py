@@ -1,4 +1,4 @@
-"""What every Triton implementation asks before it launches; imports no Triton itself."""
+"""Checks of every Triton implementation before it launches; imports no Triton itself."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext

@@ -1,4 +1,4 @@
-"""Whether `auto` may use a compiled implementation here: it proves itself on small cases first.
+"""Whether `auto` may use a compiled implementation here: only after it has passed its probe.
 
 The proof runs in this process, once per op, implementation, device and type. It cannot survive a
 kernel that never ends, or one that reads outside its memory: then CUDA itself refuses everything
@@ -54,7 +54,7 @@ def subject(*args: Any, **kwargs: Any) -> tuple[torch.device, torch.dtype]:
 def trusted(op: Provable, impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """None if `impl` passed the probe of `op` here, or one sentence why `auto` passes over it.
 
-    The first call runs the probe, and a failure warns; later ones look the answer up.
+    The first call runs the probe, and a failure warns; later ones use the stored result.
     """
     key = (op.name, op.impls[impl], device, dtype)
     if key in _verdicts:  # without the lock: this is on the way of every call

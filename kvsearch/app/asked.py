@@ -1,4 +1,4 @@
-"""What a run was asked, as `study.json` keeps it, and the folder that this names."""
+"""Options and inputs of a run as `study.json` keeps them, and the default folder they lead to."""
 
 import hashlib
 import json
@@ -78,7 +78,7 @@ def races(options: RunOptions) -> bool:
 
 
 def default_folder(question: dict[str, Any]) -> Path:
-    """The same command finds the same folder; another model, text or budget gets its own."""
+    """A folder that is the same for the same command; another model, text or budget has another."""
     rest = {k: v for k, v in question.items() if k not in ("versions", "trials")}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:6]
     model = question["model"]["name"]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
+from kvsearch.app.importance import with_importance
 from kvsearch.app.policies import check_names, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.app.sensitivity import with_sensitivity
@@ -44,6 +45,9 @@ def bench(
         setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, file=sensitivity,
         shown=shown,
     )  # fmt: skip
+    setting = with_importance(
+        setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, shown=shown
+    )
     chosen = resolve((policy,), setting)[0]
     ids = windows(tokens, count=1, length=need)[0]
     with shown.step("decode speed", pairs) as step:

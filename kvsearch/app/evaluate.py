@@ -10,6 +10,7 @@ import numpy as np
 
 from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
+from kvsearch.app.importance import with_importance
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
 from kvsearch.app.progress import Shown
@@ -185,6 +186,7 @@ def evaluate(
         setting, asked, evaluator, source, count=W, length=T, shown=shown,
         file=None if sensitivity is None else Path(sensitivity),
     )  # fmt: skip
+    setting = with_importance(setting, asked, evaluator, source, count=W, length=T, shown=shown)
     chosen = resolve(asked, setting)
     for policy in chosen:
         require_anchors(loaded, policy)

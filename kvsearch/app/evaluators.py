@@ -76,7 +76,7 @@ def executor(
 
 
 def park(loaded: LoadedModel, executor: Executor) -> None:
-    """Take the driver's own model off its GPU while evaluators elsewhere need the room.
+    """Take the driver's own model off its GPU while other evaluators need its memory.
 
     It costs host memory for the weights and two copies of them over the bus. What stays on the GPU
     is the driver's CUDA context, a few hundred MB.

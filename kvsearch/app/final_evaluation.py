@@ -21,14 +21,14 @@ from kvsearch.search.schema import SCHEMA
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
 FRONT = 6  # members of the search front that go to the report
-CHOICE = 0.25  # of the search's tokens that the choice may cost, where that is more than one pass
+CHOICE = 0.25  # share of the search's tokens that the selection may cost; one pass at least
 
 
 def select_windows(policies: int, windows: int) -> int:
-    """How many windows finalists are chosen on: as many as the search's, or more in a long search.
+    """Number of select windows: as many as the search has, or more in a long search.
 
-    Finalists lie close together: on SmolLM2-135M often closer than two windows of 4096 tokens
-    can tell, a standard error of some 0.004 nats (`studies/2026-11-layer-budgets`).
+    Finalists differ little: on SmolLM2-135M often by less than the standard error on two windows
+    of 4096 tokens, some 0.004 nats (`studies/2026-11-layer-budgets`).
 
     Args:
         policies: that the search may evaluate.
@@ -39,7 +39,7 @@ def select_windows(policies: int, windows: int) -> int:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy on its way to the report."""
+    """A policy that may be in the report."""
 
     name: str
     kind: Kind
@@ -50,7 +50,7 @@ class Candidate:
 
 @dataclass
 class FinalEvaluation:
-    """Chooses, freezes and measures.
+    """Selects the recommended policy, freezes the rows, and measures them on the report text.
 
     Attributes:
         folder, executor: where results go and where they come from.
@@ -58,7 +58,7 @@ class FinalEvaluation:
         score_from: first scored position.
         shown: progress.
         extra: part name -> (label, token hash) of further texts.
-        select: name of the part to choose on.
+        select: name of the part for the selection.
     """
 
     folder: RunFolder
@@ -99,10 +99,10 @@ class FinalEvaluation:
         return [t for t in done if (t.bytes_peak or 0) <= limit]
 
     def _recommend(self, trials: list[Trial]) -> str | None:
-        """The best few within the budget again on the select text; the best on both is deployed.
+        """Measure the best few within the budget on the select text; the best on both texts.
 
-        What put a policy among the few is partly luck, the same for all of them: losses on the
-        search text are no weaker evidence about their order than those on as much other text.
+        That a policy is among the few is partly chance on the search text, but the same chance for
+        all of them: losses there are as good evidence of their order as on as much other text.
         """
         best = sorted(self._within(trials), key=lambda t: t.nll or 0.0)[:FINALISTS]
         policies = [t.policy for t in best]

@@ -1,4 +1,4 @@
-"""From names to things: the model, the text and its windows."""
+"""From options to the model, the text and its windows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class TextOptions:
         extra: further texts for the recommended policy, each by itself.
         context: tokens of a window.
         windows: search windows.
-        select_windows: of other text, to choose on; fewer where that text is too short.
+        select_windows: of other text, for the selection; fewer where that text is too short.
         report_windows: windows of the report text.
     """
 
@@ -59,8 +59,8 @@ class TextWindows:
     Attributes:
         parts: the texts that the windows are from.
         windows: by name.
-        select: name of the windows to choose on. It tells how many there are: a run that goes on
-            with more trials chooses on more, and must not take losses on fewer for those.
+        select: name of the windows for the selection. It contains their number: a run that is
+            resumed with more trials uses more windows, and losses on fewer are kept apart.
         extra: further texts.
     """
 

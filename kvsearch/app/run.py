@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from kvsearch.app import evaluators, inputs, sensitivity, speed, summary
+from kvsearch.app import evaluators, importance, inputs, sensitivity, speed, summary
 from kvsearch.app.asked import asked, default_folder, races
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, options: RunOptions, shown: Shown) -> None:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
-        self.space = load_space(options.space)  # a typo here must not cost a model load
+        self.space = load_space(options.space)  # before the model, so that a typo shows at once
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         for name in options.exclude_method:
@@ -53,7 +53,7 @@ class Run:
         assert budget is not None, "`search` sets one of the two"
         self.setting = sized_for(self.loaded, budget, context)
         self.score_from = options.first_scored(budget.slots)
-        at("window", self.setting)  # a budget that pays for nothing ends here
+        at("window", self.setting)  # raises if the budget is too small for it
         self.text = inputs.text(self.loaded, self._text_options(), shown.say)
         question = asked(
             options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from
@@ -71,7 +71,8 @@ class Run:
         executor: Executor | None = None
         try:
             self.setting = self._with_sensitivity()
-            tune = o.engine == "tune"  # then `workers` and `ray` are Tune's, and the rest is here
+            self.setting = self._with_importance()
+            tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
             work = evaluators.work(
                 self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
                 ray=tune or o.ray is not None, device=o.device,
@@ -121,6 +122,17 @@ class Run:
             )
             write_atomic(file, found.write())
         return sensitivity.read(file, self.loaded.shape).put_into(self.setting)
+
+    def _with_importance(self) -> Setting:
+        wanted = importance.of_space(self.space)
+        if not wanted:
+            return self.setting
+        file = self.folder.path / "importance.json"
+        if not file.exists():
+            ids = self.text.windows["search"]
+            found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
+            write_atomic(file, json.dumps(found.plain()) + "\n")
+        return replace(self.setting, importance=importance.read(file))
 
     def _search(self, executor: Executor, work: ModelWork) -> list[Trial]:
         o = self.options

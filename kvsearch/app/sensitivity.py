@@ -1,4 +1,4 @@
-"""What budgets and bits follow, of layers and of KV heads: read from a file, or measured."""
+"""Sensitivity of layers and losses of KV heads, for budgets and bits: from a file, or measured."""
 
 import json
 import math
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsearch.app.aside import aside
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
@@ -20,7 +21,6 @@ from kvsearch.knobs import Need, Setting, needs
 from kvsearch.methods import METHODS
 from kvsearch.policy import HeadLosses, ModelShape
 from kvsearch.space import SearchSpace
-from kvsearch.text import beside, windows
 from kvsearch.text.parts import Tokens
 
 NAMES = {"layers": "the sensitivity of each layer", "heads": "what each KV head loses"}
@@ -28,7 +28,7 @@ NAMES = {"layers": "the sensitivity of each layer", "heads": "what each KV head 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What was measured; `layers` is empty, and `heads` None, where nothing asked for it."""
+    """The measurements; `layers` is empty and `heads` None where no policy needs them."""
 
     layers: tuple[float, ...] = ()
     heads: HeadLosses | None = None
@@ -46,12 +46,12 @@ class Sensitivity:
 
 
 def of_space(space: SearchSpace) -> frozenset[Need]:
-    """What policies of a space may follow."""
+    """What the policies of a space need."""
     return needs({name: axis.choice or () for name, axis in space.axes.items()})
 
 
 def of_method(policy: PolicyLike) -> frozenset[Need]:
-    """What a method follows; policy files hold their own."""
+    """What a method needs; policy files hold their own."""
     if not isinstance(policy, str) or policy not in METHODS:
         return frozenset()
     return needs({name: (value,) for name, value in METHODS[policy].knobs.items()})
@@ -96,7 +96,7 @@ def measure(
     search_tokens: int,
     step: Callable[[str, float], AbstractContextManager[Any]],
 ) -> Sensitivity:
-    """Measure what is wanted, each within its share of a search, or take it from the disk cache.
+    """Measure what is needed, each within its share of a search, or take it from the disk cache.
 
     Args:
         evaluator: of the model.
@@ -129,7 +129,7 @@ def with_sensitivity(
     file: Path | None,
     shown: Shown,
 ) -> Setting:
-    """The setting with what its policies follow, read from a file or measured.
+    """The setting with what its policies need, read from a file or measured.
 
     Args:
         setting: of the evaluation.
@@ -151,15 +151,8 @@ def with_sensitivity(
         return setting
     wanted = frozenset[Need]().union(*(of_method(p) for p in names))
     search_tokens = (len(policies) + 1) * count * length
-    rest = beside(tokens, count=count, length=length)
-    least = min(sensitivity.SHORT, length)
-    if rest.ids.size >= least:
-        size = min(sensitivity.LONG, length, rest.ids.size)
-        ids = windows(rest, count=min(sensitivity.WINDOWS, rest.ids.size // size), length=size)
-        where = "on text beside the windows"
-    else:
-        ids = windows(tokens, count=count, length=length)
-        where = f"on the windows themselves: the text has no other {least} tokens in a row"
+    size = min(sensitivity.LONG, length)
+    ids, where = aside(tokens, count, length, sensitivity.WINDOWS, size)
     what = " and ".join(NAMES[need] for need in sorted(wanted, reverse=True))
     shown.say(
         f"{', '.join(map(str, names))}: measuring {what} {where}; --sensitivity FILE reuses a run's"

@@ -11,8 +11,7 @@ with one token: does every layer hand its keys over, and how does it turn them w
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
-from transformers.utils import logging
 
 from kvsearch.cache.anchors import stream
 from kvsearch.cache.attention import MARK, NAME, attention, mask
@@ -29,6 +27,7 @@ from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError, PolicyError
+from kvsearch.models.read import quiet
 from kvsearch.models.shape import policy_layers, rotary_candidates, shape_of, text_config
 from kvsearch.policy import ModelShape, Policy, check, layout
 
@@ -62,6 +61,9 @@ class PolicyLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Mark the new keys with this layer; they are stored when attention runs."""
         self.is_initialized = True
+        if not key_states.shape[-1]:  # a pruned model's layer without attention: nobody attends
+            for state in self.states:
+                state.seen += key_states.shape[2]
         marked = key_states.view_as(key_states)
         setattr(marked, MARK, self)
         return marked, value_states
@@ -227,7 +229,7 @@ def install(model: PreTrainedModel) -> None:
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
     if model.config._attn_implementation != NAME:
-        with _quiet():
+        with quiet():
             model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise ModelError(
@@ -237,17 +239,6 @@ def install(model: PreTrainedModel) -> None:
     if model not in _installed:
         _check_wiring(model, shape_of(model.config))
         _installed[model] = None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the warning of a model that cannot be set: we raise instead."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 # -- asking a model once -----------------------------------------------------------------------
@@ -330,14 +321,16 @@ def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[
 
 def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
     """Every policy layer must hand over its keys once, in the shape that the config says."""
-    want = [(1, shape.heads, 1, shape.head_dim), *[(1, shape.kv_heads, 1, shape.head_dim)] * 2]
-    for i, recorder in zip(policy_layers(model.config), _record(model), strict=True):
+    layers = zip(policy_layers(model.config), shape.per_layer, _record(model), strict=True)
+    for i, (key, value), recorder in layers:
+        H = shape.kv_heads
+        want = [(1, shape.heads, 1, key), (1, H, 1, key), (1, H, 1, value)]
         got = [[tuple(x.shape) for x in call] for call in recorder.calls]
-        if got != [want]:
+        if got != ([want] if key else []):
             raise ModelError(
-                f"layer {i} of {type(model).__name__} does not hand {shape.kv_heads} keys and "
-                f"values of {shape.head_dim} channels, once, to transformers' attention interface; "
-                "no policy cache can serve it"
+                f"layer {i} of {type(model).__name__} does not hand {H} keys and values of {key} "
+                f"and {value} channels, once, to transformers' attention interface; no policy "
+                "cache can serve it"
             )
 
 
@@ -393,7 +386,9 @@ def _find_frequencies(model: PreTrainedModel, what: str, instead: str) -> list[T
 def _turns(inv_freq: Tensor, recorder: _Recorder, positions: list[int]) -> bool:
     """Whether `inv_freq` turned what was recorded at position 0 into what was at the others."""
     by = torch.tensor(positions).view(-1, 1, 1)
-    for x in recorder.calls[0][:2]:
+    for x in recorder.calls[0][:2] if recorder.calls else ():  # none of a layer without attention
+        if 2 * inv_freq.shape[0] > x.shape[-1]:
+            return False
         error = (Rotary(inv_freq).undo(x, by) - x[:1]).abs().max()
         if not error < 0.05 * x.abs().max():  # bf16 rounds to 0.015; other angles miss by 1
             return False

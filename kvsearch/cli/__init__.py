@@ -16,6 +16,7 @@ COMMANDS = {
     "eval": "measure methods and policy files on a text",
     "report": "rebuild the report of a run",
     "export": "write a policy for a runtime",
+    "prune": "write a smaller model without the channels that a policy removes",
     "bench": "decode speed of a policy against the full cache",
     "methods": "the published methods as points of the space",
     "study": "check that a kept study's tables follow from its records",
@@ -28,7 +29,7 @@ class Lazy(click.Group):
     """Imports a command's module when it is called, so that `--help` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names, in the order in which people need them."""
+        """Names, in the order of a user's first steps."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -56,7 +57,7 @@ def cli() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point; exit codes: 0 done, 2 mendable by the user, 130 interrupted, 1 our fault."""
+    """Entry point; exit codes: 0 done, 1 a bug, 2 mendable by the user, 130 interrupted."""
     args = sys.argv[1:] if argv is None else argv
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
@@ -89,6 +90,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _interrupt(*_: Any) -> None:
-    """Ctrl-C: end in order, and at once if it comes again."""
+    """Ctrl-C: stop in order the first time, at once the second time."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`--config FILE`: options of a command from a YAML file; the command line goes before them.
+"""`--config FILE`: options from a YAML file; those of the command line take precedence.
 
 Keys are the long spellings of options with underscores: `report_text` for `--report-text`,
 `no_race` for `--no-race`. Both the check and the file that `kvsearch init` writes are made from the

@@ -30,7 +30,7 @@ class Head:
         self._verify()
 
     def _verify(self) -> None:
-        """The slices must be the model's own logits; a family with a head of its own is refused."""
+        """The slices must equal the model's own logits; a family with another head is refused."""
         device = next(self.model.parameters()).device
         ids = torch.arange(4, device=device)[None]
         with torch.inference_mode():
@@ -71,14 +71,14 @@ class Head:
             yield self.logits(hidden[:, start : start + ROWS]).log_softmax(-1)
 
     def divergence(self, expected: Iterable[Tensor], hidden: Tensor) -> Tensor:
-        """KL divergence of the next-token distributions after `hidden` from those that should be.
+        """KL divergence from the unmodified model's next-token distributions to those of `hidden`.
 
         Args:
-            expected: `expected` of the same tokens' hidden states in the model as it should be.
-            hidden: last hidden states `[B, T, hidden]` with something left out.
+            expected: `expected` of the same tokens' hidden states in the unmodified model.
+            hidden: last hidden states `[B, T, hidden]` of the model with a smaller cache.
 
         Returns:
-            Nats `[B, T]`: how many more are needed, on average over what is expected next.
+            Nats `[B, T]`, the divergence at every token.
         """
         pairs = zip(expected, self.expected(hidden), strict=True)
         return torch.cat([(right.exp() * (right - left)).sum(-1) for right, left in pairs], 1)

@@ -1,8 +1,9 @@
 """Measuring every KV head for budgets and bits per head, within a share of a search's tokens.
 
-One pass there and back estimates the loss of every head at several sizes (`prices`). What is left
-of the share goes into direct passes with one head starved, the largest losses first; a head's whole
-curve is scaled to what was measured, and the curves of the others by the usual ratio.
+One forward and a few backward passes estimate the loss of every head at several sizes (`prices`).
+The rest of the share goes into direct passes with one head starved (given a small cache), the heads
+with the largest estimates first. The curve of a measured head is scaled to its measurement, the
+curves of the others by the median ratio of measurement to estimate.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
 
 LONG, SHORT = 2048, 512  # tokens of the window: where the search can pay for them, and at least
 PRICE = 6.0  # forward passes that estimating costs
-SHARE = 0.1  # of a search's tokens that this may cost, unless the least is more
+SHARE = 0.1  # of a search's tokens that this may cost, or the smallest plan if that is more
 STARVED = 1 / 30  # of the window: slots of a starved head
 SIZES = (1 / 100, 1 / 60, STARVED, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the window
 
@@ -97,7 +98,7 @@ def kept_or_measured(
     direct: int,
     step: Callable[[str, float], AbstractContextManager[Any]],
 ) -> HeadLosses:
-    """`measure`, once per model, dtype, text and plan: the user's cache folder keeps the answer.
+    """`measure`, once per model, dtype, text and plan: the user's cache folder keeps the result.
 
     Args:
         evaluator: of the model.

@@ -8,6 +8,7 @@ removed from all of them; else they would outweigh keys and values by the size o
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from kvsearch.evaluate.kept import kept_or_made
+from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.projections import Projections, projections
 from kvsearch.policy import ModelShape
-from kvsearch.policy.pruning import Order, Orders, tuples
+from kvsearch.policy.pruning import Orders, tuples
 
 ROW = 128  # tokens of a row of text that Taylor's loss is taken over
 ROWS = 16  # such rows, at most
@@ -53,21 +54,19 @@ def orders(
     if score != "taylor":
         return _ranked(layers, loaded.shape, score)
     rows = windows[:, : windows.shape[1] // ROW * ROW].reshape(-1, min(ROW, windows.shape[1]))
-    rows = rows[:ROWS] if rows.size else windows[:, :ROW]
+    rows = np.ascontiguousarray(rows[:ROWS] if rows.size else windows[:, :ROW])
 
-    def make() -> list[list[Order]]:
+    def make() -> dict[str, Any]:
         with step("gradients of the channels", len(rows)) as shown, _gradients(layers):
             for row in rows:
                 ids = torch.from_numpy(row)[None].to(loaded.device)
                 logits = loaded.model(ids, use_cache=False).logits[0, :-1].float()
                 cross_entropy(logits, ids[0, 1:], reduction="sum").backward()
                 shown.advance()
-            found = _ranked(layers, loaded.shape, score)
-        return [[found.coupled, found.qk, found.vo]]
+            return asdict(_ranked(layers, loaded.shape, score))
 
     words = f"taylor/{loaded.digest}/{loaded.dtype}/{rows.shape}"
-    (found,) = kept_or_made("importance", words, rows, 1, make)
-    return Orders(*(tuples(order) for order in found))
+    return remembered("importance", words, rows.tobytes(), Orders.read, make)
 
 
 def _ranked(layers: list[Projections], shape: ModelShape, score: str) -> Orders:

@@ -1,10 +1,9 @@
-"""What every KV head would lose at several sizes and precisions, from one pass there and back.
+"""Estimated loss of every KV head at several sizes and precisions, from gradients.
 
-A head that keeps less returns something else; to second order, that changes the next-token
-distribution by a KL divergence of half the squared change, weighted by the Fisher information. The
-information is estimated from gradients of the log-probability of tokens that the model itself
-draws. One forward and a few backward passes price all heads; what later layers make of the change
-is in the gradient, what they would do differently because of it is not.
+A smaller cache changes a head's output. To second order, the KL divergence of the next-token
+distribution is then half the squared change, weighted by the Fisher information, which is estimated
+from gradients of the log-probability of tokens drawn from the model. One forward and a few backward
+passes price all heads. The gradient carries the change through later layers to first order.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,7 +87,7 @@ def price(
 
 
 class _Noted(Watching):
-    """A layer that attends to everything, and notes what it was given and its gradients."""
+    """A layer that attends to everything, and stores its inputs and gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +99,7 @@ class _Noted(Watching):
         """Causal attention whose output keeps its gradient."""
         self.q, self.k, self.v = q.detach(), k.detach(), v.detach()
         self.options: dict[str, Any] = dict(scale=scale, softcap=softcap)
-        if softcap is None:  # fused: holds no map of attention for the way back
+        if softcap is None:  # fused: stores no attention map for the backward pass
             key, value = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
             out = scaled_dot_product_attention(q, key, value, is_causal=True, scale=scale)
         else:

@@ -84,8 +84,8 @@ class Evaluator:
         Args:
             policy: what to replay.
             windows: token ids; each window starts from an empty cache.
-            prompt: tokens that one call brings in before streaming starts; only policies whose
-                trigger is a prompt tell the difference.
+            prompt: tokens that one call brings in before streaming starts; without effect unless
+                the policy's trigger is a prompt.
             resident: also build the packed cache of the last window and measure its bytes.
             progress: called with the number of tokens done.
             options: passed to `PolicyCache`.
@@ -126,6 +126,6 @@ def stepwise(
 
 
 def check_finite(name: str, nll: NDArray[np.float32]) -> None:
-    """Raise if a policy produced numbers that are no numbers."""
+    """Raise if the NLL of a policy is not finite."""
     if not np.isfinite(nll).all():
         raise KvsearchError(f"policy {name} gave an NLL that is not finite")

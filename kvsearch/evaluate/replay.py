@@ -1,7 +1,7 @@
-"""A policy's pass over windows of text that can stop at a rung and go on from there.
+"""A policy's pass over windows of text, which can stop at a rung and continue from there.
 
-A race looks at a part before it pays for the rest. The cache of a window that is not at its end
-stays in memory, so a policy that goes on pays for every token once.
+A race compares policies on a part of the text before the rest is evaluated. The cache of an
+unfinished window stays in memory, so that every token is evaluated once.
 """
 
 from collections.abc import Callable
@@ -201,8 +201,8 @@ class _Group:
 
 
 def continues(policy: Policy) -> bool:
-    """Whether going on is exact and cheap; other policies start over, which costs them little.
+    """Whether continuing is exact and cheap; other policies start over.
 
-    A prompt ends where a call ends, so a policy that waits for it must see all of it at once.
+    A prompt ends where a call ends, so a policy with that trigger needs the prompt in one call.
     """
     return not policy.prompted and not lifetimes.applies(policy)

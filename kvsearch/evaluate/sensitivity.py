@@ -1,9 +1,9 @@
-"""How much each layer suffers from eviction: the measurement behind `budgets: sensitivity`.
+"""Layer sensitivity: how much eviction in a layer costs, for `budgets: sensitivity`.
 
-A few neighbouring layers at a time keep only a small cache while all others keep everything. Their
-sensitivity is the KL divergence from the full cache's next-token distributions: it says as
-much as the rise in NLL, without the luck of which token came next. Measured once per model and
-text.
+A few neighbouring layers at a time have a small cache (they are starved) while all others keep
+everything. Their sensitivity is the KL divergence from the full cache's next-token distributions.
+Its mean is about the rise in NLL, without the noise of which token came next. Measured once per
+model and text.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ from kvsearch.rules import Attention
 LONG, SHORT = 2048, 512  # tokens of a window: where the search can pay for them, and at least
 GROUPS = 10  # at least, where the model has as many layers
 WINDOWS = 4  # at most
-SHARE = 0.1  # of a search's tokens that this may cost, unless the least is more
+SHARE = 0.1  # of a search's tokens that this may cost, or the smallest plan if that is more
 KEPT = 3 / 32  # of a window: slots of the starved layers, headroom included
 INTERVAL = 16
-LEAST = 0.03  # of the mean: what any layer is taken to lose
+LEAST = 0.03  # smallest sensitivity of a layer, in units of the mean
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Plan:
 
 
 def plan(search_tokens: int, layers: int, context: int) -> Plan:
-    """What a share of the search pays for: single layers first, then longer windows, then more.
+    """The plan that a share of the search pays for: single layers, then longer, then more windows.
 
-    On SmolLM2-135M, budgets from groups of three layers regained a quarter of the loss on other
+    On SmolLM2-135M, budgets from groups of three layers removed a quarter of the loss on other
     text, budgets from single layers a third and more (`studies/2026-11-layer-budgets`).
 
     Args:
@@ -134,7 +134,7 @@ def kept_or_measured(
     step: Callable[[str, float], AbstractContextManager[Any]],
     groups: int = GROUPS,
 ) -> tuple[float, ...]:
-    """`measure`, once per model, dtype and text: the answer is kept in the user's cache folder.
+    """`measure`, once per model, dtype and text: the user's cache folder keeps the result.
 
     Args:
         evaluator: of the model.

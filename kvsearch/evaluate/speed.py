@@ -1,4 +1,4 @@
-"""A modelled decode time, so that a search can ask for speed without timing every policy.
+"""A model of the decode time, so that a search has speeds without timing every policy.
 
 A decode step costs a fixed part (weights, launches) and parts that grow with what the cache holds:
 16-bit values read, low-bit values unpacked, values moved at a compaction, and slots ranked.
@@ -86,7 +86,7 @@ def fit(
     """Fit the model to measured policies.
 
     Args:
-        policies: different kinds of policies, so that every part can be told from the others.
+        policies: different kinds of policies, so that the parts can be separated.
         measure: seconds per token of a policy and of the full cache in the same pairs.
         shape: of the model.
         context: tokens in the cache while measuring.

@@ -3,11 +3,12 @@
 from kvsearch.knobs.fields import Setting
 from kvsearch.knobs.heads import Need, needs
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
-from kvsearch.knobs.refine import effective, has_field, respelled
+from kvsearch.knobs.refine import BASES, effective, has_field, respelled
 from kvsearch.knobs.sizing import build, sized
 from kvsearch.knobs.vocabulary import KNOBS, OLD_NAMES, Knob, Value, check_value, modern
 
 __all__ = [
+    "BASES",
     "KNOBS",
     "LADDERS",
     "OLD_NAMES",

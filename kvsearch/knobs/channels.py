@@ -1,13 +1,16 @@
 """Removed channels: from knobs, and from what was measured of a model, to the part of a policy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
+from kvsearch.knobs.vocabulary import KNOBS
 from kvsearch.policy import Channels, ModelShape
 from kvsearch.policy.pruning import BY_HARM, WHOLE, Importance, Law, channels
+from kvsearch_kernels.codebooks import CODEBOOKS
 
 NOTHING = Importance()
+DEFAULT_SCORE = KNOBS["channels.score"].default
 PACKED = 16  # channels that a head keeps a multiple of, where they are quantised in groups
 
 
@@ -30,7 +33,8 @@ def channels_of(
     qk = None if get["channels.qk"] == "coupled" else float(get["channels.qk"])
     multiple = 2
     if get["tiers"] != "16":
-        multiple = PACKED if shape.head_dim % PACKED == 0 and shape.head_dim > PACKED else 8
+        step = CODEBOOKS[str(get["levels"])].group or PACKED
+        multiple = step if shape.head_dim % step == 0 and shape.head_dim > step else 8
     ratio, score = float(get["channels.ratio"]), str(get["channels.score"])
     return _channels(law, ratio, importance or NOTHING, shape, score, qk, multiple)
 
@@ -44,13 +48,13 @@ def _channels(
     return channels(cast(Law, law), ratio, importance, shape, score=score, qk=qk, multiple=multiple)
 
 
-def needs_harm(knobs: Mapping[str, Any]) -> bool:
-    """Whether a method or point needs the harm of each layer to be measured."""
-    return knobs.get("channels") in BY_HARM
+def needs(values: Mapping[str, Iterable[object]]) -> frozenset[str]:
+    """What has to be measured before policies with such values of their knobs can be built.
 
-
-def needs_score(knobs: Mapping[str, Any], default: str) -> str | None:
-    """The score by which a method or point ranks channels, or None if it ranks none."""
-    if knobs.get("channels", "none") in ("none", *WHOLE):
-        return None
-    return str(knobs.get("channels.score", default))
+    `harm` is that of each layer; the others are scores of the channels.
+    """
+    laws = {str(v) for v in values.get("channels", ())} - {"none"}
+    found = {"harm"} if laws.intersection(BY_HARM) else set()
+    if laws.difference(WHOLE):
+        found |= {str(v) for v in values.get("channels.score", (DEFAULT_SCORE,))}
+    return frozenset(found)

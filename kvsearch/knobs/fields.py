@@ -11,7 +11,7 @@ from kvsearch.knobs.anchors import anchors_of
 from kvsearch.knobs.channels import channels_of
 from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
-from kvsearch.policy import Budgets, Channels, HeadLosses, ModelShape, Policy, Quantizer
+from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, Quantizer
 from kvsearch.policy.pruning import Importance
 from kvsearch_kernels.codebooks import CODEBOOKS
 
@@ -49,35 +49,19 @@ def recent_window_of(get: Get, setting: Setting, slots: int | None) -> int:
         tokens = int(float(fields["share"]) * (slots or 0))
     else:
         tokens = setting.shape.layers if word == "layers" else int(word or 0)
-    whole_groups = get["along"] == "tokens" and get["fp16_recent"]
-    return _whole(tokens, group_of(get, setting)) if whole_groups else tokens
+    if get["along"] == "tokens" and get["fp16_recent"]:
+        channels = channels_of(get, setting.importance, setting.shape)
+        return _whole(tokens, _group(get, channels.on(setting.shape)))
+    return tokens
+
+
+def _whole(tokens: int, group: int | None) -> int:
+    return tokens if group is None else -(-tokens // group) * group
 
 
 def budgets_of(get: Get, setting: Setting, slots: int | None) -> Budgets:
     """How a policy with so many slots shares them out."""
     return heads.budgets(get, setting.sensitivity, setting.heads, slots, setting.tokens)
-
-
-def group_of(get: Get, setting: Setting) -> int | None:
-    """The largest group up to the one asked for that divides every key and value that is left."""
-    left = _channels(get, setting).on(setting.shape)
-    if get["group"] == "head" and left.widths:
-        return None
-    size = left.head_dim
-    if (fixed := CODEBOOKS[str(get["levels"])].group) is not None:
-        return fixed
-    group = size if get["group"] == "head" else min(size, int(get["group"] or size))
-    while any(width % group for widths in left.kinds for width in widths):
-        group -= 1
-    return group
-
-
-def _channels(get: Get, setting: Setting) -> Channels:
-    return channels_of(get, setting.importance, setting.shape)
-
-
-def _whole(tokens: int, group: int | None) -> int:
-    return tokens if group is None else -(-tokens // group) * group
 
 
 def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -> Policy:
@@ -86,14 +70,16 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
     Raises:
         PolicyError: the values do not go together.
     """
-    shape, group = setting.shape, group_of(get, setting)
+    shape = setting.shape
+    channels = channels_of(get, setting.importance, shape)
+    group = _group(get, channels.on(shape))
     interval, sinks = int(get["interval"] or 1), int(get["sinks"] or 0)
     fp16_sinks = get["fp16_sinks"]
     if get["along"] == "tokens":  # tokens that share scales stay together, and so in step
         interval, sinks = _whole(interval, group), _whole(sinks, group)
         fp16_sinks = fp16_sinks or (slots is not None and sinks > 0)
     ladder = ladder_of(str(get["ladder"]), changes("ladder", get))
-    tiers = tiers_of(str(get["tiers"]), changes("tiers", get), str(get["levels"]))
+    tiers = tiers_of(str(get["tiers"]), changes("tiers", get), _storable(get))
     fields: dict[str, Any] = dict(
         name=name,
         slots=slots,
@@ -105,30 +91,48 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
         ladder=ladder if slots is not None else None,
         rule=rule_of(str(get["rule"]), changes("rule", get), interval),
         tiers=tiers,
-        head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads, str(get["levels"])),
+        head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads),
         quantizer=_quantizer(
             group=group,
             rotate=get["rotate"],
-            value_block=_value_block(get["value_block"], shape.head_dim),
+            value_block=_value_block(get["value_block"] or "head", shape.head_dim),
             levels=get["levels"],
             along=get["along"],
             fp16_sinks=fp16_sinks,
             fp16_recent=get["fp16_recent"],
         ),
         anchors=anchors_of(get),
-        channels=_channels(get, setting),
+        channels=channels,
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
 
 
-def _value_block(block: Value | None, head_dim: int) -> int | None:
+def _storable(get: Get) -> tuple[int, ...]:
+    """Bits that custom tiers are fitted to: what the levels know, and 16."""
+    return (16, *CODEBOOKS[str(get["levels"])].bits) if get["tiers"] == "custom" else ()
+
+
+def _group(get: Get, left: ModelShape) -> int | None:
+    """The largest group up to the one asked for that divides every key and value that is left."""
+    asked = get["group"]
+    if get["tiers"] == "custom":
+        asked = CODEBOOKS[str(get["levels"])].group or asked
+    if asked == "head":
+        return None if left.widths else left.head_dim
+    group = int(asked or left.head_dim)
+    while any(width % group for widths in left.kinds for width in widths):
+        group -= 1
+    return group
+
+
+def _value_block(block: Value, head_dim: int) -> int | None:
     """None where a block holds all that a rotation mixes, so that equal policies look equal."""
-    if block in ("head", None) or int(block or 0) >= head_dim & -head_dim:
+    if block == "head" or int(block) >= head_dim & -head_dim:
         return None
-    if int(block or 0).bit_count() > 1:
+    if int(block).bit_count() > 1:
         raise PolicyError(f"knob value_block: {block} is not a power of two")
-    return int(block or 0)
+    return int(block)
 
 
 @lru_cache(maxsize=1024, typed=True)

@@ -10,7 +10,6 @@ import numpy as np
 from kvsearch.errors import PolicyError
 from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Tier
 from kvsearch.policy.marginal import Split, choose
-from kvsearch_kernels.codebooks import CODEBOOKS
 
 Need = Literal["layers", "heads"]
 BUDGETS: dict[str, Need] = {  # value of the knob `budgets` -> what has to be measured
@@ -81,16 +80,13 @@ def _marginal(heads: HeadLosses, slots: int, tokens: int) -> Budgets:
 
 
 @lru_cache(maxsize=1024)
-def head_tiers(
-    per: str, tiers: tuple[Tier, ...], heads: HeadLosses | None, levels: str = "uniform"
-) -> HeadTiers | None:
+def head_tiers(per: str, tiers: tuple[Tier, ...], heads: HeadLosses | None) -> HeadTiers | None:
     """Bits per layer or per head by marginal loss, at the mean bits of the one tier given.
 
     Args:
         per: `alike`, `layer` or `head`.
         tiers: the policy's own; the mean over heads keeps to their bits.
         heads: what was measured of the heads.
-        levels: of the quantiser, which may not know all bits.
 
     Raises:
         PolicyError: there are several tiers, or nothing was measured.
@@ -107,8 +103,7 @@ def head_tiers(
         np.array(x).reshape(-1, together, len(heads.bits)).sum(1)
         for x in (heads.keys, heads.values)
     )
-    known = [i for i, bits in enumerate(heads.bits) if bits in CODEBOOKS[levels].bits]
-    options = list(product(known, repeat=2))
+    options = list(product(range(len(heads.bits)), repeat=2))
     losses = [[k[i] + v[j] for i, j in options] for k, v in zip(keys, values, strict=True)]
     costs = [[float(heads.bits[i] + heads.bits[j]) for i, j in options]] * len(losses)
     picked = choose(losses, costs, len(losses) * (tier.key_bits + tier.value_bits))

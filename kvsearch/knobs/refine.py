@@ -15,7 +15,6 @@ from kvsearch.knobs.rule_axes import NONE
 from kvsearch.knobs.vocabulary import KNOBS, Value
 from kvsearch.policy import Ladder, Tier
 from kvsearch.rules import Rule, read
-from kvsearch_kernels.codebooks import CODEBOOKS
 
 Changes = tuple[tuple[str, Value], ...]  # field of a preset -> value
 
@@ -30,14 +29,16 @@ def effective(knob: str, knobs: Mapping[str, Value]) -> Value | None:
     if knob in knobs:
         return knobs[knob]
     base, dot, field = knob.partition(".")
-    return spelled(base, effective(base, knobs)).get(field) if dot else KNOBS[knob].default
+    if dot and base in BASES:
+        return spelled(base, effective(base, knobs)).get(field)
+    return KNOBS[knob].default
 
 
 def has_field(base: str, preset: Value | None, field: str) -> bool:
     """Whether the knob `<base>.<field>` refines a preset."""
-    if base == "tiers":
-        return True  # any list of tiers may get more of them
-    return field in spelled(base, preset)
+    if base == "tiers":  # any list of them may get more
+        return True
+    return base not in BASES or field in spelled(base, preset)
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -107,36 +108,36 @@ def ladder_of(preset: str, new: Changes) -> Ladder | None:
 
 
 @lru_cache(maxsize=4096, typed=True)
-def tiers_of(preset: str, new: Changes, levels: str) -> tuple[Tier, ...]:
+def tiers_of(preset: str, new: Changes, storable: tuple[int, ...] = ()) -> tuple[Tier, ...]:
     """A list of tiers, refined: every tier takes its share of what those above leave.
 
-    Bits that the `levels` do not know become the next more that they do.
+    Args:
+        preset: a key of `TIERS`.
+        new: what differs from it.
+        storable: bits to choose from, at most as many as are asked for where that can be; empty
+            takes them as they are, for `Policy` to judge.
     """
     if not new:
         return TIERS[preset]
     numbers: dict[str, Any] = {**_spelled_tiers(TIERS[preset]), **dict(new)}
-    known = (*CODEBOOKS[levels].bits, max(_BITS))
     count, left, key, value = int(numbers["count"]), 1.0, max(_BITS), max(_BITS)
     parts: list[tuple[float, int, int]] = []
     for i in range(1, count + 1):
         tail = _tail(i)
-        key = min(key, _next(int(numbers.get(f"key_bits{tail}", key)), known))
-        value = min(value, _next(int(numbers.get(f"value_bits{tail}", value)), known))
+        key = min(key, int(numbers.get(f"key_bits{tail}", key)))
+        value = min(value, int(numbers.get(f"value_bits{tail}", value)))
         part = 1.0 if i == count else float(numbers.get(f"share{tail}", HALF))
+        bits = (_fitted(key, storable), _fitted(value, storable))
         share = round(part * left, DIGITS)
         left = round(left - share, DIGITS)
-        if share > 0 and parts and parts[-1][1:] == (key, value):
-            parts[-1] = (round(parts[-1][0] + share, DIGITS), key, value)
+        if share > 0 and parts and parts[-1][1:] == bits:
+            parts[-1] = (round(parts[-1][0] + share, DIGITS), *bits)
         elif share > 0:
-            parts.append((share, key, value))
+            parts.append((share, *bits))
     return tuple(Tier.model_validate(dict(share=s, key_bits=k, value_bits=v)) for s, k, v in parts)
 
 
 _BITS = KNOBS["tiers.key_bits"].only
-
-
-def _next(bits: int, known: tuple[int, ...]) -> int:
-    return min(b for b in known if b >= bits)
 
 
 def _spelled_tiers(tiers: tuple[Tier, ...]) -> dict[str, Value]:
@@ -149,6 +150,12 @@ def _spelled_tiers(tiers: tuple[Tier, ...]) -> dict[str, Value]:
             out[f"share{tail}"] = round(tier.share / left, DIGITS)
             left -= tier.share
     return out
+
+
+def _fitted(bits: int, storable: tuple[int, ...]) -> int:
+    if not storable:
+        return bits
+    return max((b for b in storable if b <= bits), default=min(storable))
 
 
 def _tail(tier: int) -> str:

@@ -37,9 +37,8 @@ def sized(
         return policy, layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
     if setting.budget_bytes is None:
         raise PolicyError("a budget is needed to size this policy")
-    return _largest(
-        get, setting, int(setting.budget_bytes * float(get["budget_fraction"] or 0)), name
-    )
+    limit = int(setting.budget_bytes * float(get["budget_fraction"] or 0))
+    return _largest(get, setting, limit, name)
 
 
 def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[Policy, int]:
@@ -71,7 +70,7 @@ def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2
         there = of(mid)
-        if base.quantizer.fp16_recent:  # so many tokens are in no tier
+        if there.fp16_recent != base.fp16_recent:  # tokens in no tier
             costs = costs_of(there, setting.shape)
         held = peak_of(there, setting.shape, costs, setting.tokens, setting.prompt)
         low, high, peak = (low, mid, peak) if held > limit else (mid, high, held)

@@ -43,7 +43,7 @@ def converted(path: Path, sha256: str, announce: Callable[[str], None]) -> Path 
     Args:
         path: the `.gguf` file.
         sha256: its digest, hexadecimal.
-        announce: told before the conversion.
+        announce: called with a sentence before the conversion.
 
     Returns:
         The folder, or None where a copy would be too large or cannot be written; the caller then

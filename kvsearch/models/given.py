@@ -1,4 +1,4 @@
-"""The identity of a model that is already in memory: no name leads to it, its weights do."""
+"""The identity of a model that is already in memory and has no name: a hash of its weights."""
 
 import hashlib
 from typing import Any

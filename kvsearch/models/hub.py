@@ -22,7 +22,7 @@ def snapshot(
 
     Args:
         repo: `owner/name`.
-        announce: told before anything large is downloaded.
+        announce: called with a sentence before anything large is downloaded.
         refuse: called with the number of parameters, where the hub knows it, before the download;
             raises if this machine cannot hold them.
 

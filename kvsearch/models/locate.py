@@ -1,4 +1,4 @@
-"""From a model's name to files on this machine, downloaded where that is what it takes."""
+"""From a model's name to files on this machine, downloaded where necessary."""
 
 import re
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def locate(name: str, announce: Announce, refuse: Refuse) -> Located:
     Args:
         name: an alias, a local folder, a `.gguf` file, or a hub id `owner/name`. An alias means
             the same everywhere: a folder of that name is `./NAME`.
-        announce: told before a download.
+        announce: called with a sentence before a download.
         refuse: called with a number of parameters before a hub download; raises if too many.
 
     Raises:

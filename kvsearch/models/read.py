@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from kvsearch.errors import ModelError
+from kvsearch.models import pruned
 
 
 def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[Any, Any]:
@@ -21,7 +22,8 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     """
     extra = {"gguf_file": gguf} if gguf else {}
     place = folder / gguf if gguf else folder
-    # The GGUF reader's progress bar heeds no setting; it writes to whatever stderr is then.
+    # The GGUF reader's progress bar cannot be switched off; it writes to the present stderr.
+    know_pruned()
     muted = redirect_stderr(StringIO()) if gguf else nullcontext()
     try:
         with quiet(), muted:
@@ -34,9 +36,19 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     except Exception as error:
         raise ModelError(f"transformers cannot load {place}: {brief(error)}") from error
     if lost := sorted(info["missing_keys"]):
-        # transformers would fill them with random numbers and only warn.
+        # transformers fills missing weights with random numbers and only warns.
         raise ModelError(f"{place} lacks {len(lost)} weights of its model, such as {lost[0]!r}")
     return model, tokenizer
+
+
+def know_pruned() -> None:
+    """Let transformers load what `kvsearch prune` writes without running the code beside it."""
+    for config, model in (
+        (pruned.PrunedConfig, pruned.PrunedForCausalLM),
+        (pruned.DeciLMConfig, pruned.DeciLMForCausalLM),
+    ):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        AutoModelForCausalLM.register(config, model, exist_ok=True)
 
 
 def configuration(folder: Path) -> Any:
@@ -45,6 +57,7 @@ def configuration(folder: Path) -> Any:
     Raises:
         ModelError: transformers cannot read it.
     """
+    know_pruned()
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from kvsearch.errors import ModelError
 from kvsearch.policy import ModelShape
+from kvsearch.policy.channels import ALL, kept_in
 
 
 def text_config(config: Any) -> Any:
@@ -49,7 +50,20 @@ def shape_of(config: Any) -> ModelShape:
         )
     dim = getattr(cfg, "head_dim", None) or cfg.hidden_size // heads
     kv_heads = getattr(cfg, "num_key_value_heads", None) or heads
-    return ModelShape(layers=len(layers), kv_heads=kv_heads, head_dim=dim, heads=heads)
+    shape = ModelShape(layers=len(layers), kv_heads=kv_heads, head_dim=dim, heads=heads)
+    blocks = getattr(cfg, "block_configs", None) or ()
+    return shape.with_widths(tuple(_widths(block["attention"], dim) for block in blocks))
+
+
+def _widths(attention: Any, head_dim: int) -> tuple[int, int]:
+    """Channels of a key and a value in a layer of a pruned model, see `kvsearch.models.pruned`."""
+    if attention["no_op"]:
+        return 0, 0
+    pairs, values = (kept_in(attention.get(k, ALL)) for k in ("kept_pairs", "kept_values"))
+    return (
+        head_dim if pairs is None else 2 * len(pairs[0]),
+        head_dim if values is None else len(values[0]),
+    )
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:

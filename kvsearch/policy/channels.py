@@ -50,11 +50,11 @@ class Channels(Frozen):
 
     def pairs(self, layer: int) -> Kept | None:
         """Kept rotary pairs of every KV head, or None for all."""
-        return _read(self.word("qk", layer))
+        return kept_in(self.word("qk", layer))
 
     def values(self, layer: int) -> Kept | None:
         """Kept value channels of every KV head, or None for all."""
-        return _read(self.word("vo", layer))
+        return kept_in(self.word("vo", layer))
 
     def on(self, shape: ModelShape) -> ModelShape:
         """The shape of what is left of a model.
@@ -96,7 +96,7 @@ def mask(kept: tuple[int, ...]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _read(word: str) -> Kept | None:
+def kept_in(word: str) -> Kept | None:
     """Channels of every head in a word; None for all of them, nothing for a removed layer."""
     if word == ALL:
         return None
@@ -109,7 +109,7 @@ def _read(word: str) -> Kept | None:
 
 def _count(axis: str, layer: int, word: str, heads: int, channels: int) -> int:
     """How many channels each head keeps."""
-    kept = _read(word)
+    kept = kept_in(word)
     if kept is None or word == NONE:
         return channels if kept is None else 0
     where = f"field channels.{axis}: layer {layer}"

@@ -30,6 +30,11 @@ class Orders:
     qk: Order
     vo: Order
 
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> "Orders":
+        """From `dataclasses.asdict`, lists instead of tuples included."""
+        return cls(**{name: tuples(order) for name, order in data.items()})
+
 
 @dataclass(frozen=True, eq=False)
 class Importance:
@@ -50,9 +55,7 @@ class Importance:
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> "Importance":
         """From `plain`, lists instead of tuples included."""
-        orders = {
-            k: Orders(**{n: tuples(x) for n, x in v.items()}) for k, v in data["orders"].items()
-        }
+        orders = {score: Orders.read(x) for score, x in data["orders"].items()}
         return cls(tuple(data["harm"]), orders)
 
 

@@ -38,7 +38,7 @@ def family(policy: Policy) -> str:
 
 
 def describe(policy: Policy) -> str:
-    """One line that says what a policy keeps, how, and when it decides.
+    """One line: which tokens a policy keeps, in which precision, and when it compacts.
 
     Counts are tokens per KV head; `K4 V4` are bits per stored number of keys and values.
     """
@@ -60,7 +60,7 @@ def describe(policy: Policy) -> str:
 
 
 def tokens_text(policy: Policy) -> str:
-    """Which tokens stay: `4 sinks + 128 recent_window + best-scored`."""
+    """Which tokens stay, such as `4 sinks + 128 recent + best-scored`."""
     if not policy.evicts:
         return "anchors and the open sequence" if policy.drops else "every token kept"
     kept = [f"{policy.sinks} sinks"] if policy.sinks else []
@@ -77,7 +77,7 @@ def tokens_text(policy: Policy) -> str:
 
 
 def bits_text(tier: Tier) -> str:
-    """Precision of one tier: `16 bit` or `K4 V2`."""
+    """Precision of one tier, such as `16 bit` or `K4 V2`."""
     return "16 bit" if tier.native else f"K{tier.key_bits} V{tier.value_bits}"
 
 

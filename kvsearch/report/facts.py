@@ -1,4 +1,4 @@
-"""Reads the loose dictionaries of a `Summary` (model, text, settings), tolerant of what is absent.
+"""Values from the untyped dictionaries of a `Summary` (model, text, settings); keys may be absent.
 
 Keys looked for: `model.name|revision|digest`; `text.search|select|report` with `name`, `tokens`
 and `token_sha256`; `settings.context|report_windows|windows|score_from`. Everything, known or
@@ -16,7 +16,7 @@ PARTS = ("search", "select", "report")
 
 @dataclass(frozen=True)
 class TextPart:
-    """One of the disjoint texts: what it is called, its tokens (None: not said) and its hash."""
+    """One of the disjoint texts: its name, number of tokens (None if unknown) and hash."""
 
     role: str
     name: str
@@ -34,7 +34,7 @@ STATES = {
 
 
 def text_part(summary: Summary, role: str) -> TextPart:
-    """The part of the text that plays `role`."""
+    """The part of the text with this role."""
     raw = summary.text.get(role)
     if not isinstance(raw, Mapping):
         return TextPart(role, str(raw) if raw else f"{role} text", None, None)

@@ -15,10 +15,10 @@ def place(
     bounds: Box,
     unit: float,
 ) -> list[Box | None]:
-    """Choose a box for each label, first come first served.
+    """Choose a box for each label, in order.
 
     Args:
-        anchors: points to name, pixels; earlier ones choose first.
+        anchors: points to name, pixels; earlier ones are placed first.
         sizes: width and height of each label.
         obstacles: boxes that no label may touch.
         bounds: labels stay inside.
@@ -45,7 +45,7 @@ def place(
 
 
 def gap(box: Box, anchor: tuple[float, float]) -> float:
-    """Distance from a point to the nearest edge of a box; long ones deserve a leader line."""
+    """Distance from a point to the nearest edge of a box; a long one needs a leader line."""
     dx = max(box[0] - anchor[0], 0.0, anchor[0] - box[2])
     dy = max(box[1] - anchor[1], 0.0, anchor[1] - box[3])
     return float((dx * dx + dy * dy) ** 0.5)

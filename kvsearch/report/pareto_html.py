@@ -1,4 +1,4 @@
-"""The Pareto picture drawn by plotly: one self-contained page that answers to the pointer."""
+"""The Pareto picture drawn by plotly: one self-contained page with details on hover."""
 
 import json
 import math

@@ -194,7 +194,7 @@ def _x_ticks(x_range: tuple[float, float], unit: int) -> tuple[tuple[float, str]
 
 
 def _y_range(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float]:
-    """Room for most points: a few disasters must not flatten everybody else."""
+    """Limits that fit most points; a few very large losses would compress all others."""
     finite = sorted(h for h in highs if math.isfinite(h) and h > 0)
     if not finite:
         return (-0.05, 0.5)

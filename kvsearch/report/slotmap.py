@@ -1,7 +1,7 @@
 """What each layer's slots hold, as numbers that a picture can show. No torch.
 
-A policy that goes by age alone decides without data, so its map is exact: token by token. Where
-attention decides, only counts are known in advance, and the map says so.
+A policy by age evicts whatever the text is, so its map is exact: token by token. Where a rule ranks
+the slots, only counts are known in advance, and the caption says so.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ CHOSEN = "chosen by rank"  # role of the slots that the policy's rule picks
 
 @dataclass(frozen=True, eq=False)
 class AgeMap:
-    """Exact map of a policy that goes by age.
+    """Exact map of a policy by age.
 
     Attributes:
         codes: `[rows, tokens]`, a row a layer, or a KV head where heads differ; 0 gone, 1 held in
@@ -46,7 +46,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SlotBars:
-    """Shares of a policy where attention decides, at the fullest moment (just before a compaction).
+    """Shares of a policy whose rule ranks slots, at the fullest moment (before a compaction).
 
     Attributes:
         layers: per layer, or per KV head where heads differ, segments from oldest to newest; they
@@ -205,7 +205,7 @@ def _line(found: AgeMap | SlotBars, rows: int) -> str:
 
 
 def caption(found: AgeMap | SlotBars, policy: Policy) -> str:
-    """What a reader must know to read the picture, in two or three sentences."""
+    """Explanation of the picture, in two or three sentences."""
     if isinstance(found, AgeMap):
         layers, tokens = found.codes.shape
         share = 100 * float((found.codes != GONE).mean())

@@ -16,7 +16,7 @@ Z95 = 1.959964  # two-sided 95 % of a normal
 
 
 def verdict(interval: Interval | None) -> Verdict:
-    """What a 95 % interval of a loss difference allows to be said; 0 inside says nothing."""
+    """Verdict from the 95 % interval of a loss difference; none if 0 is inside."""
     if interval is None or not math.isfinite(interval.lo) or not math.isfinite(interval.hi):
         return "no clear difference"
     if interval.hi < 0:

@@ -44,7 +44,7 @@ RULES: dict[str, type[Rule]] = {
 
 
 def read(data: Any) -> Any:
-    """The rule that plain data describe; what is no mapping is handed back for others to judge.
+    """The rule that plain data describe; data that are no mapping are returned unchanged.
 
     Raises:
         ValueError: unknown name.

@@ -26,7 +26,7 @@ class Attention(Rule):
 
     Attributes:
         alpha: power of the number of keys the query sees; 1 undoes the softmax's dilution.
-        beta: power of the number of rows that could vote for the key; 1 undoes its age.
+        beta: power of the number of rows that could attend to the key; 1 undoes its age.
         horizon: rows that count; None is all of them.
         kind: `window` counts exactly the last `horizon` rows before each compaction, `decay`
             weighs them by `(1 - 1/horizon)` per row.
@@ -80,7 +80,7 @@ class Attention(Rule):
 
     @property
     def ages(self) -> bool:
-        """Whether each slot remembers when its token came."""
+        """Whether each slot holds the arrival index of its token."""
         return self.beta != 0
 
     def blocks(self, interval: int) -> int:

@@ -81,9 +81,9 @@ class Slots:
 class Scorer:
     """Runs a rule on one layer; the base class is a rule that holds nothing.
 
-    A scorer is told of every segment, and after each compaction which slots stayed. Its results may
-    depend on what it is given and on nothing else: then a pass over a whole text decides as the
-    deployed cache does token by token.
+    A scorer receives every segment (`observe`), and after each compaction the slots that stayed
+    (`keep`). Its results may depend on nothing else: then a pass over a whole text evicts the same
+    slots as the deployed cache token by token.
     """
 
     def row_weights(self, visible: "Tensor", left: "Tensor") -> "Tensor":
@@ -133,8 +133,8 @@ class Rule(Frozen):
             shows it. Bounds are the field's own.
         feature_names: features in which the presets differ, or which tell the rule from others;
             rules that mean the same by a name share it.
-        fast: replays that know this rule; others take it segment by segment. `scan` serves sums of
-            attention, which are never negative.
+        fast: replays that support this rule; others run it segment by segment. `scan` serves sums
+            of attention, which are never negative.
     """
 
     name: str
@@ -190,7 +190,7 @@ class Rule(Frozen):
         return {"layer-shared": float(self.share == "layer")}
 
     def family(self) -> str:
-        """What people call a policy that evicts by this rule, such as `H2O-like`."""
+        """Name for people of a policy that evicts by this rule, such as `H2O-like`."""
         return self.name
 
     def words(self) -> list[str]:

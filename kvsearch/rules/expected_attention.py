@@ -1,8 +1,8 @@
 """Attention that future queries are expected to give (Devoto et al. 2025, arXiv:2510.00636).
 
-Queries before their rotation are taken for Gaussian. Their mean and covariance, turned by the mean
-rotation of the next positions, foretell the exponential of each key's product with a query; times
-the norm of the value, that is the key's rank (kvpress's ExpectedAttentionPress).
+Queries before their rotation are modelled as Gaussian. Their mean and covariance, turned by the
+mean rotation of the next positions, give the expected exponential of each key's product with a
+query. The rank is this times the norm of the value (kvpress's ExpectedAttentionPress).
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """How often each evaluation of a run was begun and neither ended nor was stopped on purpose.
 
 A policy that kills its evaluator can take the driver with it, and no handler runs then. So every
-attempt is written down before it begins; one that was begun `ATTEMPTS` times is given up.
+attempt is recorded before it begins; one that was begun `ATTEMPTS` times is given up.
 """
 
 import json
@@ -32,7 +32,7 @@ class Attempts:
         return self._set(part, fingerprint, self.of(part, fingerprint) + 1)
 
     def release(self, part: str, fingerprint: str) -> None:
-        """Take one back: the run was stopped, for a reason that the policy is no cause of."""
+        """Take one back: the run was stopped, and the policy was not the cause."""
         self._set(part, fingerprint, max(0, self.of(part, fingerprint) - 1))
 
     def end(self, part: str, fingerprint: str) -> None:
@@ -48,7 +48,7 @@ class Attempts:
 
     @cached_property
     def _counts(self) -> dict[tuple[str, str], int]:
-        """By part and fingerprint; lines that a kill or a crash tore say nothing."""
+        """By part and fingerprint; lines torn by a kill or a crash are skipped."""
         found: dict[tuple[str, str], int] = {}
         if self.file.exists():
             for line in self.file.read_bytes().split(b"\n"):

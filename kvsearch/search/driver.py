@@ -1,7 +1,7 @@
 """The search: one driver owns the study, evaluators only evaluate.
 
-What a trial measured is on disk before Optuna has it, so a kill costs the evaluations under way and
-nothing else. A policy over budget costs nothing: its bytes are exact. A policy seen before gets the
+The measurements of a trial are on disk before Optuna has them, so a kill costs only the evaluations
+under way. A policy over budget costs nothing: its bytes are exact. A policy seen before gets the
 values it had then.
 """
 
@@ -75,7 +75,7 @@ class Search(Loop[TrialEvaluation]):
         return self.trials
 
     def prepare(self) -> None:
-        """Measure the full cache, which everything is compared with."""
+        """Measure the full cache, the reference of every comparison."""
         full = Policy(name="full")
         measure(self.executor, self.folder, PART, [full], self.task.setting, resident=False)
         self.full = self._load(full.fingerprint(self.task.setting.shape.layers))
@@ -83,7 +83,7 @@ class Search(Loop[TrialEvaluation]):
     # -- what comes next -----------------------------------------------------------------------
 
     def next(self) -> TrialEvaluation | None:
-        """The next trial that costs an evaluation, or None when there is nothing to start."""
+        """The next trial that needs an evaluation, or None when there is nothing to start."""
         while True:
             if self._interrupted:
                 trial = self._again(self._interrupted.pop(0))
@@ -130,7 +130,7 @@ class Search(Loop[TrialEvaluation]):
     def _check(
         self, asked: optuna.Trial | int, name: str, kind: Kind, knobs: Mapping[str, Value]
     ) -> Trial | None:
-        """A proposal that costs an evaluation; others are finished here."""
+        """A proposal that needs an evaluation; others are finished here."""
         inside = isinstance(asked, optuna.Trial)
         number = asked.number if isinstance(asked, optuna.Trial) else asked
         system = self.study.trials[number].system_attrs if inside else {}
@@ -183,15 +183,15 @@ class Search(Loop[TrialEvaluation]):
         self.folder.attempts.end(PART, e.fingerprint)
         return True
 
-    # -- what happens to it --------------------------------------------------------------------
+    # -- how it ends ---------------------------------------------------------------------------
 
     def begun(self, evaluation: TrialEvaluation) -> None:
-        """Write the line that says that it runs."""
+        """Write the journal line of its start."""
         evaluation.trial = replace(evaluation.trial, attempt=evaluation.attempt)
         self.folder.append(evaluation.trial)
 
     def measured(self, evaluation: TrialEvaluation, found: Measured) -> bool:
-        """Finish a trial at its last rung, or where it is clearly behind; else it goes on."""
+        """Finish a trial at its last rung or where it is clearly behind, or let it continue."""
         e, nll = evaluation, found.nll
         about = {"name": e.trial.name, "tokens": e.tokens, "seconds": e.seconds}
         if e.last:

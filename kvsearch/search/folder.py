@@ -1,4 +1,4 @@
-"""A run as a folder: what was asked, every trial, every token's NLL. The folder is the truth.
+"""A run as a folder: what was asked, every trial, every token's NLL. All else is rebuilt from it.
 
 `study.json` says what was asked and is never rewritten; `trials.jsonl` is the journal: a line when
 a trial starts, and one when it ended, after its NLL file is safely on disk. `attempts.jsonl` counts
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from kvsearch.errors import RunError
-from kvsearch.files import sweep, write_atomic
+from kvsearch.files import remove_drafts, write_atomic
 from kvsearch.records import Trial
 from kvsearch.search import schema
 from kvsearch.search.attempts import Attempts
@@ -56,10 +56,10 @@ class RunFolder:
         except OSError as e:
             raise RunError(f"cannot write to {path}: {e.strerror or e}; give another --out") from e
         for place in (path, path / "nll", path / "policies"):
-            sweep(place)
+            remove_drafts(place)
 
     def close(self) -> None:
-        """Let others in."""
+        """Release the lock of the folder."""
         if self._lock is not None:
             self._lock.release()
 
@@ -184,7 +184,7 @@ class RunFolder:
     def shrink(self, start: int) -> None:
         """Replace every per-token NLL by sums over blocks of scored tokens.
 
-        For a finished run that is kept: it cannot be continued, and blocks cannot be made shorter.
+        For a finished run that is kept. It cannot be continued, and blocks cannot be made shorter.
 
         Args:
             start: as for `losses`.

@@ -1,6 +1,6 @@
 """How good a set of policies is, as one number: the hypervolume in log bytes and log loss.
 
-Both axes are logarithms, because half the bytes or half the loss is worth the same anywhere. The
+Both axes are logarithms: a halving of bytes or of loss counts the same at any size. The
 reference point lies at twice the budget: most people deploy the best policy at the budget, so it
 counts about as much as the whole range below it.
 """

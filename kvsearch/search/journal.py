@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON line per event, the last line of a trial is its truth.
+"""The journal of a run: one JSON line per event; the last line of a trial counts.
 
 A kill can tear the last line, and a crash of the machine can leave zeros behind it; both are set
 aside, nothing is deleted. A damaged line in the middle is an error.

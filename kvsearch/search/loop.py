@@ -1,7 +1,7 @@
 """The one loop of evaluations: free slots get jobs, outcomes come back, attempts are counted.
 
-What is evaluated next, and what follows from a measurement, is a subclass's affair: the search
-proposes policies and may stop them early (`driver`), a measurement has a fixed list (`measure`).
+Subclasses decide what is evaluated next and what follows from a measurement: the search proposes
+policies and may stop them early (`driver`), `measure` has a fixed list.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class Loop(ABC, Generic[E]):
     def next(self) -> E | None:
         """The next evaluation, or None when there is nothing to start now."""
 
-    def begun(self, evaluation: E) -> None:  # most have nothing to do
+    def begun(self, evaluation: E) -> None:  # nothing by default
         """Called before an attempt starts; it is counted by then."""
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Evaluating on a language model: what a slot loads, and how a trial goes on in it.
 
-Apart from `work`, so that a driver that only hands out jobs need not import torch.
+Separate from `work`, so that a driver whose evaluators are elsewhere need not import torch.
 """
 
 from collections.abc import Mapping

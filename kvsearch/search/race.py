@@ -1,8 +1,8 @@
-"""Stopping a proposal early, when that is already certain on the tokens both have seen.
+"""Races: a proposal is stopped early if it is clearly behind a rival on the tokens both have seen.
 
-Windows are independent and no policy sees the future, so the NLL of the first windows, or of a
-part of one, is what the whole evaluation has there. Whole windows show a policy as it is. A part of
-one is a fair sample only of what comes after both sides have had to forget something.
+Windows are independent and every policy is causal, so the NLL on the first windows, or on the first
+part of one, equals that of the whole evaluation there. Whole windows are a fair comparison. A part
+of a window is one only on tokens after which both policies have evicted something.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.stats import standard_error
 
-SHARES = (0.25, 0.5)  # of the first windows: where a proposal is looked at before it ends them
-SURE = 3.0  # standard errors of the paired difference: one-sided, 99.9 %
+SHARES = (0.25, 0.5)  # of the first windows: rungs inside them
+SURE = 3.0  # standard errors of the paired difference; one-sided 99.9 % of a normal distribution
 LEAST = 256  # scored tokens below which no trial is stopped
 
 
 class Rung(NamedTuple):
-    """Where a trial is looked at: after `stop` tokens of each of the first `windows` windows."""
+    """Where a trial is compared: after `stop` tokens of each of the first `windows` windows."""
 
     windows: int
     stop: int
@@ -29,11 +29,11 @@ class Rung(NamedTuple):
 
 @dataclass(frozen=True)
 class Exposure:
-    """When a policy starts to forget, in tokens seen.
+    """When a policy starts to evict, in tokens seen.
 
     Attributes:
-        first: the KV head that evicts first does so here; before it nothing was lost but bits.
-        mean: where a head starts on average.
+        first: first eviction in any KV head; before it only quantisation loses something.
+        mean: first eviction of a head, mean over heads.
     """
 
     first: float
@@ -56,12 +56,12 @@ def exposure(policy: Policy, shape: ModelShape) -> Exposure:
 def rungs(
     policy: Policy, tokens: int, score_from: int, windows: int = 1, together: int = 1
 ) -> tuple[Rung, ...]:
-    """Where a policy is looked at: parts of the first windows, those, twice as many, and so on.
+    """Rungs of a policy: parts of the first windows, all of them, twice as many, and so on.
 
-    A policy that first evicts after a prompt shows nothing on a part of it.
+    A policy that first evicts after a prompt has no loss on a part of the prompt.
 
     Args:
-        policy: to be looked at.
+        policy: the proposal.
         tokens: of a window.
         score_from: first scored position.
         windows: of the whole text; they and all of their tokens are the last rung.
@@ -78,7 +78,7 @@ def rungs(
 
 @dataclass(frozen=True, eq=False)
 class Rival:
-    """An opponent: what it is called, its exposure and its NLL `[W, T - 1]` on all windows."""
+    """An opponent: its name, its exposure and its NLL `[W, T - 1]` on all windows."""
 
     name: str
     exposure: Exposure
@@ -94,7 +94,7 @@ def verdict(
     tokens: int,
     sure: float = SURE,
 ) -> str | None:
-    """Why a proposal need not go on, or None.
+    """Why a proposal can be stopped, or None.
 
     Args:
         nll: of the proposal on a prefix `[windows, stop - 1]`.
@@ -103,7 +103,7 @@ def verdict(
             layers evict on average after its middle: their loss there is too small.
         score_from: first scored position.
         tokens: of a whole window.
-        sure: standard errors of the block-wise paired difference that count as certain.
+        sure: standard errors of the block-wise paired difference that stop a proposal.
     """
     windows, stop = len(nll), nll.shape[1] + 1
     start, fair = score_from - 1, list(rivals)

@@ -33,7 +33,7 @@ class Rivals:
     def verdict(
         self, trial: Trial, nll: NDArray[np.float32], trials: Sequence[Trial]
     ) -> str | None:
-        """Why a trial with this NLL on a prefix need not go on, or None.
+        """Why a trial with this NLL on a prefix can be stopped, or None.
 
         Only those that use no more bytes, and are modelled no slower, may stop it.
         """

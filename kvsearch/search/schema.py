@@ -1,4 +1,4 @@
-"""Versions of the JSON files in a run folder, and how an older one is read by today's names."""
+"""Versions of the JSON files in a run folder, and how older files are read by the present names."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _SETTINGS = {
 
 
 def study(data: dict[str, Any]) -> dict[str, Any]:
-    """`study.json` of any version by today's names.
+    """`study.json` of any version by the present names.
 
     Raises:
         RunError: a newer version of kvsearch wrote it.
@@ -31,7 +31,7 @@ def study(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(data: dict[str, Any]) -> dict[str, Any]:
-    """`measured.json` of any version by today's names; parts of its texts keep theirs.
+    """`measured.json` of any version by the present names; parts of its texts keep theirs.
 
     Raises:
         RunError: a newer version of kvsearch wrote it.
@@ -49,7 +49,7 @@ def measured(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _current(data: dict[str, Any]) -> bool:
-    """Whether this is today's version; the first one had no `schema`."""
+    """Whether this is the present version; the first one had no `schema`."""
     found = data.get("schema")
     if found not in (None, SCHEMA):
         raise RunError(f"the run was written as {found!r}, and this kvsearch reads {SCHEMA!r}")

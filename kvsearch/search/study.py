@@ -1,4 +1,4 @@
-"""The Optuna study of a run: rebuilt in memory from the journal, so there is one truth.
+"""The Optuna study of a run: rebuilt in memory from the journal, the only record.
 
 Every proposal gets a sampler of its own, seeded by the run's seed and the trial's number. A sampler
 therefore depends on nothing but the study, and a run that was killed goes on as if it had not been.

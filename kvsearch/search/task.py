@@ -1,4 +1,4 @@
-"""What a search is about, and how a proposal becomes a trial before it costs a token."""
+"""The task of a search, and how a proposal becomes a trial before any token is evaluated."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from kvsearch.space import SearchSpace
 
 @dataclass(frozen=True)
 class Task:
-    """What the search is about.
+    """The task of a search.
 
     Attributes:
         setting: shape, budget and length of a window.
@@ -27,8 +27,8 @@ class Task:
         sampler: makes the sampler of one proposal from its seed.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of that.
-        racing: stop proposals that are behind for certain.
-        together: windows that an evaluator runs in one pass, and so looks at first.
+        racing: stop proposals that are clearly behind.
+        together: windows that an evaluator runs in one pass; they are the first rung.
         speed: modelled decode speed of a policy over the full cache's, as a third objective.
     """
 
@@ -67,7 +67,7 @@ def admitted(
     """A proposal as a trial: `running` if it may cost an evaluation, else `rejected`.
 
     Args:
-        task: what the search is about.
+        task: of the search.
         number: Optuna's, or below 0 for a method that the space does not contain.
         name: of the trial.
         kind: of the trial.

@@ -18,7 +18,7 @@ from kvsearch.search.driver import Search
 from kvsearch.search.executors.cluster import Cluster
 from kvsearch.search.work import Job, Outcome, Session, Work, attempt, why_unopened
 
-PENALTY = 100.0  # nats per token that Tune's table shows for a policy that failed: finite, hopeless
+PENALTY = 100.0  # nats per token in Tune's table for a failed policy: finite, and worse than any
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # a CSV, a JSON and an event file per trial
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours
@@ -57,7 +57,7 @@ def run(search: Search, work: Work, *, slots: int, address: str) -> list[Trial]:
             tune.with_resources(trainable, {"cpu": 0 if share else 1, "gpu": share}),
             tune_config=tune.TuneConfig(
                 search_alg=_searcher(Searcher, bridge),
-                num_samples=-1,  # until the searcher says that it is over
+                num_samples=-1,  # until the searcher ends the run
                 max_concurrent_trials=slots,
                 reuse_actors=True,
             ),
@@ -151,7 +151,7 @@ def _callback(tune: Any, bridge: _Bridge) -> Any:
 
 def _trainable(tune: Any) -> Any:
     class Evaluate(tune.Trainable):
-        """One result per policy; whatever happens is a result, so that the actor stays."""
+        """One result per policy, also for a failure, so that the actor stays."""
 
         def setup(self, config: dict[str, Any], work: Work) -> None:
             self.work = work

@@ -1,4 +1,4 @@
-"""What an evaluator does: jobs in, measurements out, and every way to fail as a value.
+"""What an evaluator does: jobs in, measurements or failures out; nothing is raised.
 
 The driver never loads a model and an evaluator never sees the study. A job says which policy, on
 which part of the text, up to which token; going on with the policy of the job before is cheap.
@@ -24,7 +24,7 @@ class Job:
     """One piece of work; picklable.
 
     Attributes:
-        key: whose it is; the outcome carries it back.
+        key: identity of the job; its outcome has the same.
         part: name of the text part, such as `search`.
         policy: what to evaluate.
         stop: tokens of a window to evaluate, from the first.
@@ -64,7 +64,7 @@ class Outcome:
     Attributes:
         key: of the job.
         status: `oom` keeps the model loaded; `died` means that the evaluator is gone; `unopened`
-            that it never got as far as the job, which is no fault of the policy.
+            that it ended before the job began, so the policy is not the cause.
         measured: present when `ok`.
         error: one sentence otherwise.
         seconds: wall time.
@@ -84,18 +84,18 @@ class Session(Protocol):
         """Evaluate; any exception becomes a failed outcome."""
 
     def forget(self) -> None:
-        """Drop what a failed job left behind; the next job finds all the memory."""
+        """Drop what a failed job left, so that the next job has all the memory."""
 
 
 class Work(Protocol):
-    """How an evaluator comes to be; picklable, so that another process can open it."""
+    """How an evaluator is made; picklable, so that another process can open it."""
 
     def open(self, slot: int) -> Session:
         """Load what is needed on the device of `slot`."""
 
 
 def attempt(session: Session, job: Job) -> Outcome:
-    """Run a job; whatever happens is an outcome, and the session stays usable."""
+    """Run a job; every exception becomes an outcome, and the session stays usable."""
     start = time.perf_counter()
     status: Status = "failed"
     try:
@@ -107,7 +107,7 @@ def attempt(session: Session, job: Job) -> Outcome:
         status, error = "oom", str(e) or "out of memory"
     except KvsearchError as e:
         error = str(e)
-    except Exception as e:  # a fault of ours must not end the study
+    except Exception as e:  # a bug in kvsearch must not end the study
         text = " ".join(str(e).split())[:300]
         if "out of memory" in text or "can't allocate memory" in text:  # torch's own RuntimeErrors
             status, error = "oom", text

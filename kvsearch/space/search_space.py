@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from kvsearch.frozen import Frozen
-from kvsearch.knobs import KNOBS, Value, check_value, effective, has_field, modern, respelled
+from kvsearch.knobs import BASES, KNOBS, Value, check_value, effective, has_field, modern, respelled
 from kvsearch.space.axis import Axis, Words
 
 
@@ -111,7 +111,7 @@ class SearchSpace(Frozen):
         """Draw one point with an Optuna trial (anything with its `suggest_*` methods)."""
         knobs: dict[str, Value] = {}
         for name, axis in self.axes.items():
-            if not _holds(axis.when, knobs):
+            if axis.when and not _holds(axis.when, knobs):
                 continue
             if axis.choice is not None:
                 knobs[name] = trial.suggest_categorical(name, list(axis.choice))
@@ -141,7 +141,7 @@ class SearchSpace(Frozen):
     def _spellings(self, given: dict[str, Value]) -> Iterator[dict[str, Value]]:
         """`given`, with presets that the space lacks as refinements of others that it has."""
         options: list[list[dict[str, Value]]] = []
-        for base in dict.fromkeys(k.partition(".")[0] for k in self.axes if "." in k):
+        for base in BASES:
             axis, preset = self.axes.get(base), effective(base, given)
             if axis is None or axis.choice is None or preset is None or axis.contains(preset):
                 continue
@@ -180,7 +180,7 @@ class SearchSpace(Frozen):
 def _holds(conditions: Mapping[str, Any], knobs: Mapping[str, Value]) -> bool:
     """Whether every named knob has the wanted value, or one of them; see `effective`."""
     for name, wanted in conditions.items():
-        value = effective(name, knobs)
+        value = knobs[name] if name in knobs else effective(name, knobs)
         for option in wanted if isinstance(wanted, list) else [wanted]:
             if value == option and isinstance(value, bool) == isinstance(option, bool):
                 break

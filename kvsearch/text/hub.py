@@ -72,7 +72,7 @@ def read_dataset(
     Args:
         name: a key of `DATASETS`.
         limit: characters; the row that crosses it is cut there, so one long book cannot exceed it.
-        announce: told before anything is fetched.
+        announce: called with a sentence before anything is fetched.
 
     Raises:
         TextError: the name is unknown, or the dataset is neither cached nor reachable.

@@ -23,7 +23,7 @@ class Tokens:
         text_sha256: of the whole source text.
         token_sha256: of `ids` as little-endian int32.
         start: the token that this tokenizer puts before every text, or None. Windows begin with
-            it, because a deployed model sees it too, and some (Gemma) are useless without.
+            it, because a deployed model sees it too, and some models (Gemma) fail without it.
     """
 
     ids: NDArray[np.int32]
@@ -40,7 +40,7 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What a search may see, what chooses among finalists, and what the printed figures are from.
+    """The texts of the search, of the selection among finalists, and of the printed figures.
 
     Raises:
         TextError: two of them are the same text.
@@ -119,7 +119,7 @@ def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArra
 
     The part is divided into `count` equal stretches and each gives one window, at a place in it
     that `seed` decides. Rows are in an order in which any first few are spread over the part
-    too, so that a search may begin with some of them.
+    too, so that a race may begin with some of them.
 
     Args:
         tokens: the part.

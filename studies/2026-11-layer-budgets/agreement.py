@@ -1,7 +1,7 @@
-"""How well do windows of one text agree on what each layer needs?
+"""Agreement of windows of one text on layer sensitivity.
 
-Harm of groups of three layers, as a default run measures it, on six windows of the search text.
-Rows of agreement.csv are correlations of the logarithms between windows of the same length.
+Sensitivity of groups of three layers, as a default run measures it, on six windows of the search
+text. Rows of agreement.csv are correlations of the logarithms between windows of the same length.
 
     python studies/2026-11-layer-budgets/agreement.py --text wikitext2-test.raw
 """
@@ -31,10 +31,10 @@ def main(file: str) -> None:
     windows, evaluator = text(loaded, options, shown.say).windows["search"], Evaluator(loaded)
     rows = []
     for length in LENGTHS:
-        harm = np.log(
+        logs = np.log(
             [sensitivity.measure(evaluator, w[None, :length], groups=GROUPS) for w in windows]
         )
-        pairs = [np.corrcoef(harm[i], harm[j])[0, 1] for i, j in combinations(range(WINDOWS), 2)]
+        pairs = [np.corrcoef(logs[i], logs[j])[0, 1] for i, j in combinations(range(WINDOWS), 2)]
         low, mid, high = np.quantile(pairs, [0, 0.5, 1])
         rows.append(
             {

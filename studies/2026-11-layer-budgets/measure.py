@@ -1,7 +1,7 @@
-"""Slots per layer from measured harm: by what measure, how fine, and how steep to follow it.
+"""Layer budgets from layer sensitivity: measures of it, sizes of groups, exponents.
 
-One policy of 256 fp16 slots, its slots shared out in different ways, on report text; harm is
-measured on search text. Rows go to results.csv, paired with the even spread.
+One policy of 256 fp16 slots with different layer budgets, on report text; layer sensitivity is
+measured on search text. Rows go to results.csv, paired with uniform budgets.
 
     python studies/2026-11-layer-budgets/measure.py --text wikitext2-test.raw
 """
@@ -28,7 +28,7 @@ KNOBS: dict[str, Value] = dict(
     rule="xmu", tiers="k4v4", rotate=True, interval=16, sinks=8, recent_window="half"
 )
 EXPONENTS = (0.25, 0.35, 0.5)
-LEAST = 0.1  # of the mean: what a rise in NLL is taken for at least, since many are below zero
+LEAST = 0.1  # smallest rise in NLL, in units of the mean, since many are below zero
 
 
 @click.command()
@@ -58,10 +58,10 @@ def main(file: str) -> None:
     }
     full, even = losses(Policy()), losses(build(KNOBS, setting))
     rows = [row(("even", 0, 0), 0.0, full, even, even)]
-    for measure, harm in measures.items():
+    for measure, per_layer in measures.items():
         for exponent in EXPONENTS:
             knobs = KNOBS | {"budgets": "sensitivity", "exponent": exponent}
-            policy = build(knobs, replace(setting, sensitivity=tuple(harm)))
+            policy = build(knobs, replace(setting, sensitivity=tuple(per_layer)))
             rows.append(row(measure, exponent, full, even, losses(policy)))
     with Path(__file__).with_name("results.csv").open("w", newline="") as f:
         out = csv.DictWriter(f, rows[0].keys(), lineterminator="\n")
@@ -70,15 +70,15 @@ def main(file: str) -> None:
 
 
 def rise(evaluator: Evaluator, windows, groups: int) -> Sequence[float]:
-    """Harm as the rise in NLL, which `kvsearch run` went by until it took the divergence."""
+    """Layer sensitivity as the rise in NLL; `kvsearch run` uses the KL divergence instead."""
     layers, tokens = evaluator.loaded.shape.layers, windows.shape[1]
     slots = int(sensitivity.KEPT * tokens)
-    full, harm = evaluator.quality(Policy(), windows, resident=False).nll, np.zeros(layers)
+    full, rises = evaluator.quality(Policy(), windows, resident=False).nll, np.zeros(layers)
     for members in np.array_split(np.arange(layers), groups):
         starved = sensitivity.starving(members.tolist(), layers, slots, tokens)
         nll = evaluator.quality(starved, windows, resident=False).nll
-        harm[members] = float((nll - full)[:, slots:].mean()) / len(members)
-    return tuple((np.maximum(harm, LEAST * harm.mean()) / harm.mean()).tolist())
+        rises[members] = float((nll - full)[:, slots:].mean()) / len(members)
+    return tuple((np.maximum(rises, LEAST * rises.mean()) / rises.mean()).tolist())
 
 
 def row(measure: tuple[str, int, int], exponent: float, full, even, mine) -> dict[str, object]:

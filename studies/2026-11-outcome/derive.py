@@ -1,8 +1,8 @@
-"""From the losses of the runs to the three comparisons of each budget.
+"""From the losses of the runs to the three comparisons with opponents at each budget.
 
     python derive.py --out FOLDER
 
-For each line of `targets.csv` there are two runs: the search (`bN`, and what was searched again),
+For each line of `targets.csv` there are two runs: the search (`bN`, and the repeated searches),
 and H2O + 4 bits tuned by random search with about as many tokens (`h2o-int4-` and the same name, or
 its beginning). Both were measured on the same report text and on State of the Union.
 `comparisons.csv` has a row per opponent.
@@ -140,7 +140,7 @@ def table(rows: list[dict]) -> str:
 
 
 def tuned(run: str) -> Path:
-    """The tuned opponent of a search: the one with most of its name."""
+    """The tuned opponent of a search: that with the longest common name."""
     mine = [p for p in HERE.glob("h2o-int4-*/") if run.startswith(p.name.removeprefix("h2o-int4-"))]
     return max(mine, key=lambda p: len(p.name))
 

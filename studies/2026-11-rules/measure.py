@@ -2,7 +2,7 @@
 
     python studies/2026-11-rules/measure.py --wikitext wikitext2-test.raw --sotu sotu.txt
 
-Writes one document of `kvsearch eval` per budget and text into records/; what is there stays.
+Writes one document of `kvsearch eval` per budget and text into records/, unless it exists.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(policies: list[str], budget: int, text: str, out: Path) -> None:
-    """Keep the document of `kvsearch eval`; what is there stays."""
+    """Write the document of `kvsearch eval` to `out`, unless it exists."""
     if out.exists():
         return
     command = [

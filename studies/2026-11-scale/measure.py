@@ -1,4 +1,4 @@
-"""What one driver costs, and what is lost by asking before the others have answered.
+"""Cost of the driver, and hypervolume with proposals made while others are not yet measured.
 
     python measure.py cost      # 1, 2, 4, 8 processes, evaluations of a second: driver's time
     python measure.py volume    # hypervolume with 1 and 8 evaluators at equal trials, simulated
@@ -34,7 +34,7 @@ from kvsearch.search.work import Job, Outcome, attempt  # noqa: E402
 
 
 class Timed:
-    """An executor that knows what its driver does between two waits; the start is left out."""
+    """An executor that times its driver between two waits, without the start."""
 
     def __init__(self, inner: Executor) -> None:
         self.inner, self.slots = inner, inner.slots
@@ -104,8 +104,8 @@ def synced() -> Iterator[list[float]]:
 def cost(slots: int, sampler: str, trials: int, seconds: float) -> dict[str, object]:
     """Seconds of the driver per evaluated trial, between an outcome and the next wait.
 
-    Three clocks: the wall's, which counts whatever else the machine does; the driver's own CPU; and
-    what syncing to disk took. The median is without what happens once, such as imports.
+    Three times: wall-clock, which includes other jobs on the machine; CPU of the driver; and disk
+    syncs. The median leaves out what happens once, such as imports.
     """
     with tempfile.TemporaryDirectory() as place:
         executor = Timed(Processes(toy.Toy(Path(place) / "log", seconds), slots))

@@ -1,9 +1,9 @@
-"""After the live runs: measure what they would have reported on the report text, and keep records.
+"""After the live runs: measure the sets that they would have reported, and write the records.
 
-For every run, the front of its own search values at each checkpoint is a set that it would have
-reported there. All of them are measured on the report text, once; then trials and per-block losses
-of every policy go into `records/`. Runs and policies that are there already stay, so a study can be
-made in several sittings; `repeats.csv` says how much a loss differs from one machine to the next.
+The set of a run at a checkpoint is the front of its losses on the search text. All sets are
+measured on the report text, once; then trials and per-block losses of every policy go into
+`records/`. Runs and policies that are there already are kept, so the records can be made in several
+sessions; `repeats.csv` has the differences of losses between machines.
 
     python collect.py --place /tmp/bench --data ../shared/data
 """
@@ -94,7 +94,7 @@ def keep(runs: dict[str, list[Trial]], memory: Path, records: Path, setting: Set
         policies = {r["key"]: r["policy"] for r in known}
     for file in sorted(memory.glob("*.npy")):
         part, key = file.stem.split("-")
-        if key in used and (part, key) not in blocks:  # what the surrogate was fitted to stays
+        if key in used and (part, key) not in blocks:  # those of the surrogate's fit stay
             nll = np.load(file).astype(np.float64)[:, BUDGET - 1 :]  # scored tokens only
             sums = np.add.reduceat(nll, np.arange(0, nll.shape[1], BLOCK), axis=1)
             blocks[part, key] = sums.ravel().tolist()

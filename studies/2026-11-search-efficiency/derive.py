@@ -24,12 +24,12 @@ HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 CONTEXT, WINDOWS = 1024, 2  # as in live.py
 MARKS = (25_600, 51_200, 102_400)  # search tokens: an eighth, a quarter and half of the opponent's
-EARLIER = "earlier-"  # runs of an earlier version: evidence about policies, no contenders
+EARLIER = "earlier-"  # runs of an earlier version: data about policies, not contenders
 OPPONENT = "nsga2-cold-full"  # KVTuner's settings: 2 generations of 50, all evaluated in full
 
 
 def surrogate_runs() -> set[str]:
-    """The runs that the surrogate and the predictions were made from; later ones are no part."""
+    """The runs that the surrogate and the predictions were made from, without later ones."""
     return set(json.loads((RECORDS / "surrogate.json").read_text())["runs"])
 
 
@@ -56,7 +56,7 @@ class Blocks:
 
 
 def checkpoints(tokens: Sequence[int]) -> dict[int | str, int]:
-    """How many trials are known when so many search tokens are spent, and at the end.
+    """Number of trials after each count of search tokens, and at the end.
 
     Args:
         tokens: of each trial, in the order in which they ended.
@@ -81,7 +81,7 @@ def live(blocks: Blocks) -> list[dict]:
 
 
 def marks(trials: list[dict], report: Callable[[dict], float], budget: float) -> list[dict]:
-    """Of one run at every checkpoint: what it spent, and the volume of what it would report.
+    """Of one run at every checkpoint: tokens, and hypervolume of the set that it would report.
 
     Args:
         trials: in the order in which they ended.
@@ -123,7 +123,7 @@ def texts(budget: float) -> list[dict]:
 
 
 def paired(rows: list[dict], one: str = "kvei") -> list[dict]:
-    """Per mark and contender: its volume over the texts, and `one`'s lead over it on the same."""
+    """Per mark and contender: mean hypervolume over the texts, and the lead of `one` over it."""
     table: dict[tuple, dict[str, dict]] = defaultdict(dict)
     for r in rows:
         table[r["mark"], r["contender"]][r["text"]] = r
@@ -201,7 +201,7 @@ def simulated() -> list[dict]:
 
 
 def prefix(blocks: Blocks) -> list[dict]:
-    """What computing the part before the first eviction only once would save, at most."""
+    """Largest saving from computing the part before the first eviction once for all policies."""
     shape = ModelShape(**blocks.about["shape"])
     policies = kept_policies()
     groups = defaultdict(list)
@@ -223,10 +223,10 @@ def prefix(blocks: Blocks) -> list[dict]:
 
 
 def repeats() -> list[dict]:
-    """How much the loss of a policy on the search text differs when it is measured once more.
+    """Differences of the loss of a policy on the search text when it is measured again.
 
-    Runs of one sitting share what was measured; another sitting is another machine of the same
-    kind. A sum in another order moves values between two codes, so what is quantised differs more.
+    Runs of one session share their store; another session is on another machine of the same kind.
+    A sum in another order moves values between two codes, so quantised policies differ more.
     """
     policies = kept_policies()
     found: dict[str, list[float]] = defaultdict(list)

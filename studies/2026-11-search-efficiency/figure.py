@@ -1,4 +1,4 @@
-"""Draw the tables: live runs, other texts, and runs on the surrogate.
+"""Draw the tables: live runs, six texts, and runs on the surrogate.
 
 python studies/2026-11-search-efficiency/figure.py
 """
@@ -25,9 +25,9 @@ STYLES = {"warm-race": "-", "warm-full": "--", "cold-race": ":", "cold-full": "-
 MARKERS = {"warm-race": "o", "warm-full": "s", "cold-race": "^", "cold-full": "v"}
 VOLUME = "hypervolume of the reported set, report text\n(decades of bytes x decades of loss)"
 
-DEFAULT, TRIALS = "kvei-warm-race", 60  # the line that the others are held against
+DEFAULT, TRIALS = "kvei-warm-race", 60  # the reference line
 SAMPLERS = ("kvei", "tpe", "gp", "random", "nsga2")
-SIDES = (-0.24, -0.08, 0.08, 0.24)  # where the four ways of running stand
+SIDES = (-0.24, -0.08, 0.08, 0.24)  # offsets of the four combinations of start and races
 
 
 def live() -> None:
@@ -68,7 +68,7 @@ def cells() -> None:
 
 
 def _runs(file: str) -> list[dict[str, str]]:
-    """Rows of the first text with the harm as it was measured first."""
+    """Rows of the first text with layer sensitivity as a rise in NLL."""
     with (HERE / file).open() as f:
         return [r for r in csv.DictReader(f) if "_kl" not in r["contender"]]
 
@@ -110,7 +110,7 @@ def simulated_cells(lines: Lines) -> None:
 
 
 def simulated(lines: Lines) -> None:
-    """Volume on the surrogate against policies evaluated: those beyond 60, and kvei's past."""
+    """Volume on the surrogate against policies: contenders beyond 60, and versions of kvei."""
     fig, ax = plt.subplots(figsize=(8, 5), layout="constrained")
     for name, points in sorted(lines.items()):
         if max(points)[0] == TRIALS and "_" not in name:

@@ -1,7 +1,7 @@
 """One live search run of the benchmark, on the real model.
 
-All runs share a memory of what was measured, so a policy that two runs propose is computed once;
-each run is charged the tokens that it would have paid alone.
+All runs share a store of measured policies, so a policy that two runs propose is evaluated once;
+each run is charged the tokens that it would have evaluated alone.
 
     python live.py --sampler kvei --seed 1 --trials 60 --place /tmp/bench
 """
@@ -35,7 +35,7 @@ RECORDS = Path(__file__).with_name("records")
 
 
 class Remembered:
-    """A session that looks into the shared memory first and charges what a lone run would pay."""
+    """A session that reads the shared store first, and charges the tokens of a run without it."""
 
     def __init__(self, inner: ModelSession, place: Path, layers: int) -> None:
         self.inner, self.place, self.layers = inner, place, layers
@@ -65,17 +65,21 @@ class Remembered:
         self.inner.forget()
 
 
-def opened(shown: Shown, files: tuple[str, ...], harm: str = "about"):
-    """Model, text and setting of the benchmark, with the layers' harm as its first runs found it.
+def opened(shown: Shown, files: tuple[str, ...], sensitivity: str = "about"):
+    """Model, text and setting of the benchmark.
 
-    That was the rise in NLL then; measured anew, the same knobs would be other policies. With
-    `divergence` as `harm` it is what `kvsearch run` measures now, for a search of 60 policies.
+    Args:
+        shown: for progress.
+        files: search text and report text.
+        sensitivity: record with the layer sensitivity. `about` has that of the first runs, a rise
+            in NLL, so that equal knobs are equal policies; `divergence` has the KL divergence that
+            `kvsearch run` measures for a search of 60 policies.
     """
     loaded = load_model(announce=shown.say)
     options = TextOptions((files[0],), None, (files[1],), CONTEXT, WINDOWS, WINDOWS)
     parts = text(loaded, options, shown.say)
     shape = loaded.shape
-    found = tuple(json.loads((RECORDS / f"{harm}.json").read_text())["sensitivity"])
+    found = tuple(json.loads((RECORDS / f"{sensitivity}.json").read_text())["sensitivity"])
     return loaded, parts, Setting(shape, shape.budget_bytes(BUDGET), CONTEXT, found)
 
 
@@ -86,14 +90,16 @@ def main() -> None:
     ask.add_argument("--trials", type=int, default=60, help="evaluated policies, methods included")
     ask.add_argument("--cold", action="store_true")
     ask.add_argument("--no-race", action="store_true")
-    ask.add_argument("--divergence", action="store_true", help="layers' harm as measured now")
+    ask.add_argument(
+        "--divergence", action="store_true", help="layer sensitivity as a KL divergence"
+    )
     ask.add_argument("--place", type=Path, required=True, help="folder of runs and memory")
     ask.add_argument("--data", type=Path, required=True, help="folder with wikitext2-test.raw")
     o = ask.parse_args()
     shown = Shown(quiet=True)
     raw = o.data / "wikitext2-test.raw"
-    harm = "divergence" if o.divergence else "about"
-    loaded, parts, setting = opened(shown, (f"{raw}:0-900000", f"{raw}:900000-"), harm)
+    sensitivity = "divergence" if o.divergence else "about"
+    loaded, parts, setting = opened(shown, (f"{raw}:0-900000", f"{raw}:900000-"), sensitivity)
     name = o.sampler + "_kl" * o.divergence
     name += f"-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}-{o.seed}"
     session = remembering(loaded, parts, o.place)
@@ -108,7 +114,7 @@ def main() -> None:
 
 
 def remembering(loaded: LoadedModel, parts: TextWindows, place: Path) -> Remembered:
-    """A session of the benchmark, with its memory in `place`."""
+    """A session of the benchmark, with its store in `place`."""
     inner = ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows)
     return Remembered(inner, place / "memory", loaded.shape.layers)
 

@@ -1,4 +1,4 @@
-"""How well does kvei's model, fitted to the first policies of one run, predict others?
+"""Errors of kvei's model, fitted to the first policies of one run, on other policies.
 
 On the benchmark's records: those of all other runs. On the journals of `studies/2026-11-outcome`:
 the later ones of the same run.
@@ -6,7 +6,7 @@ the later ones of the same run.
     python studies/2026-11-search-efficiency/predict.py
 
 Writes predict.csv: means over runs of the root mean squared error and the spread (decades of loss),
-the correlation, and squared errors over what the model claims.
+the correlation, and squared errors over the predicted variance.
 """
 
 import csv

@@ -1,11 +1,11 @@
 """The comparison again on a surrogate that is fitted to all records: more seeds, longer runs.
 
-The surrogate maps a policy to its mean loss over the full cache (a Gaussian process on the features
-that kvei also uses, which favours kvei: the table of live runs is the one without that favour), and
-a prefix to a share of it. Noise is added per block with the spread seen among policies of like
-loss. Volumes are of true surrogate values of the reported sets. It was fitted once, to the runs
-that `records/surrogate.json` names, and is kept there, so that contenders of different days meet
-the same one. Runs of kvei as it is now are not among them: it is not judged by what it measured.
+The surrogate maps a policy to its mean loss over the full cache, and a prefix to a share of it. It
+is a Gaussian process on kvei's own features, which favours kvei; the table of live runs is without
+that advantage. Noise is added per block with the standard deviation among policies of like loss.
+Hypervolumes are of the reported sets, with the surrogate's noise-free losses. It was fitted once,
+to the runs named in `records/surrogate.json`, and is stored there, so that all contenders use the
+same one. Those runs are not of the present kvei.
 
     python simulate.py --sampler kvei --seeds 1-20 --trials 240 --place /tmp/sim
     python simulate.py --held-out            # error on records that it was not fitted to
@@ -46,7 +46,7 @@ AT = (17, 20, 30, 40, 60, 80, 100, 120, 160, 200, 240)  # evaluated policies
 
 
 class Truth:
-    """What the records say, and a Gaussian process through it: the kept one, or one anew."""
+    """Losses of the records, and a Gaussian process through them: the stored one or a new one."""
 
     def __init__(self, keep: np.ndarray | None = None) -> None:
         about = json.loads((RECORDS / "about.json").read_text())
@@ -98,7 +98,7 @@ class Truth:
 
 
 class Simulated:
-    """A session that answers from the surrogate, and charges tokens as the real one would."""
+    """A session with the losses of the surrogate and the token counts of a real one."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth, self.last, self.seen = truth, "", 0
@@ -154,7 +154,7 @@ def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
 
 
 def at(truth: Truth, trials: list[Trial]) -> dict:
-    """Tokens so far, and the true volume of what would be reported now."""
+    """Tokens so far, and the noise-free hypervolume of the set that would be reported."""
     done = [t for t in trials if t.state == "complete"]
     kept = [done[i] for i in front([(float(t.bytes_peak or 0), t.dnll or 0.0) for t in done])]
     values = truth.dnll([t.policy for t in kept]) if kept else []
@@ -199,7 +199,7 @@ def refit() -> None:
 
 
 def keep(what: str, found: dict) -> None:
-    """Put something that was found of the surrogate into its file."""
+    """Add a result about the surrogate to its file."""
     file = RECORDS / "surrogate.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), what: found}, indent=1) + "\n")
     print(json.dumps(found))

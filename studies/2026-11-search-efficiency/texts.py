@@ -1,8 +1,8 @@
-"""The same search on other texts: seeds of warm runs share their first steps, these do not.
+"""The same search on other texts, which share no steps; seeds of warm runs share their first ones.
 
-The layers' harm is measured on each text, as `kvsearch run` does for as many trials. What the run
-would have reported is measured on report text at the end; `records/texts/` gets one file per run,
-and the harm.
+Layer sensitivity is measured on each text, as `kvsearch run` does for as many trials. The policies
+that the run would have reported are measured on report text at the end. `records/texts/` gets one
+file per run, and the layer sensitivity (`*-harm.json`).
 
     python texts.py --text wiki1 --sampler kvei --place /tmp/texts --data ../shared/data
 """
@@ -50,7 +50,7 @@ def main() -> None:
     o = ask.parse_args()
     here, there = (f"{o.data}/{spec}" for spec in TEXTS[o.text])
     loaded, parts, setting = opened(Shown(quiet=True), (here, there))
-    setting = Setting(setting.shape, setting.budget_bytes, CONTEXT, harm(o, loaded, parts))
+    setting = Setting(setting.shape, setting.budget_bytes, CONTEXT, per_layer(o, loaded, parts))
     session = remembering(loaded, parts, o.place / o.text)
     space = load_space(str(HERE / "space.yaml"))
     free = o.trials - len(baselines(True))
@@ -72,8 +72,8 @@ def main() -> None:
     (o.records / f"{o.text}-harm.json").write_text(json.dumps(setting.sensitivity) + "\n")
 
 
-def harm(o: argparse.Namespace, loaded: LoadedModel, parts: TextWindows) -> tuple[float, ...]:
-    """The layers' harm on this text, measured once for all samplers."""
+def per_layer(o: argparse.Namespace, loaded: LoadedModel, parts: TextWindows) -> tuple[float, ...]:
+    """Layer sensitivity on this text, measured once for all samplers."""
     file = o.place / o.text / "harm.json"
     if not file.exists():
         windows = parts.windows["search"]

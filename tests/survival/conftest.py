@@ -16,7 +16,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # spawned evaluators inherit it and find `toy`
 
-# What Ray chooses for a cluster that it starts itself; who connects to one has to say so.
+# What Ray chooses for a cluster that it starts itself; clients of other clusters set it.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 KILLS = int(os.environ.get("KVSEARCH_KILLS", "50"))
@@ -51,7 +51,7 @@ class Driver:
         return self.returncode
 
     def kill(self) -> None:
-        if self.poll() is None:  # until it is polled, its number belongs to nobody else
+        if self.poll() is None:  # until it is polled, no other process has its number
             os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
@@ -100,7 +100,7 @@ def outcomes(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def calm(place: Path, trials: int) -> list[tuple[Any, ...]]:
-    """`outcomes` of a search that nobody disturbed, with one evaluator and the same seed."""
+    """`outcomes` of an uninterrupted search with one evaluator and the same seed."""
     from toy import Session, Toy, task
 
     from kvsearch.search.driver import Search
@@ -123,7 +123,7 @@ def ends(log: Path) -> Counter[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy search of 60 trials that nobody disturbed."""
+    """An uninterrupted toy search of 60 trials."""
     folder = tmp_path_factory.mktemp("calm") / "run"
     child = start(folder, "--trials", "60", "--seconds", "0")
     _, err = child.communicate(timeout=240)

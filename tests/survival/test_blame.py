@@ -1,4 +1,4 @@
-"""Whose fault it was: what stops a run, what a trial is blamed for, and what it is not."""
+"""Causes of failures: what stops a run, what counts against a policy, and what does not."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ from kvsearch.search.work import Job, Measured
 
 
 def quiet(trial: Trial, trials: list[Trial]) -> None:
-    """Nobody watches."""
+    """No output."""
 
 
 class Stops(Session):
@@ -164,7 +164,7 @@ def test_an_evaluator_killed_while_idle_is_replaced_in_silence(tmp_path: Path) -
     assert len({line.split()[0] for line in (tmp_path / "log").read_text().splitlines()}) == 3
 
 
-def test_a_second_ctrl_c_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_at_once_and_leaves_no_process(tmp_path: Path) -> None:
     code = (
         "import signal, sys, time; from pathlib import Path\n"
         "from kvsearch.cli import _interrupt; import toy\n"
@@ -201,7 +201,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
     raise AssertionError(f"orphans: {pids}")
 
 
-def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(
+def test_a_killed_driver_of_ray_leaves_no_process_and_its_folder_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
@@ -228,7 +228,7 @@ def test_a_killed_driver_of_ray_leaves_nobody_and_its_folder_goes_on(
     run.close()
     (left,) = room.glob("kvray-*")
     os.utime(left, (1, 1))  # long ago, so that it cannot be one that is just starting
-    cluster._sweep()
+    cluster._remove_stale_folders()
     assert not left.exists()
     shutil.rmtree(room)
 
@@ -250,11 +250,11 @@ def test_only_folders_of_dead_drivers_are_swept(
     lock = str(tmp_path / "kvray-alive" / ".lock")
     holder = subprocess.Popen([sys.executable, "-c", code, lock], stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline()
-    cluster._sweep()
+    cluster._remove_stale_folders()
     kept = {"kvray-alive", "kvray-young", "kvray-unlocked", "kvray-link", "other"}
     assert {f.name for f in tmp_path.iterdir()} == kept
     os.utime(tmp_path / "kvray-alive", (1, 1))
     holder.kill()
     holder.communicate()
-    cluster._sweep()
+    cluster._remove_stale_folders()
     assert {f.name for f in tmp_path.iterdir()} == kept - {"kvray-alive"}

@@ -1,4 +1,4 @@
-"""kill -9 of the driver at random moments: the same command goes on, and nobody is left behind."""
+"""kill -9 of the driver at random moments: the same command goes on, and no process is left."""
 
 import random
 import signal

@@ -32,12 +32,12 @@ def test_what_goes_wrong_in_an_evaluator_is_a_failed_trial(bad: str, tmp_path: P
     word = {"nan": "not finite", "inf": "not finite", "raise": "as planned", "oom": "out of memory"}
     assert all(word[bad] in (t.error or "") for t in failed)
     assert all(t.dnll is None for t in failed)
-    told = {t.number: t for t in search.study.trials}
+    kept = {t.number: t for t in search.study.trials}
     for t in failed:
         if t.number >= 0:
-            assert told[t.number].state == PRUNED
-            assert told[t.number].constraints["fits"] > 0
-    assert {t.state for t in told.values()} <= {PRUNED, COMPLETE}
+            assert kept[t.number].state == PRUNED
+            assert kept[t.number].constraints["fits"] > 0
+    assert {t.state for t in kept.values()} <= {PRUNED, COMPLETE}
     best = {done[i].name for i in front([(t.bytes_peak, t.dnll) for t in done])}
     assert not best & {t.name for t in failed}
 
@@ -85,7 +85,7 @@ def test_when_nothing_works_the_run_says_so(tmp_path: Path) -> None:
 
 
 def test_tpe_learns_to_avoid_what_runs_out_of_memory(tmp_path: Path) -> None:
-    """Told PRUNED with a constraint; told FAIL, TPE would never hear of it and propose it again."""
+    """Failures are PRUNED with a constraint; TPE ignores trials that FAIL and would repeat them."""
     shares = []
     for seed in (1, 2, 3):
         folder = RunFolder(tmp_path / f"run{seed}")

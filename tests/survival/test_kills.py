@@ -59,7 +59,7 @@ class Killer(threading.Thread):
             time.sleep(0.005)
 
     def _at_work(self) -> int:
-        """Who wrote last and is not dead; 0 if nobody. Before it, five evaluations have to end.
+        """Process id of the last live writer, or 0; five evaluations have to end first.
 
         The full cache comes first, and is given up after three kills.
         """

@@ -1,4 +1,4 @@
-"""`--engine tune`: Tune runs the evaluations, the run folder is as honest as ever."""
+"""`--engine tune`: Tune runs the evaluations, the run folder is complete."""
 
 import os
 from pathlib import Path

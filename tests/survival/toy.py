@@ -22,7 +22,7 @@ import numpy as np
 
 from kvsearch.errors import KvsearchError
 from kvsearch.knobs import Setting
-from kvsearch.policy import ModelShape, Policy
+from kvsearch.policy import HeadLosses, ModelShape, Policy
 from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
 TOKENS, FROM, WINDOWS = 512, 64, 2  # two windows: a race looks after the first
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(96), TOKENS, (0.4, 0.8, 1.2, 1.6))
+HEADS = HeadLosses(
+    heads=2, sizes=(16, 64), slots=tuple((0.2 * i, 0.01 * i) for i in range(1, 9)), bits=(8, 4),
+    keys=((0.0, 0.1),) * 8, values=((0.0, 0.1),) * 8, starved=16,
+)  # fmt: skip
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(96), TOKENS, heads=HEADS)
 SPACE = load_space("default")
 
 

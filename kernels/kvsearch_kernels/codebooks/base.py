@@ -12,10 +12,10 @@ class Codebook:
     The reference defines the meaning; kernels and fast CPU paths are opt-in, see `why_not`.
 
     Attributes:
-        numbers: fp16 numbers stored per group; 0 has no scales, and groups do not matter.
+        numbers: fp16 numbers stored per group; 0 means no scales, and groups have no effect.
         words: for people, after `K4 V4`; may be empty.
-        bits: widths of a code that it knows.
-        group: the one size of a group that it knows, along channels only; None knows all.
+        bits: widths of a code that it supports.
+        group: the one size of a group that it supports, along channels only; None for all sizes.
     """
 
     numbers: int

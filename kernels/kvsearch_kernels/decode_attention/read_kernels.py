@@ -4,8 +4,8 @@
 For affine formats with one scale a token that needs one AND per pair of channels: a code left in
 place, with nothing else in its 16 bits, is the subnormal number code * 2**(place - 24) in fp16. It
 is exact, and the power of two leaves outside the loop. NVIDIA's tensor cores take subnormal numbers
-as they are (Fasi et al., PeerJ Computer Science 7:e330); on a device that takes them for zero, the
-probe of `decode_attention` fails and `auto` does without these kernels.
+as they are (Fasi et al., PeerJ Computer Science 7:e330); on a device that flushes them to zero, the
+probe of `decode_attention` fails and `auto` does not use these kernels.
 """
 
 import triton
@@ -84,7 +84,7 @@ def spread(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, ASM:
             "prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;", "=r,=r,r",
             [packed], dtype=tl.uint16, is_pure=True, pack=4,
         )  # fmt: skip
-        # a shift by nothing, as LLVM sees and Triton does not: a second operand keeps Triton from
+        # a shift by 0, which LLVM removes and Triton does not: a second operand keeps Triton from
         # moving bytes, not words, into the layout of the product, with a shuffle for every one
         nothing = tl.broadcast_to((w // W)[None, :].to(tl.uint16), packed.shape)
         return tl.inline_asm_elementwise(

@@ -31,7 +31,7 @@ class Part:
 
 
 def slots_of(part: Part) -> int:
-    """Slots that a part has room for, in use or not."""
+    """Slots of a part, in use or not."""
     held = part.keys.codes if isinstance(part.keys, Packed) else part.keys
     return held.shape[2]
 

@@ -1,4 +1,4 @@
-"""`fake_quantize` as an evaluation on a CPU wants it: bit for bit the reference's, in less time.
+"""`fake_quantize` for evaluations on a CPU: bit for bit equal to the reference's, in less time.
 
 Two steps of the reference are slow in torch: butterflies over neighbouring channels, whose vectors
 are too short for a vector unit, and a binary search per channel.
@@ -62,11 +62,11 @@ def _nearest_levels(x: Tensor, fmt: Format) -> Tensor:
 def round_to_levels(z: Tensor, bits: int) -> Tensor:
     """The level of each value, as a binary search over the edges between levels finds it.
 
-    A coarse grid knows the edge nearest to each of its cells, and cells are narrower than half the
-    distance of two edges; so one comparison decides.
+    A coarse grid has the nearest edge of each of its cells, and cells are narrower than half the
+    distance of two edges; so one comparison is enough.
     """
     levels, edges, nearest, width = _grid(bits)
-    # not a number goes anywhere: its group is lost to its scale in any case
+    # NaN may get any cell: the scale of its group is NaN as well
     cell = ((z - edges[0]) / width).nan_to_num_(0.0).clamp_(0, len(nearest) - 1).int().reshape(-1)
     edge = nearest.index_select(0, cell)
     above = z.reshape(-1) > edges.index_select(0, edge)

@@ -23,11 +23,11 @@ FORMATS = (
     (64, Format(2, 32, "lloyd", True)),
     (256, Format(1, 256, "lloyd")),
 )
-MOST_WRONG = 0.05  # of the vectors, where a code hangs on how a sum was rounded
+MOST_WRONG = 0.05  # of the vectors, where a code depends on the rounding of a sum
 
 
 def steady(fmt: Format) -> bool:
-    """Whether codes hang on no rounding that torch and Triton choose as they like.
+    """Whether codes depend on no rounding in which torch and Triton may differ.
 
     Sums may be in any order, and the last product of a rotation may be fused with what follows.
     """

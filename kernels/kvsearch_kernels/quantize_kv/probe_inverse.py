@@ -13,7 +13,7 @@ from kvsearch_kernels.quantize_kv.reference import Format, Packed, dequantize_sl
 
 def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     """Every format, and a number of tokens that fills no block; `dtype` is that of the result."""
-    if dtype is torch.uint8:  # the type of the codes: the call named none
+    if dtype is torch.uint8:  # the type of the codes: the call gave no dtype
         dtype = torch.float32
     for seed, (D, fmt) in enumerate(FORMATS):
         x = Draw(device, dtype, seed).normal(1, 2, 35, D, dtype=torch.float32)

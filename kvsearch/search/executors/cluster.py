@@ -1,4 +1,4 @@
-"""A connection to Ray: an address, or a small quiet cluster of our own on this machine."""
+"""A connection to Ray: an address, or a small cluster started on this machine."""
 
 import contextlib
 import os
@@ -56,12 +56,12 @@ class Cluster:
     def _connect(self, address: str, cpus: int) -> None:
         how: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
         if address == "local":
-            _sweep()
+            _remove_stale_folders()
             self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # short: sockets are put inside
             self._lock = FileLock(os.path.join(self._folder, _LOCK))
             self._lock.acquire(timeout=0)
             how |= {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": self._folder}
-            # Ray would make its workers yield to everything else on the machine
+            # by default Ray runs its workers at a lower priority (nice 15)
             how |= {"object_store_memory": _STORE, "_system_config": {"worker_niceness": 0}}
         try:
             self.ray.init(address=address, **how)
@@ -72,8 +72,8 @@ class Cluster:
             raise KvsearchError(f"cannot reach the Ray cluster {address!r}: {text}") from e
 
 
-def _sweep() -> None:
-    """Remove folders of drivers that were killed: the lock of such a folder is free."""
+def _remove_stale_folders() -> None:
+    """Remove folders of drivers that were killed: their lock is free."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, Timeout):  # of another user, or in use
             lock, age = folder / _LOCK, time.time() - folder.lstat().st_mtime

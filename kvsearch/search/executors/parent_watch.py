@@ -1,6 +1,6 @@
 """Parent watch: a process must not outlive the one that started it, even when that is killed.
 
-No handler runs in a process that gets kill -9, so its children have to notice by themselves.
+No handler runs in a process that gets kill -9, so each child watches for the end of its parent.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def _follow(parent: multiprocessing.process.BaseProcess) -> None:
 def undisturbed() -> Iterator[None]:
     """Processes started inside never see Ctrl-C, not even while they come up.
 
-    A terminal sends it to all; whether evaluators stop is for the driver to decide.
+    A terminal sends it to all processes; the driver decides whether evaluators stop.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

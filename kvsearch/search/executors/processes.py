@@ -1,8 +1,8 @@
 """Jobs in spawned processes, one per device. The driver never loads a model for them.
 
 A process ends with its driver, however that ends. A process that is killed ends its job as `died`,
-and its slot opens anew with the next job. Dying before the work is open is not held against the
-job: the process is started again, and after a few times the run ends with a sentence.
+and its slot opens anew with the next job. A process that dies before the work is open does not end
+the job: it is started again, and after a few times the run ends with a sentence.
 """
 
 import multiprocessing
@@ -64,7 +64,7 @@ class Processes:
                     return slot, replace(outcome, key=self._jobs.pop(slot).key)
 
     def close(self) -> None:
-        """Kill all processes; nothing they do is worth waiting for."""
+        """Kill all processes; their results are not needed."""
         for child in self._children.values():  # all first, so that they end side by side
             child.process.kill()
         for slot in list(self._children):
@@ -72,7 +72,7 @@ class Processes:
         self._jobs.clear()
 
     def _hear(self, slot: int) -> Outcome | None:
-        """What a process says, or that it died; None if there is more to come."""
+        """The outcome that a process sent, or that it died; None if more will follow."""
         child = self._children[slot]
         try:
             said = child.pipe.recv() if child.pipe.poll() else None
@@ -110,7 +110,7 @@ class Processes:
     def _send(self, child: _Child, thing: object) -> None:
         try:
             child.pipe.send(thing)
-        except OSError:  # it died just now; `wait` will see that
+        except OSError:  # it has just died; `wait` notices
             return
 
     def _remove(self, slot: int) -> None:

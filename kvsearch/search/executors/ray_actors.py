@@ -1,7 +1,7 @@
 """Jobs on a Ray cluster: core actors that load the model once, refilled one by one.
 
-Not Ray Tune, which `kvsearch.search.tune` is for: there an exception costs the model, and a killed
-driver leaves two truths (docs/search.md).
+Not through Ray Tune (`kvsearch.search.tune`): there an exception ends the actor with its loaded
+model, and after a kill there are two records of the trials (docs/search.md).
 """
 
 import contextlib

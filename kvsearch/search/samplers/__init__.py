@@ -2,7 +2,7 @@
 
 The driver makes a new object for every trial, with a seed that depends on the trial's number, so
 that a study resumed after a kill proposes what an uninterrupted one would have. A sampler may
-therefore know only its seed, the context and `study.trials`.
+therefore use only its seed, the context and `study.trials`.
 """
 
 import warnings
@@ -65,8 +65,8 @@ def _tpe(seed: int, context: Context) -> "BaseSampler":
 def _gp(seed: int, context: Context) -> "BaseSampler":
     """Optuna's own; it models only the axes that are always active.
 
-    It learns nothing from what was rejected, little from a policy that it has proposed before, and
-    would propose the same for ever, so the proposal after such a one is drawn at random.
+    Its model does not change after a rejected proposal and hardly after a repeated one, so it would
+    make the same proposal again and again. The proposal after such a one is therefore random.
     """
     from optuna.samplers import GPSampler, RandomSampler
 

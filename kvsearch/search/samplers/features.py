@@ -7,39 +7,43 @@ The constants make the usual range of each about as long as the step of a flag, 
 takes what is near for alike before it has seen a difference.
 """
 
+from functools import lru_cache
 from math import log2
+from statistics import pstdev
 
 from kvsearch.knobs import RULES, Setting
-from kvsearch.policy import Policy, Tier
+from kvsearch.policy import Budgets, ModelShape, Policy, Tier
 from kvsearch.rules import feature_names
 from kvsearch.space import SearchSpace
 from kvsearch_kernels.codebooks import CODEBOOKS
 
-# Features that count only where a space has the axis: the presets do not differ in them, or the
-# first studies did not have them.
-BY_KNOB = {
-    "fp16 recent": "fp16_recent",
-    "along tokens": "along",
-    "value block": "value_block",
-    "contiguous": "ladder.order",
-    "anchors": "anchors",
-    "more marks": "anchors.marks",
-    "anchor distance": "anchors.every",
-    "seen by anchors": "anchors.isolate",
-    "open sequences": "anchors.close",
-    "tiers": "tiers.count",
-    "first share": "tiers.share",
-    "second share": "tiers.share2",
-    "first key bits": "tiers.key_bits2",
-    "first value bits": "tiers.value_bits2",
-    "low value bits": "tiers.value_bits2",
-}
-BY_VALUE: dict[str, tuple[str, set[str]]] = {  # features that count where an axis has a value
-    "by head": ("budgets", {"heads", "marginal"}),
-    "shared by heads": ("budgets", {"adakv"}),
-    "bits by layer": ("bits", {"layer", "head"}),
-    "bits by head": ("bits", {"head"}),
-    "new anchors": ("anchors", {"ac"}),
+# Features that count only where a space has the axis, and some of these words on it: the presets do
+# not differ in them, or the first studies did not have them.
+BY_KNOB: dict[str, tuple[str, ...]] = {
+    "fp16 recent": ("fp16_recent",),
+    "along tokens": ("along",),
+    "value block": ("value_block",),
+    "contiguous": ("ladder.order",),
+    "tiers": ("tiers.count",),
+    "first share": ("tiers.share",),
+    "second share": ("tiers.share2",),
+    "first key bits": ("tiers.key_bits2",),
+    "first value bits": ("tiers.value_bits2",),
+    "low value bits": ("tiers.value_bits2",),
+    "per head": ("budgets", "heads", "marginal", "adakv"),
+    "uneven": ("budgets", "heads", "marginal"),
+    "adaptive": ("budgets", "adakv"),
+    "bits by loss": ("bits",),
+    "bits by head": ("bits", "head"),
+    "removed keys": ("channels",),
+    "removed values": ("channels",),
+    "removed layers": ("channels",),
+    "anchors": ("anchors",),
+    "new anchors": ("anchors", "ac"),
+    "anchor marks": ("anchors.marks",),
+    "anchor distance": ("anchors.every",),
+    "anchors seen": ("anchors.isolate",),
+    "anchors close nothing": ("anchors.close",),
 }
 
 
@@ -57,12 +61,13 @@ def names_for(space: SearchSpace) -> tuple[str, ...]:
             absent -= set(r.feature_names)
             absent -= {shown for field, shown in r.axes.items() if f"rule.{field}" in space.axes}
     absent |= set(CODEBOOKS) - set(levels.choice if levels and levels.choice else ())
-    absent |= {name for name, knob in BY_KNOB.items() if knob not in space.axes}
-    for name, (knob, values) in BY_VALUE.items():
-        axis = space.axes.get(knob)
-        if axis is None or not values & {*(axis.choice or ())}:
-            absent.add(name)
+    absent |= {name for name, (knob, *words) in BY_KNOB.items() if not _on(space, knob, words)}
     return tuple(name for name in every_name() if name not in absent)
+
+
+def _on(space: SearchSpace, knob: str, words: list[str]) -> bool:
+    axis = space.axes.get(knob)
+    return axis is not None and (not words or not {*words}.isdisjoint(axis.choice or ()))
 
 
 def every_name() -> tuple[str, ...]:
@@ -74,6 +79,7 @@ def every_name() -> tuple[str, ...]:
         *_rule(Policy()),
         *_layers(Policy()),
         *_anchors(Policy()),
+        *_removed(Policy(), ModelShape(1, 1, 1, 1)),
     )
 
 
@@ -98,6 +104,7 @@ def features(
         | _stored(policy, setting.shape.head_dim)
         | _layers(policy)
         | _anchors(policy)
+        | _removed(policy, setting.shape)
     )
     found = {name: min(1.0, max(0.0, x)) for name, x in numbers.items()}
     found |= _tiers(policy.tiers) | _rule(policy)
@@ -147,7 +154,9 @@ def _stored(p: Policy, head_dim: int) -> dict[str, float]:
         "fp16 recent": p.fp16_recent > 0,
         "along tokens": quantizes and q.along == "tokens",
         "rotate": quantizes and q.rotate,
-        "value block": quantizes and q.rotate and q.value_block is not None,
+        "value block": log2(128 / q.value_block) / 6
+        if quantizes and q.rotate and q.value_block is not None
+        else 0,
         **{name: quantizes and q.levels == name for name in CODEBOOKS if name != "uniform"},
         "group": (log2(group) - 3) / 4 if group else 0,
     }
@@ -170,10 +179,29 @@ def _layers(p: Policy) -> dict[str, float]:
         "pyramid": 1 - 1 / budgets.beta if budgets.kind == "pyramid" else 0,
         "sensitivity": budgets.kind == "sensitivity",
         "exponent": budgets.exponent if budgets.kind == "sensitivity" else 0,
-        "by head": budgets.kind == "sensitivity" and budgets.per_head,
-        "shared by heads": budgets.kind == "adakv",
-        "bits by layer": p.head_tiers is not None,
+        "per head": budgets.per_head,
+        "uneven": _spread(budgets) if budgets.per_head else 0,
+        "adaptive": budgets.kind == "adakv",
+        "bits by loss": p.head_tiers is not None,
         "bits by head": p.head_tiers is not None and p.head_tiers.per_head,
+    }
+
+
+@lru_cache(maxsize=1024)
+def _spread(budgets: Budgets) -> float:
+    """Standard deviation of the log share of the heads, as a part of two octaves."""
+    rows = (row if isinstance(row, tuple) else (row,) for row in budgets.weights)
+    shares = [budgets.exponent * log2(w) for row in rows for w in row]
+    return pstdev(shares) / 2 if shares else 0.0
+
+
+def _removed(p: Policy, shape: ModelShape) -> dict[str, float]:
+    """Shares of all key channels, value channels and layers."""
+    widths, most = p.channels.on(shape).per_layer, shape.layers * shape.head_dim
+    return {
+        "removed keys": 1 - sum(k for k, _ in widths) / most,
+        "removed values": 1 - sum(v for _, v in widths) / most,
+        "removed layers": widths.count((0, 0)) / shape.layers,
     }
 
 
@@ -182,8 +210,8 @@ def _anchors(p: Policy) -> dict[str, float]:
     return {
         "anchors": a is not None,
         "new anchors": a is not None and a.insert,
-        "more marks": (len(a.marks) - 1) / 5 if a is not None and a.at == "marks" else 0,
+        "anchor marks": (len(a.marks) - 1) / 5 if a is not None and a.at == "marks" else 0,
         "anchor distance": log2(a.at) / 8 if a is not None and isinstance(a.at, int) else 0,
-        "seen by anchors": a is not None and not a.isolate,
-        "open sequences": a is not None and not a.close,
+        "anchors seen": a is not None and not a.isolate,
+        "anchors close nothing": a is not None and not a.close,
     }

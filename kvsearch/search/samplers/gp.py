@@ -1,10 +1,10 @@
 """A small exact Gaussian process: Matern-5/2, one length scale per feature, fitted by MAP.
 
-Hundreds of points at most, so everything is dense and in double precision, and in NumPy: at these
-sizes most of what another library would take is calls, and its import more than all fits of a
-search. The prior of the length scales grows with the square root of the dimension (Hvarfner et al.,
-arXiv:2402.02229): without it, points of a cube with many sides are all far apart and the model
-learns nothing.
+There are hundreds of points at most, so everything is dense, in double precision, and in NumPy: at
+these sizes another library spends most of its time in calls, and importing it takes longer than all
+fits of a search. The prior of the length scales grows with the square root of the dimension
+(Hvarfner et al., arXiv:2402.02229): without it, all points of a high-dimensional cube are far apart
+and no observation affects the prediction at another point.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-STEPS = 25  # of the fit, which is done after about 15
-ENOUGH = 1e-5  # relative gain of a step, below which it is done
-HALVINGS = 10  # of a step that does not fall
-ARMIJO = 1e-4  # share of the fall that the slope promises, which a step must have
-WIDE = 5  # spreads of its prior that a parameter may be away
+STEPS = 25  # of BFGS at most; a fit converges in about 15
+ENOUGH = 1e-5  # relative decrease by a step below which the fit has converged
+HALVINGS = 10  # of a step that does not decrease the value enough
+ARMIJO = 1e-4  # least decrease of a step, as a share of the linear prediction
+WIDE = 5  # bounds of a parameter: standard deviations of its prior on either side of the mean
 LEAST_NOISE = 1e-4  # variance, in units of the data's
-# Normal priors of the logarithms: of some twenty tried on the first runs of the benchmark, these
-# were about as near to what other runs found as any, and less sure of themselves. Squared
-# errors are still about twice what is claimed (`predict.csv`, studies/2026-11-search-efficiency).
+# Normal priors of the logarithms (mean, standard deviation). Some twenty were tried on the first
+# runs of the benchmark: these predicted other runs about as well as the best, with larger predicted
+# variances. Squared errors are still about twice the predicted variance (`predict.csv` in
+# studies/2026-11-search-efficiency).
 LENGTH, SPREAD = -0.5, 1.0  # of the length scales, beside half the log of the dimension
 SCALE = (2.0, 0.5)  # of the variance of the process
 NOISE = (-3.0, 1.0)  # of the variance of the noise
@@ -64,14 +65,14 @@ class GP:
         return mean * self.unit + self.centre, np.sqrt(variance) * self.unit
 
     def conditioned(self, x: Array) -> "GP":
-        """The process once `x` `[P, D]` have come out as expected: means stay, doubt shrinks.
+        """The process conditioned on its own means at `x` `[P, D]`: means stay, variances shrink.
 
-        The values are not data, so nothing is fitted on them.
+        The values are not data, so no hyper-parameter is fitted to them.
         """
         if not len(x):
             return self
         mean, _ = self.posterior(x)
-        sure = np.full(len(x), LEAST_NOISE)  # so that they are left alone
+        sure = np.full(len(x), LEAST_NOISE)  # so that the means stay
         return process(
             np.concatenate([self.x, x]),
             np.concatenate([self.y, (mean - self.centre) / self.unit]),
@@ -103,13 +104,13 @@ def fit(x: Array, y: Array, extra: Array) -> GP:
     def parts(theta: Array) -> tuple[Array, float, Array]:
         return np.exp(theta[:dims]), exp(theta[dims]), known + exp(theta[-1]) + LEAST_NOISE
 
-    def surprise(theta: Array) -> tuple[float, Array]:
+    def loss(theta: Array) -> tuple[float, Array]:
         value, slope = misfit(x, z, *parts(theta))
         away = (theta - means) / spreads
-        slope[-1] *= exp(theta[-1])  # so far of the variance, not of its logarithm
+        slope[-1] *= exp(theta[-1])  # from the slope by the variance to that by its logarithm
         return value + 0.5 * float(away @ away), slope + away / spreads
 
-    found = lowest(surprise, means, means - WIDE * spreads, means + WIDE * spreads)
+    found = lowest(loss, means, means - WIDE * spreads, means + WIDE * spreads)
     lengths, scale, noise = parts(found)
     return process(x, z, noise, lengths, scale, centre, unit)
 
@@ -119,12 +120,12 @@ def lowest(f: Callable[[Array], tuple[float, Array]], x: Array, low: Array, high
 
     Args:
         f: value and gradient.
-        x: start, of a few dozen numbers: their curvature is kept as a whole.
-        low: lower bounds; meant for safety, not for minima that lie on them.
+        x: start, a few dozen numbers, so that the inverse Hessian is stored in full.
+        low: lower bounds. A minimum on a bound may be missed.
         high: upper bounds, likewise.
     """
     value, slope = f(x)
-    curve = np.zeros((len(x), len(x)))  # estimate of the inverse Hessian, once a step was made
+    curve = np.zeros((len(x), len(x)))  # estimate of the inverse Hessian, from the first step on
     for turn in range(STEPS):
         step = -curve @ slope if turn else -slope / max(1.0, float(np.linalg.norm(slope)))
         for _ in range(HALVINGS):
@@ -193,7 +194,7 @@ def _distance(a: Array, b: Array) -> Array:
 
 
 def _root(matrix: Array) -> Array:
-    """Lower triangular, with `root.T @ root` the inverse; twins need a little more diagonal."""
+    """Lower triangular, with `root.T @ root` the inverse; equal points need jitter."""
     for jitter in (0.0, 1e-8, 1e-6, 1e-4, 1e-2):
         try:
             factor = np.linalg.cholesky(matrix + jitter * np.eye(len(matrix)))
@@ -201,4 +202,4 @@ def _root(matrix: Array) -> Array:
             continue
         root: Array = np.linalg.inv(factor)
         return root
-    raise np.linalg.LinAlgError("not a covariance: are there numbers that are none?")
+    raise np.linalg.LinAlgError("not a covariance matrix; are all values finite?")

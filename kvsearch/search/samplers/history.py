@@ -1,4 +1,4 @@
-"""What the trials of a study say, read afresh for every proposal."""
+"""The trials of a study as samplers use them, read afresh for every proposal."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Seen:
 
     Attributes:
         point: the policy's price.
-        dnll: nats per token behind the full cache on the whole text; None if it was stopped.
+        dnll: nats per token over the full cache on the whole text; None if it was stopped.
         rungs: (windows, tokens of each, dnll on them) of every prefix it was compared on.
     """
 
@@ -28,13 +28,13 @@ class Seen:
 
 @dataclass
 class History:
-    """Trials of a study, sorted by what a model can learn from them.
+    """Trials of a study by the kind of evidence they are for a model.
 
     Attributes:
         done: evaluated on the whole text, one per policy, in order of their numbers.
-        stopped: PRUNED by racing, with what they had shown.
+        stopped: PRUNED by racing, with their losses on the rungs before.
         pending: RUNNING or WAITING elsewhere.
-        tried: fingerprints of all trials, whatever became of them.
+        tried: fingerprints of all trials, in any state.
     """
 
     done: list[Seen] = field(default_factory=list)
@@ -53,7 +53,7 @@ class History:
 
 
 def read(trials: Iterable[FrozenTrial], price: Pricer, asking: int) -> History:
-    """Sort `trials`; the one numbered `asking` is the one to propose for and is left out.
+    """Sort `trials`, without the one numbered `asking`, for which a proposal is made.
 
     Directions are (dnll, bytes, ...). Trials whose parameters build no policy are left out.
     """
@@ -82,7 +82,7 @@ def read(trials: Iterable[FrozenTrial], price: Pricer, asking: int) -> History:
 
 
 def _rungs(given: Any) -> tuple[tuple[int, int, float], ...]:
-    """Rungs as a driver wrote them, without what is no number."""
+    """Rungs as the driver wrote them, without those whose loss is not a finite number."""
     if not isinstance(given, Sequence):
         return ()
     return tuple((int(w), int(n), float(d)) for w, n, d in given if d is not None and isfinite(d))

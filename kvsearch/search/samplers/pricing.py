@@ -19,7 +19,7 @@ KEPT = 20_000  # prices remembered, about 40 MB; a search of a thousand trials n
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """A point of the space and what is known of it without running it.
+    """A point of the space and what follows from it without an evaluation.
 
     Attributes:
         knobs: values of the active axes.
@@ -41,7 +41,7 @@ class Priced:
 
 
 class Pricer:
-    """Prices points; remembers them, which changes speed and never an answer."""
+    """Prices points and remembers the prices, which saves time and changes no price."""
 
     def __init__(self, space: SearchSpace, setting: Setting, speed: Speed | None = None) -> None:
         self.space, self.setting, self.speed = space, setting, speed
@@ -50,6 +50,8 @@ class Pricer:
 
     def __call__(self, knobs: Mapping[str, Value]) -> Priced | None:
         """The price of a point that may be proposed, or None if it may not."""
+        if self.space.forbidden(knobs) is not None:  # known without building the policy
+            return None
         priced = self.look(knobs)
         return priced if priced is not None and priced.feasible else None
 
@@ -83,7 +85,7 @@ class Pricer:
 
 @dataclass(frozen=True)
 class Context:
-    """What a sampler knows of the task; one per study, shared by its samplers.
+    """The task as samplers see it; one per study, shared by its samplers.
 
     Attributes:
         space: where to look.
@@ -104,7 +106,7 @@ class Context:
     def anywhere(self) -> list[Priced]:
         """Random points that may be proposed, the same for all proposals of every run.
 
-        Pricing as many afresh would be most of what a proposal costs.
+        To price new ones each time would take most of the time of a proposal.
         """
         rng = random.Random(0)
         points = [self.price(anything(self.space, rng)) for _ in range(ANYWHERE)]

@@ -1,4 +1,4 @@
-"""The model of quality: a Gaussian process on log dNLL over the features of a policy."""
+"""The model of the loss: a Gaussian process on log dNLL over the features of a policy."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -12,18 +12,19 @@ from kvsearch.search.samplers.gp import GP, Array, fit
 from kvsearch.search.samplers.history import History, Seen
 from kvsearch.search.samplers.pricing import Priced
 
-OFFSET = 0.003  # nats per token: differences far below it are noise and must not rule the log
-LEAST = 0.001  # nats per token: what the logarithm sees at least
-PAIRS = 4  # completed trials with a rung, below which that rung says nothing
-EXTRAPOLATION_VARIANCE = (
-    0.05**2
-)  # variance in decades squared added to what a rung foretells: few pairs, and those
-# who were stopped there were partly unlucky there
+OFFSET = (
+    0.003  # nats per token: far smaller differences are noise and must not dominate the logarithm
+)
+LEAST = 0.001  # nats per token: least argument of the logarithm
+PAIRS = 4  # completed trials with a rung that an extrapolation from that rung needs
+# Decades squared, added to the variance of an extrapolation: it rests on few pairs, and a policy is
+# stopped at a rung partly because its loss there is high by chance.
+EXTRAPOLATION_VARIANCE = 0.05**2
 _libraries = ThreadpoolController()  # NumPy's BLAS
 
 
 class Surrogate:
-    """Predicts log10(dNLL + offset), fitted on what was measured and conditioned on what runs.
+    """Predicts log10(dNLL + offset); fitted to measured trials, conditioned on running ones.
 
     Attributes:
         offset: nats per token; 0.003, or more if a policy beats the full cache by more than 0.002.
@@ -37,11 +38,11 @@ class Surrogate:
         points = [s.point for s in history.done]
         heights, extra = list(self.heights), [0.0] * len(points)
         for seen in history.stopped:
-            foretold = self._foretold(seen, history.done)
-            if foretold is not None:
+            final = self._extrapolated(seen, history.done)
+            if final is not None:
                 points.append(seen.point)
-                heights.append(foretold[0])
-                extra.append(foretold[1])
+                heights.append(final[0])
+                extra.append(final[1])
         with _one_thread():
             self.fitted: GP = fit(_matrix(points), np.array(heights), np.array(extra))
             self.gp = self.fitted.conditioned(_matrix(history.pending))
@@ -55,13 +56,13 @@ class Surrogate:
         with _one_thread():
             return self.gp.posterior(_matrix(points))
 
-    def _foretold(self, stopped: Seen, done: Sequence[Seen]) -> tuple[float, float] | None:
+    def _extrapolated(self, stopped: Seen, done: Sequence[Seen]) -> tuple[float, float] | None:
         """Mean and variance of the final height of a trial that was stopped at a rung.
 
-        Judged by how much completed trials rose from the same rung. In a part of a window, a cache
-        that is not well full has shown little yet: those with at most half as many slots as that
-        part has tokens are asked first. While there are too few (a large budget, four bits), all
-        are: they rise a little more than a policy that was worth stopping.
+        The height at the rung plus the mean rise of completed trials from the same rung to the end.
+        In a part of a window a cache that was full only briefly has lost little, so only trials
+        count with at most half as many slots as that part has tokens. If there are too few of
+        them (a large budget, 4 bits), all trials count; their mean rise is a little too large.
         """
         *rung, dnll = stopped.rungs[-1]
         rises = [
@@ -80,7 +81,7 @@ class Surrogate:
 
 
 def _one_thread() -> AbstractContextManager[object]:
-    """A second thread would do little with matrices this small and keep a core that evaluates."""
+    """BLAS with one thread: a second gains little on small matrices and takes another core."""
     return _libraries.limit(limits=1, user_api="blas")
 
 

@@ -1,0 +1,107 @@
+"""What policies need to know of the model's channels: measured, or read from a run's file."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.app.aside import aside
+from kvsearch.app.policies import PolicyLike
+from kvsearch.app.progress import Shown
+from kvsearch.errors import RunError
+from kvsearch.evaluate import harm, importance
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.knobs import Setting
+from kvsearch.knobs.channels import needs
+from kvsearch.methods import METHODS
+from kvsearch.policy.pruning import Importance
+from kvsearch.space import SearchSpace
+from kvsearch.text.parts import Tokens
+
+ROWS, ROW = 4, 512  # windows, and tokens of each, that channels are measured on
+
+
+def of_space(space: SearchSpace) -> frozenset[str]:
+    """What policies of a space may need."""
+    return needs({name: axis.choice for name, axis in space.axes.items() if axis.choice})
+
+
+def of_method(policy: PolicyLike) -> frozenset[str]:
+    """What a method needs; policy files name the channels themselves."""
+    if not isinstance(policy, str) or policy not in METHODS:
+        return frozenset()
+    return needs({name: (value,) for name, value in METHODS[policy].knobs.items()})
+
+
+def measure(
+    evaluator: Evaluator,
+    ids: NDArray[np.int64],
+    wanted: frozenset[str],
+    step: Callable[[str, float], AbstractContextManager[Any]],
+) -> Importance:
+    """Measure what is wanted, or take it from the disk cache.
+
+    Args:
+        evaluator: of the model.
+        ids: token windows `[W, T]`, of which the first are used.
+        wanted: see `needs`.
+        step: opens progress of a title and a total.
+
+    Raises:
+        ModelError: the model's projections are not apart from each other.
+    """
+    some = ids[:ROWS, :ROW]
+    return Importance(
+        harm.kept_or_measured(evaluator, some, step) if "harm" in wanted else (),
+        {
+            score: importance.orders(evaluator.loaded, score, some, step)
+            for score in sorted(wanted - {"harm"})
+        },
+    )
+
+
+def read(file: Path) -> Importance:
+    """What a run has written.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        return Importance.read(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
+        raise RunError(f"{file} is damaged; remove it and run the same command again") from e
+
+
+def with_importance(
+    setting: Setting,
+    policies: Sequence[PolicyLike],
+    evaluator: Evaluator,
+    tokens: Tokens,
+    *,
+    count: int,
+    length: int,
+    shown: Shown,
+) -> Setting:
+    """The setting with what its policies need to know of the channels.
+
+    Args:
+        setting: of the evaluation.
+        policies: that are evaluated.
+        evaluator: of the model.
+        tokens: the text; measured is on a part that no evaluated window covers, if it has one.
+        count: evaluated windows.
+        length: tokens of each.
+        shown: for progress, and a sentence that says where it was measured.
+    """
+    wanted = frozenset[str]().union(*(of_method(p) for p in policies))
+    if not wanted:
+        return setting
+    ids, where = aside(tokens, count, length, ROWS, min(ROW, length))
+    names = ", ".join(str(p) for p in policies if of_method(p))
+    shown.say(f"{names}: measuring {' and '.join(sorted(wanted))} of the channels {where}")
+    return replace(setting, importance=measure(evaluator, ids, wanted, shown.step))

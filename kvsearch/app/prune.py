@@ -1,0 +1,133 @@
+"""A smaller checkpoint without the channels that a policy removes: `kvsearch prune`."""
+
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from kvsearch.app import inputs
+from kvsearch.app.importance import of_method, with_importance
+from kvsearch.app.policies import PolicyLike, check_names, resolve
+from kvsearch.app.progress import Shown
+from kvsearch.errors import RunError
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.files import write_atomic
+from kvsearch.knobs import Setting
+from kvsearch.models import surgery
+from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.load import LoadedModel
+from kvsearch.models.pruned import PrunedForCausalLM
+from kvsearch.models.read import quiet
+from kvsearch.policy import Channels, Policy
+from kvsearch.text import TextLike, tokenize
+
+CONTEXT = 512  # tokens of the windows that a method is measured on
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was written.
+
+    Attributes:
+        folder: the checkpoint, with `policy.json`: the policy without its channels.
+        parameters, parameters_before: of the smaller model and of the whole one.
+        token_bytes, token_bytes_before: of keys and values of one token in 16 bits, all layers.
+        removed: layers that have no attention any more.
+    """
+
+    folder: str
+    parameters: int
+    parameters_before: int
+    token_bytes: int
+    token_bytes_before: int
+    removed: tuple[int, ...]
+
+
+def prune(
+    policy: PolicyLike,
+    model: str | PathLike[str] | LoadedModel = DEFAULT,
+    out: str | PathLike[str] = "pruned",
+    *,
+    text: TextLike | tuple[TextLike, ...] | None = None,
+    dataset: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: bool = True,
+) -> Pruned:
+    """Write a Hugging Face checkpoint that has lost the channels of `policy`.
+
+    The folder gets its name when all of it is written; an interrupted call leaves none.
+
+    Args:
+        policy: a policy, a policy file, or a method, which is measured on the text first.
+        model: an alias, hub id, folder or `.gguf` file, or a loaded model.
+        out: a folder that does not exist yet.
+        text: files or texts that a method is measured on; by default the built-in one.
+        dataset: a named dataset instead.
+        dtype: of the weights written; of a CPU, float32 by default.
+        device: where a method is measured.
+        progress: print progress to stderr.
+
+    Raises:
+        KvsearchError: something that the caller can mend, in one sentence; nothing was written.
+    """
+    shown, folder = Shown(quiet=not progress), Path(out)
+    if folder.exists():
+        raise RunError(f"{folder} exists already; choose another folder with --out")
+    check_names((policy,), sized=False)
+    loaded = inputs.model(
+        model if isinstance(model, LoadedModel) else str(model),
+        dtype=dtype, device=device, context=CONTEXT if of_method(policy) else 0, say=shown.say,
+    )  # fmt: skip
+    setting = Setting(loaded.shape, None, CONTEXT)
+    if of_method(policy):
+        source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+        setting = with_importance(
+            setting, (policy,), Evaluator(loaded), source, count=1, length=CONTEXT, shown=shown
+        )
+    chosen = resolve((policy,), setting)[0]
+    place = loaded.device
+    try:
+        loaded.model.to("cpu")
+        small = surgery.prune(loaded.model, chosen.channels)
+        with shown.step("write", 1) as step:
+            _write(small, loaded, chosen, folder)
+            step.advance()
+    finally:
+        loaded.model.to(place)
+    left = chosen.channels.on(loaded.shape)
+    return Pruned(
+        folder=str(folder),
+        parameters=_parameters(small),
+        parameters_before=_parameters(loaded.model),
+        token_bytes=left.budget_bytes(1),
+        token_bytes_before=loaded.shape.budget_bytes(1),
+        removed=tuple(i for i, widths in enumerate(left.per_layer) if widths == (0, 0)),
+    )
+
+
+def _write(small: PrunedForCausalLM, loaded: LoadedModel, policy: Policy, folder: Path) -> None:
+    """All files under another name first."""
+    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    about = {**policy.about, "channels": policy.channels.model_dump(mode="json")}
+    rest = policy.model_copy(update={"channels": Channels(), "about": about})
+    try:
+        draft.mkdir(parents=True)
+        with quiet():
+            surgery.write(small, loaded.tokenizer, draft)
+        write_atomic(draft / "policy.json", rest.to_json())
+        os.replace(draft, folder)
+    except (OSError, SafetensorError) as e:
+        raise RunError(f"cannot write {folder}: {e}; choose another folder with --out") from e
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    """Numbers in the weights; tied ones count once."""
+    return sum(p.numel() for p in model.parameters())
