@@ -89,7 +89,7 @@ def _anchors(policy: Policy) -> str:
     a = policy.anchors
     if a is None:
         return ""
-    at = "by ids" if a.at == "given" else str(a.at)
+    at = "by ids" if a.at == "given" else "between sentences"
     if isinstance(a.at, int):
         at = f"every {a.at} tokens"
     elif a.at == "marks":

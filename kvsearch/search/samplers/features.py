@@ -40,10 +40,10 @@ BY_KNOB: dict[str, tuple[str, ...]] = {
     "removed layers": ("channels",),
     "anchors": ("anchors",),
     "new anchors": ("anchors", "ac"),
-    "more marks": ("anchors.marks",),
+    "anchor marks": ("anchors.marks",),
     "anchor distance": ("anchors.every",),
-    "seen by anchors": ("anchors.isolate",),
-    "open sequences": ("anchors.close",),
+    "anchors seen": ("anchors.isolate",),
+    "anchors close nothing": ("anchors.close",),
 }
 
 
@@ -78,8 +78,8 @@ def every_name() -> tuple[str, ...]:
         *_stored(Policy(), 1),
         *_rule(Policy()),
         *_layers(Policy()),
-        *_removed(Policy(), ModelShape(1, 1, 1, 1)),
         *_anchors(Policy()),
+        *_removed(Policy(), ModelShape(1, 1, 1, 1)),
     )
 
 
@@ -103,8 +103,8 @@ def features(
         _slots(policy, fp16_slots, tokens)
         | _stored(policy, setting.shape.head_dim)
         | _layers(policy)
-        | _removed(policy, setting.shape)
         | _anchors(policy)
+        | _removed(policy, setting.shape)
     )
     found = {name: min(1.0, max(0.0, x)) for name, x in numbers.items()}
     found |= _tiers(policy.tiers) | _rule(policy)
@@ -210,8 +210,8 @@ def _anchors(p: Policy) -> dict[str, float]:
     return {
         "anchors": a is not None,
         "new anchors": a is not None and a.insert,
-        "more marks": (len(a.marks) - 1) / 5 if a is not None and a.at == "marks" else 0,
+        "anchor marks": (len(a.marks) - 1) / 5 if a is not None and a.at == "marks" else 0,
         "anchor distance": log2(a.at) / 8 if a is not None and isinstance(a.at, int) else 0,
-        "seen by anchors": a is not None and not a.isolate,
-        "open sequences": a is not None and not a.close,
+        "anchors seen": a is not None and not a.isolate,
+        "anchors close nothing": a is not None and not a.close,
     }
