@@ -71,7 +71,7 @@ def write(small: PrunedForCausalLM, tokenizer: Any, folder: Path) -> None:
     small.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    (folder / FILE).write_text(Path(pruned.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / FILE).write_bytes(Path(pruned.__file__).read_bytes())
 
 
 def _check_family(model: PreTrainedModel, shape: ModelShape) -> None:

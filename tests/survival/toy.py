@@ -65,7 +65,7 @@ class Toy:
     Attributes:
         log: where.
         seconds: of one evaluation.
-        bad: how policies misbehave that score per layer: `kill`, `nan`, `raise`, `oom`, or
+        bad: how some policies misbehave: `kill`, `nan`, `raise`, `oom`, or
             `kill-late` for a kill on other text than the search's.
     """
 
@@ -81,11 +81,18 @@ class Session:
     def __init__(self, toy: Toy) -> None:
         self.toy, self.forgot = toy, 0
 
+    def _misbehaves(self, policy: Policy) -> bool:
+        """Where heads vote together; and where ranks are smoothed, unless that kills."""
+        rule = policy.rule
+        if rule is None or self.toy.bad.startswith("kill"):
+            return rule is not None and rule.share == "layer"
+        return rule.share == "layer" or getattr(rule, "pool", 1) > 1
+
     def run(self, job: Job) -> Measured:
         self._write("start", job)
         time.sleep(self.toy.seconds)
         found = nll(job.policy, _windows(job), job.stop)
-        if self.toy.bad and job.policy.rule is not None and job.policy.rule.share == "layer":
+        if self.toy.bad and self._misbehaves(job.policy):
             if self.toy.bad == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.toy.bad == "kill-late" and job.part != "search":
