@@ -18,8 +18,8 @@ from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
 from kvsearch.report.describe import describe
 from kvsearch.rules import RULES, Attention, Rule
 from kvsearch.search.samplers.features import features
+from tests.cache_cases import IDS, SETTING, T, tiny
 from tests.tagged import Device
-from tests.test_cache import IDS, SETTING, T, tiny
 from tests.test_device import WAYS, holds
 
 PAGE = Path(__file__).parent.parent / "docs" / "adding.md"

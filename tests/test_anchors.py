@@ -23,8 +23,8 @@ from kvsearch.policy.closings import Flags, course, text_bytes
 from kvsearch.report.describe import describe
 from kvsearch.rules import Attention
 from kvsearch.text.endings import endings, sentence_ends
+from tests.cache_cases import tiny
 from tests.tagged import Device
-from tests.test_cache import tiny
 from tests.test_device import WAYS, holds
 
 T = 96

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.compaction import survivors
@@ -21,35 +20,20 @@ from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS, at
 from kvsearch.models.load import LoadedModel
-from kvsearch.models.shape import shape_of
-from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.rules import RULES, Attention, Place, Slots
-from kvsearch_kernels.codebooks import CODEBOOKS
-from tests.heads import losses
-from tests.importance import importance
+from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention, Place, Slots
+from tests.cache_cases import (
+    EXTRA,
+    IDS,
+    NAMED,
+    PROMPT,
+    T,
+    head_dim,
+    policy_of,
+    tiny,
+)
 
-T = 168
 CPU = torch.device("cpu")
-K4 = (Tier(key_bits=4, value_bits=4),)
-
-
-def tiny(seed: int = 0, dtype: torch.dtype = torch.float64, head_dim: int = 16) -> LoadedModel:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=512,
-    )
-    model = LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
-    for p in model.parameters():
-        if p.dim() > 1:
-            p.mul_(3)  # a flat random model would not notice a wrong cache
-    return LoadedModel(model, None, shape_of(config), "tiny", "", "", None, str(dtype), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -64,255 +48,6 @@ def loaded(request: pytest.FixtureRequest, models: dict[int, LoadedModel]) -> Lo
     call = getattr(request.node, "callspec", None)
     name = call.params.get("name") if call is not None else None
     return models[16 if name is None else head_dim(name)]
-
-
-IDS = np.random.default_rng(0).integers(0, 97, size=(2, T))
-SETTING = Setting(
-    ModelShape(4, 2, 16, 6),
-    ModelShape(4, 2, 16, 6).budget_bytes(104),
-    T,
-    (0.5, 0.7, 1.2, 1.6),
-    importance=importance(ModelShape(4, 2, 16, 6)),
-    heads=losses(ModelShape(4, 2, 16, 6)),
-)
-PROMPT = 100  # of the policies that compact after a prompt; they hold all that follows
-AFTER = replace(SETTING, budget_bytes=SETTING.shape.budget_bytes(140), prompt=PROMPT)
-EXTRA: dict[str, Policy] = {
-    "window interval 8": Policy(slots=32, sinks=4, interval=8),
-    "window re-indexed interval 8": Policy(slots=32, sinks=4, interval=8, positions="cache"),
-    "ladder original": Policy(
-        slots=36, sinks=4, recent_window=8, ladder=Ladder(span=0.5, overlap=0.5)
-    ),
-    "ladder interval 4": Policy(
-        slots=36,
-        sinks=4,
-        recent_window=8,
-        interval=4,
-        ladder=Ladder(span=0.25, overlap=0.5),
-        positions="cache",
-        budgets=Budgets(kind="pyramid", beta=4),
-    ),
-    "ladder in 4 bits": Policy(
-        slots=40,
-        sinks=2,
-        recent_window=8,
-        interval=3,
-        ladder=Ladder(span=0.25, overlap=0.5),
-        positions="cache",
-        tiers=K4,
-        quantizer=Quantizer(group=8, fp16_sinks=True),
-    ),
-    "ladder that reaches the newest tokens": Policy(
-        slots=12,
-        interval=4,
-        recent_window=1,
-        ladder=Ladder(span=0.25, overlap=0.5),
-        budgets=Budgets(kind="sensitivity", exponent=1.0, weights=(0.1, 0.2, 1.0, 2.7)),
-    ),
-    "scored ladder": Policy(
-        slots=48, interval=8, sinks=2, recent_window=10, rule=Attention(), ladder=Ladder(span=0.5)
-    ),
-    "h2o interval 8 re-indexed": Policy(
-        slots=40, interval=8, recent_window=16, rule=Attention(), positions="cache"
-    ),
-    "h2o one token, 4 bits": Policy(
-        slots=40, recent_window=8, sinks=2, rule=Attention(), tiers=K4, quantizer=Quantizer(group=8)
-    ),
-    "decay one token": Policy(
-        slots=40, recent_window=1, rule=Attention(alpha=1, beta=1, horizon=20, kind="decay")
-    ),
-    "window over three intervals": Policy(
-        slots=50,
-        interval=6,
-        recent_window=4,
-        rule=Attention(alpha=1, beta=1, horizon=18, share="layer"),
-    ),
-    "three tiers": Policy(
-        slots=50,
-        interval=7,
-        recent_window=3,
-        sinks=2,
-        rule=Attention(beta=1),
-        tiers=(
-            Tier(share=0.2),
-            Tier(share=0.4, key_bits=8, value_bits=4),
-            Tier(share=0.4, key_bits=3, value_bits=2),
-        ),
-        quantizer=Quantizer(group=16, rotate=True, levels="lloyd", fp16_sinks=True),
-    ),
-    "tiers by age": Policy(
-        slots=60,
-        interval=7,
-        sinks=4,
-        quantizer=Quantizer(group=8),
-        tiers=(Tier(share=0.3), Tier(share=0.7, key_bits=4, value_bits=2)),
-    ),
-    "prompt, then stream": Policy(
-        slots=48,
-        interval=16,
-        recent_window=8,
-        rule=Attention(horizon=8, pool=3, pool_kind="max"),
-        trigger="prompt+stream",
-        budgets=Budgets(kind="pyramid", beta=3),
-    ),
-}
-KIVI: dict[str, Any] = dict(tiers=(Tier(key_bits=2, value_bits=2),), interval=8)
-GROUPS: dict[str, Any] = dict(group=8, along="tokens")
-EXTRA |= {
-    "recent window in 16 bits": Policy(
-        slots=44,
-        interval=6,
-        sinks=3,
-        recent_window=10,
-        rule=Attention(),
-        tiers=K4,
-        quantizer=Quantizer(group=8, fp16_sinks=True, fp16_recent=True),
-    ),
-    "grouped along tokens": Policy(**KIVI, quantizer=Quantizer(**GROUPS)),
-    "grouped along tokens, recent window and sinks in 16 bits": Policy(
-        **KIVI,
-        slots=61,
-        sinks=8,
-        recent_window=16,
-        quantizer=Quantizer(**GROUPS, fp16_recent=True, fp16_sinks=True),
-    ),
-    "grouped along tokens, re-indexed, Lloyd levels, rotated": Policy(
-        **KIVI,
-        slots=42,
-        positions="cache",
-        quantizer=Quantizer(**GROUPS, levels="lloyd", rotate=True),
-    ),
-}
-UNEVEN = Budgets(
-    kind="sensitivity", exponent=1.0, weights=((1.0, 2.0), (1.0, 1.0), (3.0, 1.0), (0.5, 1.5))
-)
-MIXED = HeadTiers(
-    others=(
-        (Tier(),),
-        (Tier(share=0.5, key_bits=8, value_bits=8), Tier(share=0.5, key_bits=2, value_bits=2)),
-    ),
-    of=((0, 1), (1, 1), (2, 0), (0, 0)),
-)
-BY_LAYER = HeadTiers(others=((Tier(key_bits=3, value_bits=8),), (Tier(),)), of=(0, 1, 2, 1))
-HEADS: dict[str, Any] = dict(slots=44, interval=4, sinks=2, recent_window=6, budgets=UNEVEN)
-EXTRA |= {
-    "heads by age": Policy(**HEADS, positions="cache"),
-    "heads by age, bits per layer": Policy(
-        **HEADS, tiers=K4, head_tiers=BY_LAYER, quantizer=Quantizer(group=8, fp16_sinks=True)
-    ),
-    "heads with tiers of their own": Policy(
-        **HEADS, rule=Attention(beta=1), tiers=K4, head_tiers=MIXED, quantizer=Quantizer(group=8)
-    ),
-    "heads in ladders": Policy(**HEADS, ladder=Ladder(span=0.5), positions="cache", tiers=K4,
-        quantizer=Quantizer(group=8)),
-    "heads along tokens": Policy(
-        slots=44, interval=8, sinks=8, budgets=UNEVEN, head_tiers=BY_LAYER,
-        tiers=(Tier(key_bits=2, value_bits=2),),
-        quantizer=Quantizer(group=8, along="tokens", fp16_sinks=True),
-    ),
-    "bits per head, nothing evicted": Policy(
-        interval=8, rule=Attention(), head_tiers=MIXED, quantizer=Quantizer(group=8)
-    ),
-    "heads that share their layer's slots": Policy(
-        **{**HEADS, "budgets": Budgets(kind="adakv")}, rule=Attention(), tiers=K4,
-        quantizer=Quantizer(group=8, fp16_sinks=True),
-    ),
-    "heads after a prompt": Policy(
-        **{**HEADS, "slots": 90}, trigger="prompt+stream", rule=Attention(horizon=4)
-    ),
-}  # fmt: skip
-BLOCKS: dict[str, Any] = dict(slots=44, interval=6, recent_window=8, rule=Attention())
-EXTRA |= {
-    "fp8 by rank, re-indexed": Policy(
-        **BLOCKS,
-        sinks=2,
-        tiers=(Tier(share=0.3), Tier(share=0.7, key_bits=8, value_bits=8)),
-        quantizer=Quantizer(levels="e5m2", fp16_sinks=True),
-        positions="cache",
-    ),
-    "q8_0, q5_0 and q4_0 by rank": Policy(
-        **BLOCKS,
-        tiers=(
-            Tier(share=0.3, key_bits=8, value_bits=8),
-            Tier(share=0.4, key_bits=8, value_bits=5),
-            Tier(share=0.3, key_bits=5, value_bits=4),
-        ),
-        quantizer=Quantizer(levels="ggml-0", group=32),
-    ),
-    "q5_1, recent window in 16 bits": Policy(
-        **BLOCKS,
-        tiers=(Tier(key_bits=5, value_bits=4),),
-        quantizer=Quantizer(levels="ggml-1", group=32, fp16_recent=True),
-    ),
-    "ggml formats by layer": Policy(
-        **HEADS,
-        tiers=(Tier(key_bits=8, value_bits=5),),
-        head_tiers=HeadTiers(
-            others=((Tier(key_bits=5, value_bits=4),), (Tier(),)), of=(0, 1, 2, 1)
-        ),
-        quantizer=Quantizer(levels="ggml-0", group=32),
-    ),
-    "values rotated in blocks": Policy(
-        **BLOCKS,
-        tiers=(
-            Tier(share=0.3, key_bits=8, value_bits=4),
-            Tier(share=0.7, key_bits=4, value_bits=4),
-        ),
-        quantizer=Quantizer(group=8, rotate=True, value_block=4),
-    ),
-}
-for rule_name, rule in RULES.items():  # a new rule is proven by being listed
-    EXTRA |= {
-        f"{rule_name} every token": Policy(slots=40, sinks=2, recent_window=4, rule=rule()),
-        f"{rule_name} in three tiers": Policy(
-            slots=60,
-            interval=8,
-            sinks=2,
-            recent_window=6,
-            rule=rule(),
-            tiers=(Tier(share=0.3), *(Tier(share=0.35, key_bits=b, value_bits=4) for b in (8, 4))),
-            quantizer=Quantizer(group=8, fp16_sinks=True),
-        ),
-        f"{rule_name} voting together": Policy(
-            slots=50,
-            interval=6,
-            recent_window=4,
-            rule=rule(share="layer"),
-            tiers=(Tier(share=0.4), Tier(share=0.6, key_bits=4, value_bits=4)),
-            quantizer=Quantizer(group=8),
-        ),
-        f"{rule_name} in uneven heads": Policy(
-            **HEADS, rule=rule(), tiers=K4, quantizer=Quantizer(group=8)
-        ),
-        f"{rule_name} in a ladder, re-indexed": Policy(
-            slots=44,
-            interval=6,
-            sinks=2,
-            recent_window=8,
-            rule=rule(),
-            ladder=Ladder(span=0.5),
-            tiers=K4,
-            quantizer=Quantizer(group=8),
-            positions="cache",
-        ),
-    }
-NAMED = [*(n for n, m in METHODS.items() if "anchors" not in m.knobs), *EXTRA]  # see test_anchors
-
-
-def head_dim(name: str) -> int:
-    """Of a model that can run the policy."""
-    extra = EXTRA.get(name)
-    levels = METHODS[name].knobs.get("levels") if extra is None else extra.quantizer.levels
-    return CODEBOOKS[str(levels or "uniform")].group or 16
-
-
-def policy_of(name: str) -> Policy:
-    if name in EXTRA:
-        return EXTRA[name]
-    setting = AFTER if "prompt" in name else SETTING
-    setting = replace(setting, shape=replace(setting.shape, head_dim=head_dim(name)))
-    room = 4 * 6 * 16 * 17 // 2 if name == "expected-attention" else 0  # a layer's covariance
-    return at(name, replace(setting, budget_bytes=(setting.budget_bytes or 0) + 4 * room))
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -378,6 +113,27 @@ def test_a_cache_that_never_fills_is_the_unmodified_model(
             loaded.model(x, past_key_values=cache).logits for x in ids.split([50, 1, T - 51], 1)
         ]
     assert (torch.cat(parts, 1) - theirs).abs().max() < 1e-5  # rotary angles are fp32
+
+
+def test_adakv_gives_slots_to_the_heads_that_rank_best_and_keeps_the_total(
+    loaded: LoadedModel,
+) -> None:
+    policy = EXTRA["heads that share their layer's slots"]
+    parts, cache = layout(policy, loaded.shape).layers, PolicyCache(policy, loaded.model)
+    ids, seen = torch.from_numpy(IDS[:1]), 0
+    least = parts[0].target or 0
+    even = least - policy.sinks - policy.recent_window
+    floor = policy.sinks + policy.recent_window + int(policy.budgets.floor * even)
+    found = set()
+    with torch.inference_mode():
+        for m in (80, *[policy.interval] * 8):  # each call ends with a compaction
+            loaded.model(ids[:, seen : seen + m], past_key_values=cache)
+            seen += m
+            for one, other in zip(cache.states[::2], cache.states[1::2], strict=True):
+                held = one.store.n, other.store.n
+                assert sum(held) == 2 * least and min(held) >= floor
+                found.add(held)
+    assert any(a != b for a, b in found)
 
 
 def kept(layers: int, slots: int, ladder: Ladder, steps: int) -> list[list[int]]:

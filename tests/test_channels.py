@@ -24,7 +24,7 @@ from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check
 from kvsearch.policy.pruning import Importance, Orders, channels
 from kvsearch.policy.ratios import by_harm, evenly_spaced, least_harmful
 from kvsearch.report.describe import describe
-from tests.test_cache import EXTRA, IDS, PROMPT, T, tiny
+from tests.cache_cases import EXTRA, IDS, PROMPT, T, tiny
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
 

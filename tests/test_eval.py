@@ -14,6 +14,7 @@ from kvsearch.errors import KvsearchError
 from kvsearch.models import disk_cache
 from kvsearch.policy import ModelShape
 from kvsearch.text import Source, beside, tokenize, windows
+from tests.heads import losses
 
 WORDS = Text(" ".join(str(i * i) for i in range(700)), "squares")
 SIZE = dict(budget_slots=160, context=400)
@@ -44,7 +45,14 @@ def test_layer_sensitivity_is_measured_beside_the_windows_or_read(
     assert "on the windows themselves" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"per_layer": [1]}', '{"per_layer": [1, -1]}'])
+HEADS = json.dumps({"per_layer": [], "heads": losses(ModelShape(3, 2, 8, 4)).plain()})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "{", '{"per_layer": [1]}', '{"per_layer": [1, -1]}', '{"per_layer": []}', HEADS,
+     '{"per_layer": [1, 2], "heads": {}}', HEADS.replace('"starved": 16', '"starved": 17')],
+)  # fmt: skip
 def test_a_wrong_sensitivity_file_is_one_sentence(content: str, tmp_path: Path) -> None:
     file = tmp_path / "sensitivity.json"
     file.write_text(content)

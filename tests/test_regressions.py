@@ -21,7 +21,7 @@ from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
 from kvsearch.search import model_work
 from kvsearch.space import load
-from tests.test_cache import AFTER, IDS, tiny
+from tests.cache_cases import AFTER, IDS, tiny
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
 K4 = (Tier(key_bits=4, value_bits=4),)

@@ -120,7 +120,7 @@ class Run:
             found = sensitivity.measure(
                 Evaluator(self.loaded), ids, wanted, self._policies * ids.size, self.shown.step
             )
-            write_atomic(file, found.write())
+            write_atomic(file, found.to_json())
         return sensitivity.read(file, self.loaded.shape).put_into(self.setting)
 
     def _with_importance(self) -> Setting:

@@ -37,8 +37,8 @@ class Sensitivity:
         """The setting with it."""
         return replace(setting, sensitivity=self.layers, heads=self.heads)
 
-    def write(self) -> str:
-        """As the text of a `sensitivity.json`."""
+    def to_json(self) -> str:
+        """The text of a `sensitivity.json`."""
         data: dict[str, Any] = {"unit": "mean 1", "per_layer": self.layers}
         if self.heads is not None:
             data["heads"] = self.heads.plain()

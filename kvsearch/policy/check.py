@@ -39,7 +39,7 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
             _check_format(p, low[1], values, _named("value", "vo", values, whole))
     if rule is not None and "queries" in rule.needs and not {ALL, NONE}.issuperset(p.channels.qk):
         raise PolicyError(
-            f"field channels.qk: rule {rule.name!r} foretells attention from whole queries; keep "
+            f"field channels.qk: rule {rule.name!r} predicts attention from whole queries; keep "
             "all pairs or use another rule"
         )
     if p.budgets.kind == "sensitivity":

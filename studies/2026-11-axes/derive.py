@@ -1,4 +1,4 @@
-"""axes.csv and ratios.csv from records/: losses to the full cache, and what share of an opponent's.
+"""axes.csv, ratios.csv and heads.csv: losses to the full cache, shares of an opponent's, ranks.
 
 Intervals are 95 %, Student's t over blocks of 1024 tokens (eight recorded blocks), paired.
 """
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
+from scipy.stats import spearmanr, t
 
 HERE = Path(__file__).parent
 BLOCK, TOGETHER = 128, 8
 OPPONENTS = ("found", "xmu+int4")
+SIZES = (20, 36, 68, 132, 260, 516, 1028)  # of the estimates, see sensitivity.py
 
 
 def blocks(row: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -96,11 +97,26 @@ def _loss(kept: dict[str, Any], name: str) -> float:
     return float((sums - blocks(kept["full"])[0]).sum() / sizes.sum())
 
 
+def heads() -> list[dict[str, object]]:
+    """How well estimated losses rank the heads that were measured, by window and size."""
+    kept = json.loads((HERE / "heads.json").read_text())
+    measured = kept["measured 0"]["losses"]
+    out: list[dict[str, object]] = []
+    for name, entry in kept.items():
+        if name.startswith("priced slots"):
+            for slots, column in zip(SIZES, np.array(entry["losses"]).T, strict=True):
+                found = float(spearmanr(column, measured).statistic)
+                out.append(
+                    {"window": name.split()[-1], "slots": slots, "rank_correlation": f"{found:.3f}"}
+                )
+    return out
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, default=HERE)
     out = ask.parse_args().out
-    for name, rows in (("axes", axes()), ("ratios", ratios())):
+    for name, rows in (("axes", axes()), ("ratios", ratios()), ("heads", heads())):
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

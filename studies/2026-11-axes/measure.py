@@ -5,8 +5,8 @@
 
 Every variant starts from what `studies/2026-11-outcome` found at the budget and changes one axis,
 or all; slots are refitted to the same bytes. Writes sums of NLL over blocks of 128 tokens to
-records/PART-TEXT-bBUDGET.json; what is there stays. `--part tune` uses WikiText-2's select text
-and sotu's search text, where exponents were chosen.
+records/PART-TEXT-bBUDGET.json; rows that the file has are kept. `--part tune` uses WikiText-2's
+select text and sotu's search text, where exponents were chosen.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python studies/2026-11-axes/sensitivity.py --wikitext wikitext2-test.raw
 
-Writes heads.json: the KL divergence with one head starved to 68 slots, and what one pass there and
-back foretells at several sizes and bits. What is there stays.
+Writes heads.json: the KL divergence with one head starved to 68 slots, and the losses estimated
+from gradients at several sizes and bits, with CPU seconds. Entries that the file has are kept.
 """
 
 import argparse
