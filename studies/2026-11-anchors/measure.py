@@ -1,4 +1,4 @@
-"""What anchors cost a model that was not trained with them: SmolLM2-135M on WikiText-2's report text.
+"""What anchors cost a model not trained with them: SmolLM2-135M on WikiText-2's report text.
 
     python studies/2026-11-anchors/measure.py --wikitext wikitext2-test.raw
 
