@@ -15,7 +15,7 @@ from kvsearch.search import samplers
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-THROUGH_OTHERS = {"accelerate", "gguf", "scipy"}  # transformers reads GGUF with two; Optuna's gp
+THROUGH_OTHERS = {"accelerate", "scipy"}  # transformers reads GGUF with one; Optuna's gp
 
 
 def normal(name: str) -> str:
@@ -44,7 +44,7 @@ def test_imports_and_declared_dependencies_are_the_same() -> None:
     extras = PROJECT["optional-dependencies"]
     optional = {normal(d) for group in extras.values() for d in group}
     assert used - core - optional == set()
-    lazy = {normal(d) for name in ("ray", "flash", "gp") for d in extras[name]}
+    lazy = {normal(d) for name in ("ray", "flash", "gp", "train") for d in extras[name]}
     assert (core | lazy) - used == THROUGH_OTHERS
 
 

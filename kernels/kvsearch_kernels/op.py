@@ -4,6 +4,7 @@ A named implementation never falls back: it runs, or it says in one sentence why
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -46,11 +47,13 @@ class Op(Generic[P, R]):
 
     def _passes(self, impl: str, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether `auto` may use `impl` on these arguments; proves it where that is due."""
+        if self._why_not(impl, *args, **kwargs) is not None:
+            return False  # first, because it is what a CPU says at every call
         wish = os.environ.get("KVSEARCH_TRITON") if impl == "triton" else "1"
-        if wish == "0" or self._why_not(impl, *args, **kwargs) is not None:
+        if wish == "0":
             return False
         emulated: Callable[[], bool] | None
-        emulated = getattr(import_module(self.impls[impl]), "emulated", None)
+        emulated = getattr(self._module(impl), "emulated", None)
         if emulated is not None and emulated():
             return False
         if wish == "1":
@@ -60,8 +63,12 @@ class Op(Generic[P, R]):
         return trusted(self, impl, *subject(*args, **kwargs)) is None
 
     def _why_not(self, impl: str, *args: Any, **kwargs: Any) -> str | None:
-        reason: str | None = import_module(self.impls[impl]).why_not(*args, **kwargs)
+        reason: str | None = self._module(impl).why_not(*args, **kwargs)
         return reason
+
+    def _module(self, impl: str) -> Any:
+        name = self.impls[impl]
+        return sys.modules.get(name) or import_module(name)  # an import costs 1 us even then
 
     def run(self, impl: str, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the implementation named `impl`; `auto` picks, `reference` is always there.
@@ -86,7 +93,7 @@ class Op(Generic[P, R]):
     def _forward(self, impl: str, *args: P.args, **kwargs: P.kwargs) -> R:
         if impl == "reference":
             return self.reference(*args, **kwargs)
-        result: R = import_module(self.impls[impl]).forward(*args, **kwargs)
+        result: R = self._module(impl).forward(*args, **kwargs)
         return result
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

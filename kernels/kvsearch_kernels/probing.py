@@ -52,5 +52,5 @@ def on_cpu(x: Any) -> Any:
     if isinstance(x, Sequence) and not isinstance(x, str):
         return type(x)(on_cpu(value) for value in x)  # type: ignore[call-arg]
     if is_dataclass(x) and not isinstance(x, type):
-        return replace(x, **{f.name: on_cpu(getattr(x, f.name)) for f in fields(x)})
+        return replace(x, **{f.name: on_cpu(getattr(x, f.name)) for f in fields(x) if f.init})
     return x

@@ -52,6 +52,6 @@ def test_decoding_is_attention_over_what_is_read_back(name, softcap):
         assert (got - want).abs().max() < 1e-12
         if packed.scorer is not None and plain.scorer is not None:
             torch.testing.assert_close(packed.scorer.sums, plain.scorer.sums)
-    assert set(packed.impls) == ops
-    assert set(packed.impls.values()) <= {"reference", "torch"}
+    assert set(packed.impls) - {"time_order"} == ops  # which only some parts need
+    assert set(packed.impls.values()) <= {"reference", "torch", "numba"}
     assert packed.nbytes == plain.nbytes

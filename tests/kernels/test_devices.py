@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from test_references import OPS, call
+from test_references import TRITON, call
 
 from kvsearch_kernels import launch
 
@@ -30,7 +30,7 @@ def test_the_current_device_is_set_by_index_and_only_for_cuda(monkeypatch):
     assert asked == [1]
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", TRITON, ids=lambda op: op.name)
 def test_every_kernel_is_launched_on_the_device_of_its_tensors(op, monkeypatch):
     pytest.importorskip("triton", reason="triton is not installed")
     current, launched = [None], []

@@ -26,11 +26,13 @@ from kvsearch_kernels.quantize_kv import (
 from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
 from kvsearch_kernels.scored_decode import scored_decode
+from kvsearch_kernels.time_order import time_order
 
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
-    decode_attention, scored_decode,
+    decode_attention, scored_decode, time_order,
 ]  # fmt: skip
+TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
 FMT = Format(4, 64)
 WIDTHS = [(bits, levels) for levels, book in CODEBOOKS.items() for bits in book.bits]
@@ -54,10 +56,11 @@ def call(op, device="cpu"):
         "gather_kv": ((k, birth), {}),
         "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
         "scored_decode": ((q[:, :, 0], parts), {"scale": 0.1}),
+        "time_order": ((birth.to(torch.uint8),), {}),
     }[op.name]
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", TRITON, ids=lambda op: op.name)
 def test_auto_is_not_triton_on_a_cpu_and_a_name_never_falls_back(op):
     args, kwargs = call(op)
     assert op.pick(*args, **kwargs) != "triton"
@@ -161,7 +164,7 @@ def test_the_fast_fake_quantisation_is_the_reference_bit_for_bit(shape, bits, le
             assert torch.equal(fake_quantize(y, fmt), reference.fake_quantize(y, fmt))
 
 
-@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+@pytest.mark.parametrize("bits", [8, 5, 4, 3, 2, 1])
 def test_the_grid_rounds_as_a_search_does_on_and_around_every_edge(bits):
     levels = lloyd_levels(bits)
     edges = (levels[1:] + levels[:-1]) / 2
@@ -228,6 +231,14 @@ def test_what_a_slot_received_is_what_scored_attention_says():
     want = scored_attention.reference(q.unsqueeze(2), k, v, one, scale=0.125, softcap=7.0)
     torch.testing.assert_close(out, want[0].squeeze(2))
     torch.testing.assert_close(received, want[1])
+
+
+def test_time_order_undoes_sorting_by_pool():
+    pools = torch.randint(0, 4, (2, 3, 50), dtype=torch.uint8)
+    order = time_order.reference(pools)
+    joined = torch.cat([torch.full_like(pools[..., :1], 9)] * 50, -1).scatter(-1, order, pools)
+    assert torch.equal(joined, pools.sort(-1).values)
+    assert (order[..., 1:] > order[..., :-1])[pools[..., 1:] == pools[..., :-1]].all()
 
 
 @pytest.mark.parametrize("bad", [-1, 6, 1 << 40])

@@ -20,7 +20,7 @@ class Codebook:
 
     numbers: int
     words: str
-    bits: tuple[int, ...] = (8, 4, 3, 2, 1)
+    bits: tuple[int, ...] = (8, 5, 4, 3, 2, 1)
     group: int | None = None
 
     def encode(self, groups: "Tensor", bits: int) -> tuple["Tensor", "Tensor"]:

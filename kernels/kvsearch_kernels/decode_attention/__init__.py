@@ -6,7 +6,10 @@ from kvsearch_kernels.op import Op
 decode_attention = Op(
     "decode_attention",
     reference,
-    {"triton": "kvsearch_kernels.decode_attention.triton_impl"},
+    {
+        "triton": "kvsearch_kernels.decode_attention.triton_impl",
+        "numba": "kvsearch_kernels.decode_attention.numba_impl",  # CPU
+    },
     "kvsearch_kernels.decode_attention.probe",
 )
 

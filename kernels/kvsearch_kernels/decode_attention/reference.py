@@ -1,7 +1,8 @@
 """Meaning of `decode_attention`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Part:
         value_format: format of packed values; None if `values` is a tensor.
         lengths: slots in use of each batch row and head, `[B, H]` int32, the first ones; None uses
             all N.
+        known: what an implementation found out about the part, for its next call. A cache hands
+            over the same part for as long as its tensors stay the same.
     """
 
     keys: Tensor | Packed
@@ -28,6 +31,7 @@ class Part:
     key_format: Format | None = None
     value_format: Format | None = None
     lengths: Tensor | None = None
+    known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 def slots_of(part: Part) -> int:
@@ -39,9 +43,9 @@ def slots_of(part: Part) -> int:
 def check_lengths(parts: Sequence[Part]) -> None:
     """Under `KVSEARCH_CHECK=1`, raise IndexError when a length is beyond its part's slots."""
     for i, part in enumerate(parts):
-        n = slots_of(part)
-        used = part.lengths
-        if checking() and used is not None and bool(((used < 0) | (used > n)).any()):
+        if (used := part.lengths) is None or not checking():
+            continue
+        if bool(((used < 0) | (used > (n := slots_of(part)))).any()):
             raise IndexError(f"lengths of part {i} must be in 0 to {n}, got {used.tolist()}")
 
 

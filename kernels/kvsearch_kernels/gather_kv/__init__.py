@@ -6,7 +6,10 @@ from kvsearch_kernels.op import Op
 gather_kv = Op(
     "gather_kv",
     reference,
-    {"triton": "kvsearch_kernels.gather_kv.triton_impl"},
+    {
+        "triton": "kvsearch_kernels.gather_kv.triton_impl",
+        "numba": "kvsearch_kernels.gather_kv.numba_impl",  # CPU
+    },
     "kvsearch_kernels.gather_kv.probe",
 )
 

@@ -14,13 +14,19 @@ from kvsearch_kernels.quantize_kv.reference import (
 quantize_kv = Op(
     "quantize_kv",
     quantize_slots,
-    {"triton": "kvsearch_kernels.quantize_kv.triton_impl"},
+    {
+        "triton": "kvsearch_kernels.quantize_kv.triton_impl",
+        "numba": "kvsearch_kernels.quantize_kv.numba_impl",  # CPU
+    },
     "kvsearch_kernels.quantize_kv.probe",
 )
 dequantize_kv = Op(
     "dequantize_kv",
     dequantize_slots,
-    {"triton": "kvsearch_kernels.quantize_kv.triton_inverse"},
+    {
+        "triton": "kvsearch_kernels.quantize_kv.triton_inverse",
+        "numba": "kvsearch_kernels.quantize_kv.numba_inverse",  # CPU
+    },
     "kvsearch_kernels.quantize_kv.probe_inverse",
 )
 

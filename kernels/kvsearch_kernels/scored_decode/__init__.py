@@ -6,7 +6,10 @@ from kvsearch_kernels.scored_decode.reference import reference
 scored_decode = Op(
     "scored_decode",
     reference,
-    {"triton": "kvsearch_kernels.scored_decode.triton_impl"},
+    {
+        "triton": "kvsearch_kernels.scored_decode.triton_impl",
+        "numba": "kvsearch_kernels.scored_decode.numba_impl",  # CPU
+    },
     "kvsearch_kernels.scored_decode.probe",
 )
 

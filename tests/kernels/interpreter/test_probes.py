@@ -3,14 +3,14 @@
 import pytest
 import torch
 from kernel_tools import poisoned
-from test_references import OPS
+from test_references import TRITON
 
 from kvsearch_kernels.trust import prove
 
 F16, F32 = torch.float16, torch.float32
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", TRITON, ids=lambda op: op.name)
 def test_interpreted_kernels_pass(op):
     with poisoned():
         assert prove(op, "triton", torch.device("cpu"), F16) is None
@@ -23,5 +23,5 @@ def test_interpreted_kernels_pass(op):
      ("dequantize_kv", torch.uint8), ("gather_kv", F32), ("gather_kv", torch.uint8)],
 )  # fmt: skip
 def test_so_do_they_in_other_types(name, dtype):
-    (op,) = (op for op in OPS if op.name == name)
+    (op,) = (op for op in TRITON if op.name == name)
     assert prove(op, "triton", torch.device("cpu"), dtype) is None

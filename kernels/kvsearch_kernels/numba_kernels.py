@@ -1,0 +1,515 @@
+# mypy: ignore-errors
+"""Loops of the CPU implementations, compiled by numba at their first use and kept on disk.
+
+They are in one file, with every constant that they read, because numba's cache notices a change of
+the file that a function is in, and of no other. Tensors come as addresses and strides in rows of
+integers (`numba_args`): so the number of parts, their formats and their types are data, and nothing
+is compiled for them.
+"""
+
+import math
+
+import numpy as np
+from numba import carray, float32, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+# One side of a part, keys or values, as `numba_args.side` says it: where vectors are, with strides
+# in bytes; where scales are, with strides in numbers; tokens that the first group of scales lacks;
+# and the format.
+(
+    AT, STRIDE_B, STRIDE_H, STRIDE_N, SCALES, SCALE_B, SCALE_H, SCALE_N, SCALE_G,
+    LEAD, KIND, WIDTH, BITS, GROUP, NUMBERS, EVEN, FIRST, TABLE, BLOCK, ALONG, PIECE,
+) = range(21)  # fmt: skip
+SIDE = 21
+SLOTS, LENGTHS = 2 * SIDE, 2 * SIDE + 1  # of a part: slots, and where those in use are, or 0
+FP16, BF16, SINGLE, DOUBLE, PACKED = range(5)  # kinds
+ROWS = 32  # unpacked at once
+LANES = 16  # numbers that are compared side by side
+LOOSE = {"reassoc", "contract", "nsz", "arcp"}  # sums in any order; NaN and infinity mean the same
+
+
+def compiled(fastmath=False):
+    """`njit` that keeps what it compiled, where there is a place to keep it."""
+
+    def wrap(function):
+        try:
+            return njit(cache=True, nogil=True, fastmath=fastmath)(function)
+        except RuntimeError:  # neither beside the file nor in the user's cache folder
+            return njit(nogil=True, fastmath=fastmath)(function)
+
+    return wrap
+
+
+@intrinsic
+def _pointer(typingctx, address):
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def _from_half(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.fpext(
+            builder.bitcast(args[0], cgutils.ir.HalfType()), cgutils.ir.FloatType()
+        )
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def _to_half(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(
+            builder.fptrunc(args[0], cgutils.ir.HalfType()), cgutils.ir.IntType(16)
+        )
+
+    return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def _from_bits(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], cgutils.ir.FloatType())
+
+    return types.float32(types.uint32), codegen
+
+
+# -- vectors -----------------------------------------------------------------------------------
+
+
+@compiled()
+def hadamard(x, block):
+    """Rotate one vector fp32 or fp64 in place; the sums are those of `reference.hadamard`."""
+    norm = x.dtype.type(block**-0.5)
+    for start in range(0, x.shape[0], block):
+        y = x[start : start + block]
+        step = 1
+        while step < block:
+            for i in range(0, block, 2 * step):
+                low, high = y[i : i + step], y[i + step : i + 2 * step]
+                for k in range(step):
+                    a, b = low[k], high[k]
+                    low[k], high[k] = a + b, a - b
+            step *= 2
+        for k in range(block):
+            y[k] *= norm
+
+
+@compiled()
+def _unpack_whole(side, codes_at, scales_at, first, count, out):
+    """`_unpack` of 8 or 4 bits with one scale a vector, in a third of its time.
+
+    Both planes come at once. At 2 bits the same, with four planes, was slower.
+    """
+    bits, even, numbers, stride = side[BITS], side[EVEN], side[NUMBERS], side[STRIDE_N]
+    scales, share = scales_at + 2 * first * side[SCALE_N], side[WIDTH] * bits // 8
+    lowest, levels = float32(side[FIRST]), carray(_pointer(side[TABLE]), 256, np.float32)
+    scale_stride = 2 * side[SCALE_N]
+    nibble, four = np.uint8(15), np.uint8(4)
+    for t in range(count):
+        number = carray(_pointer(scales + t * scale_stride), 2, np.uint16)
+        step = _from_half(number[0]) if numbers else float32(1)
+        zero = _from_half(number[1]) if numbers == 2 else float32(-0.0)  # changes nothing
+        byte, row = carray(_pointer(codes_at + t * stride), share, np.uint8), out[t]
+        if even and bits == 8:
+            for i in range(share):
+                row[i] = (float32(byte[i]) + lowest) * step + zero
+        elif even and bits == 4:
+            for i in range(share):
+                row[i] = (float32(byte[i] & nibble) + lowest) * step + zero
+                row[share + i] = (float32(byte[i] >> four) + lowest) * step + zero
+        elif bits == 8:
+            for i in range(share):
+                row[i] = levels[byte[i]] * step + zero
+        else:
+            for i in range(share):
+                row[i] = levels[byte[i] & nibble] * step + zero
+                row[share + i] = levels[byte[i] >> four] * step + zero
+
+
+@compiled()
+def _unpack(side, codes_at, scales_at, first, count, out):
+    """`count` packed vectors of a head to values, piece by piece.
+
+    A piece is channels that share a plane of the codes and a scale. Loops over vectors are in here,
+    since calls with slices of arrays cost more than what they would do.
+    """
+    width, bits, group, piece = side[WIDTH], side[BITS], side[GROUP], side[PIECE]
+    even, along, numbers, lead = side[EVEN], side[ALONG], side[NUMBERS], side[LEAD] + first
+    stride, scale_stride, group_stride = side[STRIDE_N], 2 * side[SCALE_N], 2 * side[SCALE_G]
+    low = bits - 1 if bits == 3 or bits == 5 else bits
+    share, mask, lowest = width * low // 8, np.uint8((1 << low) - 1), float32(side[FIRST])
+    up, levels = np.uint8(low), carray(_pointer(side[TABLE]), 256, np.float32)
+    for start in range(0, width, piece):
+        shift = np.uint8(start // share * low)
+        codes, scales = codes_at + start % share, scales_at + start // group * group_stride
+        uppers = codes_at + share + start % (width // 8)
+        high = np.uint8(start // (width // 8))
+        for t in range(count):
+            row = (lead + t) // along if along else first + t
+            pair = carray(_pointer(scales + row * scale_stride), 2, np.uint16)
+            step = _from_half(pair[0]) if numbers else float32(1)
+            zero = _from_half(pair[1]) if numbers == 2 else float32(-0.0)  # changes nothing
+            part = out[t, start : start + piece]
+            lower = carray(_pointer(codes + t * stride), piece, np.uint8)
+            if low != bits:
+                upper = carray(_pointer(uppers + t * stride), piece, np.uint8)
+                for i in range(piece):
+                    code = ((lower[i] >> shift) & mask) | (((upper[i] >> high) & np.uint8(1)) << up)
+                    level = float32(code) + lowest if even else levels[code]
+                    part[i] = level * step + zero
+            elif even:
+                for i in range(piece):
+                    part[i] = (float32((lower[i] >> shift) & mask) + lowest) * step + zero
+            else:
+                for i in range(piece):
+                    part[i] = levels[(lower[i] >> shift) & mask] * step + zero
+
+
+@compiled()
+def _copy(kind, at, stride, count, width, out):
+    """`count` vectors of a head that are not packed."""
+    for t in range(count):
+        row = out[t]
+        if kind == FP16:
+            halves = carray(_pointer(at + t * stride), width, np.uint16)
+            for i in range(width):
+                row[i] = _from_half(halves[i])
+        elif kind == BF16:
+            halves = carray(_pointer(at + t * stride), width, np.uint16)
+            for i in range(width):
+                row[i] = _from_bits(np.uint32(halves[i]) << np.uint32(16))
+        elif kind == SINGLE:
+            singles = carray(_pointer(at + t * stride), width, np.float32)
+            for i in range(width):
+                row[i] = singles[i]
+        else:
+            doubles = carray(_pointer(at + t * stride), width, np.float64)
+            for i in range(width):
+                row[i] = doubles[i]
+
+
+@compiled()
+def _read(side, b, h, first, count, plain, values, out):
+    """`count` vectors of one head to `out`; with `plain`, turned back if they were rotated.
+
+    `values` is room for as many in fp32, in which vectors are turned back.
+    """
+    at = side[AT] + b * side[STRIDE_B] + h * side[STRIDE_H] + first * side[STRIDE_N]
+    if side[KIND] != PACKED:
+        _copy(side[KIND], at, side[STRIDE_N], count, side[WIDTH], out)
+        return
+    scales = side[SCALES] + 2 * (b * side[SCALE_B] + h * side[SCALE_H])
+    whole = side[GROUP] == side[WIDTH] and side[BITS] in (8, 4)
+    if not plain or not side[BLOCK]:
+        if whole:
+            _unpack_whole(side, at, scales, first, count, out)
+        else:
+            _unpack(side, at, scales, first, count, out)
+        return
+    _unpack(side, at, scales, first, count, values)
+    for t in range(count):
+        hadamard(values[t, : side[WIDTH]], side[BLOCK])
+        for i in range(side[WIDTH]):
+            out[t, i] = values[t, i]
+
+
+# -- attention ---------------------------------------------------------------------------------
+
+
+@compiled()
+def _exp_single(x):
+    """`exp` of fp32 up to 0, to 2 units in the last place; Cephes' polynomial, as vectors can."""
+    n = np.floor(x * float32(1.44269504088896341) + float32(0.5))
+    r = x - n * float32(0.693359375)
+    r = r - n * float32(-2.12194440e-4)
+    y = float32(1.9875691500e-4)
+    y = y * r + float32(1.3981999507e-3)
+    y = y * r + float32(8.3334519073e-3)
+    y = y * r + float32(4.1665795894e-2)
+    y = y * r + float32(1.6666665459e-1)
+    y = y * r + float32(5.0000001201e-1)
+    y = y * r * r + r + float32(1)
+    power = np.int32(max(n, float32(-126))) + np.int32(127)
+    y *= _from_bits(np.uint32(power) << np.uint32(23))
+    return y if x > float32(-87) else float32(0) if x == x else x
+
+
+def _exp(x):
+    return math.exp(x)
+
+
+@overload(_exp)
+def _exp_of(x):
+    return _single if x == types.float32 else lambda x: math.exp(x)
+
+
+def _single(x):
+    return _exp_single(x)
+
+
+@compiled(LOOSE)
+def _products(q, keys, count, s, first):
+    """Products `s[:, first : first + count]` of queries `[G, D]` and the first keys."""
+    for t in range(count):
+        key = keys[t]
+        for g in range(q.shape[0]):
+            query, total = q[g], q.dtype.type(0)
+            for d in range(query.shape[0]):
+                total += query[d] * key[d]
+            s[g, first + t] = total
+
+
+@compiled(LOOSE)
+def _weigh(p, first, values, count, out):
+    """Add weights `p[:, first : first + count]` times the first values to `out` `[G, D]`."""
+    width, whole = out.shape[1], count // 4 * 4
+    for g in range(out.shape[0]):
+        total, weights = out[g], p[g, first : first + count]
+        for t in range(0, whole, 4):  # so that a sum is read and written once for four values
+            a, b, c, d = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
+            one, two, three, four = values[t], values[t + 1], values[t + 2], values[t + 3]
+            for i in range(width):
+                total[i] += (a * one[i] + b * two[i]) + (c * three[i] + d * four[i])
+        for t in range(whole, count):
+            weight, value = weights[t], values[t]
+            for i in range(width):
+                total[i] += weight * value[i]
+
+
+@compiled()
+def _largest(s):
+    """The largest number of `s`, lane by lane, which vectors can."""
+    lanes = np.full(LANES, -np.inf, s.dtype)
+    whole = s.shape[0] // LANES * LANES
+    for i in range(0, whole, LANES):
+        part = s[i : i + LANES]
+        for k in range(LANES):
+            lanes[k] = part[k] if part[k] > lanes[k] else lanes[k]
+    for i in range(whole, s.shape[0]):
+        lanes[0] = max(lanes[0], s[i])
+    return lanes.max()
+
+
+@compiled(LOOSE)
+def _softmax(s):
+    """Products of one query to weights, in place; the largest product and the sum of weights."""
+    largest, total = _largest(s), s.dtype.type(0)
+    if largest == -np.inf:
+        s[:] = 0
+        return largest, total
+    for i in range(s.shape[0]):
+        s[i] = _exp(s[i] - largest)
+        total += s[i]
+    return largest, total
+
+
+@compiled()
+def _slots_in_use(part, b, h, heads):
+    if part[LENGTHS] == 0:
+        return part[SLOTS]
+    return carray(_pointer(part[LENGTHS] + 4 * (b * heads + h)), 1, np.int32)[0]
+
+
+@compiled()
+def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
+    """Attention of one query token, see `decode_attention.reference`.
+
+    Args:
+        q: queries `[B, Hq, D]` fp32 or fp64.
+        parts: what is held, a row of integers for each part.
+        heads: KV heads.
+        scale, softcap: see there; no softcap is 0.
+        plain: turn every vector back, instead of the query and the sum of values.
+        out: `[B, Hq, Dv]`, zeros.
+        lse: `[B, Hq]`.
+        received: `[B, H, N]`, or of no size if nobody asks.
+    """
+    group, kind = q.shape[1] // heads, q.dtype.type
+    wide, width = q.shape[2], out.shape[2]
+    slots = parts[:, SLOTS].sum()
+    s = np.empty((group, slots), q.dtype)
+    rows = np.empty((ROWS, max(wide, width)), q.dtype)
+    values = np.empty((ROWS, max(wide, width)), np.float32)
+    query, turned = np.empty((group, wide), q.dtype), np.empty((group, wide), q.dtype)
+    total = np.empty((group, width), q.dtype)
+    for b in range(q.shape[0]):
+        for h in range(heads):
+            mine = slice(h * group, (h + 1) * group)
+            query[:] = q[b, mine] * kind(scale)
+            s[:] = -np.inf
+            first = 0
+            for part in parts:
+                side, asks = part[:SIDE], query
+                if side[BLOCK] and not plain:
+                    asks = turned
+                    for g in range(group):
+                        turned[g] = query[g]
+                        hadamard(turned[g], side[BLOCK])
+                used = _slots_in_use(part, b, h, heads)
+                for start in range(0, used, ROWS):
+                    count = min(ROWS, used - start)
+                    _read(side, b, h, start, count, plain, values, rows)
+                    _products(asks, rows, count, s, first + start)
+                if softcap > 0:  # of slots in use: the others stay at minus infinity
+                    for g in range(group):
+                        for i in range(first, first + used):
+                            s[g, i] = kind(softcap) * math.tanh(s[g, i] / kind(softcap))
+                first += part[SLOTS]
+            for g in range(group):
+                largest, weight = _softmax(s[g])
+                lse[b, h * group + g] = largest + math.log(weight) if weight > 0 else -np.inf
+                inverse = kind(1) / weight if weight > 0 else kind(0)
+                for i in range(slots):
+                    s[g, i] *= inverse
+            if received.size:
+                for i in range(slots):
+                    mean = kind(0)
+                    for g in range(group):
+                        mean += s[g, i]
+                    received[b, h, i] = mean / kind(group)
+            first = 0
+            for part in parts:
+                side = part[SIDE : 2 * SIDE]
+                total[:] = 0
+                used = _slots_in_use(part, b, h, heads)
+                for start in range(0, used, ROWS):
+                    count = min(ROWS, used - start)
+                    _read(side, b, h, start, count, plain, values, rows)
+                    _weigh(s, first + start, rows, count, total)
+                for g in range(group):
+                    if side[BLOCK] and not plain:
+                        hadamard(total[g], side[BLOCK])
+                    out[b, h * group + g] += total[g]
+                first += part[SLOTS]
+
+
+# -- storing -----------------------------------------------------------------------------------
+
+
+@compiled()
+def _slot(slots, b, h, i):
+    """The `i`-th slot asked for, in one head."""
+    address, of_batch, of_head, of_slot = slots
+    if address == 0:
+        return i
+    return carray(_pointer(address + 8 * (b * of_batch + h * of_head + i * of_slot)), 1, np.int64)[
+        0
+    ]
+
+
+@compiled()
+def _all_inside(slots, batch, heads, n, held):
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(n):
+                if not 0 <= _slot(slots, b, h, i) < held:
+                    return False
+    return True
+
+
+@compiled()
+def gather(source, size, held, slots, out):
+    """Copy vectors of `size` bytes at `slots` to `out` `[B, H, n, size]`; False if there are none.
+
+    Nothing is written unless every slot is one of the `held`.
+    """
+    address, of_batch, of_head, of_slot = source
+    batch, heads, n, _ = out.shape
+    if not _all_inside(slots, batch, heads, n, held):
+        return False
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(n):
+                at = address + b * of_batch + h * of_head + _slot(slots, b, h, i) * of_slot
+                row, mine = carray(_pointer(at), size, np.uint8), out[b, h, i]
+                for k in range(size):
+                    mine[k] = row[k]
+    return True
+
+
+@compiled()
+def vectors(side, held, slots, block, out):
+    """Vectors at `slots` in fp32, rotated in blocks if `block` is above 0, `[B, H, n, D]`."""
+    batch, heads, n, width = out.shape
+    if not _all_inside(slots, batch, heads, n, held):
+        return False
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(n):
+                at = side[AT] + b * side[STRIDE_B] + h * side[STRIDE_H]
+                at += _slot(slots, b, h, i) * side[STRIDE_N]
+                _copy(side[KIND], at, 0, 1, width, out[b, h, i : i + 1])
+                if block:
+                    hadamard(out[b, h, i], block)
+    return True
+
+
+@compiled()
+def quantize_uniform(x, bits, group, codes, scales):
+    """Codes `[M, D]` uint8 and scales `[M, D / group, 2]` of rows fp32, see `Uniform.encode`."""
+    top = float32((1 << bits) - 1)
+    for m in range(x.shape[0]):
+        for start in range(0, x.shape[1], group):
+            row, mine = x[m, start : start + group], codes[m, start : start + group]
+            low, high = row[0], row[0]
+            for i in range(group):
+                v = row[i]
+                low, high = v if v < low or v != v else low, v if v > high or v != v else high
+            numbers = scales[m, start // group]
+            numbers[0], numbers[1] = _to_half((high - low) / top), _to_half(low)
+            step, zero = _from_half(numbers[0]), _from_half(numbers[1])
+            step = float32(1e-8) if step < float32(1e-8) else step
+            for i in range(group):
+                code = np.rint((row[i] - zero) / step)
+                code = float32(0) if code < float32(0) or code != code else min(code, top)
+                mine[i] = np.uint8(code)
+
+
+@compiled()
+def pack(codes, bits, packed):
+    """Codes `[M, D]` uint8 to bytes `[M, D * bits / 8]`, see `reference._pack`."""
+    width = codes.shape[1]
+    low = bits - 1 if bits == 3 or bits == 5 else bits
+    share, eighth, mask = width * low // 8, width // 8, np.uint8((1 << low) - 1)
+    for m in range(codes.shape[0]):
+        row, lower, upper = codes[m], packed[m, :share], packed[m, share:]
+        packed[m] = 0
+        for part in range(8 // low):
+            plane, shift = row[part * share : (part + 1) * share], np.uint8(part * low)
+            for i in range(share):
+                lower[i] |= (plane[i] & mask) << shift
+        if low != bits:
+            for part in range(8):
+                plane = row[part * eighth : (part + 1) * eighth]
+                for i in range(eighth):
+                    upper[i] |= (plane[i] >> np.uint8(low)) << np.uint8(part)
+
+
+@compiled()
+def dequantize(side, out):
+    """Values of packed vectors fp32 `[B, H, N, D]`, turned back if they were rotated."""
+    values = np.empty((ROWS, out.shape[3]), np.float32)
+    for b in range(out.shape[0]):
+        for h in range(out.shape[1]):
+            for first in range(0, out.shape[2], ROWS):
+                count = min(ROWS, out.shape[2] - first)
+                _read(side, b, h, first, count, True, values, out[b, h, first:])
+
+
+@compiled()
+def time_order(pools, out):
+    """Index of each slot when pools follow one another, `[M, N]` int64, see `time_order`."""
+    n = pools.shape[1]
+    for m in range(pools.shape[0]):
+        ends = np.zeros(257, np.int64)
+        for i in range(n):
+            ends[pools[m, i] + 1] += 1
+        for i in range(256):
+            ends[i + 1] += ends[i]
+        for i in range(n):
+            out[m, i] = ends[pools[m, i]]
+            ends[pools[m, i]] += 1

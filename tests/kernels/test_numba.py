@@ -1,0 +1,182 @@
+"""The loops for a CPU: bit for bit the references where numbers are stored, close where summed."""
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from test_references import OPS, WIDTHS, call
+from test_trust import PROVEN
+
+from kvsearch_kernels.codebooks import CODEBOOKS
+from kvsearch_kernels.decode_attention import Part, decode_attention
+from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.op import UnsupportedError
+from kvsearch_kernels.quantize_kv import Format, dequantize_kv, quantize_kv
+from kvsearch_kernels.quantize_kv.reference import quantize
+from kvsearch_kernels.scored_decode import scored_decode
+from kvsearch_kernels.trust import prove
+
+NUMBA = [op for op in OPS if "numba" in op.impls]
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.mark.parametrize("op", NUMBA, ids=lambda op: op.name)
+def test_auto_takes_the_loops_on_a_cpu_and_nowhere_else(op):
+    args, kwargs = call(op)
+    assert op.pick(*args, **kwargs) == "numba"
+    args, kwargs = call(op, "meta")
+    with pytest.raises(UnsupportedError, match="runs on cpu, got meta"):
+        op.run("numba", *args, **kwargs)
+
+
+@pytest.mark.parametrize(("op", "dtype"), PROVEN, ids=lambda x: getattr(x, "name", str(x)))
+def test_the_loops_pass_every_probe_that_they_take(op, dtype):
+    if "numba" not in op.impls:
+        pytest.skip("has no loops")
+    try:
+        assert prove(op, "numba", torch.device("cpu"), dtype) is None
+    except UnsupportedError as error:
+        assert op is gather_kv
+        assert "turns keys" in str(error)
+
+
+def formats(bits, levels, D):
+    groups = {CODEBOOKS[levels].group} if CODEBOOKS[levels].group else {D, 32}
+    for rotate, group in itertools.product((False, True), groups):
+        yield Format(bits, group, levels, rotate)
+    yield Format(bits, 32, levels, True, block=16)
+
+
+@pytest.mark.parametrize("D", [64, 96])
+@pytest.mark.parametrize(("bits", "levels"), WIDTHS)
+def test_storing_and_reading_is_that_of_the_references_bit_for_bit(bits, levels, D):
+    torch.manual_seed(bits)
+    every = torch.randn(2, 40, 3, D) * torch.rand(2, 40, 3, 1) * 5
+    every[0, 0], every[1, 2] = 0.0, 1.5
+    lists = (None, torch.randint(0, 40, (2, 3, 33)), torch.randint(0, 40, (1, 1, 5)).int())
+    for fmt, dtype in itertools.product(formats(bits, levels, D), (F16, BF16, F32, F64)):
+        x = every.to(dtype).transpose(1, 2)
+        for slots in (*lists, torch.arange(0), torch.arange(7, 2, -1)):
+            want = quantize_kv.reference(x, fmt, slots=slots)
+            got = quantize_kv.run("numba", x, fmt, slots=slots)
+            assert torch.equal(got.codes, want.codes)
+            assert torch.equal(got.scales, want.scales)
+            assert got.scales.shape == want.scales.shape
+        read = dequantize_kv.run("numba", got, fmt, dtype=dtype)
+        assert torch.equal(read, dequantize_kv.reference(got, fmt, dtype=dtype))
+        assert read.dtype is dtype
+
+
+def test_not_a_number_stays_one():
+    x = torch.randn(1, 1, 3, 64)
+    x[0, 0, 0, 5], x[0, 0, 1, 9] = float("nan"), float("inf")
+    for bits, rotate in itertools.product((8, 4, 2), (False, True)):
+        fmt = Format(bits, 64, rotate=rotate)
+        want, got = quantize_kv.reference(x, fmt), quantize_kv.run("numba", x, fmt)
+        assert torch.equal(got.codes, want.codes)
+        a, b = (dequantize_kv.run(i, want, fmt) for i in ("reference", "numba"))
+        assert torch.equal(a.isnan(), b.isnan())
+        assert b[0, 0, 0].isnan().all()
+
+
+def part(n, keys, values, dtype, D=64, Dv=64, along="channels"):
+    keys, held = keys if keys is None else replace(keys, along=along), []
+    for fmt, width in ((keys, D), (values, Dv)):
+        x = torch.randn(2, 2, n, width)
+        packed = x.to(dtype) if fmt is None else quantize(x, fmt)
+        held.append(packed if fmt is None else replace(packed, codes=packed.codes.contiguous()))
+    return Part(held[0], held[1], keys, values)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize(("bits", "levels"), WIDTHS)
+def test_decoding_is_that_of_the_reference(bits, levels, softcap):
+    torch.manual_seed(bits)
+    for fmt in formats(bits, levels, 64):
+        native = (F16, BF16, F32, F64)[bits % 4]
+        parts = [
+            part(70, fmt, None, native), part(33, fmt, fmt, native), part(9, None, None, F16),
+            part(1, None, fmt, native),
+        ]  # fmt: skip
+        if CODEBOOKS[levels].group is None and not fmt.block:
+            parts.append(part(50, fmt, fmt, native, along="tokens"))  # its first group is short
+        used = torch.tensor([[5, 0], [1, 9]], dtype=torch.int32)
+        for some in (parts, [replace(parts[0], lengths=used), replace(parts[2], lengths=used)]):
+            agree(torch.randn(2, 6, 64), some, softcap)
+
+
+def test_decoding_values_of_another_width_and_nothing():
+    fmt = Format(4, 32, rotate=True)
+    parts = [part(40, fmt, fmt, F16, Dv=32), part(3, None, None, BF16, Dv=32)]
+    agree(torch.randn(2, 2, 64), parts, None)
+    none = torch.zeros(2, 2, dtype=torch.int32)
+    agree(torch.randn(2, 2, 64), [replace(p, lengths=none) for p in parts], None)
+
+
+def agree(q, parts, softcap):
+    """Both ops, in fp64 (where vectors are turned back as the reference does) and in fp32."""
+    for dtype, room in ((F64, 1e-12), (F32, 2e-6)):
+        args = {"scale": 0.2, "softcap": softcap}
+        for op in (decode_attention, scored_decode):
+            want = op.reference(q.double(), parts, **args)
+            for a, b in zip(op.run("numba", q.to(dtype), parts, **args), want, strict=True):
+                assert a.dtype is dtype
+                torch.testing.assert_close(a.double(), b, rtol=0, atol=room * 4)
+
+
+def test_a_slot_that_receives_almost_nothing_is_still_right():
+    q, (one,) = torch.zeros(1, 1, 64), [part(200, None, None, F32)]
+    q[0, 0, 0] = 1.0
+    keys, values = one.keys[:1, :1].clone(), one.values[:1, :1].clone()
+    keys[..., 0] = -torch.linspace(0, 86, 200)
+    got = scored_decode.run("numba", q, [Part(keys, values)], scale=1.0)[1]
+    want = scored_decode.reference(q.double(), [Part(keys.double(), values)], scale=1.0)[1]
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("bad", [-1, 6, 1 << 40])
+def test_a_slot_that_is_not_held_is_refused_before_anything_is_read(bad):
+    (k, fmt), _ = call(quantize_kv)
+    for call_it in (
+        lambda s: gather_kv.run("numba", k, s), lambda s: quantize_kv.run("numba", k, fmt, slots=s)
+    ):  # fmt: skip
+        with pytest.raises(IndexError, match="out of range, there are 6"):
+            call_it(torch.tensor([0, bad]))
+
+
+def test_what_cannot_be_taken_is_named():
+    (k, fmt), _ = call(quantize_kv)
+    with pytest.raises(UnsupportedError, match="groups along tokens"):
+        quantize_kv.run("numba", k, replace(fmt, along="tokens"))
+    with pytest.raises(UnsupportedError, match="last axis"):
+        gather_kv.run("numba", k.transpose(2, 3), torch.tensor([0]))
+    with pytest.raises(UnsupportedError, match="requires a gradient"):
+        quantize_kv.run("numba", k.float().requires_grad_(), fmt)
+    with torch.no_grad():
+        quantize_kv.run("numba", k.float().requires_grad_(), fmt)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as fake, pytest.raises(UnsupportedError, match="memory of its own"):
+        quantize_kv.run("numba", fake.from_tensor(k), fmt)
+    packed = quantize_kv(k, fmt)
+    with pytest.raises(UnsupportedError, match="no loop for levels 'own'"):
+        dequantize_kv.run("numba", packed, replace(fmt, levels="own"))
+
+
+def test_a_second_process_compiles_nothing():
+    args, kwargs = call(decode_attention)
+    decode_attention.run("numba", args[0].float(), *args[1:], **kwargs)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_references import call, decode_attention as op\n"
+        "args, kwargs = call(op)\n"
+        "op.run('numba', args[0].float(), *args[1:], **kwargs)\n"
+        "from kvsearch_kernels.numba_kernels import attend\n"
+        "print(sum(attend.stats.cache_hits.values()), sum(attend.stats.cache_misses.values()))\n"
+    )
+    here = __file__.rsplit("test_numba", 1)[0]
+    run = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True)
+    assert run.stdout.split() == ["1", "0"], run.stderr
