@@ -11,16 +11,23 @@ from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import ModelError
 
 ROWS = 512  # tokens whose logits are held at once
+LOW = -1e30  # logit of a token that is never predicted; finite, for differences of logits
 
 
 class Head:
     """Body and output layer of a causal language model.
 
+    Args:
+        model: of transformers.
+        silent: a token that is never predicted, which has no logit and no loss: probabilities are
+            those of the others.
+
     Raises:
         ModelError: the family computes its logits in a way that slices would not repeat.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, silent: int | None = None) -> None:
+        self.silent: int | None = None
         self.model, self.body, self.out = model, model.base_model, model.get_output_embeddings()
         self.vocabulary: int = self.out.weight.shape[0]
         cfg = model.config.get_text_config(decoder=True)
@@ -28,6 +35,7 @@ class Head:
         self.factor = float(getattr(cfg, "logit_scale", None) or 1.0)
         self.factor /= float(getattr(cfg, "logits_scaling", None) or 1.0)
         self._verify()
+        self.silent = silent
 
     def _verify(self) -> None:
         """The slices must equal the model's own logits; a family with another head is refused."""
@@ -51,7 +59,10 @@ class Head:
         x: Tensor = self.out(hidden).float()
         if self.factor != 1.0:
             x = x * self.factor
-        return x if self.cap is None else self.cap * torch.tanh(x / self.cap)
+        x = x if self.cap is None else self.cap * torch.tanh(x / self.cap)
+        if self.silent is not None:
+            x[..., self.silent] = LOW
+        return x
 
     def nll(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """NLL of tokens 1 .. T-1 `[B, T - 1]`."""
@@ -62,7 +73,8 @@ class Head:
             target = ids[:, start + 1 : stop + 1]
             # in rows: a transposed vocabulary would be copied first
             lost = cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
-            parts.append(lost.view(target.shape))
+            lost = lost.view(target.shape)
+            parts.append(lost if self.silent is None else lost * (target != self.silent))
         return torch.cat(parts, 1)
 
     def expected(self, hidden: Tensor) -> Iterator[Tensor]:

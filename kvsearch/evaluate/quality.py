@@ -59,7 +59,7 @@ class Evaluator:
 
     def __init__(self, loaded: LoadedModel, batch: int = 1) -> None:
         self.loaded, self.batch = loaded, batch
-        self.head = Head(loaded.model)
+        self.head = Head(loaded.model, loaded.silent)
 
     def replay(
         self, policy: Policy, windows: NDArray[np.int64], *, prompt: int = 0, **options: Any
@@ -113,7 +113,7 @@ def stepwise(
     """
     cache = deployed(loaded, policy, packed=True, **options)
     own = torch.from_numpy(ids).to(loaded.device)
-    fed, head = feed(loaded, policy, ids[0]), Head(loaded.model)
+    fed, head = feed(loaded, policy, ids[0]), Head(loaded.model, loaded.silent)
     x = own if len(fed.ids) == len(fed.places) else torch.from_numpy(fed.ids[None]).to(own)
     hidden, start = [], 0
     with torch.inference_mode():

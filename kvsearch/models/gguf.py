@@ -80,3 +80,55 @@ def _forget_quantisation(model: Any) -> None:
     model.is_quantized = False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+
+
+def single_precision(path: Path, sha256: str, announce: Callable[[str], None]) -> Path:
+    """A GGUF file with the weights of another in fp32, for engines that read only GGUF.
+
+    Such an engine then multiplies by the same numbers as transformers, to which weights are
+    de-quantised, instead of rounding activations to go with them.
+
+    Args:
+        path: the `.gguf` file.
+        sha256: its digest, hexadecimal.
+        announce: called with a sentence before the conversion.
+
+    Raises:
+        ModelError: there is no room for it.
+    """
+
+    def make(draft: Path) -> None:
+        size = parameters([path]) * 4
+        announce(
+            f"writing {path.name} in fp32 once (about {size / 1e9:.1f} GB in {cache_folder()})"
+        )
+        if shutil.disk_usage(draft).free < 2 * size:
+            raise OSError("not enough free space")
+        _write_fp32(path, draft / "fp32.gguf")
+
+    try:
+        return keep(f"gguf-{sha256[:16]}-fp32", make) / "fp32.gguf"
+    except OSError as error:
+        raise ModelError(f"{path} cannot be kept in fp32 in {cache_folder()}: {error}") from error
+
+
+def _write_fp32(source: Path, place: Path) -> None:
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(place, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        value = 0 if name == "general.file_type" else field.contents()  # 0: all fp32
+        writer.add_key_value(name, value, kind, sub_type=inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(
+            tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype("float32")
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ import torch
 from kvsearch.errors import ModelError, TextError, nearest
 from kvsearch.models import given
 from kvsearch.models.aliases import DEFAULT
-from kvsearch.models.gguf import converted
+from kvsearch.models.gguf import converted, single_precision
 from kvsearch.models.locate import locate
 from kvsearch.models.memory import require_memory
 from kvsearch.models.read import brief, configuration, read
 from kvsearch.models.shape import shape_of, text_config
 from kvsearch.models.weights import digest, parameters, weight_files
 from kvsearch.policy import ModelShape
+from kvsearch.policy.anchors import NEW
 
 DTYPES = {
     "float32": torch.float32,
@@ -83,6 +85,12 @@ class LoadedModel:
             dtype=str(first.dtype).removeprefix("torch."),
             device=str(first.device),
         )
+
+    @property
+    def silent(self) -> int | None:
+        """The token of inserted anchors, if the tokenizer has one; it is never to be predicted."""
+        found = None if self.tokenizer is None else self.tokenizer.get_vocab().get(NEW)
+        return None if found is None else int(found)
 
     @property
     def in_memory(self) -> bool:
@@ -160,6 +168,29 @@ def load_model(
         dtype=str(kind).removeprefix("torch."),
         device=str(place),
     )
+
+
+def shape_named(name: str, announce: Callable[[str], None] = to_stderr) -> ModelShape:
+    """Shape of a model, from its configuration alone; the weights are not read.
+
+    Raises:
+        ModelError: the model cannot be found, or is of a family that policies cannot be run on.
+    """
+    found = locate(name, announce, lambda count: None)
+    return shape_of(configuration(found.folder, gguf=found.gguf))
+
+
+def gguf_in_fp32(name: str, announce: Callable[[str], None] = to_stderr) -> Path:
+    """A GGUF file with the weights of a GGUF model in fp32, see `gguf.single_precision`.
+
+    Raises:
+        ModelError: the model cannot be found, or is no GGUF file.
+    """
+    found = locate(name, announce, lambda count: None)
+    if found.gguf is None:
+        raise ModelError(f"{name} is no GGUF file, and this runtime reads nothing else; name one")
+    file = found.folder / found.gguf
+    return single_precision(file, digest([file]).partition(":")[2], announce)
 
 
 def max_context(model_config: Any) -> int | None:

@@ -51,8 +51,8 @@ def know_pruned() -> None:
         AutoModelForCausalLM.register(config, model, exist_ok=True)
 
 
-def configuration(folder: Path) -> Any:
-    """The configuration in a model folder, without its weights.
+def configuration(folder: Path, *, gguf: str | None = None) -> Any:
+    """The configuration in a model folder, or of one GGUF file in it, without the weights.
 
     Raises:
         ModelError: transformers cannot read it.
@@ -60,7 +60,8 @@ def configuration(folder: Path) -> Any:
     know_pruned()
     try:
         with quiet():
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
+            extra = {"gguf_file": gguf} if gguf else {}
+            return AutoConfig.from_pretrained(folder, local_files_only=True, **extra)
     except Exception as error:  # as in `read`
         raise ModelError(f"transformers cannot load {folder}: {brief(error)}") from error
 

@@ -66,12 +66,13 @@ def prune(model: PreTrainedModel, channels: Channels) -> PrunedForCausalLM:
     return small
 
 
-def write(small: PrunedForCausalLM, tokenizer: Any, folder: Path) -> None:
-    """Save a pruned model, its code and its tokenizer into an existing folder."""
+def write(small: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    """Save a model and its tokenizer, and a pruned model's code, into an existing folder."""
     small.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    (folder / FILE).write_bytes(Path(pruned.__file__).read_bytes())
+    if isinstance(small, PrunedForCausalLM):
+        (folder / FILE).write_bytes(Path(pruned.__file__).read_bytes())
 
 
 def _check_family(model: PreTrainedModel, shape: ModelShape) -> None:

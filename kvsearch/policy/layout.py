@@ -288,7 +288,7 @@ def _tiers(policy: Policy, shape: ModelShape) -> tuple[int, ...]:
     return tuple(i for row in own.of for i in (row if isinstance(row, tuple) else (row,) * each))
 
 
-def _kinds(policy: Policy, shape: ModelShape) -> tuple[int, ...]:
+def kinds_of(policy: Policy, shape: ModelShape) -> tuple[int, ...]:
     """Which of `costs_of` counts each unit."""
     tiers = _tiers(policy, shape)
     unit = units(policy, policy.channels.on(shape))
@@ -311,7 +311,7 @@ def costs_of(policy: Policy, shape: ModelShape) -> tuple[Cost, ...]:
 def _make(policy: Policy, shape: ModelShape) -> Layout:
     slots = share_out(policy, shape)
     left = policy.channels.on(shape)
-    tiers, kinds = _tiers(policy, shape), _kinds(policy, shape)
+    tiers, kinds = _tiers(policy, shape), kinds_of(policy, shape)
     rung, costs = ladder_of(policy, shape), costs_of(policy, shape)
     return Layout(policy, left, units(policy, left), slots, tiers, kinds, rung, costs)
 
@@ -365,7 +365,7 @@ def peak_of(
         PolicyError: the slots cannot hold what the policy promises never to evict.
     """
     each = share_out(policy, shape)
-    held = _held(costs, each, _kinds(policy, shape))
+    held = _held(costs, each, kinds_of(policy, shape))
     if policy.anchors is not None:
         return ceiling(policy, held, tokens, prompt)
     peak = stream_peak(policy, held, ladder_of(policy, shape), tokens)

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from kvsearch.errors import PolicyError
 from kvsearch.policy.channels import ALL, NONE, Channels, mask
-from kvsearch.policy.ratios import by_harm, evenly_spaced, least_harmful, uniform
+from kvsearch.policy.ratios import by_rise, evenly_spaced, smallest_rise, uniform
 from kvsearch.policy.shape import ModelShape
 
 Law = Literal["uniform", "eq1", "01", "01-even"]
 SCORES = ("l1", "l2", "taylor")
-BY_HARM = ("eq1", "01")  # laws that need every layer's harm
+BY_RISE = ("eq1", "01")  # laws that need the rise in perplexity of every layer
 WHOLE = ("01", "01-even")  # laws that remove whole layers, whatever the score of a channel
 Order = tuple[tuple[tuple[int, ...], ...], ...]  # per layer and KV head, most important first
 
@@ -41,22 +41,24 @@ class Importance:
     """What was measured about a model's channels.
 
     Attributes:
-        harm: per layer, the rise in perplexity without its attention; empty if not measured.
+        ppl_rise: per layer, the rise in perplexity without its attention; empty if not measured.
         orders: score -> ranks of the channels.
     """
 
-    harm: tuple[float, ...] = ()
+    ppl_rise: tuple[float, ...] = ()
     orders: Mapping[str, Orders] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """What `read` takes, for a file."""
-        return {"harm": list(self.harm), "orders": {k: asdict(v) for k, v in self.orders.items()}}
+        orders = {k: asdict(v) for k, v in self.orders.items()}
+        return {"ppl_rise": list(self.ppl_rise), "orders": orders}
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> "Importance":
         """From `plain`, lists instead of tuples included."""
         orders = {score: Orders.read(x) for score, x in data["orders"].items()}
-        return cls(tuple(data["harm"]), orders)
+        rise = data["harm"] if "harm" in data else data["ppl_rise"]  # its name in earlier runs
+        return cls(tuple(rise), orders)
 
 
 def tuples(x: Any) -> Any:
@@ -72,6 +74,7 @@ def channels(
     *,
     score: str = "l2",
     qk: float | None = None,
+    temperature: float = 1.0,
     multiple: int = 2,
 ) -> Channels:
     """The channels that stay when a share of them is removed.
@@ -87,6 +90,7 @@ def channels(
         score: which channels go: a key of `importance.orders`.
         qk: share of query and key pairs removed, ranked apart from values and outputs; None is the
             paper's one set for all four matrices.
+        temperature: of equation 1, in units of perplexity; the lower, the more the shares differ.
         multiple: of channels that a head keeps.
 
     Raises:
@@ -95,9 +99,12 @@ def channels(
     for name, share in (("ratio", ratio), ("qk", qk or 0.0)):
         if not 0 <= share < 1:
             raise PolicyError(f"channels.{name}: {share:g} would remove every channel of a head")
-    if law in BY_HARM and len(importance.harm) != shape.layers:
-        raise PolicyError(f"channels {law!r} needs the harm of each layer to be measured")
-    shares = _spread(law, ratio, importance.harm, shape.layers)
+    if law in BY_RISE and len(importance.ppl_rise) != shape.layers:
+        raise PolicyError(
+            f"channels {law!r} needs the rise in perplexity without each layer to be measured"
+        )
+    rise = importance.ppl_rise
+    shares = _spread(law, ratio, rise, shape.layers, temperature)
     if law in WHOLE:
         words = tuple(NONE if share else ALL for share in shares)
         return Channels(qk=words, vo=words)
@@ -109,19 +116,24 @@ def channels(
         pairs = _best(orders.coupled, _counts("ratio", law, shares, D, multiple), 2)
         values = [[(*kept, *(c + D // 2 for c in kept)) for kept in heads] for heads in pairs]
     else:
-        apart = _spread(law, qk, importance.harm, shape.layers, cap=1 - multiple / D)
+        apart = _spread(law, qk, rise, shape.layers, temperature, cap=1 - multiple / D)
         pairs = _best(orders.qk, _counts("qk", law, apart, D, multiple), 2)
         values = _best(orders.vo, _counts("ratio", law, shares, D, multiple))
     return Channels(qk=_words(pairs, gone, D // 2), vo=_words(values, gone, D))
 
 
 def _spread(
-    law: Law, ratio: float, harm: Sequence[float], layers: int, cap: float = 1.0
+    law: Law,
+    ratio: float,
+    rise: Sequence[float],
+    layers: int,
+    temperature: float,
+    cap: float = 1.0,
 ) -> list[float]:
     if law == "eq1":
-        return by_harm(harm, min(ratio, cap), cap=cap)
+        return by_rise(rise, min(ratio, cap), temperature=temperature, cap=cap)
     if law == "01":
-        return least_harmful(harm, ratio)
+        return smallest_rise(rise, ratio)
     return evenly_spaced(layers, ratio) if law == "01-even" else uniform(layers, ratio)
 
 

@@ -66,7 +66,7 @@ def kept_or_measured(
     loaded = evaluator.loaded
 
     def make() -> list[float]:
-        with step("harm of each layer", loaded.shape.layers * len(windows)) as shown:
+        with step("perplexity without each layer", loaded.shape.layers * len(windows)) as shown:
             return measure(evaluator, windows, shown.advance)
 
     def read(data: list[float]) -> tuple[float, ...]:
@@ -76,4 +76,4 @@ def kept_or_measured(
 
     words = f"dppl/{loaded.digest}/{loaded.dtype}/{windows.shape}"
     ids = np.ascontiguousarray(windows).tobytes()
-    return remembered("harm", words, ids, read, make)
+    return remembered("ppl_rise", words, ids, read, make)

@@ -1,0 +1,119 @@
+"""`kvsearch adapt`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from kvsearch.cli.options import budget_options, model_options, output_options, text_options
+
+
+@click.command("adapt")
+@click.argument("policy", metavar="NAME_OR_FILE")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="folder of the trained model"
+)
+@model_options
+@text_options
+@click.option(
+    "--held-out",
+    multiple=True,
+    metavar="FILE",
+    help="text to measure on; repeatable [default: the last tenth of the text]",
+)
+@budget_options("size a method to this")
+@click.option("--steps", type=int, help="optimizer steps [default: 200, or what --minutes allow]")
+@click.option("--minutes", type=float, help="of training, at most")
+@click.option("--context", default=512, show_default=True, help="tokens of a window")
+@click.option("--windows", type=int, help="held-out windows [default: 8, or as many as there are]")
+@click.option("--batch", default=1, show_default=True, help="windows per forward pass")
+@click.option("--accumulate", default=8, show_default=True, help="forward passes per step")
+@click.option(
+    "--lora/--no-lora",
+    default=None,
+    help="low-rank additions or all weights [default: additions where channels are gone]",
+)
+@click.option("--rank", default=8, show_default=True, help="of the additions")
+@click.option("--lr", type=float, help="learning rate [default: 1e-4 with LoRA, else 2e-5]")
+@click.option("--warmup", default=20, show_default=True, help="steps before the full rate")
+@click.option("--save-every", default=50, show_default=True, help="steps between checkpoints")
+@click.option(
+    "--channels-only",
+    is_flag=True,
+    help="train what channels leave, under full attention, whatever the policy evicts",
+)
+@click.option(
+    "--prompt",
+    default=0,
+    show_default=True,
+    help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
+)
+@click.option("--seed", default=0, show_default=True, help="of the order of windows")
+@output_options
+def command(
+    policy: str,
+    out: Path,
+    model: str,
+    dtype: str,
+    device: str,
+    text: tuple[str, ...],
+    dataset: str | None,
+    held_out: tuple[str, ...],
+    budget_slots: float | None,
+    budget_bytes: int | None,
+    steps: int | None,
+    minutes: float | None,
+    context: int,
+    windows: int | None,
+    batch: int,
+    accumulate: int,
+    lora: bool | None,
+    rank: int,
+    lr: float | None,
+    warmup: int,
+    save_every: int,
+    channels_only: bool,
+    prompt: int,
+    seed: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Train a model to live with a policy, or without the channels it removes.
+
+    The folder is a Hugging Face checkpoint with the policy for it in policy.json. The same command
+    again goes on from the newest checkpoint.
+    """
+    from kvsearch.app.adapt import adapt
+    from kvsearch.train.recipe import Recipe
+
+    done = adapt(
+        policy,
+        model,
+        text,
+        out,
+        dataset=dataset,
+        held_out=held_out,
+        budget_slots=budget_slots,
+        budget_bytes=budget_bytes,
+        context=context,
+        windows=windows,
+        prompt=prompt,
+        lora=lora,
+        rank=rank,
+        channels_only=channels_only,
+        recipe=Recipe(
+            lr=lr,
+            warmup=warmup,
+            steps=steps,
+            minutes=minutes,
+            batch=batch,
+            accumulate=accumulate,
+            save_every=save_every,
+            seed=seed,
+        ),
+        dtype=dtype,
+        device=device,
+        progress=not quiet,
+    )
+    click.echo(json.dumps(asdict(done)) if as_json else done.table())

@@ -1,0 +1,102 @@
+"""The folder of an unfinished training: what was asked, and checkpoints that are whole.
+
+It lies beside the final folder under another name, so that the final name never holds a part. A
+checkpoint counts once its mark is written, after everything else in it.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from kvsearch.errors import RunError
+from kvsearch.files import remove_drafts, write_atomic
+
+MARK = "whole.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole.
+
+    Attributes:
+        path: its folder.
+        step: optimizer steps until then.
+        seconds: of training until then.
+    """
+
+    path: Path
+    step: int
+    seconds: float
+
+
+class Work:
+    """The folder `NAME.training` beside `NAME`, locked until `close`.
+
+    Args:
+        out: the final folder.
+
+    Raises:
+        RunError: it cannot be written, or another process trains in it.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.path = out.with_name(f"{out.name}.training")
+        self.checkpoints = self.path / "checkpoints"
+        self._lock = FileLock(self.path / ".lock")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout as e:
+            raise RunError(f"another kvsearch trains in {self.path}; give another --out") from e
+        except OSError as e:
+            raise RunError(
+                f"cannot write to {self.path}: {e.strerror or e}; give another --out"
+            ) from e
+        remove_drafts(self.path)
+
+    def claim(self, asked: dict[str, Any]) -> None:
+        """Note what was asked, or check that it was the same before.
+
+        Raises:
+            RunError: something else was, or the note is damaged.
+        """
+        file, now = self.path / "asked.json", json.loads(json.dumps(asked))
+        if not file.exists():
+            write_atomic(file, json.dumps(asked, indent=2) + "\n")
+            return
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+            other = [k for k in now if before.get(k) != now[k]]
+        except (OSError, ValueError, AttributeError) as e:
+            raise RunError(f"cannot read {file}: {e}; remove {self.path} to start anew") from e
+        if other:
+            raise RunError(
+                f"{self.path} holds an unfinished training with another {', '.join(other)}; give "
+                "another --out, or remove that folder to start anew"
+            )
+
+    def mark(self, step: int, seconds: float) -> None:
+        """Say that the checkpoint of a step is whole."""
+        file = self.checkpoints / f"checkpoint-{step}" / MARK
+        write_atomic(file, json.dumps({"step": step, "seconds": seconds}) + "\n")
+
+    def last(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; what is left of others is removed."""
+        found = []
+        for path in self.checkpoints.glob("checkpoint-*"):
+            try:
+                mark = json.loads((path / MARK).read_text(encoding="utf-8"))
+                found.append(Checkpoint(path, int(mark["step"]), float(mark["seconds"])))
+            except (OSError, ValueError, KeyError, TypeError):
+                shutil.rmtree(path, ignore_errors=True)
+        return max(found, key=lambda c: c.step, default=None)
+
+    def close(self, *, done: bool) -> None:
+        """Release the folder; remove it if training is done, or never began."""
+        self._lock.release()
+        if done or not self.checkpoints.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
