@@ -1,23 +1,115 @@
 """`kvsearch export`."""
 
 import json
+from math import exp, expm1
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from kvsearch.cli.options import output_options
+from kvsearch.cli.options import output_options, text_options
+
+if TYPE_CHECKING:
+    from kvsearch.app.export import Exported
+    from kvsearch.records import Interval
 
 
 @click.command("export")
 @click.argument("policy", type=click.Path(path_type=Path))
 @click.option("--to", "target", default="transformers", show_default=True, help="runtime")
-@click.option("--out", type=click.Path(path_type=Path), help="folder [default: beside the policy]")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="folder [default: beside the policy]"
+)
+@click.option("--strict", is_flag=True, help="refuse anything but an exact mapping")
+@click.option("--force", is_flag=True, help="overwrite existing files")
+@click.option(
+    "--model", help="whose shape counts, and for losses [default: that of the policy's run]"
+)
+@text_options
+@click.option(
+    "--context", default=2048, show_default=True, help="tokens that bytes and losses are for"
+)
+@click.option("--prompt", default=0, show_default=True, help="tokens of it that arrive in one call")
+@click.option("--verify", is_flag=True, help="run the runtime on the text and compare")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N")
+@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16")
 @output_options
-def command(policy: Path, target: str, out: Path | None, as_json: bool, quiet: bool) -> None:
-    """Write what a runtime needs to run POLICY."""
-    from kvsearch.export import export
-    from kvsearch.policy import Policy
+def command(
+    policy: Path,
+    target: str,
+    out: Path | None,
+    strict: bool,
+    force: bool,
+    model: str | None,
+    text: tuple[str, ...],
+    dataset: str | None,
+    context: int,
+    prompt: int,
+    verify: bool,
+    device: str,
+    dtype: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Write what a runtime needs to run POLICY, and say what it cannot do.
 
-    folder = out or policy.with_name(f"{policy.stem}-{target}")
-    files = [str(f) for f in export(Policy.from_json(policy), target, folder)]
-    click.echo(json.dumps({"target": target, "files": files}) if as_json else "\n".join(files))
+    `kvsearch targets` lists the runtimes.
+    """
+    from kvsearch.app.export import export
+
+    done = export(
+        policy,
+        target,
+        out,
+        strict=strict,
+        force=force,
+        model=model,
+        text=text or None,
+        dataset=dataset,
+        context=context,
+        prompt=prompt,
+        verify=verify,
+        device=device,
+        dtype=dtype,
+        progress=not quiet,
+    )
+    click.echo(json.dumps(done.document()) if as_json else _table(done))
+
+
+def _table(done: "Exported") -> str:
+    from kvsearch.export import PROOFS
+    from kvsearch.export.proof import TOLERANCE
+    from kvsearch.export.said import said
+
+    t, loss = done.target, done.loss
+    rows = [("field", "asked", "given", "")]
+    rows += [(v.field, said(v.asked), said(v.given), v.verdict) for v in done.verdicts]
+    if done.bytes_asked is not None:
+        sizes = f"{done.bytes_asked:,}", f"{done.bytes_given:,}"
+        rows.append(("peak bytes", *sizes, f"of {done.tokens:,} tokens"))
+    if loss is not None:
+        where = f"{loss.tokens:,} tokens of {loss.text}"
+        rows.append(("NLL", f"{loss.asked:.4f}", f"{loss.given:.4f}", where))
+        rows.append(("PPL", f"{exp(loss.asked):.3f}", f"{exp(loss.given):.3f}", ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = [f"{t.runtime} {t.version}, proof {t.proof}: {PROOFS[t.proof]}"]
+    lines += [
+        "  ".join([*(x.ljust(w) for x, w in zip(row[:3], widths, strict=True)), row[3]]).rstrip()
+        for row in rows
+    ]
+    if loss is not None and loss.runtime is not None and loss.ppl_off is not None:
+        word = "agrees" if loss.agrees else "DIFFERS"
+        lines.append(
+            f"in {t.runtime}: NLL {loss.runtime:.4f}, PPL {100 * loss.ppl_off:+.3f} % from the "
+            f"policy given{_span(loss.off)}; {word} (within {100 * TOLERANCE:g} %)"
+        )
+        lines += [f"in {t.runtime}: {name} {value:,}" for name, value in done.measured.items()]
+    lines += [f"note: {note}" for note in t.notes]
+    return "\n".join([*lines, *map(str, done.files)])
+
+
+def _span(off: "Interval | None") -> str:
+    """A difference of NLL as one of PPL, in percent."""
+    if off is None or off.lo is None or off.hi is None:
+        return ""
+    return f" ({100 * expm1(off.lo):+.3f} to {100 * expm1(off.hi):+.3f})"

@@ -1,18 +1,50 @@
-"""Policies for other people's runtimes. One file a target, one line here."""
+"""Policies for other people's runtimes. One file a target, one line in `TARGETS`."""
 
-from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 
 from kvsearch.errors import KvsearchError, nearest
-from kvsearch.policy import Policy
+from kvsearch.export.fields import Verdict, verdicts
+from kvsearch.export.project import project
+from kvsearch.export.target import PROOFS, Artefact, Job, Target, unknown_options
 
-TARGETS: dict[str, str] = {"transformers": "kvsearch.export.transformers"}
+__all__ = [
+    "PROOFS",
+    "TARGETS",
+    "Artefact",
+    "Job",
+    "Target",
+    "Verdict",
+    "artefact",
+    "find",
+    "project",
+    "verdicts",
+]
+
+TARGETS: dict[str, str] = {
+    "transformers": "kvsearch.export.transformers",
+    "llamacpp": "kvsearch.export.llamacpp",
+    "vllm": "kvsearch.export.vllm",
+    "sglang": "kvsearch.export.sglang",
+    "tensorrt_llm": "kvsearch.export.tensorrt_llm",
+    "openvino": "kvsearch.export.openvino",
+    "onnxruntime_genai": "kvsearch.export.onnxruntime_genai",
+    "executorch": "kvsearch.export.executorch",
+    "mlx": "kvsearch.export.mlx",
+    "ollama": "kvsearch.export.ollama",
+    "kvpress": "kvsearch.export.kvpress",
+}
 
 
-def export(policy: Policy, target: str, folder: Path) -> list[Path]:
-    """Write what `target` needs to run `policy` into `folder`; returns the files written."""
-    if target not in TARGETS:
-        raise KvsearchError(f"unknown target {target!r}{nearest(target, TARGETS)}")
-    write: Callable[[Policy, Path], list[Path]] = import_module(TARGETS[target]).write
-    return write(policy, folder)
+def find(name: str) -> Target:
+    """The target called `name`; a misspelt name raises a `KvsearchError` with the nearest ones."""
+    if name not in TARGETS:
+        raise KvsearchError(f"unknown target {name!r}{nearest(name, TARGETS)}")
+    target: Target = import_module(TARGETS[name]).TARGET
+    return target
+
+
+def artefact(job: Job, target: Target) -> Artefact:
+    """What `target` is given for a projected policy; every option of it is one of its version."""
+    made = target.write(job)
+    assert not (wrong := unknown_options(target, made.options)), (target.name, wrong)
+    return made

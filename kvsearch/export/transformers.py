@@ -1,9 +1,9 @@
-"""transformers: the policy file and a script that runs it through `generate()`. Nothing is lost."""
+"""transformers: our cache in `generate()`, which runs every policy; its own for the full cache."""
 
-from pathlib import Path
-
-from kvsearch.files import write_atomic
+from kvsearch.export.target import Artefact, Job, Target
 from kvsearch.policy import Policy
+
+VERSION = "5.23.0"
 
 _SCRIPT = '''"""Generate with the KV-cache policy in policy.json. Needs: pip install kvsearch"""
 
@@ -24,10 +24,49 @@ seen = cache.get_seq_length()
 print(f"cache: {cache.bytes_resident:,} bytes after {seen} tokens", file=sys.stderr)
 '''
 
+_STOCK = '''"""Generate with the full KV cache, which transformers has itself."""
 
-def write(policy: Policy, folder: Path) -> list[Path]:
-    """Write `policy.json` and `generate.py`."""
-    return [
-        write_atomic(folder / "policy.json", policy.to_json()),
-        write_atomic(folder / "generate.py", _SCRIPT),
-    ]
+import sys
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+name, prompt = sys.argv[1], sys.argv[2]
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = AutoModelForCausalLM.from_pretrained(name)
+ids = tokenizer(prompt, return_tensors="pt")
+out = model.generate(
+    **ids, cache_implementation="dynamic", max_new_tokens=64, do_sample=False
+)
+print(tokenizer.decode(out[0], skip_special_tokens=True))
+'''
+
+
+def stock(policy: Policy) -> bool:
+    """Whether a cache of transformers itself does what the policy says."""
+    return not (policy.drops or policy.quantizes or policy.anchors or policy.channels.active)
+
+
+def write(job: Job) -> Artefact:
+    """`policy.json` and `generate.py`."""
+    plain = stock(job.policy)
+    return Artefact(
+        {"policy.json": job.policy.to_json(), "generate.py": _STOCK if plain else _SCRIPT},
+        {"cache_implementation": "dynamic"} if plain else {},
+    )
+
+
+TARGET = Target(
+    name="transformers",
+    runtime="transformers",
+    version=VERSION,
+    knobs="every policy, through our cache",
+    executes=None,
+    options={
+        "cache_implementation": (
+            "dynamic", "static", "offloaded", "offloaded_static", "quantized", "paged",
+        )
+    },
+    write=write,
+    proof="nll",
+    distribution="transformers",
+)  # fmt: skip

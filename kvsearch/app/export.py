@@ -1,0 +1,279 @@
+"""A policy for a runtime: what becomes of each field, what that costs, and the files."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.app import inputs
+from kvsearch.app.progress import Shown
+from kvsearch.errors import KvsearchError, RunError, TextError
+from kvsearch.evaluate.fed import require_anchors
+from kvsearch.evaluate.quality import Evaluator, check_finite
+from kvsearch.export import Artefact, Job, Target, artefact, find, project, proof, verdicts
+from kvsearch.export.environments import require
+from kvsearch.export.fields import Verdict
+from kvsearch.files import write_atomic
+from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.load import LoadedModel, shape_named
+from kvsearch.policy import ModelShape, Policy, check, layout
+from kvsearch.records import Interval
+from kvsearch.stats import paired
+from kvsearch.text import TextLike, tokenize
+from kvsearch.text import windows as cut_windows
+
+CONTEXT = 2048  # tokens, for bytes and losses
+ANY_MODEL = "MODEL"  # in artefacts, where no model was named
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Losses on the same tokens.
+
+    Attributes:
+        text: its name.
+        tokens: scored ones.
+        asked, given: mean NLL in nats per token, by our evaluator.
+        runtime: the same of the policy given, in the runtime; None if it was not run.
+        off: `runtime` minus `given`, token by token, with its interval.
+    """
+
+    text: str
+    tokens: int
+    asked: float
+    given: float
+    runtime: float | None = None
+    off: Interval | None = None
+
+    @property
+    def ppl_off(self) -> float | None:
+        """How far the runtime's PPL is from our evaluator's, as a share."""
+        return None if self.runtime is None else float(np.expm1(self.runtime - self.given))
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether that is within `proof.TOLERANCE`."""
+        return None if self.ppl_off is None else abs(self.ppl_off) <= proof.TOLERANCE
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+        target: the runtime.
+        given: the policy that it runs.
+        verdicts: what became of the fields.
+        files: what was written.
+        tokens: length of the stream that bytes are counted for.
+        bytes_asked, bytes_given: at the peak; None where the model's shape is not known.
+        loss: on a text, if there was one.
+        measured: what the runtime said of its cache.
+    """
+
+    target: Target
+    given: Policy
+    verdicts: list[Verdict]
+    files: tuple[Path, ...]
+    tokens: int
+    bytes_asked: int | None
+    bytes_given: int | None
+    loss: Loss | None
+    measured: dict[str, int]
+
+    def document(self) -> dict[str, Any]:
+        """What `kvsearch export --json` prints."""
+        t, loss = self.target, self.loss
+        return {
+            "target": t.name,
+            "runtime": t.runtime,
+            "version": t.version,
+            "proof": t.proof,
+            "policy": self.given.plain(),
+            "fields": [
+                {"field": v.field, "asked": plain(v.asked), "given": plain(v.given),
+                 "verdict": v.verdict}
+                for v in self.verdicts
+            ],
+            "tokens": self.tokens,
+            "bytes_peak": {"asked": self.bytes_asked, "given": self.bytes_given},
+            "loss": None if loss is None else asdict(loss) | {
+                "ppl_off": loss.ppl_off, "agrees": loss.agrees
+            },
+            "measured": self.measured,
+            "notes": list(t.notes),
+            "files": [str(f) for f in self.files],
+        }  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """A field's value as plain data."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return [plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def export(
+    policy: str | PathLike[str] | Policy,
+    to: str = "transformers",
+    out: str | PathLike[str] | None = None,
+    *,
+    strict: bool = False,
+    force: bool = False,
+    model: str | LoadedModel | None = None,
+    text: TextLike | tuple[TextLike, ...] | None = None,
+    dataset: str | None = None,
+    context: int = CONTEXT,
+    prompt: int = 0,
+    verify: bool = False,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: bool = False,
+) -> Exported:
+    """Write what a runtime needs to run a policy, or the policy nearest to it.
+
+    Args:
+        policy: a policy file or a policy.
+        to: name of the target.
+        out: folder; by default one beside the policy file.
+        strict: refuse anything but an exact mapping.
+        force: overwrite existing files.
+        model: whose shape counts; by default that of the run that the policy file lies in.
+        text: predict losses on this text.
+        dataset: a named dataset instead.
+        context: tokens of the window for bytes and losses.
+        prompt: tokens that arrive in one call, for policies triggered by a prompt; not scored.
+        verify: run the runtime on the text too.
+        dtype, device: of the model, for losses.
+        progress: print progress to stderr.
+
+    Raises:
+        KvsearchError: something that the caller can mend, in one sentence; nothing was written.
+    """
+    shown, target = Shown(quiet=not progress), find(to)
+    asked = policy if isinstance(policy, Policy) else Policy.from_json(policy)
+    file = None if isinstance(policy, Policy) else Path(policy)
+    folder = _folder(file, out, target)
+    if verify:
+        require(target)
+    if context < 2:
+        raise TextError(f"--context must be at least 2 tokens, got {context}")
+    name, shape = _model(file, model)
+    loaded = None
+    if verify or text is not None or dataset is not None:
+        loaded = inputs.model(
+            name or DEFAULT if isinstance(model, str | None) else model,
+            dtype=dtype, device=device, context=context, say=shown.say,
+        )  # fmt: skip
+        name, shape = loaded.name, loaded.shape
+        for p in {asked.fingerprint(): asked}.values():
+            check(p, shape, prompt=prompt)
+            require_anchors(loaded, p)
+    given = project(asked, target, shape)
+    found = verdicts(asked, given, None if shape is None else shape.layers)
+    if strict and (lost := [f"{v.field} is {v.verdict}" for v in found if v.verdict != "exact"]):
+        raise RunError(f"--strict: for {target.name} {', '.join(lost)}; nothing was written")
+    made = artefact(Job(given, shape, name or ANY_MODEL), target)
+    _refuse_existing(folder, made, force)
+    loss: Loss | None = None
+    measured: dict[str, int] = {}
+    if loaded is not None:
+        ids, source = _ids(loaded, text, dataset, context, shown)
+        loss, measured = _losses(
+            asked, given, target, made, loaded, ids, source, prompt, verify, shown
+        )
+    sizes = [
+        None if shape is None else layout(p, shape).bytes_peak(context, prompt)
+        for p in (asked, given)
+    ]
+    files = tuple(write_atomic(folder / n, content) for n, content in made.files.items())
+    for path in files:
+        if path.suffix == ".sh":
+            path.chmod(0o755)
+    return Exported(target, given, found, files, context, sizes[0], sizes[1], loss, measured)
+
+
+def _folder(file: Path | None, out: str | PathLike[str] | None, target: Target) -> Path:
+    if out is not None:
+        return Path(out)
+    if file is None:
+        raise KvsearchError("a policy that is no file needs a folder to be exported to")
+    return file.with_name(f"{file.stem}-{target.name}")
+
+
+def _refuse_existing(folder: Path, made: Artefact, force: bool) -> None:
+    if force:
+        return
+    for name in made.files:
+        if (folder / name).exists():
+            raise RunError(
+                f"{folder / name} exists; give --force to overwrite it, or another folder with -o"
+            )
+
+
+def _model(
+    file: Path | None, model: str | LoadedModel | None
+) -> tuple[str | None, ModelShape | None]:
+    """Name and shape of the model, as far as they are known."""
+    if isinstance(model, LoadedModel):
+        return model.name, model.shape
+    if model is not None:
+        return model, shape_named(model)
+    for folder in () if file is None else file.resolve().parents[:2]:
+        try:
+            found = json.loads((folder / "study.json").read_text(encoding="utf-8"))["model"]
+            return found["name"], ModelShape(**found["shape"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None, None
+
+
+def _ids(
+    loaded: LoadedModel,
+    text: TextLike | tuple[TextLike, ...] | None,
+    dataset: str | None,
+    context: int,
+    shown: Shown,
+) -> tuple[NDArray[np.int64], str]:
+    source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+    return cut_windows(source, count=1, length=context), source.name
+
+
+def _losses(
+    asked: Policy,
+    given: Policy,
+    target: Target,
+    made: Artefact,
+    loaded: LoadedModel,
+    ids: NDArray[np.int64],
+    source: str,
+    prompt: int,
+    verify: bool,
+    shown: Shown,
+) -> tuple[Loss, dict[str, int]]:
+    evaluator = Evaluator(loaded)
+    measured: dict[str, int] = {}
+    layers, T = loaded.shape.layers, ids.shape[1]
+    start = max(1, prompt, min(max(asked.slots or 1, given.slots or 1), T // 2))
+    losses: dict[str, NDArray[np.float32]] = {}
+    with shown.step("losses", 2 + verify) as step:
+        for p in (asked, given):
+            if (key := p.fingerprint(layers)) not in losses:
+                nll = evaluator.quality(p, ids, prompt=prompt, resident=False).nll
+                check_finite(p.name or "policy", nll)
+                losses[key] = nll[:, start - 1 :]
+            step.advance()
+        a, g = losses[asked.fingerprint(layers)], losses[given.fingerprint(layers)]
+        loss = Loss(source, g.size, float(a.mean()), float(g.mean()))
+        if verify:
+            found = proof.run(target, made, loaded.name, ids)
+            there, measured = found.nll[:, start - 1 :].astype(np.float32), found.measured
+            d = paired(there, g)
+            off = Interval(d.mean, d.lo, d.hi)
+            loss = replace(loss, runtime=float(there.mean()), off=off)
+            step.advance()
+    return loss, measured

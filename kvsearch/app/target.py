@@ -1,0 +1,66 @@
+"""`run --target`: the space and the methods of a search that only finds what a runtime executes."""
+
+from collections.abc import Callable
+
+from kvsearch.errors import KvsearchError, PolicyError
+from kvsearch.export import find, project
+from kvsearch.export.space import space_of
+from kvsearch.knobs import Setting
+from kvsearch.methods import METHODS, at
+from kvsearch.policy import Policy, Quantizer, layout
+from kvsearch.space import SearchSpace
+
+
+def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tuple[str, ...]]:
+    """The space of a target, and the published methods that it cannot run.
+
+    Args:
+        name: of the target.
+        base: the space of a runtime that executes everything.
+        setting: what policies are sized for.
+
+    Raises:
+        KvsearchError: nothing that the runtime executes can be searched for, or fits the budget.
+    """
+    target = find(name)
+    space = space_of(target, setting.shape, base)
+    if target.executes is None:
+        return space, ()
+    if target.executes.eviction is None:
+        _fits(name, setting)
+    compared = [m for m, method in METHODS.items() if method.baseline]
+    return space, tuple(m for m in compared if not _runs(m, name, setting))
+
+
+def left_out(name: str, methods: tuple[str, ...], say: Callable[[str], None]) -> None:
+    """Say which methods a target cannot run, so that they are not in the report."""
+    if methods:
+        say(f"{name} cannot run {', '.join(methods)}: left out")
+
+
+def _runs(method: str, name: str, setting: Setting) -> bool:
+    try:
+        policy = at(method, setting)
+    except PolicyError:  # needs a measurement: such a method ranks by layers or heads
+        return False
+    given = project(policy, find(name), setting.shape)
+    layers = setting.shape.layers
+    return given.canonical(layers) == policy.canonical(layers)
+
+
+def _fits(name: str, setting: Setting) -> None:
+    """Whether the narrowest format of a runtime that keeps every token fits the budget."""
+    target, shape = find(name), setting.shape
+    assert target.executes is not None
+    sizes = [
+        layout(
+            Policy(tiers=(f.tier(),), quantizer=f.applied(Quantizer(), shape)), shape
+        ).bytes_peak(setting.tokens)
+        for f in target.executes.formats
+        if f.fits(shape)
+    ]
+    if setting.budget_bytes is not None and min(sizes) > setting.budget_bytes:
+        raise KvsearchError(
+            f"{name} keeps every token: {setting.tokens} tokens take {min(sizes):,} bytes or more, "
+            f"more than the budget of {setting.budget_bytes:,}; raise --budget, lower --context"
+        )

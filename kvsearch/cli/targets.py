@@ -1,0 +1,46 @@
+"""`kvsearch targets`."""
+
+import json
+
+import click
+
+from kvsearch.cli.options import output_options
+
+
+@click.command("targets")
+@click.option(
+    "--install", metavar="TARGET", help="install a runtime that --verify runs, on its own"
+)
+@output_options
+def command(install: str | None, as_json: bool, quiet: bool) -> None:
+    """List the runtimes that policies are exported to, and how far that is proven."""
+    from kvsearch.app.progress import Shown
+    from kvsearch.export import PROOFS, TARGETS, environments, find
+
+    if install is not None:
+        python = environments.install(find(install), Shown(quiet=quiet).say)
+        click.echo(json.dumps({"python": str(python)}) if as_json else str(python))
+        return
+    found = [
+        {
+            "name": t.name,
+            "runtime": t.runtime,
+            "version": t.version,
+            "proof": t.proof,
+            "installed": environments.installed(t),
+            "verify": t.environment is not None,
+            "knobs": t.knobs,
+            "notes": list(t.notes),
+        }
+        for t in map(find, TARGETS)
+    ]
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    lines = []
+    for t in found:
+        here = f"{t['installed']} is installed" if t["installed"] else "not installed"
+        lines.append(f"{t['name']:<18} {t['runtime']} {t['version']}, proof {t['proof']}, {here}")
+        lines.append(f"{'':<18} {t['knobs']}")
+    lines += ["", *(f"{name:<18} {about}" for name, about in PROOFS.items())]
+    click.echo("\n".join(lines))

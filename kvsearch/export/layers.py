@@ -1,0 +1,24 @@
+"""What the single layers of a projected policy hold, for runtimes that are told layer by layer."""
+
+from kvsearch.export.capability import Capability, Format
+from kvsearch.export.target import Job
+from kvsearch.policy import layout
+
+
+def format_per_layer(job: Job, can: Capability) -> list[Format | None]:
+    """Format of every layer, None for 16 bits; a single one where all are alike."""
+    p = job.policy
+    if p.head_tiers is None:
+        return [can.used(p)]
+    which = [row if isinstance(row, int) else row[0] for row in p.head_tiers.of]
+    return [can.used(p, p.every_tiers[i][0]) for i in which]
+
+
+def slots_per_layer(job: Job) -> list[int]:
+    """Slots of every layer of an evicting policy; a single number where all are alike."""
+    p = job.policy
+    assert p.slots is not None
+    if job.shape is None or p.budgets.kind == "uniform":
+        return [p.slots]
+    found = [n or 0 for n in layout(p, job.shape).slots]
+    return found if len({*found}) > 1 else found[:1]

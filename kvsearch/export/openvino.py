@@ -1,0 +1,126 @@
+"""OpenVINO GenAI on a CPU: eviction by summed attention in whole blocks, 8 and 4 bits."""
+
+from itertools import product
+
+from kvsearch.export.capability import Capability, Eviction, Format, Ranking, Sizes
+from kvsearch.export.target import Artefact, Job, Target
+from kvsearch.rules import Attention
+
+VERSION = "2026.4.1"
+BLOCK = 32  # tokens, on a CPU
+BITS = {8: "u8", 4: "u4"}
+FORMATS = tuple(
+    Format(f"{BITS[k]},{BITS[v]}", k, v, "uniform", group=group, divides=group or 1)
+    for group, k, v in product((None, 64, 32), BITS, BITS)
+)
+SUM = Attention(share="layer")
+NORM_SUM = Attention(beta=1, share="layer")
+
+_SCRIPT = '''"""Generate with OpenVINO GenAI and this KV-cache policy.
+
+    python run.py MODEL "once upon a time"
+
+MODEL is a folder with an OpenVINO model, or a .gguf file.
+Needs: pip install openvino-genai=={version}
+"""
+
+import sys
+
+import openvino_genai as ov
+
+PROPERTIES = {properties}
+EVICTION = {eviction}
+
+scheduler = ov.SchedulerConfig()
+scheduler.enable_prefix_caching = False
+if EVICTION is not None:
+    start, recent, most, mode, rotate = EVICTION
+    scheduler.use_cache_eviction = True
+    scheduler.cache_eviction_config = ov.CacheEvictionConfig(
+        start_size=start,
+        recent_size=recent,
+        max_cache_size=most,
+        aggregation_mode=getattr(ov.AggregationMode, mode),
+        apply_rotation=rotate,
+    )
+pipe = ov.LLMPipeline(sys.argv[1], "CPU", scheduler_config=scheduler, **PROPERTIES)
+print(pipe.generate(sys.argv[2], max_new_tokens=64))
+'''
+
+
+def write(job: Job) -> Artefact:
+    """`run.py`."""
+    p = job.policy
+    assert TARGET.executes is not None
+    used = TARGET.executes.used(p)
+    if used is None:
+        properties: dict[str, object] = {"KV_CACHE_PRECISION": "f16"}
+    else:
+        key, value = used.word.split(",")
+        properties = {"KEY_CACHE_PRECISION": key, "VALUE_CACHE_PRECISION": value}
+        if used.group is not None:
+            properties |= {
+                "KEY_CACHE_GROUP_SIZE": used.group, "VALUE_CACHE_GROUP_SIZE": used.group
+            }  # fmt: skip
+    options, eviction = dict(properties), None
+    if p.evicts:
+        assert p.slots is not None and isinstance(p.rule, Attention)
+        mode = "SUM" if p.rule.beta == 0 else "NORM_SUM"
+        sizes = (p.sinks, p.recent_window, p.slots - p.interval)
+        eviction = (*sizes, mode, p.positions == "cache")
+        options |= dict(zip(("start_size", "recent_size", "max_cache_size"), sizes, strict=True))
+        options |= {
+            "aggregation_mode": mode,
+            "apply_rotation": p.positions == "cache",
+            "use_cache_eviction": True,
+        }
+    script = _SCRIPT.format(version=VERSION, properties=properties, eviction=eviction)
+    return Artefact({"run.py": script}, {**options, "enable_prefix_caching": False})
+
+
+TARGET = Target(
+    name="openvino",
+    runtime="openvino-genai",
+    version=VERSION,
+    knobs="eviction by summed attention (h2o, mean; heads together) in blocks of 32 after a "
+    "prompt; "
+    "u8 or u4 for keys and for values",
+    executes=Capability(
+        formats=FORMATS,
+        eviction=Eviction(
+            rankings=(Ranking(SUM), Ranking(NORM_SUM)),
+            triggers=("prompt+stream",),
+            positions=("original", "cache"),
+            sinks=Sizes(step=BLOCK, low=BLOCK),
+            recent_window=Sizes(step=BLOCK, low=BLOCK),
+            slots=Sizes(step=BLOCK),
+            interval=Sizes(only=(BLOCK,)),
+            quantised=True,
+            exact_when_quantised=True,
+            reindexes_quantised=True,
+            room=BLOCK,
+        ),
+    ),
+    options={
+        "KV_CACHE_PRECISION": ("u8", "u4", "u3", "bf16", "f16", "f32"),
+        "KEY_CACHE_PRECISION": ("u8", "u4", "u3", "bf16", "f16", "f32"),
+        "VALUE_CACHE_PRECISION": ("u8", "u4", "u3", "bf16", "f16", "f32"),
+        "KEY_CACHE_GROUP_SIZE": int,
+        "VALUE_CACHE_GROUP_SIZE": int,
+        "start_size": int,
+        "recent_size": int,
+        "max_cache_size": int,
+        "aggregation_mode": ("SUM", "NORM_SUM", "ADAPTIVE_RKV"),
+        "apply_rotation": bool,
+        "use_cache_eviction": bool,
+        "enable_prefix_caching": bool,
+    },
+    write=write,
+    notes=(
+        "It evicts whole blocks of 32 tokens by the sum of their scores; a policy evicts tokens.",
+        "It rounds a token when it comes, a policy at the next compaction.",
+        "At head size 64 its cache takes 9.5 bits a number for u8, 10 for K u8 with V u4 and 11 "
+        "for u4 (measured, kv_cache_size_in_bytes), more than the policy counts.",
+    ),
+    distribution="openvino-genai",
+)

@@ -1,0 +1,67 @@
+"""The highest level of proof: the artefact itself, run in the runtime on given tokens.
+
+An artefact that can be proven so has a `run.py` that takes `MODEL --score IDS --out FILE`, and
+writes the loss of every token after the first. The weights are in fp32, as our evaluator has them,
+so that only the cache can differ.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.errors import RunError
+from kvsearch.export.environments import require
+from kvsearch.export.target import Artefact, Target
+from kvsearch.models.load import gguf_in_fp32
+
+TOLERANCE = 0.003  # of PPL
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Losses in a runtime.
+
+    Attributes:
+        nll: nats per token `[W, T - 1]`.
+        measured: what the runtime says of its cache.
+    """
+
+    nll: NDArray[np.float64]
+    measured: dict[str, int]
+
+
+def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> Scored:
+    """Score token windows `[W, T]` with the artefact in the target's environment.
+
+    Raises:
+        RunError: the environment is not there, or the runtime failed.
+        ModelError: the model is no GGUF file.
+    """
+    python, weights = require(target), gguf_in_fp32(model)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name, content in made.files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        (folder / "ids.json").write_text(json.dumps(ids.tolist()), encoding="utf-8")
+        clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        done = subprocess.run(
+            [python, "run.py", str(weights), "--score", "ids.json", "--out", "nll.json",
+             "--threads", str(max(1, (os.cpu_count() or 2) // 2))],
+            cwd=folder, env=clean, capture_output=True, text=True, errors="replace",
+        )  # fmt: skip
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise RunError(
+                f"{target.runtime} {target.version} ended with code {done.returncode}: {last[:200]}"
+            )
+        found: dict[str, Any] = json.loads((folder / "nll.json").read_text(encoding="utf-8"))
+    nll = np.array(found.pop("nll"), dtype=np.float64)
+    assert nll.shape == (ids.shape[0], ids.shape[1] - 1), nll.shape
+    return Scored(nll, found)

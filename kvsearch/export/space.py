@@ -1,0 +1,150 @@
+"""The search space of a target: what of a space's knobs it can execute, and nothing else."""
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations, product
+from typing import Any
+
+from kvsearch.errors import SpaceError
+from kvsearch.export.capability import Capability, Eviction, Format
+from kvsearch.export.project import same_rule
+from kvsearch.export.target import Target
+from kvsearch.knobs import RULES, Value
+from kvsearch.policy import ModelShape
+from kvsearch.space import SearchSpace
+
+Axes = dict[str, dict[str, Any]]
+
+SIZES: dict[str, tuple[int, ...]] = {
+    "interval": (1, 8, 16, 32, 64),
+    "sinks": (0, 4, 8, 16),
+    "recent_window": (0, 1, 16, 32, 64, 128),
+}
+FRACTIONS = (0.4, 0.55, 0.75, 1.0)
+
+
+def space_of(target: Target, shape: ModelShape, base: SearchSpace) -> SearchSpace:
+    """The space that `run --target` searches; for a runtime that executes everything, `base`.
+
+    Raises:
+        SpaceError: no policy of the runtime can be searched for on a stream of text.
+    """
+    can = target.executes
+    if can is None:
+        return base
+    formats = [f for f in can.formats if f.fits(shape)]
+    if (reason := unsearchable(can, formats)) is not None:
+        raise SpaceError(
+            f"--target {target.name}: {reason}; search without --target and export what is found"
+        )
+    evicts = can.eviction
+    axes: Axes = {}
+    if evicts is None:
+        axes["evict"] = {"choice": [False]}
+    else:
+        axes["budget_fraction"] = {"choice": list(FRACTIONS)}
+        axes |= _rules(evicts)
+    wide: dict[str, Any] = {}
+    forbid: list[dict[str, Value]] = []
+    if formats and (evicts is None or evicts.quantised):
+        more, forbid = _formats(formats, shape)
+        axes |= more
+        wide = {"tiers": "16"}
+    if evicts is not None:
+        axes |= _schedule(evicts, wide)
+    data = {
+        "version": 2,
+        "name": target.name,
+        "about": f"what {target.runtime} {target.version} executes",
+        "axes": {k: v for k, v in axes.items() if v},
+        "forbid": forbid,
+    }
+    return SearchSpace.model_validate(data)
+
+
+def unsearchable(can: Capability, formats: list[Format]) -> str | None:
+    """Why a search on a stream of text finds nothing that the runtime executes, or None."""
+    how = can.eviction
+    if how is None:
+        return None if formats else "it holds every token in 16 bits"
+    if "stream" not in how.triggers:
+        return "it evicts after a prompt, and a search has none"
+    if callable(how.interval):
+        return "its interval follows from its slots"
+    return None
+
+
+def _choice(values: Iterable[Value], default: Value) -> dict[str, Any]:
+    """An axis, or nothing where there is only the default."""
+    found = list(dict.fromkeys(values))
+    return {} if found == [default] else {"choice": found}
+
+
+def _rules(how: Eviction) -> Axes:
+    names = [
+        name for name, rule in RULES.items() if any(same_rule(rule, r.rule) for r in how.rankings)
+    ]
+    axes: Axes = {"rule": _choice(names, "none")}
+    ranked = [name for name in names if name != "none"]
+    if ranked:
+        windows = (how.recent_window.fit(n) for n in SIZES["recent_window"])
+        axes["recent_window"] = {**_choice(windows, 0), "when": {"rule": ranked}}
+    return axes
+
+
+def _schedule(how: Eviction, wide: dict[str, Any]) -> Axes:
+    """Sinks, interval, positions and budgets; `wide` is what says that nothing is below 16 bits."""
+    axes: Axes = {"sinks": _choice((how.sinks.fit(n) for n in SIZES["sinks"]), 0)}
+    assert not callable(how.interval)
+    axes["interval"] = _choice((how.interval.fit(n) for n in SIZES["interval"]), 1)
+    if axes["interval"] and wide and not how.exact_when_quantised:
+        axes["interval"]["when"] = wide
+    axes["positions"] = _choice(how.positions, "original")
+    if axes["positions"] and wide and not how.reindexes_quantised:
+        axes["positions"]["when"] = wide
+    if how.budgets:
+        axes["budgets"] = {"choice": ["uniform", "pyramid", "sensitivity"]}
+        axes["exponent"] = {"choice": [0.25, 0.5, 0.75, 1.0], "when": {"budgets": "sensitivity"}}
+        axes["beta"] = {"choice": [2.0, 5.0, 20.0], "when": {"budgets": "pyramid"}}
+    return axes
+
+
+def _formats(formats: list[Format], shape: ModelShape) -> tuple[Axes, list[dict[str, Value]]]:
+    """Axes of the storage formats, and the combinations that are none."""
+    when = {"tiers": "custom"}
+    points = [_knobs(f, shape) for f in formats]
+    axes: Axes = {"tiers": {"choice": ["16", "custom"]}}
+    names = list(points[0])
+    values = {name: list(dict.fromkeys(p[name] for p in points)) for name in names}
+    for name in names:
+        axes[name] = {"choice": values[name], "when": when}
+    forbid = [{"tiers": "custom", **rule} for rule in _none_of(points, values)]
+    return axes, forbid
+
+
+def _knobs(f: Format, shape: ModelShape) -> dict[str, Value]:
+    mixed = shape.head_dim & -shape.head_dim
+    block = f.value_block if f.rotate and f.value_block and f.value_block < mixed else None
+    return {
+        "tiers.key_bits": f.key_bits,
+        "tiers.value_bits": f.value_bits,
+        "levels": f.levels,
+        "group": f.group or "head",
+        "rotate": f.rotate,
+        "value_block": block or "head",
+    }
+
+
+def _none_of(
+    points: list[dict[str, Value]], values: dict[str, list[Value]]
+) -> Iterator[dict[str, Value]]:
+    """The smallest combinations of values that no point has."""
+    found: list[dict[str, Value]] = []
+    for count in range(2, len(values) + 1):
+        for names in combinations(values, count):
+            have = {tuple(p[n] for n in names) for p in points}
+            for combination in product(*(values[n] for n in names)):
+                rule = dict(zip(names, combination, strict=True))
+                covered = any(r.items() <= rule.items() for r in found)
+                if combination not in have and not covered:
+                    found.append(rule)
+                    yield rule

@@ -1,0 +1,108 @@
+"""A target: a runtime, what it can execute, and how a policy is written for it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvsearch.export.capability import Capability
+from kvsearch.policy import ModelShape, Policy
+
+Proof = Literal["nll", "runs", "schema"]
+Words = tuple[Any, ...] | type  # the values of an option: some words, or any of a type
+
+PROOFS: dict[Proof, str] = {
+    "nll": "teacher-forced log-likelihood in the runtime agrees with our evaluator",
+    "runs": "the runtime accepted the artefact and generated",
+    "schema": "names and values checked against a committed table of that version; not run",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be written.
+
+    Attributes:
+        policy: what the runtime really runs, see `project`.
+        shape: of the model; None if it is not known.
+        model: name of the model, or a placeholder.
+    """
+
+    policy: Policy
+    shape: ModelShape | None
+    model: str
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """What a runtime is given.
+
+    Attributes:
+        files: name -> content.
+        options: the runtime's options that they set, and the values.
+    """
+
+    files: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """How a runtime is installed on its own.
+
+    Attributes:
+        requirements: for pip.
+        about: what that costs.
+        options: of pip.
+        variables: of the environment.
+    """
+
+    requirements: tuple[str, ...]
+    about: str
+    options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One runtime.
+
+    Attributes:
+        name: for `--to` and `--target`.
+        runtime: name of the project.
+        version: that the artefact speaks.
+        knobs: what can be set there, for people.
+        executes: what it can execute; None is every policy.
+        options: its options and their values in that version.
+        write: the artefact of a projected policy.
+        proof: how far an export is proven.
+        notes: what a policy cannot say about it, one sentence each.
+        distribution: Python package that says whether it is installed; None has none.
+        environment: how it is installed to be run by `--verify`; None is not run.
+    """
+
+    name: str
+    runtime: str
+    version: str
+    knobs: str
+    executes: Capability | None
+    options: Mapping[str, Words]
+    write: Callable[[Job], Artefact]
+    proof: Proof = "schema"
+    notes: tuple[str, ...] = ()
+    distribution: str | None = None
+    environment: Environment | None = None
+
+
+def unknown_options(target: Target, options: Mapping[str, Any]) -> list[str]:
+    """Options, or values of them, that the runtime's table does not have; one phrase each."""
+    out = []
+    for name, value in options.items():
+        known = target.options.get(name)
+        if known is None:
+            out.append(f"option {name}")
+        elif isinstance(known, tuple):
+            values = value if isinstance(value, list | tuple) else [value]
+            out += [f"{name} {v!r}" for v in values if v not in known]
+        elif not isinstance(value, known) or (known is int and isinstance(value, bool)):
+            out.append(f"{name} {value!r}")
+    return out

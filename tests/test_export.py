@@ -1,0 +1,161 @@
+"""`kvsearch export`, `targets` and `run --target`: what they print, write and refuse."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsearch.app.export import export
+from kvsearch.errors import RunError
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.export import TARGETS, environments, find, proof
+from kvsearch.export.target import Artefact
+from kvsearch.models.load import load_model
+from kvsearch.policy import Policy, layout
+from kvsearch.text import read_files, tokenize, windows
+from tests.test_run import call, prose
+
+__all__ = ["prose"]
+SCORED = dict(slots=48, interval=8, sinks=3, rule={"name": "attention"}, recent_window=16)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    place = tmp_path / "mine.json"
+    place.write_text(Policy.build(SCORED).to_json(), encoding="utf-8")
+    return place
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_writes_what_it_says(
+    name: str, file: Path, tiny_folder: Path, capsys: Any
+) -> None:
+    argv = ["export", str(file), "--to", name, "--model", str(tiny_folder), "--json"]
+    code, out, err = call(argv, capsys)
+    assert code == 0 and not err, err
+    document = json.loads(out)
+    assert document["target"] == name and {f["field"] for f in document["fields"]} >= {"slots"}
+    assert all(Path(f).is_file() for f in document["files"])
+    assert Path(document["files"][0]).parent == file.parent / f"mine-{name}"
+    sizes = document["bytes_peak"]
+    shape = load_model(str(tiny_folder)).shape
+    assert sizes["asked"] == layout(Policy.build(SCORED), shape).bytes_peak(2048)
+    assert sizes["given"] == layout(Policy.build(document["policy"]), shape).bytes_peak(2048)
+
+
+def test_losses_of_both_policies_are_those_of_the_evaluator(
+    file: Path, tiny_folder: Path, prose: Path, tmp_path: Path
+) -> None:
+    done = export(
+        file, "llamacpp", tmp_path / "out", model=str(tiny_folder), text=str(prose), context=160
+    )
+    loaded = load_model(str(tiny_folder))
+    ids = windows(tokenize(loaded.tokenizer, read_files((str(prose),))), count=1, length=160)
+    assert done.loss is not None and done.loss.tokens == 160 - 48
+    asked = Policy.build(SCORED)
+    for p, found in ((asked, done.loss.asked), (done.given, done.loss.given)):
+        nll = Evaluator(loaded).quality(p, ids).nll[:, 47:]
+        assert found == pytest.approx(float(nll.mean()), abs=1e-5)
+    assert not done.given.scored and done.loss.asked != done.loss.given
+    assert done.loss.runtime is None and done.loss.agrees is None
+
+
+def test_mistakes_write_nothing(file: Path, tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    (cut := tmp_path / "cut.json").write_text(file.read_text(encoding="utf-8")[:60])
+    other = tmp_path / "other.json"
+    weights = dict(slots=48, budgets=dict(kind="sensitivity", weights=(1, 2, 3)))
+    other.write_text(Policy.build(weights).to_json(), encoding="utf-8")
+    out, model = tmp_path / "out", ["--model", str(tiny_folder)]
+    for argv, part in (
+        ([str(cut), "--to", "vllm"], "not JSON"),
+        ([str(other), "--to", "mlx", *model], "made for another shape"),
+        ([str(file), "--to", "vlm"], "did you mean 'vllm'"),
+        ([str(file), "--to", "vllm", "--strict", *model], "slots is dropped"),
+        ([str(file), "--to", "sglang", "--verify"], "--verify cannot run sglang"),
+        ([str(file), "--to", "openvino", "--context", "1"], "--context must be at least 2"),
+    ):
+        code, text, err = call(["export", *argv, "-o", str(out)], capsys)
+        assert (code, text) == (2, "") and part in err, err
+        assert len(err.splitlines()) == 1 and not out.exists()
+
+
+def test_existing_files_are_kept_without_force(file: Path, capsys: Any) -> None:
+    folder = file.parent / "deploy"
+    folder.mkdir()
+    (mine := folder / "run.py").write_text("mine")
+    argv = ["export", str(file), "--to", "llamacpp", "-o", str(folder)]
+    code, _, err = call(argv, capsys)
+    assert code == 2 and "--force" in err
+    assert [p.name for p in folder.iterdir()] == ["run.py"] and mine.read_text() == "mine"
+    code, out, _ = call([*argv, "--force"], capsys)
+    assert code == 0 and "dropped" in out and mine.read_text() != "mine"
+
+
+def test_strict_takes_what_is_exact(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"--strict: for llamacpp .*rule is dropped"):
+        export(file, "llamacpp", tmp_path / "a", strict=True)
+    given = export(file, "llamacpp", tmp_path / "b").given
+    done = export(given, "llamacpp", tmp_path / "c", strict=True)
+    assert {v.verdict for v in done.verdicts} == {"exact"}
+
+
+def test_a_full_cache_needs_nothing_of_ours(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    export(Policy(), "transformers", tmp_path)
+    script = tmp_path / "generate.py"
+    assert "kvsearch" not in script.read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(script), str(tiny_folder), "once upon"])
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.startswith("once upon")
+
+
+def test_targets_are_listed(capsys: Any) -> None:
+    code, out, _ = call(["targets", "--json"], capsys)
+    found = {t["name"]: t for t in json.loads(out)}
+    assert code == 0 and list(found) == list(TARGETS)
+    assert found["transformers"]["installed"] and found["llamacpp"]["verify"]
+    code, out, _ = call(["targets"], capsys)
+    assert code == 0 and all(name in out for name in TARGETS)
+    code, _, err = call(["targets", "--install", "sglang"], capsys)
+    assert code == 2 and "no environment" in err
+
+
+def test_a_runtime_of_another_version_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = find("llamacpp")
+    monkeypatch.setattr(environments, "cache_folder", lambda: tmp_path)
+    with pytest.raises(
+        RunError, match="is not installed; run `kvsearch targets --install llamacpp"
+    ):
+        environments.require(target)
+    python = environments.python_of(target)
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 0.1.2\n")
+    python.chmod(0o755)
+    with pytest.raises(RunError, match=r"holds llama-cpp-python 0\.1\.2, and .* speaks 0\.3"):
+        environments.require(target)
+
+
+def test_the_script_of_a_proof_is_run_and_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = find("llamacpp")
+    monkeypatch.setattr(proof, "require", lambda target: Path(sys.executable))
+    monkeypatch.setattr(proof, "gguf_in_fp32", lambda name: tmp_path / "x.gguf")
+    script = (
+        "import json, sys\n"
+        "ids = json.load(open(sys.argv[3]))\n"
+        "nll = [[float(x) for x in row[1:]] for row in ids]\n"
+        "json.dump({'nll': nll, 'cells': 7}, open(sys.argv[5], 'w'))\n"
+    )
+    ids = np.arange(6).reshape(1, 6)
+    found = proof.run(target, Artefact({"run.py": script}), "m", ids)
+    assert found.nll.tolist() == [[1, 2, 3, 4, 5]] and found.measured == {"cells": 7}
+    with pytest.raises(RunError, match="ended with code 1: oh no"):
+        proof.run(target, Artefact({"run.py": "raise SystemExit('oh no')"}), "m", ids)

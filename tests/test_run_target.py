@@ -1,0 +1,38 @@
+"""`run --target`: what is found is executed, and what cannot be searched for is refused."""
+
+from pathlib import Path
+from typing import Any
+
+from kvsearch.app.export import export
+from tests.test_run import call, prose
+
+__all__ = ["prose"]
+
+
+def test_a_run_finds_only_what_its_target_executes(
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    argv = [
+        "run", "--model", str(tiny_folder), "--text", str(prose), "--budget", "96",
+        "--context", "256", "--trials", "4", "--out", str(out), "--no-bench",
+        "--target", "tensorrt_llm",
+    ]  # fmt: skip
+    code, printed, err = call(argv, capsys)
+    assert code == 0 and "tensorrt_llm cannot run" in err and "best.json" in printed
+    assert "--to tensorrt_llm" in (out / "report.html").read_text(encoding="utf-8")
+    files = [*(out / "policies").glob("*.json"), out / "best.json"]
+    assert len(files) > 2
+    for policy in files:
+        done = export(policy, "tensorrt_llm", tmp_path / "x", strict=True, force=True)
+        assert done.bytes_given is not None  # the shape is that of the run
+    for target, part in (
+        ("openvino", "it evicts after a prompt"),
+        ("vllm", "vllm keeps every token"),
+        ("vlm", "did you mean 'vllm'"),
+    ):
+        argv[-1], argv[argv.index("--out") + 1] = target, str(tmp_path / target)
+        code, _, err = call(argv, capsys)
+        assert code == 2 and part in err and not (tmp_path / target).exists()
+    code, _, err = call([*argv, "--space", "unified", "--target", "mlx"], capsys)
+    assert code == 2 and "leave --space out" in err

@@ -1,0 +1,268 @@
+"""Targets: projections, verdicts, artefacts, and the space that follows from the same table."""
+
+import ast
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsearch.errors import KvsearchError, SpaceError
+from kvsearch.export import TARGETS, Job, Target, artefact, find, project, unknown_options, verdicts
+from kvsearch.export.fields import FIELDS, active, value
+from kvsearch.export.project import same_rule
+from kvsearch.export.space import space_of
+from kvsearch.knobs import Setting, build
+from kvsearch.methods import at
+from kvsearch.policy import Anchors, Budgets, Channels, HeadTiers, ModelShape, Policy, Tier, check
+from kvsearch.rules import Attention
+from kvsearch.search.samplers.pool import anything
+from kvsearch.space import load
+from tests.random_policies import policies, policy
+
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, heads=4)
+WIDE = ModelShape(layers=4, kv_heads=2, head_dim=128, heads=4)
+SMALL = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
+targets = pytest.mark.parametrize("name", TARGETS)
+
+
+def written(p: Policy, target: Target, shape: ModelShape = SHAPE) -> dict[str, str]:
+    return dict(artefact(Job(p, shape, "MODEL"), target).files)
+
+
+@targets
+@given(seed=st.integers(0, 1 << 30), shape=st.sampled_from([SHAPE, WIDE, SMALL]))
+@settings(max_examples=60, deadline=None)
+def test_what_a_target_gives_it_executes(name: str, seed: int, shape: ModelShape) -> None:
+    target, asked = find(name), policy(random.Random(seed), shape)
+    given = project(asked, target, shape)
+    check(given, shape)
+    assert project(given, target, shape) == given
+    assert {v.verdict for v in verdicts(given, given, 4)} <= {"exact"}
+    found = {v.field: v for v in verdicts(asked, given, 4)}
+    for field, about in FIELDS.items():
+        a, g = value(asked, field), value(given, field)
+        assert (field in found) == (a != about.default or a != g)
+        if a != g:
+            assert found[field].verdict != "exact"
+    if not [v for v in found.values() if v.verdict != "exact"]:
+        assert given.canonical(4) == asked.canonical(4)
+    for file, text in written(given, target, shape).items():
+        _parses(file, text)
+
+
+def _parses(file: str, text: str) -> None:
+    kind = Path(file).suffix
+    if kind == ".py":
+        compile(text, file, "exec")
+    elif kind == ".json":
+        json.loads(text)
+    elif kind == ".yaml":
+        assert isinstance(yaml.safe_load(text), dict)
+    else:
+        assert (kind == ".sh" and text.startswith("#!/bin/sh\n")) or file == "Modelfile"
+
+
+@targets
+def test_a_projection_keeps_to_what_the_table_says(name: str) -> None:
+    """Read from the description itself, not through `project`."""
+    target = find(name)
+    if (can := target.executes) is None:
+        assert all(project(p, target, SHAPE) is p for p in policies(20, SHAPE))
+        return
+    formats = {(f.key_bits, f.value_bits, f.levels) for f in can.formats}
+    seen: Counter[str] = Counter()
+    for asked in policies(400, SHAPE, seed=2):
+        g, how = project(asked, target, SHAPE), can.eviction
+        assert not g.ranks_tiers and g.ladder is None and not (g.quantizes and g.fp16_sinks)
+        for (tier,) in g.every_tiers:
+            bits = (tier.key_bits, tier.value_bits, g.quantizer.levels)
+            assert tier.native or bits in formats
+        seen["quantised"] += g.quantizes
+        seen["layers"] += g.head_tiers is not None
+        if how is None:
+            assert not g.evicts
+            continue
+        if not g.evicts:
+            continue
+        assert g.slots is not None
+        seen["evicts"] += 1
+        assert how.slots.fit(g.slots) == g.slots and g.positions in how.positions
+        assert g.trigger in how.triggers and (not g.quantizes or how.quantised)
+        (ranking,) = [r for r in how.rankings if same_rule(r.rule, g.active_rule)]
+        assert (ranking.sinks or how.sinks).fit(g.sinks) == g.sinks
+        interval = ranking.interval or how.interval
+        if not g.quantizes or how.exact_when_quantised:
+            fits = interval(g.slots, g.sinks) if callable(interval) else interval.fit(g.interval)
+            assert g.interval == fits
+        else:
+            assert g.interval == 1
+        assert how.budgets or g.budgets.kind == "uniform"
+    assert bool(formats) == bool(seen["quantised"])
+    assert bool(seen["layers"]) == (can.layers != "alike")
+    assert bool(seen["evicts"]) == (can.eviction is not None)
+
+
+def test_verdicts_tell_what_was_rounded_from_what_is_lost() -> None:
+    asked = Policy(
+        slots=700, interval=16, sinks=5, recent_window=100, rule=Attention(alpha=1, beta=1),
+        tiers=(Tier(key_bits=4, value_bits=4),), anchors=None,
+    )  # fmt: skip
+    found = {n: _words(asked, n) for n in ("llamacpp", "openvino", "vllm", "transformers")}
+    assert found["llamacpp"] == {
+        "slots": "exact", "interval": "approximate", "sinks": "exact", "recent_window": "dropped",
+        "rule": "dropped", "tiers": "exact", "quantizer.group": "approximate",
+        "quantizer.levels": "approximate",
+    }  # fmt: skip
+    assert found["openvino"]["sinks"] == found["openvino"]["rule"] == "approximate"
+    assert found["openvino"]["tiers"] == "exact"
+    assert found["vllm"]["slots"] == found["vllm"]["rule"] == "dropped"
+    assert found["vllm"]["tiers"] == "approximate"
+    assert set(found["transformers"].values()) == {"exact"}
+    more = Policy(
+        anchors=Anchors(),
+        channels=Channels(vo=("all", "none", "all", "all"), qk=("all", "none", "all", "all")),
+    )
+    assert _words(more, "vllm") == {"anchors": "dropped", "channels": "dropped"}
+
+
+def _words(asked: Policy, name: str) -> dict[str, str]:
+    return {v.field: v.verdict for v in verdicts(asked, project(asked, find(name), SHAPE), 4)}
+
+
+def test_idle_fields_are_no_loss() -> None:
+    """A recent window without a rule or tiers does nothing, so no runtime can drop it."""
+    asked = Policy(slots=64, recent_window=9)
+    assert not active(asked, "recent_window")
+    assert project(asked, find("llamacpp"), SHAPE) == asked
+
+
+def test_llamacpp_rotates_values_in_blocks_of_64() -> None:
+    q4 = dict(tiers=[dict(key_bits=4, value_bits=4)])
+    asked = Policy.build({**q4, "quantizer": dict(group=32, levels="ggml-0", rotate=True)})
+    assert project(asked, find("llamacpp"), SHAPE) == asked  # a head is one block
+    assert project(asked, find("llamacpp"), WIDE).quantizer.value_block == 64
+    odd = ModelShape(layers=4, kv_heads=2, head_dim=96, heads=4)
+    assert not project(asked, find("llamacpp"), odd).quantizer.rotate
+
+
+def test_layers_in_16_bits_are_exceptions_for_vllm_and_free_for_mlx() -> None:
+    eight = (Tier(key_bits=8, value_bits=8),)
+    four = (Tier(key_bits=4, value_bits=4),)
+    q = dict(levels="e4m3")
+    asked = Policy.build(dict(head_tiers=HeadTiers(others=(eight,), of=(0, 1, 1, 0)), quantizer=q))
+    assert project(asked, find("vllm"), SHAPE) == asked
+    script = written(asked, find("vllm"))["serve.sh"]
+    assert "--kv-cache-dtype fp8_e4m3 --kv-cache-dtype-skip-layers 0 3\n" in script
+    mixed = Policy.build(dict(tiers=eight, head_tiers=HeadTiers(others=(four,), of=(0, 1, 1, 0))))
+    assert project(mixed, find("mlx"), SHAPE) == mixed
+    text = written(mixed, find("mlx"))["run.py"]
+    (layers,) = re.findall(r"^LAYERS = (.*?)  #", text, re.M)
+    assert [layer["bits"] for layer in ast.literal_eval(layers)] == [8, 4, 4, 8]
+    heads = Policy.build(
+        dict(head_tiers=HeadTiers(others=(four,), of=((0, 1), (1, 1), (0, 0), (1, 1))))
+    )
+    given = project(heads, find("mlx"), SHAPE)
+    assert given.head_tiers is not None and not given.head_tiers.per_head
+
+
+def test_windows_per_layer_reach_tensorrt_llm() -> None:
+    asked = Policy(
+        slots=100, sinks=4, budgets=Budgets(kind="sensitivity", weights=(1, 4, 9, 16), exponent=0.5)
+    )
+    target = find("tensorrt_llm")
+    assert project(asked, target, SHAPE) == asked
+    config = yaml.safe_load(written(asked, target)["extra-llm-api-options.yaml"])["kv_cache_config"]
+    assert sum(config["max_attention_window"]) == 400 and config["sink_token_length"] == 4
+    assert config["max_attention_window"] == sorted(set(config["max_attention_window"]))
+
+
+# -- names and values of the runtimes ----------------------------------------------------------
+
+
+@targets
+def test_artefacts_use_no_option_that_the_version_lacks(name: str) -> None:
+    """Flags, variables and keys are found in the text itself, beside what the writer reports."""
+    target = find(name)
+    flags: set[str] = set()
+    for asked in policies(150, SHAPE, seed=4):
+        made = artefact(Job(project(asked, target, SHAPE), SHAPE, "MODEL"), target)
+        assert unknown_options(target, made.options) == []
+        text = "\n".join(t for f, t in made.files.items() if f != "policy.json")
+        for option, set_to in made.options.items():
+            assert option in text or str(set_to) in text, (option, set_to)
+        shell = "\n".join(t for f, t in made.files.items() if f.endswith(".sh"))
+        flags |= {
+            *re.findall(r"(?<!\S)--[a-z_-]+", shell),
+            *re.findall(r"\b[A-Z_]{8,}(?==)", shell),
+        }
+    ours = {"--model", "--extra_options"}
+    assert flags - ours <= set(target.options)
+
+
+def test_a_wrong_option_or_value_is_found() -> None:
+    target = find("vllm")
+    assert unknown_options(target, {"--kv-cache-dtype": "int4"}) == ["--kv-cache-dtype 'int4'"]
+    assert unknown_options(target, {"--kv-dtype": "fp8"}) == ["option --kv-dtype"]
+    assert unknown_options(find("ollama"), {"num_ctx": "many"}) == ["num_ctx 'many'"]
+
+
+# -- the search space --------------------------------------------------------------------------
+
+
+@targets
+@pytest.mark.parametrize("shape", [SHAPE, WIDE])
+def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str, shape: ModelShape) -> None:
+    target, base = find(name), load("default")
+    setting = Setting(shape, shape.budget_bytes(128), 512, sensitivity=(1, 2, 3, 4))
+    if name in ("openvino", "kvpress", "ollama"):
+        with pytest.raises(SpaceError, match=f"--target {name}: it"):
+            space_of(target, shape, base)
+        return
+    space = space_of(target, shape, base)
+    if target.executes is None:
+        assert space is base
+        return
+    rng, built, kinds = random.Random(3), 0, set()
+    for _ in range(200):
+        knobs = anything(space, rng)
+        try:
+            made = build(knobs, setting)
+        except KvsearchError:
+            continue
+        if space.forbidden(knobs):
+            continue
+        given = project(made, target, shape)
+        assert given.canonical(4) == made.canonical(4), verdicts(made, given, 4)
+        built += 1
+        kinds.add((made.evicts, made.tiers, made.quantizer.levels, made.positions))
+    how = target.executes.eviction
+    wide = how is None or how.quantised
+    assert built > 100 and len(kinds) >= (2 if wide else 1)
+
+
+def test_a_published_method_is_a_point_of_llamacpps_space() -> None:
+    space = space_of(find("llamacpp"), SHAPE, load("default"))
+    assert space.params({"sinks": 4, "positions": "cache"}) is not None
+    setting = Setting(SHAPE, SHAPE.budget_bytes(128), 512)
+    method = at("streamingllm", setting)
+    assert project(method, find("llamacpp"), SHAPE).canonical(4) == method.canonical(4)
+
+
+def test_docs_list_what_the_table_says() -> None:
+    from kvsearch.export.table import markdown
+
+    page = Path(__file__).parent.parent / "docs" / "targets.md"
+    text = page.read_text(encoding="utf-8")
+    (table,) = re.findall(r"<!-- table -->\n(.*?)<!-- end -->", text, re.S)
+    assert table == markdown(), "run: python -m kvsearch.export.table docs/targets.md"
+
+
+def test_a_misspelt_target_gets_a_hint() -> None:
+    with pytest.raises(KvsearchError, match="did you mean 'llamacpp'"):
+        find("llama.cpp")
