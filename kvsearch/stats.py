@@ -1,10 +1,13 @@
-"""Paired differences of per-token NLL with block-bootstrap intervals.
+"""Paired differences of per-token NLL with intervals from long blocks.
 
-Neighbouring tokens are correlated, so whole blocks are resampled; windows never share a block.
-Independent-token standard errors are up to four times too small here.
+Neighbouring tokens are correlated, and what a policy loses changes with the passage: differences
+between passages of a thousand tokens are larger than those within one explain. So intervals count
+blocks of about 1024 tokens, or whole windows where those are shorter, as independent, and nothing
+below. There are few of them; the limits are quantiles of Student's t. `studies/2026-11-coverage`
+has how often such intervals hold on other windows of the text.
 
 All of it follows from the sums over blocks, so every function takes losses per token or as
-`Blocks`, with the same result.
+`Blocks`, with the same result for 256 tokens or more.
 """
 
 from dataclasses import dataclass
@@ -14,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.records import Interval
+from kvsearch.student import quantile
 
 Array = NDArray[np.floating[Any]]
-BLOCK = 64
-RESAMPLES = 20_000
-SLICE = 1_000  # resamples at once
+BLOCK = 64  # tokens; losses of kept runs are sums over so many
+LONG = 1024  # tokens of a block that counts as independent of its neighbours, about
+LEAST = 4  # such blocks; on less text than that they are shorter
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class Blocks:
     def size(self) -> int:
         """Tokens in all windows together."""
         return len(self.sums) * int(self.tokens.sum())
+
+    @property
+    def count(self) -> int:
+        """Blocks in all windows together."""
+        return int(self.sums.size)
 
     def mean(self) -> float:
         """Mean loss in nats per token."""
@@ -58,31 +67,36 @@ def blocks(x: Losses, block: int = BLOCK) -> Blocks:
     """
     if not isinstance(x, Blocks):
         each = np.atleast_2d(x).astype(np.float64)
-        return _merged(Blocks(each, np.ones(each.shape[1], dtype=np.int64)), block)
+        per_token = Blocks(each, np.ones(each.shape[1], dtype=np.int64))
+        return _merged(per_token, np.arange(0, each.shape[1], block))
     have = int(x.tokens[0])
     if block < have or (block % have and len(x.tokens) > 1):
         raise ValueError(f"losses in blocks of {have} tokens cannot be put into {block}")
-    return _merged(x, block // have)
+    return _merged(x, np.arange(0, len(x.tokens), block // have))
 
 
-def _merged(x: Blocks, count: int) -> Blocks:
-    starts = np.arange(0, len(x.tokens), count)
-    return Blocks(np.add.reduceat(x.sums, starts, axis=1), np.add.reduceat(x.tokens, starts))
+def long_blocks(x: Losses) -> Blocks:
+    """Losses in the blocks that intervals rest on: equal parts of a window of about 1024 tokens.
+
+    A window of fewer than 1536 scored tokens is one block. If there are fewer than `LEAST` blocks
+    in all windows together, they are shorter, so that there are so many.
+    """
+    fine = _fine(x)
+    windows, tokens = len(fine.sums), int(fine.tokens.sum())
+    parts = max(round(tokens / LONG), -(-LEAST // windows), 1)
+    places = np.arange(len(fine.tokens))
+    cuts = np.array_split(places, min(parts, len(places)))
+    return _merged(fine, np.array([cut[0] for cut in cuts]))
 
 
-def interval(
-    x: Losses, *, level: float = 0.95, block: int = BLOCK, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """Mean of `x` with a block-bootstrap percentile interval."""
-    sums, sizes = _flat(x, block)
-    rng = np.random.default_rng(seed)
-    means = np.empty(resamples)
-    for start in range(0, resamples, SLICE):  # so that long texts need no gigabytes
-        some = means[start : start + SLICE]
-        picks = rng.integers(0, len(sums), size=(len(some), len(sums)))
-        some[:] = sums[picks].sum(1) / sizes[picks].sum(1)
-    lo, hi = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(sums.sum() / sizes.sum()), float(lo), float(hi))
+def interval(x: Losses, *, level: float = 0.95) -> Interval:
+    """Mean of `x` with a two-sided interval from long blocks; without limits for a single block."""
+    found = long_blocks(x)
+    mean, n = found.mean(), found.count
+    if n < 2:
+        return Interval(mean, float("nan"), float("nan"))
+    half = quantile((1 + level) / 2, n - 1) * _standard_error(found)
+    return Interval(mean, mean - half, mean + half)
 
 
 def corrected(rows: int, level: float = 0.95) -> float:
@@ -90,27 +104,32 @@ def corrected(rows: int, level: float = 0.95) -> float:
     return 1 - (1 - level) / max(1, rows)
 
 
-def paired(a: Losses, b: Losses, *, level: float = 0.95, block: int = BLOCK) -> Interval:
+def paired(a: Losses, b: Losses, *, level: float = 0.95) -> Interval:
     """Interval of the mean of `a - b` on the same tokens; below 0 says that `a` is better."""
-    one, other = blocks(a, block), blocks(b, block)
+    one, other = _fine(a), _fine(b)
     if one.sums.shape != other.sums.shape or (one.tokens != other.tokens).any():
         shapes = f"{one.sums.shape} and {other.sums.shape} blocks"
         raise ValueError(f"paired differences need the same windows and tokens, got {shapes}")
-    return interval(Blocks(one.sums - other.sums, one.tokens), level=level, block=block)
+    return interval(Blocks(one.sums - other.sums, one.tokens), level=level)
 
 
-def standard_error(x: Losses, block: int = BLOCK) -> float:
-    """Block standard error of the mean of `x`."""
-    sums, sizes = _flat(x, block)
-    mean = sums.sum() / sizes.sum()
-    n = len(sums)
+def standard_error(x: Losses, block: int | None = None) -> float:
+    """Standard error of the mean of `x` over blocks of `block` tokens; long blocks by default."""
+    return _standard_error(long_blocks(x) if block is None else blocks(x, block))
+
+
+def _standard_error(x: Blocks) -> float:
+    n, residual = x.count, x.sums - x.mean() * x.tokens
     if n < 2:
         return float("nan")
-    residual = sums - mean * sizes
-    return float(np.sqrt(n / (n - 1) * (residual**2).sum()) / sizes.sum())
+    return float(np.sqrt(n / (n - 1) * (residual**2).sum()) / x.size)
 
 
-def _flat(x: Losses, block: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sums and sizes of the blocks of all windows."""
-    found = blocks(x, block)
-    return found.sums.ravel(), np.tile(found.tokens, len(found.sums)).astype(np.float64)
+def _fine(x: Losses) -> Blocks:
+    """Losses in blocks as short as they are stored, or shorter on a very short text."""
+    return x if isinstance(x, Blocks) else blocks(x, max(1, min(BLOCK, np.size(x) // LEAST)))
+
+
+def _merged(x: Blocks, starts: NDArray[np.int64]) -> Blocks:
+    """Blocks joined; each of the new ones begins with the block at one of `starts`."""
+    return Blocks(np.add.reduceat(x.sums, starts, axis=1), np.add.reduceat(x.tokens, starts))

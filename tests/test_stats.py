@@ -1,20 +1,44 @@
 """Intervals: paired, blocked, and of the right width."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
-from kvsearch.stats import blocks, interval, paired, standard_error
+from kvsearch.stats import blocks, interval, long_blocks, paired, standard_error
+from kvsearch.student import quantile
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(1)
-    covered = 0
-    for _ in range(200):
-        noise = rng.normal(size=(2, 1024))
-        smooth = np.cumsum(noise, 1) - np.cumsum(np.pad(noise, ((0, 0), (16, 0)))[:, :1024], 1)
-        found = interval(smooth, resamples=400)  # neighbours are correlated over 16 tokens
+    rng, covered = np.random.default_rng(1), 0
+    for _ in range(400):
+        noise = rng.normal(size=(2, 2048 + 256))
+        sums = np.cumsum(noise, 1)  # neighbours are correlated over 256 tokens
+        found = interval(sums[:, 256:] - sums[:, :-256])
         covered += found.lo <= 0 <= found.hi
-    assert covered >= 0.86 * 200
+    assert 0.92 * 400 <= covered <= 0.98 * 400
+
+
+def test_long_blocks_are_equal_parts_of_windows() -> None:
+    def found(windows: int, tokens: int) -> tuple[int, list[int]]:
+        got = long_blocks(np.zeros((windows, tokens)))
+        return got.count, got.tokens.tolist()
+
+    assert found(2, 3840) == (8, [960, 960, 960, 960])
+    assert found(8, 1280) == (8, [1280])
+    assert found(2, 896) == (4, [448, 448])  # too few windows: at least four blocks
+    assert found(1, 1280) == (4, [320, 320, 320, 320])
+    assert found(1, 64) == (4, [16, 16, 16, 16])
+    assert np.isnan(interval(blocks(np.zeros((1, 64)))).lo)  # kept as one block
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 8, 63, 4001])
+def test_quantiles_of_t_are_those_of_scipy(df: int) -> None:
+    for level in (0.6, 0.975, 0.9995, 0.9999999):
+        assert quantile(level, df) == pytest.approx(student.ppf(level, df), rel=1e-8)
+    with pytest.raises(ValueError, match="no quantile"):
+        quantile(1.0, df)
 
 
 def test_independent_tokens_would_be_too_sure() -> None:
@@ -37,8 +61,8 @@ def test_sums_over_blocks_say_what_the_tokens_say() -> None:
     a, b = rng.exponential(3, size=(2, 3, 1000)).astype(np.float32)  # the last block is shorter
     kept, other = blocks(a), blocks(b)
     assert kept.size == a.size and kept.mean() == pytest.approx(a.mean(dtype=np.float64))
-    for block in (64, 256):
+    for block in (None, 64, 256):
         assert standard_error(kept, block) == pytest.approx(standard_error(a, block), rel=1e-12)
-        assert paired(kept, other, block=block) == pytest.approx(paired(a, b, block=block))
+    assert astuple(paired(kept, other)) == pytest.approx(astuple(paired(a, b)))
     with pytest.raises(ValueError, match="cannot be put into 96"):
         blocks(kept, 96)

@@ -18,6 +18,8 @@ from kvsearch.records import Trial, modern_kind, plain
 class Journal:
     """Trials in a file.
 
+    A trial that is measured on more windows has a further line.
+
     Args:
         file: `trials.jsonl`; need not exist.
         mend: set a torn tail aside when it is found; otherwise it is only skipped.
@@ -27,7 +29,7 @@ class Journal:
         self.file, self.mend = file, mend
 
     def read(self) -> list[Trial]:
-        """Trials as they stand, in the order of their last line; a torn tail is cut off first.
+        """Trials as they stand, in the order in which they ended; a torn tail is cut off first.
 
         Raises:
             RunError: a line before the tail is damaged; it is named and nothing is changed.
@@ -46,7 +48,8 @@ class Journal:
                 raise RunError(
                     f"{self.file} line {number} is damaged ({e}); mend or remove it"
                 ) from e
-            last.pop(trial.number, None)
+            if trial.number in last and last[trial.number].state == "running":
+                del last[trial.number]  # it ended now, or began again
             last[trial.number] = trial
         torn = b"\n".join(tail)
         if torn and self.mend:

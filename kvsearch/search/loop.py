@@ -30,6 +30,7 @@ class Evaluation:
             the last one is the whole part.
         resident: whether the bytes of the packed cache are counted, too.
         counted: whether attempts of earlier processes count, too.
+        first: number of the first of its windows.
         attempt: how often it was begun.
         rung: the one that it is on.
         tokens: that went through the model for it.
@@ -44,6 +45,7 @@ class Evaluation:
     rungs: tuple[tuple[int | None, int], ...]
     resident: bool = False
     counted: bool = True
+    first: int = 0
     attempt: int = 0
     rung: int = 0
     tokens: int = 0
@@ -58,7 +60,7 @@ class Evaluation:
     def job(self) -> Job:
         """What an evaluator has to do for its rung."""
         windows, stop = self.rungs[self.rung]
-        return Job(self.number, self.part, self.policy, stop, windows, self.resident)
+        return Job(self.number, self.part, self.policy, stop, windows, self.resident, self.first)
 
 
 E = TypeVar("E", bound="Evaluation")

@@ -23,6 +23,7 @@ def measure(
     setting: Setting,
     *,
     resident: bool = True,
+    windows: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, str]:
     """Bring the NLL of every policy on a part into the folder; what is there is not done again.
@@ -36,6 +37,7 @@ def measure(
         policies: what to measure; equal ones once.
         setting: shape, and tokens of a window.
         resident: also count the bytes of the packed cache.
+        windows: how many of the part's windows, from the first; all if None.
         progress: called with the name of every policy that is done.
 
     Returns:
@@ -50,7 +52,7 @@ def measure(
     todo = [
         Evaluation(
             number=i, part=part, policy=policy, fingerprint=key,
-            rungs=((None, setting.tokens),), resident=resident,
+            rungs=((windows, setting.tokens),), resident=resident,
             # without the full cache there is no run: it is tried again after every kill
             counted=key != full,
         )

@@ -54,13 +54,13 @@ class ModelSession:
 
     def __init__(self, evaluator: Evaluator, parts: Mapping[str, NDArray[np.int64]]) -> None:
         self.evaluator, self.parts = evaluator, parts
-        self._last: tuple[str, Policy, Replay] | None = None
+        self._last: tuple[str, int, Policy, Replay] | None = None
 
     def run(self, job: Job) -> Measured:
         """Evaluate one job, going on from the last one where that is the same policy and part."""
-        windows = self.parts[job.part]
-        if self._last is not None and self._last[:2] == (job.part, job.policy):
-            replay = self._last[2]
+        windows, asked = self.parts[job.part][job.first :], (job.part, job.first, job.policy)
+        if self._last is not None and self._last[:3] == asked:
+            replay = self._last[3]
         else:
             self._last = None  # frees the old caches first
             replay = self.evaluator.replay(job.policy, windows)
@@ -69,7 +69,7 @@ class ModelSession:
         nll = replay.to(job.stop, wanted)
         held = replay.bytes_resident() if job.resident else 0
         last = (wanted, job.stop) == windows.shape
-        self._last = None if last else (job.part, job.policy, replay)
+        self._last = None if last else (*asked, replay)
         return Measured(nll, replay.spent - before, held, replay.impls)
 
     def forget(self) -> None:

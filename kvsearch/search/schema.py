@@ -6,7 +6,8 @@ from kvsearch.errors import RunError
 from kvsearch.records import modern_kind
 from kvsearch.search.samplers import OLD_NAMES
 
-SCHEMA = "kvsearch.run/2"  # of study.json, measured.json and frozen.json
+SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
+_BEFORE = "kvsearch.run/2"  # without growing windows
 _SETTINGS = {
     "budget": "budget_slots",
     "racing": "race",
@@ -24,7 +25,7 @@ def study(data: dict[str, Any]) -> dict[str, Any]:
     """
     if _current(data):
         return data
-    settings = {_SETTINGS.get(k, k): v for k, v in data["settings"].items()}
+    settings = {_SETTINGS.get(k, k): v for k, v in data["settings"].items()} | {"grow": False}
     if settings.get("sampler") in OLD_NAMES:
         settings["sampler"] = OLD_NAMES[settings["sampler"]]
     return {**data, "schema": SCHEMA, "settings": settings}
@@ -36,8 +37,8 @@ def measured(data: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RunError: a newer version of kvsearch wrote it.
     """
-    if _current(data):
-        return data
+    if _current(data) or data.get("schema") == _BEFORE:
+        return {**data, "schema": SCHEMA}
     rest = {k: v for k, v in data.items() if k not in ("also", "fits", "rows")}
     return {
         **rest,
@@ -51,6 +52,6 @@ def measured(data: dict[str, Any]) -> dict[str, Any]:
 def _current(data: dict[str, Any]) -> bool:
     """Whether this is the present version; the first one had no `schema`."""
     found = data.get("schema")
-    if found not in (None, SCHEMA):
+    if found not in (None, _BEFORE, SCHEMA):
         raise RunError(f"the run was written as {found!r}, and this kvsearch reads {SCHEMA!r}")
-    return found is not None
+    return bool(found == SCHEMA)

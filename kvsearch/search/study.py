@@ -51,8 +51,12 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self.space, self._sampler, self._seed, self._limit = space, sampler, seed, limit
+        self._speed = speed
+        self._begin()
+
+    def _begin(self) -> None:
         self._study = optuna.create_study(
-            directions=["minimize", "minimize", *(["maximize"] if speed else [])]
+            directions=["minimize", "minimize", *(["maximize"] if self._speed else [])]
         )
         self._open: dict[int, optuna.Trial] = {}
 
@@ -92,6 +96,11 @@ class Study:
         else:
             self._study.tell(trial, _values(done))
 
+    def renew(self, trials: list[Trial]) -> None:
+        """Begin again with these trials: losses changed, and Optuna's trials cannot."""
+        self._begin()
+        self.restore(trials)
+
     def restore(self, trials: list[Trial]) -> None:
         """Bring back trials of an earlier process, running ones included, in order of number."""
         for t in sorted(trials, key=lambda t: t.number):
@@ -114,7 +123,7 @@ class Study:
                     params=t.params,
                     distributions={k: _distribution(self.space.axes[k]) for k in t.params},
                     user_attrs={"rungs": [list(r) for r in t.rungs]} if t.rungs else {},
-                    system_attrs=t.system,
+                    system_attrs=dict(t.system),  # Optuna adds to it
                     constraints={FITS: self._excess(t)},
                 )
             )

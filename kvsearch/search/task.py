@@ -29,6 +29,8 @@ class Task:
         exclude_method: names of methods to leave out of that.
         racing: stop proposals that are clearly behind.
         together: windows that an evaluator runs in one pass; they are the first rung.
+        growing: start every policy on the first windows and add windows for the best (`growing`);
+            then nothing is stopped.
         speed: modelled decode speed of a policy over the full cache's, as a third objective.
     """
 
@@ -43,6 +45,7 @@ class Task:
     exclude_method: tuple[str, ...] = ()
     racing: bool = True
     together: int = 1
+    growing: bool = False
     speed: Callable[[Policy], float] | None = None
 
 

@@ -108,6 +108,7 @@ class _Bridge:
             "policy": policy,
             "stop": job.stop,
             "windows": job.windows,
+            "first": job.first,
         }
 
     def complete(self, trial_id: str) -> None:
@@ -162,7 +163,8 @@ def _trainable(tune: Any) -> Any:
 
         def step(self) -> dict[str, Any]:
             c = self.config
-            job = Job(c["key"], c["part"], Policy.parse(c["policy"]), c["stop"], c["windows"])
+            policy = Policy.parse(c["policy"])
+            job = Job(c["key"], c["part"], policy, c["stop"], c["windows"], first=c["first"])
             outcome = self._run(job)
             ok = outcome.measured is not None
             nll = float(outcome.measured.nll.mean()) if outcome.measured is not None else PENALTY

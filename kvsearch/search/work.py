@@ -28,8 +28,9 @@ class Job:
         part: name of the text part, such as `search`.
         policy: what to evaluate.
         stop: tokens of a window to evaluate, from the first.
-        windows: how many of the part's windows, from the first; all if None.
+        windows: how many of the part's windows, from `first` on; all if None.
         resident: also pack the cache and count its bytes.
+        first: number of the first of these windows.
     """
 
     key: int
@@ -38,6 +39,7 @@ class Job:
     stop: int
     windows: int | None = None
     resident: bool = False
+    first: int = 0
 
 
 @dataclass(frozen=True, eq=False)

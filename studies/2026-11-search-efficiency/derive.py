@@ -11,20 +11,22 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import noise
 import numpy as np
 import pyarrow.parquet as pq
+from exposure import exposure
 from scipy.stats import t as student
 
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.search.hypervolume import log_hypervolume as volume
-from kvsearch.search.race import exposure
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
 CONTEXT, WINDOWS = 1024, 2  # as in live.py
 MARKS = (25_600, 51_200, 102_400)  # search tokens: an eighth, a quarter and half of the opponent's
 EARLIER = "earlier-"  # runs of an earlier version: data about policies, not contenders
+NOISY = "kvei-warm-race"  # what others are compared with on the surrogate with noise
 OPPONENT = "nsga2-cold-full"  # KVTuner's settings: 2 generations of 50, all evaluated in full
 
 
@@ -178,10 +180,10 @@ def summary(rows: list[dict]) -> list[dict]:
     return out
 
 
-def simulated() -> list[dict]:
+def simulated(place: str) -> list[dict]:
     """Per contender and checkpoint of the runs on the surrogate: means over seeds."""
     groups = defaultdict(list)
-    for file in sorted(RECORDS.glob("simulated/*.parquet")):
+    for file in sorted(RECORDS.glob(f"{place}/*.parquet")):
         for row in pq.read_table(file).to_pylist():
             groups[row["contender"], row["evaluated"]].append(row)
     out = []
@@ -195,6 +197,33 @@ def simulated() -> list[dict]:
                 "tokens": round(float(np.mean([r["tokens"] for r in found]))),
                 "volume": float(v.mean()),
                 **interval(v),
+            }
+        )
+    return out
+
+
+def noisy() -> list[dict]:
+    """Runs on the surrogate with noise, at the end; leads on the same seeds over the first."""
+    found: dict[str, dict[int, dict]] = defaultdict(dict)
+    for file in sorted(RECORDS.glob("noisy/*.parquet")):
+        for row in pq.read_table(file).to_pylist():
+            best = found[row["contender"]].get(row["seed"])
+            if best is None or row["evaluated"] > best["evaluated"]:
+                found[row["contender"]][row["seed"]] = row
+    out = []
+    for name, rows in sorted(found.items()):
+        base = found[NOISY]
+        v = np.array([r["volume"] for r in rows.values()])
+        lead = np.array([r["volume"] - base[s]["volume"] for s, r in rows.items() if s in base])
+        out.append(
+            {
+                "contender": name,
+                "seeds": len(rows),
+                "tokens": round(float(np.mean([r["tokens"] for r in rows.values()]))),
+                "volume": float(v.mean()),
+                "volume_se": float(v.std(ddof=1) / len(v) ** 0.5),
+                "lead": float(lead.mean()),
+                "lead_se": float(lead.std(ddof=1) / len(lead) ** 0.5),
             }
         )
     return out
@@ -267,8 +296,11 @@ def main() -> None:
     if rows := texts(blocks.about["budget_bytes"]):
         write(rows, out / "texts.csv")
         write(paired(rows), out / "texts-summary.csv")
-    if found := simulated():
+    if found := simulated("simulated"):
         write(found, out / "simulated.csv")
+    if found := noisy():
+        write(found, out / "noisy.csv")
+    write(noise.table(), out / "noise.csv")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 The surrogate maps a policy to its mean loss over the full cache, and a prefix to a share of it. It
 is a Gaussian process on kvei's own features, which favours kvei; the table of live runs is without
-that advantage. Noise is added per block with the standard deviation among policies of like loss.
-Hypervolumes are of the reported sets, with the surrogate's noise-free losses. It was fitted once,
+that advantage. Each window has noise as it was measured (`noise.py`), another draw for every seed,
+and blocks vary within it with the standard deviation among policies of like loss. Hypervolumes are
+of the reported sets, with the surrogate's noise-free losses. It was fitted once,
 to the runs named in `records/surrogate.json`, and is stored there, so that all contenders use the
 same one. Those runs are not of the present kvei.
 
-    python simulate.py --sampler kvei --seeds 1-20 --trials 240 --place /tmp/sim
+    python simulate.py --sampler kvei --seeds 1-20 --trials 60 --place /tmp/sim
+    python simulate.py --set EXPLORATION_WEIGHT=1 ...  # another constant of kvei
+    python simulate.py --set next_move=none ...        # without one-at-a-time screening
     python simulate.py --held-out            # error on records that it was not fitted to
     python simulate.py --fit                 # fit it anew
 """
@@ -20,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from derive import kept_policies, surrogate_runs
+from noise import Noise
 
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
@@ -28,10 +32,10 @@ from kvsearch.records import Trial
 from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.growing import most_measured
 from kvsearch.search.hypervolume import FLOOR
 from kvsearch.search.hypervolume import log_hypervolume as volume
-from kvsearch.search.race import exposure
-from kvsearch.search.samplers import make_sampler
+from kvsearch.search.samplers import kvei, make_sampler
 from kvsearch.search.samplers.features import features, names_for
 from kvsearch.search.samplers.gp import GP, fit, process
 from kvsearch.search.task import Task, baselines
@@ -73,12 +77,29 @@ class Truth:
         self.gp = self._kept() if keep is None else self.fitted(rows)
         level = np.maximum(self.blocks.mean(1, keepdims=True), FLOOR)
         spread = (self.blocks / level - (self.blocks / level).mean(0))[rows]
-        self.profile = (self.blocks / level)[rows].mean(0)  # how the loss is spread over blocks
-        self.noise = spread.std(0)
+        profile = (self.blocks / level)[rows].mean(0).reshape(WINDOWS, -1)
+        self.profile = profile / profile.mean(1, keepdims=True)  # of a window's loss
+        self.noise = spread.std(0).reshape(WINDOWS, -1)
 
     def fitted(self, rows: np.ndarray) -> GP:
         """A process fitted to these records."""
         return fit(self.x[rows], self.y[rows], np.zeros(len(rows)))
+
+    def windows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Losses `[policies, 4]` on two search and two report windows, and features."""
+        rows = pq.read_table(RECORDS / "blocks.parquet").to_pylist()
+        about, policies = json.loads((RECORDS / "about.json").read_text()), kept_policies()
+        sums = {
+            (r["part"], r["fingerprint"]): np.reshape(r["sums"], (WINDOWS, -1)).mean(1) / BLOCK
+            for r in rows
+        }
+        both = [k for p, k in sums if p == "report" and ("search", k) in sums and k in policies]
+        both = sorted(k for k in both if policies[k].slots is not None)
+        losses = [
+            np.concatenate([sums[p, k] - sums[p, about["full"]] for p in ("search", "report")])
+            for k in both
+        ]
+        return np.array(losses), np.array([self._features(policies[k]) for k in both])
 
     def _kept(self) -> GP:
         """The process of `records/surrogate.json` through all records."""
@@ -100,30 +121,35 @@ class Truth:
 class Simulated:
     """A session with the losses of the surrogate and the token counts of a real one."""
 
-    def __init__(self, truth: Truth) -> None:
-        self.truth, self.last, self.seen = truth, "", 0
+    def __init__(self, truth: Truth, seed: int, windows: int) -> None:
+        self.truth, self.windows = truth, windows
+        self.last: tuple[str, int] = ("", 0)
+        self.seen = 0
+        self.text = Noise(len(NAMES), seed)
 
     def run(self, job: Job) -> Measured:
-        t = self.truth
-        key = job.policy.fingerprint(t.shape.layers)
-        mean = 0.0 if job.policy.slots is None else float(t.dnll([job.policy])[0])
-        rng = np.random.default_rng(int(key, 16) % 2**32)
-        noise = t.noise * rng.standard_normal(len(t.full)) * (mean != 0.0)
-        block = mean * t.profile + max(mean, FLOOR) * (noise - noise.mean())
-        start = exposure(job.policy, t.shape).first
-        per_token = np.repeat(block, BLOCK).reshape(WINDOWS, -1)
-        if start > BUDGET:  # nothing is lost before the first eviction but bits
-            hidden = min(per_token.shape[1], int(min(start, CONTEXT)) - BUDGET)
-            per_token[:, :hidden] *= 0.3
-            per_token *= mean / per_token.mean() if abs(per_token.mean()) > 1e-9 else 1.0
-        full = np.repeat(t.full, BLOCK).reshape(WINDOWS, -1)
-        nll = np.zeros((WINDOWS, CONTEXT - 1), dtype=np.float32)
-        nll[:, BUDGET - 1 :] = (full + per_token)[:, : CONTEXT - BUDGET]
-        windows = WINDOWS if job.windows is None else job.windows
-        if self.last != key:
-            self.last, self.seen = key, 0
-        tokens, self.seen = windows * job.stop - self.seen, windows * job.stop
-        return Measured(nll[:windows, : job.stop - 1], tokens)
+        key = job.policy.fingerprint(self.truth.shape.layers)
+        last = self.windows if job.windows is None else job.first + job.windows
+        nll = np.zeros((last - job.first, CONTEXT - 1), dtype=np.float32)
+        nll[:, BUDGET - 1 :] = [
+            np.repeat(self._blocks(job.policy, int(key, 16) % 2**32, w), BLOCK)
+            for w in range(job.first, last)
+        ]
+        if self.last != (key, job.first):
+            self.last, self.seen = (key, job.first), 0
+        tokens, self.seen = len(nll) * job.stop - self.seen, len(nll) * job.stop
+        return Measured(nll[:, : job.stop - 1], tokens)
+
+    def _blocks(self, policy: Policy, number: int, w: int) -> np.ndarray:
+        """Nats per token of each block of a window; windows beyond the records repeat theirs."""
+        t, like = self.truth, w % WINDOWS
+        full = t.full.reshape(WINDOWS, -1)[like]
+        if policy.slots is None:
+            return full
+        mean = float(t.dnll([policy])[0])
+        loss = self.text.loss(mean, np.array(t._features(policy)), number, w)
+        noise = np.random.default_rng([number, w]).standard_normal(len(full)) * t.noise[like]
+        return full + loss * t.profile[like] + max(mean, FLOOR) * (noise - noise.mean())
 
     def forget(self) -> None:
         pass
@@ -135,27 +161,33 @@ def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
     methods = 0 if o.cold else len(baselines())
     task = Task(
         truth.setting, BUDGET, space, o.trials - methods, seed,
-        make_sampler(o.sampler, space, truth.setting), WINDOWS,
-        warm_start=not o.cold, racing=not o.no_race,
+        make_sampler(o.sampler, space, truth.setting), o.grow or WINDOWS,
+        warm_start=not o.cold, racing=not o.no_race, growing=bool(o.grow),
     )  # fmt: skip
-    name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{'full' if o.no_race else 'race'}"
+    how = f"grow{o.grow}" if o.grow else "full" if o.no_race else "race"
+    name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{how}"
+    name += "".join(f"-{s}" for s in o.set)
     folder = RunFolder(o.place / f"{name}-{seed}")
     try:
-        trials = Search(task, Inline(Simulated(truth)), folder, lambda *_: None).run()
+        trials = Search(
+            task, Inline(Simulated(truth, seed, task.windows)), folder, lambda *_: None
+        ).run()
     finally:
         folder.close()
     rows, paid = [], 0
     for i, t in enumerate(trials, start=1):
         paid += t.state in ("complete", "pruned", "failed")
-        if t.state in ("complete", "pruned", "failed") and paid in AT:
+        if t.state in ("complete", "pruned", "failed") and paid in AT and not o.grow:
             row = {"contender": name, "seed": seed, "evaluated": paid}
             rows.append({**row, **at(truth, trials[:i])})
-    return rows
+    # growing windows: tokens and losses are those of the end
+    end = {"contender": name, "seed": seed, "evaluated": paid, **at(truth, trials)}
+    return [end] if o.grow else rows
 
 
 def at(truth: Truth, trials: list[Trial]) -> dict:
     """Tokens so far, and the noise-free hypervolume of the set that would be reported."""
-    done = [t for t in trials if t.state == "complete"]
+    done = most_measured([t for t in trials if t.state == "complete"])
     kept = [done[i] for i in front([(float(t.bytes_peak or 0), t.dnll or 0.0) for t in done])]
     values = truth.dnll([t.policy for t in kept]) if kept else []
     points = [(float(t.bytes_peak or 0), float(d)) for t, d in zip(kept, values, strict=True)]
@@ -212,6 +244,8 @@ def main() -> None:
     ask.add_argument("--trials", type=int, default=60)
     ask.add_argument("--cold", action="store_true")
     ask.add_argument("--no-race", action="store_true")
+    ask.add_argument("--grow", type=int, default=0, help="most windows, of growing ones")
+    ask.add_argument("--set", action="append", default=[], help="NAME=VALUE of kvei's module")
     ask.add_argument("--held-out", action="store_true")
     ask.add_argument("--fit", action="store_true")
     ask.add_argument("--place", type=Path, default=Path("/tmp/kvsearch-simulated"))
@@ -219,6 +253,10 @@ def main() -> None:
     if o.held_out or o.fit:
         held_out() if o.held_out else refit()
         return
+    for name, value in (s.split("=") for s in o.set):
+        assert hasattr(kvei, name), f"kvei has no {name}"
+        # a step that is left out, or another constant
+        setattr(kvei, name, (lambda *_: None) if value == "none" else json.loads(value))
     truth = Truth()
     low, high = (int(s) for s in o.seeds.split("-"))
     rows = []
@@ -226,7 +264,7 @@ def main() -> None:
         rows += simulate(truth, o, seed)
         print(rows[-1], flush=True)
     name = f"{rows[0]['contender']}-{o.seeds}"
-    place = RECORDS / "simulated"
+    place = RECORDS / "noisy"
     place.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), place / f"{name}.parquet", compression="zstd")
 

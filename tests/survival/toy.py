@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
 TOKENS, FROM, WINDOWS = 512, 64, 2  # two windows: a race looks after the first
+GROWN = 6  # windows of the search text where they grow
 HEADS = HeadLosses(
     heads=2, sizes=(16, 64), slots=tuple((0.2 * i, 0.01 * i) for i in range(1, 9)), bits=(8, 4),
     keys=((0.0, 0.1),) * 8, values=((0.0, 0.1),) * 8, starved=16,
@@ -49,13 +50,13 @@ def loss(policy: Policy) -> float:
     return 8.0 / policy.slots * (1.2 - score) + 0.1 / bits + 0.002 * log2(1 + policy.interval)
 
 
-def nll(policy: Policy, windows: int, stop: int) -> np.ndarray:
+def nll(policy: Policy, windows: int, stop: int, first: int = 0) -> np.ndarray:
     """NLL `[windows, stop - 1]`: the text's difficulty, the policy's loss, and its own noise."""
-    size = (WINDOWS, TOKENS - 1)
+    size = (GROWN, TOKENS - 1)
     text = np.random.default_rng(0).gamma(2.0, 1.5, size)
     own = np.random.default_rng(int(policy.fingerprint(SHAPE.layers), 16) % 2**32)
     noise = 0.1 * own.standard_normal(size) * (policy.slots is not None)
-    return (text + loss(policy) + noise)[:windows, : stop - 1].astype(np.float32)
+    return (text + loss(policy) + noise)[first : first + windows, : stop - 1].astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Session:
     def run(self, job: Job) -> Measured:
         self._write("start", job)
         time.sleep(self.toy.seconds)
-        found = nll(job.policy, _windows(job), job.stop)
+        found = nll(job.policy, _windows(job), job.stop, job.first)
         if self.toy.bad and self._misbehaves(job.policy):
             if self.toy.bad == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -111,7 +112,8 @@ class Session:
 
     def _write(self, what: str, job: Job) -> None:
         key = job.policy.fingerprint(SHAPE.layers)
-        line = f"{os.getpid()} {what} {job.key} {key} {_windows(job) * job.stop}\n"
+        tokens = f"{_windows(job) * job.stop}{f'from{job.first}' if job.first else ''}"
+        line = f"{os.getpid()} {what} {job.key} {key} {tokens}\n"
         with open(self.toy.log, "a") as f:
             f.write(line)
 
@@ -125,7 +127,8 @@ def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "T
     from kvsearch.search.task import Task
 
     make = make_sampler(sampler, SPACE, SETTING)
-    return Task(SETTING, FROM, SPACE, trials, seed, make, WINDOWS, **more)
+    windows = GROWN if more.get("growing") else WINDOWS
+    return Task(SETTING, FROM, SPACE, trials, seed, make, windows, **more)
 
 
 def main(options: list[str] | None = None) -> None:
@@ -137,6 +140,8 @@ def main(options: list[str] | None = None) -> None:
     ask.add_argument("--seconds", type=float, default=0.02)
     ask.add_argument("--bad", default="")
     ask.add_argument("--final", action="store_true", help="choose and report, too")
+    ask.add_argument("--grow", action="store_true", help="growing windows")
+    ask.add_argument("--sampler", default="tpe")
     ask.add_argument("--log", type=Path)
     o = ask.parse_args(options)
     # the module's importable name, so that a spawned process finds it again
@@ -159,7 +164,8 @@ def main(options: list[str] | None = None) -> None:
             executor = Processes(work, o.workers)
         else:
             executor = Inline(work.open(0))
-        trials = Search(task(o.trials), executor, folder, lambda *_: None).run()
+        what = task(o.trials, o.sampler, growing=o.grow)
+        trials = Search(what, executor, folder, lambda *_: None).run()
         if o.final:
             from kvsearch.app.final_evaluation import FinalEvaluation
             from kvsearch.app.progress import Shown

@@ -12,7 +12,8 @@ from math import log2
 from statistics import pstdev
 
 from kvsearch.knobs import RULES, Setting
-from kvsearch.policy import Budgets, ModelShape, Policy, Tier
+from kvsearch.policy import Budgets, Channels, ModelShape, Policy, Tier
+from kvsearch.policy.pruning import Importance
 from kvsearch.rules import feature_names
 from kvsearch.space import SearchSpace
 from kvsearch_kernels.codebooks import CODEBOOKS
@@ -38,8 +39,11 @@ BY_KNOB: dict[str, tuple[str, ...]] = {
     "removed keys": ("channels",),
     "removed values": ("channels",),
     "removed layers": ("channels",),
+    "removed by l1": ("channels.score",),
+    "removed by taylor": ("channels.score",),
     "anchors": ("anchors",),
     "new anchors": ("anchors", "ac"),
+    "mean embedding": ("anchors.embedding",),
     "anchor marks": ("anchors.marks",),
     "anchor distance": ("anchors.every",),
     "anchors seen": ("anchors.isolate",),
@@ -79,7 +83,7 @@ def every_name() -> tuple[str, ...]:
         *_rule(Policy()),
         *_layers(Policy()),
         *_anchors(Policy()),
-        *_removed(Policy(), ModelShape(1, 1, 1, 1)),
+        *_removed(Policy(), ModelShape(1, 1, 1, 1), None),
     )
 
 
@@ -104,7 +108,7 @@ def features(
         | _stored(policy, setting.shape.head_dim)
         | _layers(policy)
         | _anchors(policy)
-        | _removed(policy, setting.shape)
+        | _removed(policy, setting.shape, setting.importance)
     )
     found = {name: min(1.0, max(0.0, x)) for name, x in numbers.items()}
     found |= _tiers(policy.tiers) | _rule(policy)
@@ -195,14 +199,28 @@ def _spread(budgets: Budgets) -> float:
     return pstdev(shares) / 2 if shares else 0.0
 
 
-def _removed(p: Policy, shape: ModelShape) -> dict[str, float]:
-    """Shares of all key channels, value channels and layers."""
+def _removed(p: Policy, shape: ModelShape, measured: Importance | None) -> dict[str, float]:
+    """Shares of all key channels, value channels and layers, and the score that chose them."""
     widths, most = p.channels.on(shape).per_layer, shape.layers * shape.head_dim
     return {
         "removed keys": 1 - sum(k for k, _ in widths) / most,
         "removed values": 1 - sum(v for _, v in widths) / most,
         "removed layers": widths.count((0, 0)) / shape.layers,
+        "removed by l1": _agreement(p.channels, "l1", measured),
+        "removed by taylor": _agreement(p.channels, "taylor", measured),
     }
+
+
+@lru_cache(maxsize=1024)
+def _agreement(channels: Channels, score: str, measured: Importance | None) -> float:
+    """Share of the kept value channels that are a score's best; 0 where no head keeps a part."""
+    orders = measured.orders.get(score) if measured else None
+    kept = best = 0
+    for i, order in enumerate(orders.vo if orders else ()):
+        for mine, ranked in zip(channels.values(i) or (), order, strict=False):
+            kept += len(mine)
+            best += len({*mine}.intersection(ranked[: len(mine)]))
+    return best / kept if kept else 0.0
 
 
 def _anchors(p: Policy) -> dict[str, float]:
@@ -210,6 +228,7 @@ def _anchors(p: Policy) -> dict[str, float]:
     return {
         "anchors": a is not None,
         "new anchors": a is not None and a.insert,
+        "mean embedding": a is not None and a.insert and a.embedding == "mean",
         "anchor marks": (len(a.marks) - 1) / 5 if a is not None and a.at == "marks" else 0,
         "anchor distance": log2(a.at) / 8 if a is not None and isinstance(a.at, int) else 0,
         "anchors seen": a is not None and not a.isolate,

@@ -75,7 +75,7 @@ class PointSampler(BaseSampler):
             if point is not None and point.fingerprint not in history.tried:
                 return point
             last = point or last
-        return last or Priced(knobs, "", 0, 0, (), False)
+        return last or Priced(knobs, "", 0, (), False)
 
 
 def usable(points: Sequence[Priced | None], tried: set[str]) -> list[Priced]:

@@ -25,7 +25,6 @@ class Priced:
         knobs: values of the active axes.
         fingerprint: identity of the policy they build.
         bytes_peak: bytes per sequence.
-        slots: most tokens a layer holds, mean over layers; the whole stream if nothing is evicted.
         features: numbers of `names_for` the space, see `features`.
         feasible: neither forbidden by the space nor over the budget.
         speed: modelled decode tokens/s over the full cache's; 0 if speed is no objective.
@@ -34,7 +33,6 @@ class Priced:
     knobs: dict[str, Value]
     fingerprint: str
     bytes_peak: int
-    slots: int
     features: tuple[float, ...]
     feasible: bool
     speed: float = 0.0
@@ -76,7 +74,6 @@ class Pricer:
             knobs,
             policy.fingerprint(shape.layers),
             peak,
-            policy.slots or setting.tokens,
             features(policy, setting, self.feature_names),
             feasible and self.space.forbidden(knobs) is None,
             0.0 if self.speed is None else self.speed(policy),

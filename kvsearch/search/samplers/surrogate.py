@@ -60,34 +60,24 @@ class Surrogate:
         """Mean and variance of the final height of a trial that was stopped at a rung.
 
         The height at the rung plus the mean rise of completed trials from the same rung to the end.
-        In a part of a window a cache that was full only briefly has lost little, so only trials
-        count with at most half as many slots as that part has tokens. If there are too few of
-        them (a large budget, 4 bits), all trials count; their mean rise is a little too large.
         """
         *rung, dnll = stopped.rungs[-1]
         rises = [
-            (self.height(s.dnll) - self.height(then), tokens == s.rungs[-1][1] or _full(s, tokens))
+            self.height(s.dnll) - self.height(then)
             for s in done
             for windows, tokens, then in s.rungs
             if s.dnll is not None and [windows, tokens] == rung
         ]
-        fair = [rise for rise, shown in rises if shown]
-        if len(fair) < PAIRS:
-            fair = [rise for rise, _ in rises]
-        if len(fair) < PAIRS:
+        if len(rises) < PAIRS:
             return None
-        wide = pvariance(fair) * len(fair) / (len(fair) - 1)
-        return self.height(dnll) + fmean(fair), wide * (1 + 1 / len(fair)) + EXTRAPOLATION_VARIANCE
+        n, wide = len(rises), pvariance(rises)
+        variance = wide * n / (n - 1) * (1 + 1 / n) + EXTRAPOLATION_VARIANCE
+        return self.height(dnll) + fmean(rises), variance
 
 
 def _one_thread() -> AbstractContextManager[object]:
     """BLAS with one thread: a second gains little on small matrices and takes another core."""
     return _libraries.limit(limits=1, user_api="blas")
-
-
-def _full(seen: Seen, tokens: int) -> bool:
-    """Whether so many tokens fill its cache twice over."""
-    return 2 * seen.point.slots <= tokens
 
 
 def _matrix(points: Sequence[Priced]) -> Array:
