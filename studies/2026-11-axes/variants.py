@@ -71,6 +71,10 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
             base[f"{word}adakv"] = partial(fitted, policy, setting, Budgets(kind="adakv"))
     best = by_weights(rows(measured, setting), 0.5)
     turns: dict[str, dict[str, Any]] = {
+        "k8v4": dict(tiers=_tiers(8, 4)),
+        "k5v5": dict(tiers=_tiers(5, 5)),
+        "k5v4": dict(tiers=_tiers(5, 4)),
+        "k4v5": dict(tiers=_tiers(4, 5)),
         "k4v3": dict(tiers=_tiers(4, 3)),
         "k3v3": dict(tiers=_tiers(3, 3)),
         "interval 8": dict(interval=8),
@@ -85,6 +89,8 @@ def variants(budget: int, setting: Setting) -> dict[str, Make]:
     for name, change in turns.items():
         turned = designed.model_copy(update=change)
         base[f"designed heads measured 0.5, {name}"] = partial(fitted, turned, setting, best)
+    whole = designed.model_copy(update=dict(slots=None, budgets=Budgets(), about={}))
+    base["designed, nothing evicted"] = lambda: Policy.build(whole.plain())
     aged = designed.model_copy(
         update=dict(rule=None, recent_window=0, sinks=32, interval=32)
     )  # what keys along tokens need: eviction by age, in whole groups

@@ -84,7 +84,7 @@ def main(
 
 def plain(loaded, ids) -> float:
     """CPU seconds of the unmodified model over the same tokens, loss included."""
-    head = Evaluator(loaded)._head
+    head = Evaluator(loaded).head
     x = torch.from_numpy(ids)
     start = time.process_time()
     with torch.inference_mode():
