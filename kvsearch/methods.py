@@ -42,10 +42,10 @@ _DESIGNED: dict[str, Value] = dict(
 )
 
 _KVPRUNER: list[tuple[str, str, dict[str, Value], str]] = [
-    ("01", "01", {}, "whole layers of least harm"),
-    ("l1", "eq1", {"channels.score": "l1"}, "fewer where harm is great, by L1"),
-    ("l2", "eq1", {"channels.score": "l2"}, "fewer where harm is great, by L2"),
-    ("taylor", "eq1", {"channels.score": "taylor"}, "fewer where harm is great, by Taylor"),
+    ("01", "01", {}, "whole layers with the least rise in perplexity"),
+    ("l1", "eq1", {"channels.score": "l1"}, "fewer in sensitive layers, by L1"),
+    ("l2", "eq1", {"channels.score": "l2"}, "fewer in sensitive layers, by L2"),
+    ("taylor", "eq1", {"channels.score": "taylor"}, "fewer in sensitive layers, by Taylor"),
 ]
 
 METHODS: dict[str, Method] = {
@@ -248,9 +248,10 @@ METHODS: dict[str, Method] = {
         baseline=False,
     ),
     "rotated+heads": Method(
-        dict(_DESIGNED, recent_window=64, budgets="heads"),
+        dict(_DESIGNED, tiers="k5v4", recent_window=64, budgets="heads"),
         "combined",
-        "a designed combination: rotated 4 bits, fp16 sinks, measured budgets per KV head",
+        "a designed combination: rotated 5-bit keys and 4-bit values, fp16 sinks, measured budgets "
+        "per KV head",
     ),
 }
 

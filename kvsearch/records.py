@@ -67,6 +67,7 @@ class Trial:
         error: why it failed, was rejected or was stopped.
         params: values of the space's active axes.
         rungs: (windows, tokens of each, dNLL on them) of every rung that it reached.
+        windows: of the search text that it was measured on, from the first.
         tokens: tokens that went through the model for it.
         attempt: 1, or more after its evaluator or the driver was killed.
         system: notes of the sampler (Optuna's system attributes).
@@ -86,6 +87,7 @@ class Trial:
     error: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     rungs: tuple[tuple[int, int, float], ...] = ()
+    windows: int = 0
     tokens: int = 0
     attempt: int = 1
     system: dict[str, Any] = field(default_factory=dict)
@@ -98,7 +100,8 @@ class Row:
     Attributes:
         name: unique label.
         tokens: scored tokens, `n` of every number in the row.
-        nll, nll_se: mean NLL and its block standard error.
+        nll, nll_se: mean NLL and its standard error over `blocks` long blocks.
+        blocks: that count as independent; the row's intervals rest on them.
         ppl: exp(nll).
         dnll_full: minus the full cache; above 0 is worse.
         dnll_best: minus `best` (None: there is none).
@@ -121,6 +124,7 @@ class Row:
     tokens: int
     nll: float
     nll_se: float
+    blocks: int
     ppl: float
     dnll_full: Interval
     dnll_best: Interval | None

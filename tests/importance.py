@@ -7,7 +7,7 @@ from kvsearch.policy.pruning import SCORES, Importance, Order, Orders
 
 
 def importance(shape: ModelShape) -> Importance:
-    """Harm that differs, and an order of its own for every score, layer and head."""
+    """Rises in perplexity that differ, and an order of its own for every score, layer and head."""
     draw = random.Random(0)
 
     def order(channels: int) -> Order:

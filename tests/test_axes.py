@@ -18,12 +18,20 @@ from kvsearch.search.samplers import Context, check_space, pool
 from kvsearch.search.samplers.features import every_name, names_for
 from kvsearch.space import Axis, drawn
 from tests.heads import losses
+from tests.importance import importance
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 SENSITIVITY = tuple(0.5 + i / 30 for i in range(30))
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, SENSITIVITY, heads=losses(SHAPE))
+SETTING = Setting(
+    SHAPE,
+    SHAPE.budget_bytes(256),
+    4096,
+    SENSITIVITY,
+    importance=importance(SHAPE),
+    heads=losses(SHAPE),
+)
 UNIFIED = space.load("unified")
 PRESETS = {
     "rule": {n: "none" if r is None else r.name for n, r in RULES.items()},
@@ -43,8 +51,7 @@ def made(**knobs: Value) -> str:
 def test_a_preset_is_its_numbers(base: str, preset: str, plain: str) -> None:
     numbers = respelled(base, preset, plain)
     assert numbers is not None and set(numbers) <= set(KNOBS)
-    five = {"levels": "ggml-0", "group": 32} if preset == "k5v5" else {}  # few formats have them
-    assert made(**{base: plain, **numbers, **five}) == made(**{base: preset, **five})
+    assert made(**{base: plain, **numbers}) == made(**{base: preset})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,15 @@ def test_every_draw_is_a_policy_or_a_sentence() -> None:
         sensitivity = (1.0,) * shape.layers if measured else ()
         heads = losses(shape) if measured else None
         slots, tokens = rng.choice([8, 40, 256, 2000]), rng.choice([64, 1024])
-        setting = Setting(shape, shape.budget_bytes(slots), tokens, sensitivity, heads=heads)
+        scored = importance(shape) if measured else None
+        setting = Setting(
+            shape,
+            shape.budget_bytes(slots),
+            tokens,
+            sensitivity,
+            heads=heads,
+            importance=scored,
+        )
         knobs = pool.anything(UNIFIED, rng)
         try:
             policy = build(knobs, setting)
@@ -183,12 +198,9 @@ def test_a_rules_axes_are_knobs_and_features(name: str) -> None:
 
 
 def test_the_unified_space_has_every_knob_but_a_few() -> None:
-    rest = {k for k in KNOBS if k not in UNIFIED.axes and not k.startswith(("channels", "anchors"))}
-    assert rest == {"evict", "trigger"}
+    assert set(KNOBS) - set(UNIFIED.axes) == {"evict", "trigger"}
     assert set(CLASSES) <= set(UNIFIED.axes["rule"].choice or ())
-    later = ("removed", "anchor", "new anchor")  # of channels and anchors
-    shown = {name for name in every_name() if not name.startswith(later)}
-    assert set(names_for(UNIFIED)) == shown
+    assert set(names_for(UNIFIED)) == set(every_name())
 
 
 def test_features_tell_all_policies_of_the_unified_space_apart() -> None:
@@ -252,5 +264,5 @@ def test_neighbours_of_a_number_are_near_and_far(name: str) -> None:
 def test_a_sampler_says_what_it_cannot_handle() -> None:
     check_space("gp", space.load("default"))
     check_space("kvei", UNIFIED)
-    with pytest.raises(KvsearchError, match="gp models only axes without conditions, 9 of the 47"):
+    with pytest.raises(KvsearchError, match="gp models only axes without conditions, 10 of the 58"):
         check_space("gp", UNIFIED)

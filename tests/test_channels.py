@@ -15,56 +15,56 @@ from hypothesis import strategies as st
 from kvsearch import Text, search
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.evaluate import harm, importance
+from kvsearch.evaluate import importance, ppl_rise
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.models import disk_cache
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.projections import projections
 from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check, layout
 from kvsearch.policy.pruning import Importance, Orders, channels
-from kvsearch.policy.ratios import by_harm, evenly_spaced, least_harmful
+from kvsearch.policy.ratios import by_rise, evenly_spaced, smallest_rise
 from kvsearch.report.describe import describe
 from tests.cache_cases import EXTRA, IDS, PROMPT, T, tiny
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
 
-harms = st.lists(st.floats(-1, 2000), min_size=1, max_size=40)
+rises = st.lists(st.floats(-1, 2000), min_size=1, max_size=40)
 ratios = st.floats(0, 1)
 
 
 @settings(max_examples=200, deadline=None)
-@given(harms, ratios, st.floats(0.01, 100), st.floats(0, 1))
-def test_equation_1_has_the_mean_asked_for_and_takes_least_where_it_harms_most(
-    harm: list[float], ratio: float, temperature: float, room: float
+@given(rises, ratios, st.floats(0.01, 100), st.floats(0, 1))
+def test_equation_1_has_the_mean_asked_for_and_takes_least_where_ppl_rises_most(
+    ppl_rise: list[float], ratio: float, temperature: float, room: float
 ) -> None:
     cap = ratio + room * (1 - ratio)
-    shares = by_harm(harm, ratio, temperature=temperature, cap=cap)
-    assert sum(shares) == pytest.approx(ratio * len(harm), abs=1e-9)
+    shares = by_rise(ppl_rise, ratio, temperature=temperature, cap=cap)
+    assert sum(shares) == pytest.approx(ratio * len(ppl_rise), abs=1e-9)
     assert all(-1e-12 <= s <= cap for s in shares)
-    ranked = [s for _, s in sorted(zip(harm, shares, strict=True), key=lambda x: x[0])]
+    ranked = [s for _, s in sorted(zip(ppl_rise, shares, strict=True), key=lambda x: x[0])]
     assert all(a >= b - 1e-9 for a, b in pairwise(ranked))
 
 
 def test_equation_1_below_the_cap_is_the_softmax_times_n() -> None:
-    shares = by_harm([0.0, 1.0, 2.0], 0.2)
+    shares = by_rise([0.0, 1.0, 2.0], 0.2)
     assert shares == pytest.approx([0.6 * w / 1.5032147 for w in (1, 0.3678794, 0.1353353)])
     # the excess of the first goes to the others in proportion to their own weights
-    assert by_harm([0.0, 1000.0, 1001.0], 0.5) == pytest.approx([1, 0.3655293, 0.1344707])
+    assert by_rise([0.0, 1000.0, 1001.0], 0.5) == pytest.approx([1, 0.3655293, 0.1344707])
 
 
 @settings(max_examples=100, deadline=None)
-@given(harms, ratios)
-def test_equation_2_removes_whole_layers_least_harmful_first(
-    harm: list[float], ratio: float
+@given(rises, ratios)
+def test_equation_2_removes_whole_layers_smallest_rise_first(
+    ppl_rise: list[float], ratio: float
 ) -> None:
-    shares = least_harmful(harm, ratio)
-    chosen = [h for h, s in zip(harm, shares, strict=True) if s == 1]
-    assert sum(shares) == sum(evenly_spaced(len(harm), ratio)) == len(chosen)
-    assert len(chosen) - 1 < ratio * len(harm) <= len(chosen) + 1e-6
+    shares = smallest_rise(ppl_rise, ratio)
+    chosen = [h for h, s in zip(ppl_rise, shares, strict=True) if s == 1]
+    assert sum(shares) == sum(evenly_spaced(len(ppl_rise), ratio)) == len(chosen)
+    assert len(chosen) - 1 < ratio * len(ppl_rise) <= len(chosen) + 1e-6
     assert not chosen or max(chosen) <= min(
-        (h for h, s in zip(harm, shares, strict=True) if s == 0), default=max(harm)
+        (h for h, s in zip(ppl_rise, shares, strict=True) if s == 0), default=max(ppl_rise)
     )
-    assert sum(least_harmful(range(30), 0.2)) == 6  # 0.2 * 30 is above 6 in binary
+    assert sum(smallest_rise(range(30), 0.2)) == 6  # 0.2 * 30 is above 6 in binary
 
 
 def orders(shape: ModelShape) -> Orders:
@@ -76,8 +76,8 @@ def orders(shape: ModelShape) -> Orders:
     return Orders(coupled=(half,) * L, qk=(half,) * L, vo=((down, up),) * L)
 
 
-HARM = (5.0, 0.1, 900.0, 0.0)
-IMPORTANCE = Importance(HARM, {"l2": orders(SHAPE)})
+RISES = (5.0, 0.1, 900.0, 0.0)
+IMPORTANCE = Importance(RISES, {"l2": orders(SHAPE)})
 
 
 def test_a_coupled_set_is_the_same_in_all_four_matrices_and_keeps_pairs_together() -> None:
@@ -90,13 +90,13 @@ def test_a_coupled_set_is_the_same_in_all_four_matrices_and_keeps_pairs_together
     assert apart.values(0) == ((8, 10, 12, 14), (0, 2, 4, 6))
 
 
-def test_laws_that_look_at_harm_spare_the_layers_that_matter() -> None:
+def test_laws_that_look_at_perplexity_spare_the_layers_that_matter() -> None:
     assert channels("01", 0.5, IMPORTANCE, SHAPE).qk == ("all", "none", "all", "none")
     assert channels("01-even", 0.5, IMPORTANCE, SHAPE).vo == ("all", "none", "all", "none")
     widths = channels("eq1", 0.4, IMPORTANCE, SHAPE).on(SHAPE).per_layer
     assert widths == ((16, 16), (4, 4), (16, 16), (2, 2))
     assert channels("eq1", 0.5, IMPORTANCE, SHAPE).removed(3)
-    with pytest.raises(PolicyError, match="harm of each layer"):
+    with pytest.raises(PolicyError, match="perplexity without each layer"):
         channels("01", 0.5, Importance(), SHAPE)
 
 
@@ -236,11 +236,11 @@ def test_keys_that_do_not_turn_as_pairs_keep_all_channels() -> None:
 # -- what is measured ---------------------------------------------------------------------------
 
 
-def test_harm_is_the_rise_in_perplexity_and_a_pass_starts_at_its_layer(loaded) -> None:
+def test_the_rise_in_perplexity_is_exact_and_a_pass_starts_at_its_layer(loaded) -> None:
     passed, steps = [], []
     first = loaded.model.model.layers[0].self_attn.q_proj
     hook = first.register_forward_hook(lambda _, given, __: passed.append(given[0].shape[1]))
-    found = harm.measure(Evaluator(loaded), IDS, lambda: steps.append(1))
+    found = ppl_rise.measure(Evaluator(loaded), IDS, lambda: steps.append(1))
     hook.remove()
     assert passed.count(T) == 4 and len(steps) == 8  # two windows: the full pass, and layer 0's
     for layer in (0, 3):
@@ -324,4 +324,4 @@ def test_a_search_reaches_channels_and_measures_what_its_space_needs(tiny_folder
     searched = [Policy.build(t.policy) for t in found.summary.trials if t.kind == "searched"]
     assert len(searched) > 2 and all(p.channels.active and p.slots > 64 for p in searched)
     measured = json.loads((tmp_path / "run" / "importance.json").read_text())
-    assert len(measured["harm"]) == 2 and set(measured["orders"]) == {"l2", "taylor"}
+    assert len(measured["ppl_rise"]) == 2 and set(measured["orders"]) == {"l2", "taylor"}

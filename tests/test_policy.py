@@ -201,7 +201,7 @@ def test_rungs_match_the_papers_rule() -> None:
         ("[]", "expected one JSON object"),
         ('{"slots": "many"}', "field slots"),
         ('{"slotz": 3}', "field slotz"),
-        ('{"tiers": [{"key_bits": 5}]}', "field tiers.0.key_bits"),
+        ('{"tiers": [{"key_bits": 6}]}', "field tiers.0.key_bits"),
         ('{"tiers": [{"value_bits": 7}]}', "field tiers.0.value_bits"),
         (
             '{"tiers": [{"value_bits": 4}], "quantizer": {"levels": "e4m3"}}',

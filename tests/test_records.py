@@ -22,7 +22,7 @@ def test_a_table_of_trials_has_every_field() -> None:
 
 def row(speed: float | None) -> Row:
     return Row(
-        "a", "searched", Policy(slots=9), "ab", 64, 1.0, 0.1, 2.7, Interval(0.1, 0.0, 0.2), None,
+        "a", "searched", Policy(slots=9), "ab", 64, 1.0, 0.1, 4, 2.7, Interval(0.1, 0.0, 0.2), None,
         None, 0.1, 100, 90.0, 80, 9.0, True, True, 1.0, speed=speed,
     )  # fmt: skip
 
@@ -39,6 +39,7 @@ def test_files_of_the_first_version_are_read_and_newer_ones_refused() -> None:
     found = schema.study({"settings": settings, "trials": 3})
     assert found["settings"] == {
         "budget_slots": 96, "budget_bytes": 9, "warm_start": True, "extra_text": [], "race": False,
+        "grow": False,
     }  # fmt: skip
     assert schema.study(found) == found and found["trials"] == 3
     old = {"rows": [{"name": "a", "kind": "found"}], "also": {"also0": {}}, "fits": ["a"]}

@@ -178,6 +178,7 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
                 tokens=TOKENS,
                 nll=nll,
                 nll_se=0.031,
+                blocks=8,
                 ppl=math.exp(nll),
                 dnll_full=Interval(d, d - half, d + half) if d else Interval(0.0, 0.0, 0.0),
                 dnll_best=Interval(d - loss, d - loss - wide, d - loss + wide),

@@ -14,12 +14,14 @@ import pytest
 from kvsearch import space
 from kvsearch.errors import PolicyError, SpaceError
 from kvsearch.knobs import KNOBS, TIERS, Setting, Value, build, sized
-from kvsearch.knobs.fields import recent_window_of
+from kvsearch.knobs.fields import budgets_of, recent_window_of
+from kvsearch.knobs.sizing import DEFAULTS
 from kvsearch.methods import METHODS, at
 from kvsearch.policy import HeadLosses, ModelShape, check, layout
 from kvsearch.policy.layout import peak_of
 from kvsearch.search.samplers.pool import anything
 from kvsearch_kernels.codebooks import CODEBOOKS
+from tests.importance import importance
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 HEADS = HeadLosses(
@@ -31,7 +33,14 @@ HEADS = HeadLosses(
     tuple((0.01, 0.1, 1.0 + i) for i in range(90)),
     starved=64,
 )
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, (1.0,) * 30, heads=HEADS)
+SETTING = Setting(
+    SHAPE,
+    SHAPE.budget_bytes(256),
+    4096,
+    (1.0,) * 30,
+    importance=importance(SHAPE),
+    heads=HEADS,
+)
 
 
 SHIPPED = ("default", "unified")
@@ -70,7 +79,10 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget(name: str) -> No
         slots = policy.slots + 1
         get = {**dict.fromkeys(KNOBS), "along": "channels", **knobs}
         recent_window = recent_window_of(get, SETTING, slots)
-        more = policy.model_copy(update={"slots": slots, "recent_window": recent_window})
+        update: dict[str, Any] = {"slots": slots, "recent_window": recent_window}
+        if knobs.get("budgets") == "marginal":
+            update["budgets"] = budgets_of({**DEFAULTS, **knobs}, SETTING, slots)
+        more = policy.model_copy(update=update)
         assert layout(more, SHAPE).bytes_peak(4096) > limit, knobs
         good += 1
     assert good > 20
@@ -188,7 +200,7 @@ def test_formats_are_reached_by_knobs_and_what_none_holds_is_a_policy_error() ->
         ("ggml-1", "k5v5"),
     ):
         assert (levels, tiers) in built
-    assert ("uniform", "k5v5") not in built and ("e5m2", "k8v4") not in built
+    assert ("e4m3", "k5v5") not in built and ("e5m2", "k8v4") not in built
 
 
 def test_a_block_as_large_as_the_head_is_none() -> None:

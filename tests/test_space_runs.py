@@ -1,6 +1,7 @@
 """Any point of the shipped spaces runs: exactly, within its budget, with the bytes it promised."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,29 +17,37 @@ from kvsearch.policy import Policy, layout
 from kvsearch.search.samplers.pool import anything
 from kvsearch.space import load
 from tests.heads import losses
+from tests.importance import importance
 
 T, SHORT = 150, 110
 IDS = np.random.default_rng(1).integers(0, 97, size=(1, T))
+IDS[0, ::9] = 13  # the full stop of `tiny_tokenizer`, so that anchors occur
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
+def loaded(tiny_tokenizer: Any) -> LoadedModel:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=6,
+        vocab_size=257, hidden_size=64, intermediate_size=64, num_hidden_layers=6,
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
     model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
     for p in model.parameters():
         if p.dim() > 1:
             p.mul_(2)  # a flat random model would not notice a wrong cache
-    return LoadedModel(model, None, shape_of(config), "tiny", "random", "", None, "float64", "cpu")
+    shape = shape_of(config)
+    return LoadedModel(model, tiny_tokenizer, shape, "tiny", "random", "", None, "float64", "cpu")
 
 
 def drawn(name: str, loaded: LoadedModel, count: int) -> list[Policy]:
     shape = loaded.shape
     setting = Setting(
-        shape, shape.budget_bytes(56), T, (0.3, 0.6, 0.9, 1.2, 1.4, 1.6), heads=losses(shape)
+        shape,
+        shape.budget_bytes(56),
+        T,
+        (0.3, 0.6, 0.9, 1.2, 1.4, 1.6),
+        heads=losses(shape),
+        importance=importance(shape),
     )
     space, found, seed = load(name), [], 0
     while len(found) < count:
@@ -52,7 +61,7 @@ def drawn(name: str, loaded: LoadedModel, count: int) -> list[Policy]:
     return found
 
 
-@pytest.mark.parametrize(("name", "count"), [("default", 24), ("unified", 20)])
+@pytest.mark.parametrize(("name", "count"), [("default", 24), ("unified", 30)])
 def test_any_point_runs_exactly_within_its_bytes(
     name: str, count: int, loaded: LoadedModel
 ) -> None:
@@ -63,4 +72,5 @@ def test_any_point_runs_exactly_within_its_bytes(
         assert sizes.bytes_peak(T) <= loaded.shape.budget_bytes(56), policy
         one_by_one, cache = stepwise(loaded, policy, IDS[:, :SHORT])
         assert np.abs(one_by_one - found[:, : SHORT - 1]).max() < 1e-5, policy.to_json()
-        assert cache.bytes_resident == sizes.bytes_at(SHORT), policy.to_json()
+        if policy.anchors is None:  # whose bytes depend on the text, see tests/test_anchors.py
+            assert cache.bytes_resident == sizes.bytes_at(SHORT), policy.to_json()

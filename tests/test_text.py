@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import datasets
@@ -10,6 +11,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 
+from kvsearch.app.inputs import TextOptions, search_windows
 from kvsearch.errors import TextError
 from kvsearch.text import (
     DATASETS,
@@ -165,6 +167,20 @@ def test_a_part_too_short_says_the_numbers_and_what_to_do(tokens):
     assert "--windows 5 or --context 1500" in str(caught.value)
     assert windows(tokens, count=5, length=2048).shape == (5, 2048)
     assert windows(tokens, count=8, length=1500).shape == (8, 1500)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "own"), [(3, 3, 1), (16, 4, 1)], ids=["enough", "too short"]
+)
+def test_a_short_text_gives_fewer_windows_and_says_so(tokens, asked, found, own):
+    said: list[str] = []
+    options = TextOptions(context=2048, windows=asked, fewer=True)
+    assert search_windows(tokens, options, said.append) == (found, own)
+    assert bool(said) is (found < asked)
+    if said:
+        assert "room for 4 of 16 windows of 2,048 tokens" in said[0]
+        assert "2.0 times that of 16" in said[0]
+    assert search_windows(tokens, replace(options, fewer=False), said.append) == (asked, 0)
 
 
 def test_windows_begin_with_the_start_token_of_the_tokenizer(tiny_tokenizer):

@@ -56,6 +56,7 @@ def asked(
             "score_from": score_from,
             "seed": o.seed,
             "sampler": o.sampler,
+            "grow": grows(o),
             "race": races(o),
             "objectives": list(o.objectives),
             "warm_start": o.warm_start,
@@ -63,6 +64,7 @@ def asked(
             "extra_text": [t.token_sha256 for t in text.extra],
             "space": space.name,
             "space_digest": space.digest,
+            **({} if o.target is None else {"target": o.target}),
         },
         "trials": o.trials,
         "versions": {
@@ -74,7 +76,12 @@ def asked(
 
 def races(options: RunOptions) -> bool:
     """Whether proposals may be stopped early; Ray Tune sees one result per trial."""
-    return options.race and options.engine != "tune"
+    return options.race and options.engine != "tune" and not grows(options)
+
+
+def grows(options: RunOptions) -> bool:
+    """Whether policies start on few windows and the best get more; not in Ray Tune either."""
+    return options.grow and options.engine != "tune" and options.text.windows > 1
 
 
 def default_folder(question: dict[str, Any]) -> Path:

@@ -40,7 +40,7 @@ class Evaluated:
     Attributes:
         policy: its name.
         fingerprint: identity of the policy on this model.
-        nll, nll_se: mean NLL and its block standard error.
+        nll, nll_se: mean NLL and its standard error over long blocks.
         ppl: exp(nll).
         dnll_full: minus the full cache on the same tokens; above 0 is worse.
         bytes_peak, bytes_mean, bytes_asked: exact, from the policy: largest, mean, and at the end.

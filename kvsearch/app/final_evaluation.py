@@ -15,6 +15,7 @@ from kvsearch.policy import Policy
 from kvsearch.records import Kind, Trial, plain
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
+from kvsearch.search.growing import most_measured
 from kvsearch.search.measure import measure
 from kvsearch.search.schema import SCHEMA
 
@@ -32,7 +33,7 @@ def select_windows(policies: int, windows: int) -> int:
 
     Args:
         policies: that the search may evaluate.
-        windows: of the search text.
+        windows: that it measures a policy on, on average.
     """
     return max(windows, int(CHOICE * policies * windows / FINALISTS))
 
@@ -94,9 +95,10 @@ class FinalEvaluation:
         }
 
     def _within(self, trials: list[Trial]) -> list[Trial]:
+        """Policies within the budget on the most windows: only they can be compared."""
         limit = self.setting.budget_bytes or 0
         done = [t for t in trials if t.state == "complete" and t.nll is not None]
-        return [t for t in done if (t.bytes_peak or 0) <= limit]
+        return most_measured([t for t in done if (t.bytes_peak or 0) <= limit])
 
     def _recommend(self, trials: list[Trial]) -> str | None:
         """Measure the best few within the budget on the select text; the best on both texts.

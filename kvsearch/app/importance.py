@@ -14,7 +14,7 @@ from kvsearch.app.aside import aside
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
 from kvsearch.errors import RunError
-from kvsearch.evaluate import harm, importance
+from kvsearch.evaluate import importance, ppl_rise
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.knobs.channels import needs
@@ -57,10 +57,10 @@ def measure(
     """
     some = ids[:ROWS, :ROW]
     return Importance(
-        harm.kept_or_measured(evaluator, some, step) if "harm" in wanted else (),
+        ppl_rise.kept_or_measured(evaluator, some, step) if "ppl_rise" in wanted else (),
         {
             score: importance.orders(evaluator.loaded, score, some, step)
-            for score in sorted(wanted - {"harm"})
+            for score in sorted(wanted - {"ppl_rise"})
         },
     )
 

@@ -24,6 +24,7 @@ from kvsearch.text import (
 from kvsearch.text.parts import Parts, Tokens, cut
 
 Say = Callable[[str], None]
+SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class TextOptions:
         extra: further texts for the recommended policy, each by itself.
         context: tokens of a window.
         windows: search windows.
+        fewer: take fewer search windows where the text is too short, and some for sensitivity.
         select_windows: of other text, for the selection; fewer where that text is too short.
         report_windows: windows of the report text.
     """
@@ -48,6 +50,7 @@ class TextOptions:
     extra: tuple[TextLike, ...] = ()
     context: int = 1536
     windows: int = 1
+    fewer: bool = False
     report_windows: int = 1
     select_windows: int = 1
 
@@ -55,6 +58,8 @@ class TextOptions:
 @dataclass(frozen=True, eq=False)
 class TextWindows:
     """Windows `[W, T]` of the texts search, selectW, report and extraN, and what is recorded.
+
+    With `TextOptions.fewer` there are windows `sensitivity`, too: other ones of the search text.
 
     Attributes:
         parts: the texts that the windows are from.
@@ -133,17 +138,39 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         parts = Parts(search, chosen_on, report)
     else:
         parts = split(tokens)
-    T, W, R = options.context, options.windows, options.report_windows
+    T, R = options.context, options.report_windows
+    W, own = search_windows(parts.search, options, say)
     S = min(options.select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"
     further = tuple(tokenize(loaded.tokenizer, read_text(spec)) for spec in options.extra)
+    searched = windows(parts.search, count=W + own, length=T)
     found = {
-        "search": windows(parts.search, count=W, length=T),
+        "search": searched[:W],
         select: windows(parts.select, count=S, length=T),
         "report": windows(parts.report, count=R, length=T),
     }
+    if own:
+        found["sensitivity"] = searched[W:]
     found |= {f"extra{i}": windows(t, count=R, length=T) for i, t in enumerate(further)}
     return TextWindows(parts, found, select, further)
+
+
+def search_windows(tokens: Tokens, options: TextOptions, say: Say) -> tuple[int, int]:
+    """Windows of the search, and of the sensitivity beside them; says so if they are fewer."""
+    wanted = options.windows
+    if not options.fewer:
+        return wanted, 0
+    fit = tokens.ids.size // (options.context - (tokens.start is not None))
+    own = min(SENSITIVITY, fit // 4)
+    found = min(wanted, fit - own)
+    if 0 < found < wanted:
+        wider = (wanted / found) ** 0.5
+        say(
+            f"the search text has room for {found} of {wanted} windows of {options.context:,} "
+            f"tokens: the best policies are compared on {found}, and the uncertainty there is "
+            f"{wider:.1f} times that of {wanted}"
+        )
+    return max(found, 1), own
 
 
 def describe(parts: Parts) -> dict[str, dict[str, object]]:

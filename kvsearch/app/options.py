@@ -11,6 +11,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 
 OBJECTIVES = ("nll", "bytes", "throughput")
+DEFAULT_SPACE = "default"
 ENGINES = ("kvsearch", "tune")
 SLOTS = 256.0  # the budget where none is given
 LEAST_SCORED = 64  # tokens of a window
@@ -28,9 +29,11 @@ class RunOptions:
     text: TextOptions = field(default_factory=TextOptions)
     budget_slots: float | None = SLOTS
     budget_bytes: int | None = None
-    space: str = "default"
+    space: str = DEFAULT_SPACE
+    target: str | None = None
     trials: int = 6
     sampler: str = DEFAULT_SAMPLER
+    grow: bool = True
     race: bool = True
     objectives: tuple[str, ...] = OBJECTIVES[:2]
     warm_start: bool = True
@@ -60,6 +63,8 @@ class RunOptions:
             )
         if self.engine not in ENGINES:
             raise KvsearchError(f"unknown engine {self.engine!r}{nearest(self.engine, ENGINES)}")
+        if self.target is not None and self.space != DEFAULT_SPACE:
+            raise KvsearchError("--target searches a space of its own; leave --space out")
         if self.score_from is not None or self.budget_slots is not None:
             self.first_scored(self.budget_slots or 0.0)
 

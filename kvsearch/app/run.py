@@ -5,14 +5,19 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvsearch.app import evaluators, importance, inputs, sensitivity, speed, summary
-from kvsearch.app.asked import asked, default_folder, races
+from kvsearch.app.asked import asked, default_folder, grows, races
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
+from kvsearch.app.target import aim, left_out
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.export import find as find_target
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.methods import at, find
@@ -38,6 +43,8 @@ class Run:
         self.space = load_space(options.space)  # before the model, so that a typo shows at once
         check_name(options.sampler)
         check_space(options.sampler, self.space)
+        if options.target is not None:
+            find_target(options.target)
         for name in options.exclude_method:
             find(name)
         options.check()
@@ -54,6 +61,12 @@ class Run:
         self.setting = sized_for(self.loaded, budget, context)
         self.score_from = options.first_scored(budget.slots)
         at("window", self.setting)  # raises if the budget is too small for it
+        if options.target is not None:
+            self.space, missing = aim(options.target, self.space, self.setting)
+            left_out(options.target, missing, shown.say)
+            exclude = tuple(dict.fromkeys((*options.exclude_method, *missing)))
+            self.options = options = replace(options, exclude_method=exclude)
+            check_space(options.sampler, self.space)
         self.text = inputs.text(self.loaded, self._text_options(), shown.say)
         question = asked(
             options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from
@@ -116,9 +129,10 @@ class Run:
             return self.setting
         file = self.folder.path / "sensitivity.json"
         if not file.exists():
-            ids = self.text.windows["search"]
+            ids = self._aside
+            tokens = self._policies * self._each * ids.shape[1]
             found = sensitivity.measure(
-                Evaluator(self.loaded), ids, wanted, self._policies * ids.size, self.shown.step
+                Evaluator(self.loaded), ids, wanted, tokens, self.shown.step
             )
             write_atomic(file, found.to_json())
         return sensitivity.read(file, self.loaded.shape).put_into(self.setting)
@@ -129,8 +143,7 @@ class Run:
             return self.setting
         file = self.folder.path / "importance.json"
         if not file.exists():
-            ids = self.text.windows["search"]
-            found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
+            found = importance.measure(Evaluator(self.loaded), self._aside, wanted, self.shown.step)
             write_atomic(file, json.dumps(found.plain()) + "\n")
         return replace(self.setting, importance=importance.read(file))
 
@@ -154,6 +167,7 @@ class Run:
             exclude_method=o.exclude_method,
             racing=races(o),
             together=o.batch,
+            growing=grows(o),
             speed=ratio,
         )
         with self.shown.step("search", self._policies) as step:
@@ -191,8 +205,19 @@ class Run:
                 row["decode"] = speed.measure(self.loaded, policy, ids, self.shown, title)
 
     def _text_options(self) -> inputs.TextOptions:
-        text = self.options.text
-        return replace(text, select_windows=select_windows(self._policies, text.windows))
+        chosen_on = select_windows(self._policies, self._each)
+        fewer = grows(self.options)
+        return replace(self.options.text, select_windows=chosen_on, fewer=fewer)
+
+    @property
+    def _aside(self) -> NDArray[np.int64]:
+        """Windows `[W, T]` to measure layers, heads and channels on: others, if there are."""
+        return self.text.windows.get("sensitivity", self.text.windows["search"])
+
+    @property
+    def _each(self) -> int:
+        """Windows that the search measures a policy on, on average; about two if they grow."""
+        return 2 * self.options.batch if grows(self.options) else self.options.text.windows
 
     @property
     def _policies(self) -> int:

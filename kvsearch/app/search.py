@@ -97,11 +97,13 @@ def search(
     report_text: TextLike | Sequence[TextLike] = (),
     extra_text: TextLike | Sequence[TextLike] = (),
     context: int = 1536,
-    windows: int = 1,
+    windows: int = 16,
+    grow: bool = True,
     report_windows: int = 1,
     score_from: int | None = None,
     trials: int = 6,
     space: str | PathLike[str] = "default",
+    target: str | None = None,
     sampler: str = DEFAULT_SAMPLER,
     objectives: str | Sequence[str] = ("nll", "bytes"),
     warm_start: bool = True,
@@ -133,16 +135,19 @@ def search(
         report_text: report on this text instead of on a part of `text`.
         extra_text: check the recommended policy on each of these as well.
         context: tokens of a window.
-        windows: windows that the search sees.
+        windows: windows that the search sees; fewer where the text is too short.
+        grow: start every policy on one window and add windows for the best few; otherwise each is
+            evaluated on all of them.
         report_windows: windows of the report.
         score_from: first scored position; by default the budget in slots.
         trials: policies to evaluate beyond the published methods.
         space: name or YAML file of the search space.
+        target: search only what this runtime can execute; a name in `kvsearch.export.TARGETS`.
         sampler: what proposes policies; `kvsearch.search.samplers.NAMES`.
         objectives: `nll,bytes` or `nll,bytes,throughput`.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of the warm start.
-        race: stop proposals that are clearly behind.
+        race: without `grow`, stop proposals that are certainly behind.
         seed: of the sampler.
         workers: evaluate in this many processes, or actors with `ray`; 0 is this process.
         ray: address of a Ray cluster, or `local`.
@@ -178,8 +183,10 @@ def search(
         budget_slots=budget_slots,
         budget_bytes=budget_bytes,
         space=str(space),
+        target=target,
         trials=trials,
         sampler=modern_name(sampler),
+        grow=grow,
         race=race,
         objectives=names(objectives),
         warm_start=warm_start,

@@ -25,7 +25,7 @@ from kvsearch.records import (
 )
 from kvsearch.search import schema
 from kvsearch.search.folder import RunFolder
-from kvsearch.stats import Blocks, corrected, paired, standard_error
+from kvsearch.stats import Blocks, corrected, long_blocks, paired, standard_error
 
 
 def shape_from(model: dict[str, Any]) -> ModelShape:
@@ -152,6 +152,7 @@ def _row(
         tokens=mine.size,
         nll=mine.mean(),
         nll_se=standard_error(mine),
+        blocks=long_blocks(mine).count,
         ppl=float(np.exp(mine.mean())),
         dnll_full=paired(mine, nll["full"], level=level)
         if name != "full"

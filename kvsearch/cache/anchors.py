@@ -164,13 +164,17 @@ class _NewTokens:
         module.register_forward_pre_hook(self._before)
         module.register_forward_hook(self._after)
 
-    def _before(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _before(self, module: nn.Embedding, args: tuple[Any, ...]) -> tuple[Any, ...]:
         ids = args[0]
-        self._asked = ids
+        # a vocabulary that has grown since (`kvsearch adapt`) has rows of its own for such ids
+        self._asked = ids if module.num_embeddings == self.first else None
+        if self._asked is None:
+            return args
         return (torch.where(ids < self.first, ids, self._copied), *args[1:])
 
     def _after(self, _: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        assert self._asked is not None
+        if self._asked is None:
+            return out
         mean = (self._asked > self.first).unsqueeze(-1)
         self._asked = None
         return torch.where(mean, self._mean.to(out), out)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache import lifetimes, scan, segments
+from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 
@@ -69,4 +70,8 @@ def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor
         assert state.rotary is not None
         index = torch.arange(state.seen, state.seen + m, device=q.device)
         q, k = state.rotary.undo(q, index), state.rotary.undo(k, index)
-    return q, k.to(state.native).to(k.dtype), v.to(state.native).to(v.dtype)
+    return (
+        q,
+        straight(k.to(state.native).to(k.dtype), k),
+        straight(v.to(state.native).to(v.dtype), v),
+    )

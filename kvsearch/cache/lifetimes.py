@@ -7,11 +7,13 @@ it all move together with the query (`moving`), so inside each frame one rotatio
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import LayerLayout, Policy
 from kvsearch.policy.closings import Course, Flags, course
@@ -225,15 +227,19 @@ def prefill(
         kc, vc = state.codecs[0]
         group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
         whole = T // group * group  # of an unfinished group no token is quantised before the end
-        quantised_k = torch.cat([kc.fake(k[:, :, :whole]), k[:, :, whole:]], 2)
-        versions_k, versions_v = torch.cat([k, quantised_k], 2), torch.cat([v, vc.fake(v)], 2)
+        low_k = torch.cat([kc.fake(k.detach()[:, :, :whole]), k.detach()[:, :, whole:]], 2)
+        versions_k = torch.cat([k, straight(low_k, k)], 2)
+        versions_v = torch.cat([v, straight(vc.fake(v.detach()), v)], 2)
     block = BLOCK if state.layer.policy.evicts else 2 * BLOCK
     for start in range(0, T, block):
         stop = min(start + block, T)
         out[:, :, start:stop] = _attend(
             state, lives, q[:, :, start:stop], versions_k, versions_v, T, start, scale, softcap
         )
-    _leave(state, lives, k, v, T)
+    if state.whole is None:
+        _leave(state, lives, k, v, T)
+    else:
+        state.seen = T
     return out
 
 
@@ -263,6 +269,9 @@ def _attend(
             anchors=anchors,
         )[0]  # fmt: skip
     assert state.rotary is not None
+    attend = partial(lifetime_attention.record, state.impls)
+    if k.requires_grad:  # only the reference's log-sum-exp, by which frames are joined, has one
+        attend = partial(lifetime_attention.run, "reference")
     k = state.rotary.turn(k, torch.from_numpy(lives.angle[entries]))
     split = int(lives.fixed[entries].sum())
     parts = []
@@ -270,8 +279,7 @@ def _attend(
         if birth[part].numel():
             turned = state.rotary.turn(q, torch.from_numpy(at[start:stop]))
             parts.append(
-                lifetime_attention.record(
-                    state.impls,
+                attend(
                     turned,
                     k[:, :, part],
                     v[:, :, part],

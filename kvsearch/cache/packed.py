@@ -1,5 +1,7 @@
 """The store of deployment: every pool holds packed codes and scales, and nothing else."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,22 @@ from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.time_order import time_order
+
+_Told = tuple[tuple[Held, Held, int], Part]  # what was held, and the part that says so
+
+
+@dataclass(frozen=True)
+class _Move:
+    """What a compaction does to one pool.
+
+    Attributes:
+        index: of its slots after, among those before and then those that enter; None: no change.
+        entering: pool before, and index there, of the slots that enter it; None: there are none.
+    """
+
+    index: Tensor | None
+    entering: tuple[Tensor, Tensor] | None
 
 
 class PackedStore:
@@ -36,6 +54,7 @@ class PackedStore:
         self.keys: list[Held | None] = [None] * len(self.codecs)
         self.values: list[Held | None] = [None] * len(self.codecs)
         self.pools = torch.empty(0, dtype=torch.uint8)  # of compacted slots
+        self._parts: list[_Told | None] = [None] * len(self.codecs)  # what `parts` said last
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
@@ -69,7 +88,7 @@ class PackedStore:
         sizes[-1] -= self.residual
         if sum(n > 0 for n in sizes) < 2:
             return None  # residual tokens follow the one pool there is
-        return self.slot_pools().argsort(dim=-1, stable=True).argsort(-1)
+        return time_order.record(self.ran, self.slot_pools())
 
     def parts(self, dtype: torch.dtype, rotary: Rotary | None = None) -> list[Part]:
         """What is held, packed as it is, for `decode_attention`.
@@ -83,16 +102,25 @@ class PackedStore:
             if k is None or v is None:
                 continue
             kc, vc = self.codecs[i]
-            keys, key_format = kc.packed(k, self.lead), kc.fmt
-            if rotary is not None and pools is not None:
-                n = k[0].shape[2]
-                keys, key_format = kc.decode(k, dtype, self.ran, self.lead), None
-                keys = gather_kv.record(
-                    self.ran, keys, torch.arange(n, device=keys.device),
-                    by=_first(pools == i, n), inv_freq=rotary.inv_freq.to(keys.device),
-                )  # fmt: skip
-            found.append(Part(keys, vc.packed(v), key_format, vc.fmt))
+            if rotary is None or pools is None:
+                held, last = (k, v, self.lead), self._parts[i]
+                if last is None or any(x is not y for x, y in zip(held, last[0], strict=True)):
+                    part = Part(kc.packed(k, self.lead), vc.packed(v), kc.fmt, vc.fmt)
+                    last = self._parts[i] = (held, part)
+                found.append(last[1])
+                continue
+            n = k[0].shape[2]
+            keys = kc.decode(k, dtype, self.ran, self.lead)
+            keys = gather_kv.record(
+                self.ran, keys, torch.arange(n, device=keys.device),
+                by=_first(pools == i, n), inv_freq=rotary.inv_freq.to(keys.device),
+            )  # fmt: skip
+            found.append(Part(keys, vc.packed(v), None, vc.fmt))
         return found
+
+    def _forget_parts(self) -> None:
+        """Let go of what `parts` said, so that replaced tensors are freed."""
+        self._parts = [None] * len(self.codecs)
 
     def in_time(self, x: Tensor) -> Tensor:
         """Data `[B, H, N]` of the slots of `parts`, put into order of time."""
@@ -101,6 +129,7 @@ class PackedStore:
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
+        self._forget_parts()
         if self.grouped:
             self._compact_groups(self.n if keep is None else keep.shape[-1])
             self.pools = pools
@@ -111,12 +140,14 @@ class PackedStore:
             pools = pools.reshape(-1, pools.shape[-1])[0]
         old, n = self.slot_pools(), keep.shape[-1]
         place = _place_in_pool(old, len(self.codecs))
-        moves: list[tuple[int, Tensor, Tensor] | None] = []
+        moves: list[_Move | None] = []
         for i, count in enumerate(self._counts(n)):
             source = pick(keep, _first(pools == i, count))
-            moves.append((i, source, pick(old, source) != i) if count else None)
+            moves.append(self._planned(i, source, old, place) if count else None)
         for which, held in enumerate((self.keys, self.values)):
-            held[:] = [m and self._move(which, held, *m, old, place) for m in moves]
+            held[:] = [
+                None if m is None else self._move(which, held, i, m) for i, m in enumerate(moves)
+            ]
         self.n, self.residual = n, 0
         self.pools = pools.to(torch.uint8)
 
@@ -158,43 +189,45 @@ class PackedStore:
         others = sum(h[0].shape[2] for j, h in enumerate(held) if j != i and h is not None)
         return min(enters.shape[-1], others)
 
-    def _move(
-        self,
-        which: int,
-        held: list[Held | None],
-        i: int,
-        source: Tensor,
-        enters: Tensor,
-        old: Tensor,
-        place: Tensor,
-    ) -> Held:
+    def _planned(self, i: int, source: Tensor, old: Tensor, place: Tensor) -> _Move:
+        """What a compaction does to pool `i`, for keys and values alike.
+
+        Args:
+            i: the pool.
+            source: slot before, of each slot after, `[n]` or `[B, V, n]`.
+            old: pool of every slot before.
+            place: its index there.
+        """
+        enters = pick(old, source) != i
+        most = self._most_entering(enters, i, self.keys)  # heads may differ: some encode in vain
+        mine = self.keys[i]
+        size = 0 if mine is None else mine[0].shape[2]
+        if most == 0 and size == source.shape[-1]:
+            return _Move(None, None)
+        index = pick(place, source)
+        if most == 0:
+            return _Move(index, None)
+        slots = pick(source, _first(enters, most))
+        index = torch.where(enters, size + enters.cumsum(-1) - 1, index)
+        return _Move(index, (pick(old, slots), pick(place, slots)))
+
+    def _move(self, which: int, held: list[Held | None], i: int, move: _Move) -> Held:
         """Contents of pool `i` after a compaction: what stays is moved, what enters is encoded.
 
         Args:
             which: 0 for keys, 1 for values.
             held: all pools before.
             i: the pool.
-            source: slot before, of each slot after, `[n]` or `[B, V, n]`.
-            enters: whether that slot was in another pool, same shape.
-            old: pool of every slot before.
-            place: its index there.
+            move: what happens to it.
         """
-        most = self._most_entering(enters, i, held)  # heads may differ: others encode some in vain
         mine = held[i]
-        size = 0 if mine is None else mine[0].shape[2]
-        if most == 0 and size == source.shape[-1]:
+        if move.index is None:
             assert mine is not None
             return mine
-        index = pick(place, source)
-        if most == 0:
-            new: Held | None = None
-        else:
-            slots = pick(source, _first(enters, most))
-            new = self._enter(which, held, i, pick(old, slots), pick(place, slots))
-            index = torch.where(enters, size + enters.cumsum(-1) - 1, index)
+        new = None if move.entering is None else self._enter(which, held, i, *move.entering)
         both = [x for x in (mine, new) if x is not None]
         joined = both[0] if len(both) == 1 else [torch.cat(x, 2) for x in zip(*both, strict=True)]
-        return tuple(gather_kv.record(self.ran, x, index) for x in joined)
+        return tuple(gather_kv.record(self.ran, x, move.index) for x in joined)
 
     def _enter(
         self, which: int, held: list[Held | None], i: int, old: Tensor, place: Tensor
@@ -218,6 +251,7 @@ class PackedStore:
     def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
         """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
         compacted = k.shape[2] - residual
+        self._forget_parts()
         self.n = self.residual = self.lead = 0
         self.keys[:], self.values[:] = ([None] * len(self.codecs) for _ in range(2))
         self.pools = self.pools.new_empty(0)
@@ -252,6 +286,7 @@ class PackedStore:
 
     def reorder(self, rows: Tensor) -> None:
         """Select batch rows (beam search)."""
+        self._forget_parts()
         self.keys = [None if h is None else tuple(t[rows] for t in h) for h in self.keys]
         self.values = [None if h is None else tuple(t[rows] for t in h) for h in self.values]
         if self.pools.dim() == 3 and self.pools.shape[0] > 1:

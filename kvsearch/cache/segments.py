@@ -31,7 +31,7 @@ def run(
 
     Arguments are as in `engine.advance`, after rounding; `quantised` is from `quantise_ahead`.
     """
-    out = q.new_empty(*q.shape[:3], v.shape[3])
+    out: Tensor | None = None
     done, total = 0, q.shape[2]
     while done < total:
         due = state.layer.clock.after(state.seen, state.prompt)
@@ -39,9 +39,14 @@ def run(
         if state.sequences is not None:
             left = closing.ahead(state, min(left, ROWS))
         part = slice(done, done + min(left, ROWS))
-        ready = None if quantised is None else tuple(x[:, :, part] for x in quantised)
-        state.store.append(k[:, :, part], v[:, :, part], ready)  # type: ignore[arg-type]
-        out[:, :, part] = _attend(state, q[:, :, part], due, scale, softcap)
+        if part.stop == total and out is None:  # the call is one piece, as a decoded token is
+            state.store.append(k, v, quantised)
+            out = _attend(state, q, due, scale, softcap)
+        else:
+            ready = None if quantised is None else tuple(x[:, :, part] for x in quantised)
+            state.store.append(k[:, :, part], v[:, :, part], ready)  # type: ignore[arg-type]
+            out = q.new_empty(*q.shape[:3], v.shape[3]) if out is None else out
+            out[:, :, part] = _attend(state, q[:, :, part], due, scale, softcap)
         done = part.stop
         state.seen += part.stop - part.start
         state.note_peak()
@@ -50,6 +55,7 @@ def run(
         if state.seen == due and compacts:
             compact_state(state)
             state.note_peak()
+    assert out is not None
     return out
 
 

@@ -33,6 +33,8 @@ class LayerState:
         cursor: first slot that the ladder's present pass has not thinned.
         sequences: what the slots hold, where there are anchors; None before the first token.
         prompt: tokens of the first call, where the policy treats those in another way.
+        whole: set where one call brings in a whole text of which nothing is kept, as in training:
+            how many of its tokens are the prompt. None otherwise.
         peak_bytes: most bytes that the packed layer held at any step.
         impls: op -> the implementation of it that ran.
     """
@@ -49,6 +51,7 @@ class LayerState:
     ) -> None:
         self.layer, self.native, self.rotary, self.fast = layer, native, rotary, fast
         self.stream = stream
+        self.whole: int | None = None
         self.packed, self.codecs = packed, codecs(layer, native)
         self.rule = layer.policy.active_rule
         self.reindex = layer.policy.drops and layer.policy.positions == "cache"
@@ -68,7 +71,7 @@ class LayerState:
     def begin(self, q: Tensor, k: Tensor) -> None:
         """Get ready for the first tokens: queries `[B, Hq, M, D]`, keys `[B, H, M, D]`."""
         if self.layer.policy.prompted:
-            self.prompt = q.shape[2]
+            self.prompt = q.shape[2] if self.whole is None else self.whole
         if self.stream is not None:
             self.sequences = Sequences(self.layer.policy, self.prompt)
         if self.rule is not None:

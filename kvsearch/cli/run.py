@@ -37,13 +37,30 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     help="check the recommended policy on this text as well; repeatable",
 )
 @click.option("--context", default=1536, show_default=True, help="tokens of a window")
-@click.option("--windows", default=1, show_default=True, help="windows that the search sees")
+@click.option(
+    "--windows",
+    default=16,
+    show_default=True,
+    help="windows that the search sees; fewer where the text is too short",
+)
+@click.option(
+    "--grow/--no-grow",
+    default=True,
+    show_default=True,
+    help="start every policy on one window and add windows for the best few; otherwise each is "
+    "evaluated on all of them",
+)
 @click.option("--report-windows", default=1, show_default=True, help="windows of the report")
 @click.option("--score-from", type=int, help="first scored position [default: the budget in slots]")
 @batch_option
 @click.option("--trials", default=6, show_default=True, help="policies beyond the methods")
 @click.option(
     "--space", default="default", show_default=True, help="search space: name or YAML file"
+)
+@click.option(
+    "--target",
+    metavar="RUNTIME",
+    help="search only what this runtime can execute, see `kvsearch targets`",
 )
 @click.option("--sampler", default=DEFAULT, show_default=True, help=", ".join(NAMES))
 @click.option(
@@ -69,7 +86,7 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     "--race/--no-race",
     default=True,
     show_default=True,
-    help="stop proposals that are clearly behind",
+    help="with --no-grow, stop proposals that are certainly behind",
 )
 @click.option("--seed", default=0, show_default=True, help="of the sampler")
 @click.option(
@@ -109,11 +126,13 @@ def command(
     extra_text: tuple[str, ...],
     context: int,
     windows: int,
+    grow: bool,
     report_windows: int,
     score_from: int | None,
     batch: int,
     trials: int,
     space: str,
+    target: str | None,
     sampler: str,
     objectives: str,
     warm_start: bool,
@@ -147,10 +166,12 @@ def command(
             extra_text=extra_text,
             context=context,
             windows=windows,
+            grow=grow,
             report_windows=report_windows,
             score_from=score_from,
             trials=trials,
             space=space,
+            target=target,
             sampler=sampler,
             objectives=objectives,
             warm_start=warm_start,

@@ -24,6 +24,7 @@ TIERS: dict[str, tuple[Tier, ...]] = {
     "k8v8": _tiers((1, 8, 8)),
     "k8v4": _tiers((1, 8, 4)),
     "k5v5": _tiers((1, 5, 5)),
+    "k5v4": _tiers((1, 5, 4)),
     "k4v4": _tiers((1, 4, 4)),
     "k4v3": _tiers((1, 4, 3)),
     "k4v2": _tiers((1, 4, 2)),

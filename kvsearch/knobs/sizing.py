@@ -7,8 +7,8 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs.fields import Get, Setting, budgets_of, policy_of, recent_window_of
 from kvsearch.knobs.vocabulary import KNOBS, Value, check_value
 from kvsearch.policy import Policy, layout
-from kvsearch.policy.budgets import least, units
-from kvsearch.policy.layout import costs_of, peak_of
+from kvsearch.policy.budgets import least
+from kvsearch.policy.layout import costs_of, kinds_of, peak_of
 
 MANY = 1 << 12  # slots over which the bytes of one are averaged
 DEFAULTS = {name: knob.default for name, knob in KNOBS.items()}
@@ -56,16 +56,16 @@ def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[
             update["budgets"] = budgets_of(get, setting, slots)
         return base.model_copy(update=update)
 
-    costs, layers = costs_of(base, setting.shape), units(base, setting.shape).layers
+    costs, kinds = costs_of(base, setting.shape), kinds_of(base, setting.shape)
     few = 1  # the recent window may grow with the slots, and the least slots with those
     while (need := least(base, setting.shape, recent_window_of(get, setting, few))) > few:
         few = need
     low, high = few - 1, 1 << (4 * setting.tokens - 1).bit_length()
     residual = base.interval if base.compacts else 0
-    many = sum(cost.bytes(MANY, residual, None) for cost in costs) / len(costs)
-    more = sum(cost.bytes(2 * MANY, residual, None) for cost in costs) / len(costs)
-    slope = layers * (more - many) / MANY
-    guess = MANY + residual + (limit - layers * many) / slope
+    each = [(kinds.count(i), cost) for i, cost in enumerate(costs)]
+    many, more = (sum(n * c.bytes(x, residual, None) for n, c in each) for x in (MANY, 2 * MANY))
+    slope = (more - many) / MANY
+    guess = MANY + residual + (limit - many) / slope
     turn = peak = 0
     while low + 1 < high:
         mid = min(max(int(guess), low + 1), high - 1) if turn < STEPS else (low + high) // 2

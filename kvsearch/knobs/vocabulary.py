@@ -116,6 +116,9 @@ KNOBS: dict[str, Knob] = {
     "channels.qk": Knob(
         None, ("coupled",), float, "share of query and key pairs, ranked apart", 0.0, 1.0
     ),
+    "channels.temperature": Knob(
+        None, (), float, "of eq1: lower spares sensitive layers more", 0.01, 100.0
+    ),
     "channels.score": Knob(None, ("l1", "l2", "taylor"), None, "which channels matter"),
     "anchors": Knob("none", ("none", "ep", "ac"), None, "tokens that stand for their sequence"),
     "anchors.marks": Knob(".", (".", ".?!", ".?!;", ".?!;:,"), None, "signs that endpoints end in"),

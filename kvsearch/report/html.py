@@ -179,6 +179,7 @@ def _how(summary: Summary) -> dict[str, Any]:
     return {
         "trials": len(summary.trials),
         "compared": len(summary.rows) - 1,
+        "blocks": max((r.blocks for r in summary.rows), default=0),
         "mattered": [(k, f"{100 * v:.0f} %") for k, v in list(summary.importances.items())[:6]],
         "search_tokens": f"{sum(t.tokens for t in summary.trials):,}",
         "counts": counts,

@@ -20,7 +20,7 @@ PYTHON = """\
 from kvsearch import PolicyCache
 cache = PolicyCache.from_json("{file}", model)
 model.generate(**inputs, past_key_values=cache)"""
-SHELL = "kvsearch export {file} --to transformers"
+SHELL = "kvsearch export {file} --to {target}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,11 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
         _speed(row),
     )
     return Recommendation(
-        row.name, describe(row.policy), figures, PYTHON.format(file=file), SHELL.format(file=file)
+        row.name,
+        describe(row.policy),
+        figures,
+        PYTHON.format(file=file),
+        SHELL.format(file=file, target=summary.settings.get("target", "transformers")),
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from kvsearch.records import Interval, Row, Throughput
 from kvsearch.report.describe import describe
+from kvsearch.student import quantile
 
 Verdict = Literal["better", "worse", "no clear difference"]
-Z95 = 1.959964  # two-sided 95 % of a normal
 
 
 def verdict(interval: Interval | None) -> Verdict:
@@ -45,12 +45,12 @@ def ppl_text(ppl: float) -> str:
 
 
 def ppl_interval(row: Row) -> tuple[float, float]:
-    """95 % interval of a row's PPL from its block standard error.
+    """95 % interval of a row's PPL from its standard error; nan for a single block.
 
     It contains the difficulty of the text itself, which all rows share: compare rows by their
     paired differences instead.
     """
-    half = Z95 * row.nll_se
+    half = quantile(0.975, row.blocks - 1) * row.nll_se if row.blocks > 1 else math.nan
     return math.exp(min(row.nll - half, 700.0)), math.exp(min(row.nll + half, 700.0))
 
 
@@ -94,9 +94,10 @@ def policy_files(rows: Sequence[Row]) -> dict[str, str]:
 def front_csv(rows: Sequence[Row]) -> str:
     """All report rows, one a line, floats in full so that they read back as they were.
 
-    Units: `nll`, `nll_se`, `dnll_*` nats per token; `bytes_*` bytes per sequence; `slots16` fp16
-    slots per layer; `tokens` scored tokens; `seconds` wall time; `decode_*` as `Throughput`;
-    `speed` modelled decode speed over the full cache's, where it was an objective.
+    Units: `nll`, `nll_se`, `dnll_*` nats per token; `blocks` that intervals rest on; `bytes_*`
+    bytes per sequence; `slots16` fp16 slots per layer; `tokens` scored tokens; `seconds` wall
+    time; `decode_*` as `Throughput`; `speed` modelled decode speed over the full cache's, where
+    it was an objective.
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)
@@ -122,6 +123,7 @@ def _record(row: Row, file: str) -> dict[str, Any]:
         "ppl": row.ppl,
         "nll": row.nll,
         "nll_se": row.nll_se,
+        "blocks": row.blocks,
     }
     cells |= _three("dnll_full", row.dnll_full) | {"best": row.best}
     cells |= _three("dnll_best", row.dnll_best)

@@ -202,8 +202,8 @@ class AttentionScorer(Scorer):
         import torch
 
         r = self.rule
-        w = visible.float() ** r.alpha
-        if r.horizon is None:
+        w = visible.float() if r.alpha == 1 else visible.float() ** r.alpha
+        if r.horizon is None or (r.kind == "decay" and len(w) == 1):
             return w
         if r.kind == "decay":
             back = torch.arange(len(w) - 1, -1, -1, device=w.device, dtype=torch.float32)
@@ -224,7 +224,7 @@ class AttentionScorer(Scorer):
         old = self.sums.shape[-1]
         if self.rule.kind == "decay" and self.rule.horizon is not None:
             self.sums *= (1 - 1 / self.rule.horizon) ** m
-        self.sums = torch.nn.functional.pad(self.sums, (0, received.shape[-1] - old))
+        self.sums = torch.constant_pad_nd(self.sums, (0, received.shape[-1] - old))
         self.sums[0] += received
         if self.born is not None:
             new = torch.arange(seen, seen + m, dtype=torch.int32, device=self.born.device)

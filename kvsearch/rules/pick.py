@@ -10,4 +10,6 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
         return x[index]
     if index.dim() == 1:
         return x.index_select(-1, index)
+    if x.shape[:-1] == index.shape[:-1]:
+        return x.gather(-1, index)  # without what makes axes alike
     return torch.take_along_dim(x, index, -1)
