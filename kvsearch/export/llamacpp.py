@@ -177,8 +177,8 @@ def main():
             nll.append(losses)
         cells = lib.llama_n_ctx(cache.context)
         held = lib.llama_state_seq_get_size(cache.context, 0)
-        with open(args.out, "w", encoding="utf-8") as f:
-            json.dump({{"nll": nll, "cells": cells, "state_bytes": held}}, f)
+        with open(args.out, "wb") as f:
+            f.write(json.dumps({{"nll": nll, "cells": cells, "state_bytes": held}}).encode())
         return
     cache = Cache(args.model, 1 << 16 if SLOTS is None else SLOTS, args.threads)
     logs = cache.feed(cache.tokenize(args.prompt))

@@ -48,8 +48,8 @@ def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> S
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, content in made.files.items():
-            (folder / name).write_text(content, encoding="utf-8")
-        (folder / "ids.json").write_text(json.dumps(ids.tolist()), encoding="utf-8")
+            (folder / name).write_bytes(content.encode())
+        (folder / "ids.json").write_bytes(json.dumps(ids.tolist()).encode())
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         done = subprocess.run(
             [python, "run.py", str(weights), "--score", "ids.json", "--out", "nll.json",

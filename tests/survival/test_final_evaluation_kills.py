@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from conftest import Fork
-from toy import SETTING, SHAPE, Session, Toy
+from toy import SETTING, SHAPE, Session, Toy, kills_late
 
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
-from kvsearch.records import Trial
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.measure import measure
@@ -45,7 +44,8 @@ def test_a_policy_that_kills_the_final_evaluation_is_left_out(
 ) -> None:
     folder, log = tmp_path / "run", tmp_path / "late.log"
     shutil.copytree(uninterrupted, folder)
-    poison = {t.fingerprint for t in RunFolder(folder, write=False).trials() if per_layer(t)}
+    trials = RunFolder(folder, write=False).trials()
+    poison = {t.fingerprint for t in trials if kills_late(t.policy)}
     how = ["--seconds", "0", "--workers", workers, "--log", str(log), "--bad", "kill-late"]
     times, found = ended(fork, folder, *how)
     assert (times == 1) is (workers == "2")  # in this process, it takes the driver along
@@ -55,10 +55,6 @@ def test_a_policy_that_kills_the_final_evaluation_is_left_out(
     starts = Counter(w[3] for w in lines if w[1] == "start")
     assert all(n in (3, 6) for key, n in starts.items() if key in poison)  # on one part, or two
     assert all(n <= 2 for key, n in starts.items() if key not in poison | in_flight(lines))
-
-
-def per_layer(trial: Trial) -> bool:
-    return trial.policy.rule is not None and trial.policy.rule.share == "layer"
 
 
 def in_flight(lines: list[list[str]]) -> set[str]:

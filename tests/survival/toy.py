@@ -59,6 +59,11 @@ def nll(policy: Policy, windows: int, stop: int, first: int = 0) -> np.ndarray:
     return (text + loss(policy) + noise)[first : first + windows, : stop - 1].astype(np.float32)
 
 
+def kills_late(policy: Policy) -> bool:
+    """A quarter of the policies with a rule, so that some of every front are among them."""
+    return policy.rule is not None and policy.fingerprint(SHAPE.layers)[-1] in "048c"
+
+
 @dataclass(frozen=True)
 class Toy:
     """Work that writes `PID WHAT KEY FINGERPRINT TOKENS` for every evaluation.
@@ -84,6 +89,8 @@ class Session:
 
     def _misbehaves(self, policy: Policy) -> bool:
         """Where heads vote together; and where ranks are smoothed, unless that kills."""
+        if self.toy.bad == "kill-late":
+            return kills_late(policy)
         rule = policy.rule
         if rule is None or self.toy.bad.startswith("kill"):
             return rule is not None and rule.share == "layer"
@@ -94,9 +101,7 @@ class Session:
         time.sleep(self.toy.seconds)
         found = nll(job.policy, _windows(job), job.stop, job.first)
         if self.toy.bad and self._misbehaves(job.policy):
-            if self.toy.bad == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.toy.bad == "kill-late" and job.part != "search":
+            if self.toy.bad == "kill" or (self.toy.bad == "kill-late" and job.part != "search"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.toy.bad == "raise":
                 raise ZeroDivisionError("as planned")
