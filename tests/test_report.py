@@ -19,6 +19,7 @@ from kvsearch.pareto import front
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
 from kvsearch.report import write_report
+from kvsearch.report.comparison_html import comparison
 from kvsearch.report.describe import describe
 from kvsearch.report.html import Images, render
 from kvsearch.report.labels import place
@@ -312,6 +313,25 @@ def test_staircase_runs_through_the_rows_that_nothing_dominates():
         assert (xb > xa and yb == ya) or (xb == xa and yb < ya)
     assert len(info.trials) == 33
     assert {p.name for p in info.beyond} == {"window 256", "xmu <60/40>"}
+
+
+def test_every_row_at_the_budget_is_compared_by_name():
+    """One column of marks at the budget cannot be read; the sorted rows beside it can."""
+    summary = make_summary()
+    info = picture(summary, SHAPE)
+    rows = info.at_budget()
+    asked = [
+        r for r in summary.rows
+        if 0.9 * summary.budget_bytes <= r.bytes_peak <= summary.budget_bytes
+        or r.name == summary.recommended
+    ]  # fmt: skip
+    assert [p.name for p in rows] == [r.name for r in sorted(asked, key=lambda r: r.dnll_full.mean)]
+    assert len(rows) > 5
+    beside = comparison(info, lambda p: p.name)
+    drawn = [x for trace in beside.data for x in trace.hovertext]
+    assert sorted(drawn) == sorted(p.name for p in rows)
+    for p in rows:
+        assert any(escape(p.name) in text for text in beside.layout.yaxis.ticktext)
 
 
 def test_page_names_every_row_and_loads_nothing(written):

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from kvsearch.records import Kind
+from kvsearch.report.comparison_html import comparison
 from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, KINDS, LABEL, SYMBOL
 from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
 
@@ -19,15 +20,20 @@ body {{ margin: 0; background: #fff; color: {ink}; font: 15px/1.45 system-ui, sa
 header {{ max-width: 72rem; margin: 0 auto; padding: 1rem 1rem 0; }}
 h1 {{ font-size: 1.2rem; margin: 0 0 .3rem; }}
 p {{ margin: 0 0 .4rem; max-width: 46rem; }}
-main {{ max-width: 76rem; margin: 0 auto; height: 84vh; min-height: 38rem; }}
+html {{ overflow-y: scroll; }}
+main {{ max-width: 96rem; margin: 0 auto; display: grid; gap: 1rem;
+  grid-template-columns: minmax(0, 2fr) minmax(0, 1fr); }}
+.front {{ height: 84vh; min-height: 38rem; }}
+@media (max-width: 1000px) {{ main {{ grid-template-columns: minmax(0, 1fr); }} }}
 </style></head><body>
 <header><h1>KV-cache policies for {model}: loss against memory</h1>
 <p>Each mark is one policy, measured on the report text {report} (n = {tokens} scored tokens).
 The line is the front: no other policy has both fewer bytes and a lower mean loss. Bars are 95 %
 intervals of the paired difference to the full cache. Filled marks are on the front, and the
-recommended policy has a dark rim. Point at a mark, or tap it, to read its
-policy; drag to zoom, double-click to go back.{beyond}</p></header>
-<main>{plot}</main></body></html>
+recommended policy has a dark rim. Beside it, policies of about the budget's bytes are compared.
+Point at a mark, or tap it, to read its policy; drag to zoom, double-click to go
+back.{beyond}</p></header>
+<main><div class="front">{plot}</div><div>{beside}</div></main></body></html>
 """
 
 
@@ -46,6 +52,12 @@ def draw_html(info: Picture) -> str:
         config={"displayModeBar": False, "responsive": True},
         post_script=_narrow(info),
     )
+    beside = comparison(info, hover).to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id="comparison",
+        config={"displayModeBar": False, "responsive": True},
+    )
     beyond = ""
     if info.beyond:
         beyond = " Drawn as triangles at the upper edge, because their loss is above it: "
@@ -54,6 +66,7 @@ def draw_html(info: Picture) -> str:
         model=escape(info.model),
         report=escape(info.report_text),
         plot=plot,
+        beside=beside,
         tokens=info.tokens,
         beyond=beyond,
         ink=INK,
@@ -128,6 +141,8 @@ def _rows(info: Picture, figure: Any, kind: Kind) -> None:
     edge = info.y_range[1]
     rim = edge - 0.015 * (edge - info.y_range[0])  # whole triangles, not halves
     shown = [rim if p.y > edge else p.y for p in mine]
+    compared = info.at_budget()  # their bars are in the other picture
+    bars = [p for p in mine if p.y <= edge and (p.on_front or p not in compared)]
     figure.add_scatter(
         x=[p.x for p in mine],
         y=shown,
@@ -143,8 +158,8 @@ def _rows(info: Picture, figure: Any, kind: Kind) -> None:
             "symmetric": False,
             "thickness": 1.2,
             "width": 3,
-            "array": [0 if p.y > edge else p.hi - p.y for p in mine],
-            "arrayminus": [0 if p.y > edge else p.y - p.lo for p in mine],
+            "array": [p.hi - p.y if p in bars else 0 for p in mine],
+            "arrayminus": [p.y - p.lo if p in bars else 0 for p in mine],
         },
         marker={
             "symbol": [_symbol(p, edge) for p in mine],
@@ -153,13 +168,13 @@ def _rows(info: Picture, figure: Any, kind: Kind) -> None:
             "size": [15 if p.recommended or kind == "full" else 11 for p in mine],
             "line": {"width": 2, "color": [INK if p.recommended else COLOUR[kind] for p in mine]},
         },
-        hovertext=[_hover(p) for p in mine],
+        hovertext=[hover(p) for p in mine],
         hoverinfo="text",
     )
 
 
 def _name(p: Point) -> str:
-    """Names on the front only; the others would collide and are one hover away."""
+    """Names on the front only; those at the budget are in the comparison beside it."""
     if p.recommended:
         return f"<b>{escape(p.name)}</b>"
     return escape(p.name) if p.on_front else ""
@@ -176,7 +191,8 @@ def _symbol(p: Point, edge: float) -> str:
     return shape if p.on_front else f"{shape}-open"
 
 
-def _hover(p: Point) -> str:
+def hover(p: Point) -> str:
+    """What stands beside a mark that is pointed at."""
     lines: list[str] = []
     for line in p.hover[1:]:
         lines += textwrap.wrap(line, 46)
@@ -197,7 +213,7 @@ def _trials(info: Picture, figure: Any) -> None:
                 opacity=0.4,
                 name=f"trials: {LABEL[kind]}",
                 showlegend=False,
-                hovertext=[_hover(t) for t in mine],
+                hovertext=[hover(t) for t in mine],
                 hoverinfo="text",
                 row=2,
                 col=1,

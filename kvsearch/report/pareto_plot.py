@@ -22,6 +22,8 @@ from kvsearch.report.tables import (
     verdict,
 )
 
+NEAR = 0.9  # share of the budget from which a row is compared with those at it
+
 
 @dataclass(frozen=True)
 class Point:
@@ -72,6 +74,12 @@ class Picture:
     report_text: str
     search_text: str
     tokens: str
+
+    def at_budget(self) -> tuple[Point, ...]:
+        """Rows that use most of the budget, and the recommended one; least loss first."""
+        low, high = NEAR * self.budget_bytes, self.budget_bytes
+        rows = [p for p in self.points if p.recommended or low <= p.x <= high]
+        return tuple(sorted(rows, key=lambda p: p.y))
 
     @property
     def beyond(self) -> tuple[Point, ...]:

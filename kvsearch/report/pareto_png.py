@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+from kvsearch.report.comparison_png import draw_comparison, inches
 from kvsearch.report.figure import (
     COLOUR,
     FAINT,
@@ -19,13 +20,11 @@ from kvsearch.report.labels import Box, gap, place
 from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
 from kvsearch.report.tables import signed
 
-# inches, and the panels' place in shares of them: fixed, so that every report looks the same
-WIDE = ((10.4, 7.0), {"left": 0.075, "right": 0.925, "top": 0.915, "bottom": 0.095, "hspace": 0.15})
-NARROW = ((4.3, 6.7), {"left": 0.15, "right": 0.855, "top": 0.85, "bottom": 0.1, "hspace": 0.16})
+WIDE, NARROW = (14.2, 7.0), (4.3, 6.7)  # inches; a narrow one grows with the rows compared
 
 
 def draw_png(info: Picture, *, narrow: bool = False) -> bytes:
-    """PNG bytes of the picture: report rows above, search trials below on the same bytes axis.
+    """PNG bytes of the picture: report rows, search trials below, the comparison at the budget.
 
     Args:
         info: what to draw.
@@ -36,9 +35,8 @@ def draw_png(info: Picture, *, narrow: bool = False) -> bytes:
     with rc_context(
         {"font.size": 8.5 if narrow else 9.5, "axes.labelcolor": INK, "text.color": INK}
     ):
-        size, margins = NARROW if narrow else WIDE
-        figure = new_figure(*size)
-        top, low = figure.subplots(2, 1, sharex=True, height_ratios=(3.1, 1.0), gridspec_kw=margins)
+        figure, top, low, beside = _panels(info, narrow)
+        draw_comparison(info, beside)
         _frame(info, top, low, narrow)
         obstacles = _report_panel(info, top, narrow)
         _trial_panel(info, low, narrow)
@@ -46,6 +44,32 @@ def draw_png(info: Picture, *, narrow: bool = False) -> bytes:
         figure.canvas.draw()  # positions are final only after the layout has run
         _name_points(info, figure, top, obstacles, narrow)
         return png(figure)
+
+
+def _panels(info: Picture, narrow: bool) -> tuple[Any, Any, Any, Any]:
+    """Figure, panels of rows and trials on the same bytes axis, and that of the comparison."""
+    if narrow:
+        width, least = NARROW
+        more = inches(info) + 1.0
+        height = least + more
+        figure = new_figure(width, height)
+        up = more / height  # of the comparison, below the other two
+        place = {
+            "left": 0.15,
+            "right": 0.855,
+            "top": 1 - 1.0 / height,
+            "bottom": up + 0.75 / height,
+        }
+        under = {"left": 0.3, "right": 0.855, "top": up - 0.35 / height, "bottom": 0.45 / height}
+    else:
+        figure = new_figure(*WIDE)
+        place = {"left": 0.055, "right": 0.635, "top": 0.915, "bottom": 0.095}
+        high = max(0.1, min(0.82, (inches(info) + 0.1) / WIDE[1]))
+        under = {"left": 0.77, "right": 0.952, "top": 0.915, "bottom": 0.915 - high}
+    two = figure.add_gridspec(2, 1, height_ratios=(3.1, 1.0), hspace=0.16, **place)
+    low = figure.add_subplot(two[1])
+    top = figure.add_subplot(two[0], sharex=low)
+    return figure, top, low, figure.add_subplot(figure.add_gridspec(1, 1, **under)[0])
 
 
 def _frame(info: Picture, top: Any, low: Any, narrow: bool) -> None:
@@ -104,11 +128,11 @@ def _report_panel(
         )
         for (xa, ya), (xb, yb) in pairwise(line):
             boxes.append((min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb)))
-    edge = info.y_range[1]
+    edge, compared = info.y_range[1], info.at_budget()  # their bars are in the other panel
     for p in info.points:
         beyond = p.y > edge
         colour, size = COLOUR[p.kind], {"full": 13, "searched": 7}.get(p.kind, 7.5)
-        if not beyond:
+        if not beyond and (p.on_front or p not in compared):
             axes.errorbar(
                 [p.x],
                 [p.y],
@@ -238,8 +262,13 @@ def _name_points(
     """Write names where there is room, the recommended first; drop those that find none."""
     from matplotlib.patheffects import withStroke
 
+    compared = info.at_budget()  # these have their names in the other panel
     named = sorted(
-        (p for p in info.points if not narrow or p.on_front or p.recommended or p.kind == "full"),
+        (
+            p
+            for p in info.points
+            if p.on_front or p.kind == "full" or (p not in compared and not narrow)
+        ),
         key=lambda p: (not p.recommended, not p.on_front, p.y),
     )
     edge, pixel = info.y_range[1], figure.dpi / 72
@@ -272,12 +301,13 @@ def _name_points(
     bounds = (frame.x0, to_pixels((1, 0))[1], frame.x1, frame.y1)  # below 0 stand the line's names
     places = place(anchors, sizes, blocked, bounds, 8 * pixel)
     for p, text, anchor, box in zip(named, texts, anchors, places, strict=True):
-        if box is None:
+        far = box is not None and gap(box, anchor) > 14 * pixel
+        if box is None or (far and narrow):
             text.remove()
             continue
         x, y = axes.transData.inverted().transform((box[0] + pixel, box[1]))
         text.set(position=(x, y), va="bottom", color=COLOUR[p.kind])
-        if gap(box, anchor) > 14 * pixel:
+        if far:
             _leader(axes, anchor, box, COLOUR[p.kind])
 
 

@@ -1,0 +1,66 @@
+"""The comparison at the budget, drawn by matplotlib: a row per policy, least loss first."""
+
+from typing import Any
+
+from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, MARK
+from kvsearch.report.pareto_plot import Picture
+from kvsearch.report.tables import signed
+
+ROW = 0.21  # inches of one row
+
+
+def inches(info: Picture) -> float:
+    """Height that the rows need."""
+    return ROW * len(info.at_budget())
+
+
+def draw_comparison(info: Picture, axes: Any) -> None:
+    """Marks with intervals, names on the left and losses on the right.
+
+    Args:
+        info: what to draw.
+        axes: an empty panel, at least `inches` high.
+    """
+    rows, edge = info.at_budget(), info.y_range[1]
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(GREY)
+    axes.tick_params(colors=GREY, length=3, width=0.7)
+    axes.tick_params(axis="x", labelcolor=INK)
+    axes.tick_params(axis="y", length=0, pad=6)
+    axes.set_ylim(max(len(rows), 1) - 0.4, -0.6)
+    axes.set_xlim(info.y_range[0], edge)
+    axes.axvline(0, color="black", lw=0.9, ls=(0, (6, 3)), zorder=1)
+    for i, p in enumerate(rows):
+        beyond, colour = p.y > edge, COLOUR[p.kind]
+        if p.recommended:
+            axes.axhspan(i - 0.45, i + 0.45, color=FAINT, alpha=0.7, lw=0, zorder=0)
+        if p.lo < edge and p.lo < p.hi:
+            axes.plot([p.lo, min(p.hi, edge)], [i, i], color=colour, lw=1.6, alpha=0.7, zorder=3)
+        axes.plot(
+            min(p.y, edge),
+            i,
+            ">" if beyond else MARK[p.kind],
+            ms=6,
+            mec=colour,
+            mfc=colour if p.on_front else "white",
+            mew=1.3,
+            zorder=4,
+            clip_on=False,
+        )
+        axes.annotate(
+            signed(p.y, 3 if abs(p.y) < 1 else 2),
+            (1, i),
+            xycoords=("axes fraction", "data"),
+            xytext=(9, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize="small",
+            color=INK,
+        )
+    axes.set_yticks(range(len(rows)), [p.name for p in rows], fontsize="small")
+    for label, p in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_color(COLOUR[p.kind])
+        label.set_fontweight("bold" if p.recommended else "normal")
+    axes.set_xlabel("dNLL to the full cache (nats per token)")
+    axes.set_title("At the budget, least loss first", loc="left", fontsize=9, color=INK)
