@@ -80,7 +80,7 @@ DECODE_AMPERE = {
 }
 DECODE_PROGRAMS = 264  # aimed at: two waves of an H200's 132 multiprocessors
 # Share of splits per stored token, from the time per token that kernels.md estimates.
-DECODE_COST = {16: 7.4, 8: 3.8, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
+DECODE_COST = {16: 7.4, 8: 3.8, 5: 2.4, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
 
 
 def decode_tile(head_dim: int, itemsize: int, lookups: bool, *, ampere: bool = False) -> Tile:

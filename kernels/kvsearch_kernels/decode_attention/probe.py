@@ -24,7 +24,7 @@ def lloyd(bits: int, group: int, rotate: bool = True) -> Format:
 # Each width with both kinds of levels.
 MIXED: tuple[Mixed, ...] = (
     (128, 4, ((None, None, 70), (Format(8, 128), Format(4, 128), 64),
-              (Format(4, 64), Format(2, 64), 300), (lloyd(2, 128), Format(1, 128), 257))),
+              (lloyd(5, 64), lloyd(4, 64), 300), (lloyd(2, 128), Format(1, 128), 257))),
     (64, 3, ((None, Format(4, 64), 65), (Format(3, 64), Format(3, 32), 70),
              (lloyd(8, 64), lloyd(1, 64), 130), (Format(2, 64), Format(8, 64), 33))),
     (128, 1, ((lloyd(4, 128), lloyd(3, 64), 65), (Format(1, 64), lloyd(2, 128, False), 40),

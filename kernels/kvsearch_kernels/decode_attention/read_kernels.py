@@ -29,8 +29,8 @@ def values_of(
         codes = read_codes(held + r * (D * BITS // 8), d, there, D, BITS)
         if LLOYD:
             step = tl.load(scales + r * (D // GROUP) + d // GROUP, mask=there, other=0.0)
-            # `levels` holds the tables of 1, 2, 3, 4 and 8 bits, one after the other
-            table = levels + ((1 << BITS) - 2 if BITS < 8 else 30)
+            # `levels` holds the tables of 1 to 5 and of 8 bits, one after the other
+            table = levels + ((1 << BITS) - 2 if BITS < 8 else 62)
             return (tl.load(table + codes) * step.to(tl.float32)).to(kind)
         else:
             at = scales + r * (2 * (D // GROUP)) + d // GROUP * 2
@@ -125,7 +125,7 @@ def first_bits(levels, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr):
     Read from memory, behind the levels: a number that depends on w but is computed in the kernel
     would keep Triton from loading packed words straight into the layout of the product.
     """
-    return tl.load(levels + 286 + tl.arange(0, W) // S * BITS).to(tl.uint32)
+    return tl.load(levels + 318 + tl.arange(0, W) // S * BITS).to(tl.uint32)
 
 
 @triton.jit

@@ -94,9 +94,9 @@ def why_not(
 
 
 def _levels_on(device: torch.device) -> Tensor:
-    """Lloyd-Max levels of 1, 2, 3, 4 and 8 bits, one table after the other, then 2**0 to 2**7."""
+    """Lloyd-Max levels of 1 to 5 and of 8 bits, one table after the other, then 2**0 to 2**7."""
     if device not in _levels:
-        tables = [lloyd_levels(b) for b in (1, 2, 3, 4, 8)]
+        tables = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
         powers = torch.exp2(torch.arange(8, dtype=torch.float32))
         _levels[device] = torch.cat([*tables, powers]).to(device)
     return _levels[device]
@@ -195,7 +195,7 @@ def launch(
     H = found[0][1][0].shape[1]
     G = Hq // H
     formats = [f for p, _, _ in found for f in (p.key_format, p.value_format) if f is not None]
-    lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4) for f in formats)
+    lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4, 5) for f in formats)
     tile = decode_tile(D, q.element_size(), lookups, ampere=ampere(q.device))
     sizes = [slots_of(p) for p, _, _ in found]
     counts = _splits(

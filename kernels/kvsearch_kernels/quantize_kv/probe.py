@@ -20,6 +20,7 @@ FORMATS = (
     (128, Format(8, 64, "lloyd", True)),
     (128, Format(4, 128, "lloyd")),
     (128, Format(3, 64, "lloyd", True)),
+    (64, Format(5, 64, "lloyd", True)),
     (64, Format(2, 32, "lloyd", True)),
     (256, Format(1, 256, "lloyd")),
 )

@@ -46,8 +46,8 @@ def why_not_format(fmt: Format, D: int) -> str | None:
         return "groups along tokens have no kernel yet"
     if D not in HEAD_DIMS:
         return f"head_dim must be 64, 128 or 256, got {D}"
-    if fmt.bits not in (1, 2, 3, 4, 8):
-        return f"bits must be 1, 2, 3, 4 or 8, got {fmt.bits}"
+    if fmt.bits not in (1, 2, 3, 4, 5, 8):
+        return f"bits must be 1, 2, 3, 4, 5 or 8, got {fmt.bits}"
     if fmt.levels not in ("uniform", "lloyd"):
         return f"levels must be uniform or lloyd, got {fmt.levels!r}"
     if fmt.group < 1 or fmt.group & (fmt.group - 1) or fmt.group > D:

@@ -93,11 +93,14 @@ def quantize(
     row = codes + (bh.to(tl.int64) * n + first + t)[:, None] * bytes_a_token
     if BITS == 8:
         tl.store(row + d[None, :], found.to(tl.uint8), mask=inside[:, None])
-    elif BITS == 3:
-        two = tl.arange(0, D // 4)
-        one = tl.arange(0, D // 8)
-        tl.store(row + two[None, :], _plane(found & 3, BT, D, 2), mask=inside[:, None])
-        tl.store(row + D // 4 + one[None, :], _plane(found >> 2, BT, D, 1), mask=inside[:, None])
+    elif BITS == 3 or BITS == 5:
+        LOW: tl.constexpr = BITS - 1
+        share: tl.constexpr = D * LOW // 8
+        low = tl.arange(0, share)
+        top = tl.arange(0, D // 8)
+        lower = _plane(found & (2**LOW - 1), BT, D, LOW)
+        tl.store(row + low[None, :], lower, mask=inside[:, None])
+        tl.store(row + share + top[None, :], _plane(found >> LOW, BT, D, 1), mask=inside[:, None])
     else:
         i = tl.arange(0, bytes_a_token)
         tl.store(row + i[None, :], _plane(found, BT, D, BITS), mask=inside[:, None])
@@ -119,11 +122,13 @@ def read_codes(row, d, inside, D: tl.constexpr, BITS: tl.constexpr):
     """
     if BITS == 8:
         return tl.load(row + d, mask=inside, other=0).to(tl.int32)
-    elif BITS == 3:
-        two = tl.load(row + d % (D // 4), mask=inside, other=0).to(tl.int32)
-        one = tl.load(row + D // 4 + d % (D // 8), mask=inside, other=0).to(tl.int32)
-        low = (two >> (d // (D // 4) * 2)) & 3
-        return low | (((one >> (d // (D // 8))) & 1) << 2)
+    elif BITS == 3 or BITS == 5:
+        LOW: tl.constexpr = BITS - 1
+        share: tl.constexpr = D * LOW // 8
+        lower = tl.load(row + d % share, mask=inside, other=0).to(tl.int32)
+        top = tl.load(row + share + d % (D // 8), mask=inside, other=0).to(tl.int32)
+        low = (lower >> (d // share * LOW)) & (2**LOW - 1)
+        return low | (((top >> (d // (D // 8))) & 1) << LOW)
     else:
         share: tl.constexpr = D * BITS // 8
         packed = tl.load(row + d % share, mask=inside, other=0).to(tl.int32)

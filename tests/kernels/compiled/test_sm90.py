@@ -97,6 +97,7 @@ FORMATS = {
     "2/lloyd/rotated": (256, Format(2, 256, "lloyd", True)),
     "1": (128, Format(1, 128)),
     "8/lloyd/rotated": (128, Format(8, 64, "lloyd", True)),
+    "5/lloyd/rotated": (64, Format(5, 64, "lloyd", True)),
 }
 
 
@@ -157,6 +158,7 @@ PARTS = {  # name -> head_dim and formats of keys and values of each part
         [(None, None), (Format(2, 64), Format(2, 64)), (Format(1, 64), Format(1, 64))],
     ),
     "2,4/128/lloyd": (128, [whole(2, 128, "lloyd"), whole(4, 128, "lloyd")]),
+    "16,5-4/64/lloyd": (64, [(None, None), (Format(5, 64, "lloyd"), Format(4, 64, "lloyd"))]),
     "16,4,1/128": (128, [(None, None), whole(4, 128), whole(1, 128)]),
     "16,8,4,2/128": (128, [(None, None), whole(8, 128), whole(4, 128), whole(2, 128)]),
 }

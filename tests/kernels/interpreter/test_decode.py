@@ -91,6 +91,8 @@ def test_values_next_to_an_attention_sink(value, share, monkeypatch):
         (uniform(1, 128, 64), uniform(4, 128, 64)),
         (uniform(2, 128, 32), uniform(1, 128, 64)),
         (lloyd(4, 128), lloyd(3, 128, 64)),
+        (lloyd(5, 128), lloyd(4, 128)),
+        (uniform(5, 128), uniform(5, 128, 64)),
         (lloyd(2, 128, 64), lloyd(2, 128)),
         (lloyd(8, 128), lloyd(1, 128)),
         (lloyd(8, 128, 64), lloyd(1, 128, 64, rotate=False)),

@@ -15,7 +15,7 @@ from kvsearch_kernels.quantize_kv import (
 
 FORMATS = [
     Format(bits, group, levels, rotate)
-    for bits in (8, 4, 3, 2, 1)
+    for bits in (8, 5, 4, 3, 2, 1)
     for group, levels, rotate in [
         (128, "uniform", False), (32, "uniform", True), (64, "lloyd", True), (128, "lloyd", False),
     ]
@@ -74,8 +74,8 @@ def test_quantize_shapes(n, D):
 
 def test_wrong_formats_are_named():
     x = torch.randn(1, 1, 4, 128)
-    with pytest.raises(UnsupportedError, match=r"bits must be .*got 5"):
-        quantize_kv.run("triton", x, Format(5, 128))
+    with pytest.raises(UnsupportedError, match=r"bits must be .*got 6"):
+        quantize_kv.run("triton", x, Format(6, 128))
     with pytest.raises(UnsupportedError, match="got 96"):
         quantize_kv.run("triton", x[..., :96], Format(4, 96))
     with pytest.raises(UnsupportedError, match="group"):
