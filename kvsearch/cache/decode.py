@@ -35,7 +35,8 @@ def decode(
         return out.unsqueeze(2), None
     assert state.scorer is not None
     out, received = scored_decode.record(state.impls, query, parts, scale=scale, softcap=softcap)
-    visible = torch.full((1,), store.n, device=q.device)
-    left = 0 if due is None else due - state.seen - 1
-    weight = state.scorer.row_weights(visible, torch.full_like(visible, left))
-    return out.unsqueeze(2), store.in_time(received) * weight
+    visible = torch.full((1,), store.n)  # on the host: one number, and no launch for it
+    left = torch.full((1,), 0 if due is None else due - state.seen - 1)
+    weight = float(state.scorer.row_weights(visible, left))
+    received = store.in_time(received)
+    return out.unsqueeze(2), received if weight == 1 else received * weight

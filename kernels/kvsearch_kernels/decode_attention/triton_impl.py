@@ -24,6 +24,7 @@ __all__ = ["emulated", "forward", "why_not"]
 
 MOST_PARTS = 4
 _levels: dict[torch.device, Tensor] = {}
+_rotations: dict[tuple[int, torch.device], Tensor] = {}
 _flags: dict[tuple[tuple[bool, ...], torch.device], Tensor] = {}
 
 
@@ -100,6 +101,14 @@ def _levels_on(device: torch.device) -> Tensor:
         powers = torch.exp2(torch.arange(8, dtype=torch.float32))
         _levels[device] = torch.cat([*tables, powers]).to(device)
     return _levels[device]
+
+
+def _rotation_on(D: int, device: torch.device) -> Tensor:
+    """The rotation as a matrix `[D, D]` fp32, kept on the device: one product, not log2(D) sums."""
+    key = D, device
+    if key not in _rotations:
+        _rotations[key] = hadamard(torch.eye(D)).to(device)
+    return _rotations[key]
 
 
 def _flags_on(flags: Sequence[bool], device: torch.device) -> Tensor:
@@ -207,18 +216,22 @@ def launch(
     fixed: dict[str, int | bool] = {}
     args: list[Tensor | int] = []
     turned: list[bool] = []
-    for i in range(MOST_PARTS):
-        part, pools, capacity = found[min(i, len(found) - 1)]
-        lengths = part.lengths
-        if lengths is None:
-            lengths = torch.full((B, H), slots_of(part), dtype=torch.int32, device=q.device)
+    lengths = [
+        torch.full((B, H), n, dtype=torch.int32, device=q.device)
+        if p.lengths is None
+        else p.lengths.int().contiguous()
+        for (p, _, _), n in zip(found, sizes, strict=True)
+    ]
+    for i in range(MOST_PARTS):  # the kernel takes as many: the last again, never read
+        last = min(i, len(found) - 1)
+        part, pools, capacity = found[last]
         own = q
         if part.key_format is not None and part.key_format.rotate:
             if rotated is None:
-                rotated = hadamard(q.float()).to(q.dtype)
+                rotated = (q.float() @ _rotation_on(D, q.device)).to(q.dtype)
             own = rotated
         count = counts[i] if i < len(found) else 0
-        args += [own, *pools, lengths.int().contiguous(), capacity, count, sum(sizes[:i])]
+        args += [own, *pools, lengths[last], capacity, count, sum(sizes[:i])]
         own_constants = constants(part.key_format, part.value_format, D, q.dtype)
         fixed |= {f"{name}{i}": value for name, value in own_constants.items()}
         turned += [part.value_format is not None and part.value_format.rotate] * count

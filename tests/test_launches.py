@@ -1,0 +1,113 @@
+"""Launches of one layer on a GPU, held to `kernels/launches.json`: what a change may not add to.
+
+Counted in the device lane, where no GPU is needed (`tests/launches.py`). KVSEARCH_WRITE_BUDGETS=1
+writes the table. What waits for the device fails in `tests/test_device.py`.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvsearch.cache.heads import advance
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.state import LayerState
+from kvsearch.errors import PolicyError
+from kvsearch.knobs import Setting
+from kvsearch.methods import METHODS, at
+from kvsearch.policy import ModelShape, Policy, layout
+from tests.heads import losses
+from tests.importance import importance
+from tests.launches import kernels
+from tests.tagged import Device, tagged
+
+pytest.importorskip("triton", reason="triton is not installed")
+FILE = Path(__file__).parents[1] / "kernels" / "launches.json"
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, heads=6)
+PROMPT, STEPS = 330, 140  # twice the longest interval, and some
+NAMES = [n for n, m in METHODS.items() if m.baseline or n in ("int4", "kivi4", "keydiff")]
+MAKES = ("aten::empty", "aten::new_empty", "aten::empty_like")  # memory, no launch
+WRITE = os.environ.get("KVSEARCH_WRITE_BUDGETS") == "1"
+
+
+def small(name: str) -> Policy:
+    """A method that evicts after the prompt."""
+    for slots in (76, 132, 200):
+        with suppress(PolicyError):
+            setting = Setting(
+                SHAPE, SHAPE.budget_bytes(slots), PROMPT + STEPS, (0.5, 0.7, 1.2, 1.6),
+                prompt=PROMPT, importance=importance(SHAPE), heads=losses(SHAPE),
+            )  # fmt: skip
+            return at(name, setting)
+    raise AssertionError(name)
+
+
+def calls(
+    states: list[LayerState], sizes: list[int], device: Device
+) -> Iterator[tuple[bool, Counter[str]]]:
+    """Feed so many fp16 tokens a call; whether slots left or moved, and what was launched."""
+    draw = torch.Generator().manual_seed(0)
+    for m in sizes:
+        held = [s.store.n for s in states]
+        q, k, v = (
+            tagged(torch.randn(1, heads, m, SHAPE.head_dim, generator=draw).half())
+            for heads in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+        )
+        before = Counter(device.launches)
+        advance(states, q, k, v, scale=0.2)
+        compacts = any(
+            s.store.n != n + m or s.store.residual == 0 for s, n in zip(states, held, strict=True)
+        )
+        yield compacts, device.launches - before
+
+
+def counts(name: str) -> dict[str, int]:
+    """Most launches of layer 1: of a decoded token without and with a compaction, of a prompt."""
+    device, found = Device(), dict[str, int]()
+    policy = small(name)
+    parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
+    with kernels(device) as made, torch.no_grad(), device:
+        rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+        states = [LayerState(p, packed=True, rotary=rotary) for p in parts]
+        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * STEPS], device)):
+            if i < STEPS // 2:  # tables are made, and kernels compiled, once
+                warm = {k: len(kernel.variants) for k, kernel in made.items()}
+                continue
+            what = "compaction" if compacts else "step"
+            number = sum(n for op, n in ran.items() if op not in MAKES)
+            triton = sum(n for op, n in ran.items() if op.startswith("triton::"))
+            found[what] = max(found.get(what, 0), number)
+            found[f"{what}, Triton"] = max(found.get(f"{what}, Triton", 0), triton)
+        found["compiled later"] = max(len(made[k].variants) - n for k, n in warm.items())
+    with kernels(device), torch.no_grad(), device:
+        rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+        states = [LayerState(p, packed=False, rotary=rotary) for p in parts]
+        ((_, ran),) = calls(states, [PROMPT], device)
+        found["evaluation"] = sum(n for op, n in ran.items() if op not in MAKES)
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_launches_no_more_than_its_budget(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    found = counts(name)
+    if WRITE:
+        table = json.loads(FILE.read_text()) if FILE.exists() else {}
+        table["unit"] = (
+            f"launches of one layer: a decoded token without and with a compaction, and one "
+            f"evaluation of {PROMPT} tokens"
+        )
+        table.setdefault("methods", {})[name] = found
+        table["methods"] = dict(sorted(table["methods"].items()))
+        FILE.write_text(json.dumps(table, indent=1) + "\n")
+        return
+    budget = json.loads(FILE.read_text())["methods"][name]
+    more = {k: (n, budget.get(k)) for k, n in found.items() if n > budget.get(k, 0)}
+    assert not more, f"launches, found and allowed: {more}"
