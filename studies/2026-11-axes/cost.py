@@ -43,7 +43,8 @@ def main() -> None:
         ("found", Policy.from_json(OUTCOME / f"b{BUDGET}" / "best.json")),
         ("xmu", at("xmu", setting)),
     ):
-        kinds = {k: fitted(policy, setting, b) for k, b in (("even", Budgets()), ("ragged", ragged))}
+        both = {"even": Budgets(), "ragged": ragged}
+        kinds = {kind: fitted(policy, setting, budgets) for kind, budgets in both.items()}
         for pair in range(-1, o.pairs):
             spent = {k: round(seconds(evaluator, p, ids), 2) for k, p in kinds.items()}
             print(name, pair, spent, flush=True)
