@@ -247,7 +247,7 @@ def test_another_shape_is_refused() -> None:
         check(Policy(slots=50, budgets=ragged), SHAPE)
     bits = HeadTiers(others=((Tier(key_bits=4, value_bits=4),),), of=(0, 1))
     with pytest.raises(PolicyError, match=r"head_tiers.of: 2 layers for a model with 6"):
-        check(Policy(head_tiers=bits), SHAPE)
+        check(Policy(head_tiers=bits, quantizer=Quantizer(group=16)), SHAPE)
     with pytest.raises(PolicyError, match="does not divide the head size 16"):
         check(Policy(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=64)), SHAPE)
     blocks = Policy(
