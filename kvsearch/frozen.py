@@ -14,7 +14,9 @@ class Frozen(BaseModel):
 def first_error(error: ValidationError, whole: str = "policy") -> str:
     """The first wrong field on one line: its path, why, and what was given."""
     first = error.errors()[0]
-    path = ".".join(" ".join(str(p).split()) for p in first["loc"]) or whole
+    # of a field of several types, pydantic names the type that it tried, as `tuple[float, ...]`
+    places = [str(p) for p in first["loc"] if "[" not in str(p)]
+    path = ".".join(" ".join(p.split()) for p in places) or whole
     given = first.get("input")
     shown = "" if isinstance(given, dict | list) else f", got {given!r}"
     message = " ".join(first["msg"].removeprefix("Value error, ").split())

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Budgets, HeadTiers, Ladder, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
 
 SIZES: dict[str, Any] = dict(
@@ -39,6 +39,14 @@ POLICIES = {
         tiers=(Tier(share=0.4, key_bits=8, value_bits=8),
                Tier(share=0.6, key_bits=4, value_bits=2)),
         quantizer=Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True),
+    ),
+    "ragged heads, bits per layer": Policy(
+        slots=18, interval=4, sinks=1, recent_window=2, rule=Attention(beta=1),
+        budgets=Budgets(
+            kind="sensitivity", exponent=1.0, weights=((1.0, 2.0), (3.0, 1.0), (1.0, 1.5))
+        ),
+        tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=8),
+        head_tiers=HeadTiers(others=((Tier(key_bits=8, value_bits=3),),), of=(0, 1, 0)),
     ),
 }  # fmt: skip
 

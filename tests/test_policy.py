@@ -14,6 +14,7 @@ from kvsearch.knobs import Setting
 from kvsearch.methods import at
 from kvsearch.policy import (
     Budgets,
+    HeadTiers,
     Ladder,
     ModelShape,
     Policy,
@@ -217,6 +218,14 @@ def test_rungs_match_the_papers_rule() -> None:
         ),
         ('{"quantizer": {"value_block": 48}}', "field quantizer.value_block: must be a power of"),
         ('{"tiers": [{"share": 0.5}]}', "shares must add up to 1"),
+        (
+            '{"slots": 64, "budgets": {"kind": "sensitivity", "weights": [1, "x", 2]}}',
+            "field budgets.weights.1: Input should be a valid number",
+        ),
+        (
+            '{"head_tiers": {"others": [[{"share": 0.5, "key_bits": 4}]], "of": [1, 0]}}',
+            "field head_tiers.others.0: shares must add up to 1",
+        ),
         ('{"ladder": {"span": 0.5}}', "ladder needs slots"),
         ('{"slots": Infinity}', "field slots"),
     ],
@@ -233,6 +242,12 @@ def test_another_shape_is_refused() -> None:
     policy = Policy(slots=50, budgets=Budgets(kind="sensitivity", weights=(1.0, 2.0)))
     with pytest.raises(PolicyError, match="2 layers for a model with 6"):
         check(policy, SHAPE)
+    ragged = Budgets(kind="sensitivity", weights=((1.0,) * 3,) * 6)
+    with pytest.raises(PolicyError, match=r"budgets.weights: 3 heads in layer 0 of a model with 2"):
+        check(Policy(slots=50, budgets=ragged), SHAPE)
+    bits = HeadTiers(others=((Tier(key_bits=4, value_bits=4),),), of=(0, 1))
+    with pytest.raises(PolicyError, match=r"head_tiers.of: 2 layers for a model with 6"):
+        check(Policy(head_tiers=bits, quantizer=Quantizer(group=16)), SHAPE)
     with pytest.raises(PolicyError, match="does not divide the head size 16"):
         check(Policy(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=64)), SHAPE)
     blocks = Policy(

@@ -5,9 +5,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvsearch.app import evaluators, importance, inputs, sensitivity, speed, summary
 from kvsearch.app.asked import asked, default_folder, grows, races
 from kvsearch.app.budget import in_both_units, sized_for
@@ -83,7 +80,6 @@ class Run:
         shown, o = self.shown, self.options
         executor: Executor | None = None
         try:
-            self.setting = self._with_sensitivity()
             self.setting = self._with_importance()
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
             work = evaluators.work(
@@ -94,6 +90,7 @@ class Run:
                 self.loaded, work, workers=0 if tune else o.workers,
                 ray=None if tune else o.ray, say=shown.say,
             )  # fmt: skip
+            self.setting = self._with_sensitivity(executor)
             trials = self._search(executor, work)
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
             measured = FinalEvaluation(
@@ -123,17 +120,16 @@ class Run:
 
     # -- stages --------------------------------------------------------------------------------
 
-    def _with_sensitivity(self) -> Setting:
+    def _with_sensitivity(self, executor: Executor) -> Setting:
         wanted = sensitivity.of_space(self.space)
         if not wanted:
             return self.setting
         file = self.folder.path / "sensitivity.json"
         if not file.exists():
-            ids = self._aside
+            ids, evaluator = self.text.windows[self._aside], Evaluator(self.loaded)
             tokens = self._policies * self._each * ids.shape[1]
-            found = sensitivity.measure(
-                Evaluator(self.loaded), ids, wanted, tokens, self.shown.step
-            )
+            ask = sensitivity.spread(evaluator, executor, self._aside, ids)
+            found = sensitivity.measure(evaluator, ids, wanted, tokens, self.shown.step, ask)
             write_atomic(file, found.to_json())
         return sensitivity.read(file, self.loaded.shape).put_into(self.setting)
 
@@ -143,7 +139,8 @@ class Run:
             return self.setting
         file = self.folder.path / "importance.json"
         if not file.exists():
-            found = importance.measure(Evaluator(self.loaded), self._aside, wanted, self.shown.step)
+            ids = self.text.windows[self._aside]
+            found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
             write_atomic(file, json.dumps(found.plain()) + "\n")
         return replace(self.setting, importance=importance.read(file))
 
@@ -210,9 +207,9 @@ class Run:
         return replace(self.options.text, select_windows=chosen_on, fewer=fewer)
 
     @property
-    def _aside(self) -> NDArray[np.int64]:
-        """Windows `[W, T]` to measure layers, heads and channels on: others, if there are."""
-        return self.text.windows.get("sensitivity", self.text.windows["search"])
+    def _aside(self) -> str:
+        """Name of the windows to measure layers, heads and channels on: others, if there are."""
+        return "sensitivity" if "sensitivity" in self.text.windows else "search"
 
     @property
     def _each(self) -> int:

@@ -12,14 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app.aside import aside
+from kvsearch.app.evaluators import park, unpark
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import head_losses, sensitivity
+from kvsearch.evaluate.prices import Estimate
+from kvsearch.evaluate.probes import Ask, Probe, here
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.knobs import Need, Setting, needs
 from kvsearch.methods import METHODS
 from kvsearch.policy import HeadLosses, ModelShape
+from kvsearch.search.executors import Executor
+from kvsearch.search.probing import over
 from kvsearch.space import SearchSpace
 from kvsearch.text.parts import Tokens
 
@@ -95,6 +100,7 @@ def measure(
     wanted: frozenset[Need],
     search_tokens: int,
     step: Callable[[str, float], AbstractContextManager[Any]],
+    ask: Ask | None = None,
 ) -> Sensitivity:
     """Measure what is needed, each within its share of a search, or take it from the disk cache.
 
@@ -104,6 +110,7 @@ def measure(
         wanted: what to measure.
         search_tokens: that the search will evaluate.
         step: opens progress of a title and a total.
+        ask: what answers probes of the windows; this process if None.
     """
     shape, T = evaluator.loaded.shape, ids.shape[1]
     layers: tuple[float, ...] = ()
@@ -111,11 +118,40 @@ def measure(
     if "layers" in wanted:
         plan = sensitivity.plan(search_tokens, shape.layers, T)
         some = ids[: plan.windows, : plan.tokens]
-        layers = sensitivity.kept_or_measured(evaluator, some, step, plan.groups)
+        layers = sensitivity.kept_or_measured(evaluator, some, step, plan.groups, ask)
     if "heads" in wanted:
         how = head_losses.plan(search_tokens, shape, T)
-        heads = head_losses.kept_or_measured(evaluator, ids[0, : how.tokens], how.direct, step)
+        heads = head_losses.kept_or_measured(evaluator, ids[0, : how.tokens], how.direct, step, ask)
     return Sensitivity(layers, heads)
+
+
+def spread(evaluator: Evaluator, executor: Executor, part: str, windows: NDArray[np.int64]) -> Ask:
+    """Answers from all evaluators of a run, whose model is then off the driver's device.
+
+    On a CPU the evaluators share its cores, and two thirds of what estimates cost are passes that
+    each evaluator would make for itself. So they are made once, here, with all the threads.
+
+    Args:
+        evaluator: the driver's own.
+        executor: of the run; all of its slots are free.
+        part: name of the text part that has the windows.
+        windows: that part `[W, T]`.
+    """
+    loaded, there = evaluator.loaded, over(executor, part)
+
+    def ask(
+        probes: Sequence[Probe], progress: Callable[[], None] = lambda: None
+    ) -> list[NDArray[np.float64]]:
+        estimated = any(isinstance(probe.question, Estimate) for probe in probes)
+        if estimated and loaded.device == "cpu":
+            return here(evaluator, windows)(probes, progress)
+        park(loaded, executor)
+        try:
+            return there(probes, progress)
+        finally:
+            unpark(loaded)
+
+    return ask
 
 
 def with_sensitivity(

@@ -6,7 +6,7 @@ with the largest estimates first. The curve of a measured head is scaled to its 
 curves of the others by the median ratio of measurement to estimate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.evaluate.prices import BITS, DRAWS, SINKS, price
+from kvsearch.evaluate.prices import BITS, DRAWS, SINKS, estimates, prices
+from kvsearch.evaluate.probes import Ask, Lost, Probe, here
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.shape import policy_layers
@@ -53,7 +54,8 @@ def measure(
     evaluator: Evaluator,
     window: NDArray[np.int64],
     direct: int,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], None] = lambda: None,
+    ask: Ask | None = None,
 ) -> HeadLosses:
     """Losses of every head on one token window `[T]`.
 
@@ -62,21 +64,23 @@ def measure(
         window: token ids.
         direct: heads whose loss is measured; that of the others is estimated.
         progress: called after every layer that is estimated and every head that is measured.
+        ask: what answers probes of the window; this process if None.
     """
+    ask = ask or here(evaluator, window[None])
     shape, T = evaluator.loaded.shape, len(window)
     sizes = sorted({max(SINKS + 4, int(share * T)) for share in SIZES})
     starved = max(SINKS + 4, int(STARVED * T))
-    found = price(
-        evaluator,
-        window,
-        sizes=sizes,
-        quantizer=Quantizer(group=None, rotate=True),
-        progress=progress,
-    )
+    asked = estimates(shape.layers, sizes, Quantizer(group=None, rotate=True))
+    found = prices(asked, ask([Probe(0, T, question) for question in asked], progress))
     curves = found.slots.reshape(-1, len(sizes))
     at = curves[:, sizes.index(starved)]
     order = np.argsort(-at, kind="stable")[:direct]
-    lost = np.array(_starve(evaluator, window, order.tolist(), starved, progress))
+    blocks = policy_layers(evaluator.loaded.model.config)
+    starve = [
+        Lost(starving(head, shape, starved, T), blocks[head // shape.kv_heads], starved)
+        for head in order.tolist()
+    ]
+    lost = np.array(ask([Probe(0, T, question) for question in starve], progress))
     ratios = lost / np.maximum(at[order], 1e-12)
     scale = np.full(len(curves), float(np.median(ratios)) if direct else 1.0)
     scale[order] = ratios
@@ -97,6 +101,7 @@ def kept_or_measured(
     window: NDArray[np.int64],
     direct: int,
     step: Callable[[str, float], AbstractContextManager[Any]],
+    ask: Ask | None = None,
 ) -> HeadLosses:
     """`measure`, once per model, dtype, text and plan: the user's cache folder keeps the result.
 
@@ -105,13 +110,14 @@ def kept_or_measured(
         window: token ids `[T]`.
         direct: heads that are measured, see `Plan`.
         step: opens progress of a title and a total.
+        ask: as in `measure`.
     """
     loaded, shape = evaluator.loaded, evaluator.loaded.shape
     words = f"heads/{loaded.digest}/{loaded.dtype}/{direct}/{STARVED}/{SIZES}/{BITS}/{DRAWS}"
 
     def make() -> dict[str, Any]:
         with step("head sensitivity", shape.layers + direct) as shown:
-            return measure(evaluator, window, direct, shown.advance).plain()
+            return measure(evaluator, window, direct, shown.advance, ask).plain()
 
     def read(data: Any) -> HeadLosses:
         found = HeadLosses.read(data)
@@ -120,27 +126,6 @@ def kept_or_measured(
         return found
 
     return remembered("heads", words, np.ascontiguousarray(window).tobytes(), read, make)
-
-
-def _starve(
-    evaluator: Evaluator,
-    window: NDArray[np.int64],
-    heads: Sequence[int],
-    slots: int,
-    progress: Callable[[], None] | None,
-) -> list[float]:
-    """KL divergence from the full cache with one head after another kept to `slots`."""
-    shape, blocks = evaluator.loaded.shape, policy_layers(evaluator.loaded.model.config)
-    found: list[float] = []
-    divergence = evaluator.divergence(window[None]) if heads else None
-    for head in heads:
-        assert divergence is not None
-        policy = starving(head, shape, slots, len(window))
-        lost = divergence.of(policy, same=blocks[head // shape.kv_heads])
-        found.append(float(lost[:, slots:].mean()))
-        if progress is not None:
-            progress()
-    return found
 
 
 def starving(head: int, shape: ModelShape, slots: int, tokens: int) -> Policy:

@@ -6,7 +6,7 @@ from gradients of the log-probability of tokens drawn from the model. One forwar
 passes price all heads. The gradient carries the change through later layers to first order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,17 +73,66 @@ def price(
         seed: of the drawn tokens.
         progress: called after every layer.
     """
-    loaded = evaluator.loaded
-    ids = torch.from_numpy(window)[None].to(loaded.device)
-    layers = _noted(evaluator, ids, draws, seed)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    with torch.no_grad():
-        for layer in layers:
-            found.append(_layer(layer, sizes, bits, quantizer))
-            if progress is not None:
-                progress()
-    slots, keys, values = (torch.stack(x).double().cpu().numpy() for x in zip(*found, strict=True))
-    return Prices(tuple(sizes), slots, tuple(bits), keys, values)
+    asked = estimates(evaluator.loaded.shape.layers, sizes, quantizer, bits, draws, seed)
+    begun, answers = asked[0].begin(evaluator, window), []
+    for question in asked:
+        answers.append(question.answer(begun))
+        if progress is not None:
+            progress()
+    return prices(asked, answers)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Losses of one layer's heads `[H, len(sizes) + 2 len(bits)]`: by size, by bits of keys, of
+    values. A question in the sense of `probes`; all attributes but the first as in `price`.
+
+    Attributes:
+        layer: which policy layer.
+    """
+
+    layer: int
+    sizes: tuple[int, ...]
+    quantizer: Quantizer
+    bits: tuple[int, ...] = BITS
+    draws: int = DRAWS
+    seed: int = 0
+
+    @property
+    def basis(self) -> Hashable:
+        """Forward and backward passes serve all layers."""
+        return "gradients", self.draws, self.seed
+
+    def begin(self, evaluator: Evaluator, ids: NDArray[np.int64]) -> "list[_Noted]":
+        """Those passes."""
+        given = torch.from_numpy(ids)[None].to(evaluator.loaded.device)
+        return _noted(evaluator, given, self.draws, self.seed)
+
+    def answer(self, begun: "list[_Noted]") -> NDArray[np.float64]:
+        """The layer's losses."""
+        with torch.no_grad():
+            found = _layer(begun[self.layer], self.sizes, self.bits, self.quantizer)
+        return torch.cat(found, -1).double().cpu().numpy()
+
+
+def estimates(
+    layers: int,
+    sizes: Sequence[int],
+    quantizer: Quantizer,
+    bits: Sequence[int] = BITS,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> list[Estimate]:
+    """What to ask for the prices of a model with so many `layers`; the rest as in `price`."""
+    return [Estimate(i, tuple(sizes), quantizer, tuple(bits), draws, seed) for i in range(layers)]
+
+
+def prices(asked: Sequence[Estimate], answers: Sequence[NDArray[np.float64]]) -> Prices:
+    """The prices of all layers from the answers about each."""
+    first, found = asked[0], np.stack(answers)
+    ends = len(first.sizes), len(first.sizes) + len(first.bits)
+    slots, keys, values = np.split(found, ends, axis=-1)
+    return Prices(first.sizes, slots, first.bits, keys, values)
 
 
 class _Noted(Watching):
@@ -136,6 +185,8 @@ def _noted(evaluator: Evaluator, ids: Tensor, draws: int, seed: int) -> list[_No
             hidden.backward(_score(head, hidden, draw), retain_graph=True)
             for layer in layers:
                 layer.take()
+    for layer in layers:
+        layer.out = layer.out.detach()  # frees what the backward passes needed
     return layers
 
 

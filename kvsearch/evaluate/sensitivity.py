@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsearch.evaluate.probes import Ask, Lost, Probe, here
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.shape import policy_layers
@@ -73,7 +74,8 @@ def measure(
     windows: NDArray[np.int64],
     *,
     groups: int = GROUPS,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], None] = lambda: None,
+    ask: Ask | None = None,
 ) -> tuple[float, ...]:
     """Sensitivity per layer, mean 1, each at least about `LEAST`.
 
@@ -82,10 +84,11 @@ def measure(
         windows: token windows `[W, T]`; starved layers keep `KEPT` of each.
         groups: groups of neighbouring layers that are starved together.
         progress: called after every group of every window.
+        ask: what answers probes of the windows; this process if None.
     """
     L = evaluator.loaded.shape.layers
     parts = [members.tolist() for members in np.array_split(np.arange(L), min(groups, L))]
-    lost = divergences(evaluator, windows, parts, progress)
+    lost = divergences(evaluator, windows, parts, progress, ask)
     each = np.array([x / len(part) for part, x in zip(parts, lost, strict=True) for _ in part])
     each = np.maximum(each, LEAST * max(each.mean(), 1e-9))
     return tuple(float(f"{x:.4g}") for x in each / each.mean())
@@ -95,7 +98,8 @@ def divergences(
     evaluator: Evaluator,
     windows: NDArray[np.int64],
     parts: Sequence[Sequence[int]],
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], None] = lambda: None,
+    ask: Ask | None = None,
 ) -> list[float]:
     """Mean KL divergence from the full cache, nats per token, with some layers starved at a time.
 
@@ -103,15 +107,16 @@ def divergences(
     """
     blocks = policy_layers(evaluator.loaded.model.config)
     L, T = evaluator.loaded.shape.layers, windows.shape[1]
-    slots, found = max(2 * INTERVAL, int(KEPT * T)), [0.0] * len(parts)
-    for window in windows:
-        divergence = evaluator.divergence(window[None])
-        for i, members in enumerate(parts):
-            policy = starving(members, L, slots, T)
-            lost = divergence.of(policy, same=blocks[members[0]])
-            found[i] += float(lost[:, slots:].mean()) / len(windows)
-            if progress is not None:
-                progress()
+    slots = max(2 * INTERVAL, int(KEPT * T))
+    asked = [
+        Lost(starving(members, L, slots, T), same=blocks[members[0]], first=slots)
+        for members in parts
+    ]
+    probes = [Probe(w, T, question) for w in range(len(windows)) for question in asked]
+    lost = (ask or here(evaluator, windows))(probes, progress)
+    found = [0.0] * len(parts)
+    for i, x in enumerate(lost):
+        found[i % len(parts)] += float(x) / len(windows)
     return found
 
 
@@ -133,6 +138,7 @@ def kept_or_measured(
     windows: NDArray[np.int64],
     step: Callable[[str, float], AbstractContextManager[Any]],
     groups: int = GROUPS,
+    ask: Ask | None = None,
 ) -> tuple[float, ...]:
     """`measure`, once per model, dtype and text: the user's cache folder keeps the result.
 
@@ -141,13 +147,14 @@ def kept_or_measured(
         windows: token windows `[W, T]`.
         step: opens progress of a title and a total.
         groups: groups of neighbouring layers, see `plan`.
+        ask: as in `measure`.
     """
     loaded, L = evaluator.loaded, evaluator.loaded.shape.layers
     words = f"kl/{loaded.digest}/{loaded.dtype}/{groups}/{KEPT}/{INTERVAL}/{LEAST}/{windows.shape}"
 
     def make() -> tuple[float, ...]:
         with step("layer sensitivity", groups * len(windows)) as shown:
-            return measure(evaluator, windows, groups=groups, progress=shown.advance)
+            return measure(evaluator, windows, groups=groups, progress=shown.advance, ask=ask)
 
     def read(data: Any) -> tuple[float, ...]:
         found = tuple(float(h) for h in data)

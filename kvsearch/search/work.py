@@ -1,4 +1,4 @@
-"""What an evaluator does: jobs in, measurements or failures out; nothing is raised.
+"""What an evaluator does: jobs in, measurements, answers or failures out; nothing is raised.
 
 The driver never loads a model and an evaluator never sees the study. A job says which policy, on
 which part of the text, up to which token; going on with the policy of the job before is cheap.
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import KvsearchError, OutOfMemory
+from kvsearch.evaluate.probes import Probe
 from kvsearch.policy import Policy
 
 Status = Literal["ok", "failed", "oom", "died", "unopened"]
@@ -42,6 +43,21 @@ class Job:
     first: int = 0
 
 
+@dataclass(frozen=True)
+class ProbeJob:
+    """A part of a sensitivity measurement; picklable.
+
+    Attributes:
+        key: identity of the job; its outcome has the same.
+        part: name of the text part that has the window.
+        probe: what is asked.
+    """
+
+    key: int
+    part: str
+    probe: Probe
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """What came out of a job that worked.
@@ -67,9 +83,10 @@ class Outcome:
         key: of the job.
         status: `oom` keeps the model loaded; `died` means that the evaluator is gone; `unopened`
             that it ended before the job began, so the policy is not the cause.
-        measured: present when `ok`.
+        measured: present when `ok`, after a `Job`.
         error: one sentence otherwise.
         seconds: wall time.
+        answer: present when `ok`, after a `ProbeJob`.
     """
 
     key: int
@@ -77,6 +94,7 @@ class Outcome:
     measured: Measured | None = None
     error: str = ""
     seconds: float = 0.0
+    answer: NDArray[np.float64] | None = None
 
 
 class Session(Protocol):
@@ -84,6 +102,9 @@ class Session(Protocol):
 
     def run(self, job: Job) -> Measured:
         """Evaluate; any exception becomes a failed outcome."""
+
+    def probe(self, job: ProbeJob) -> NDArray[np.float64]:
+        """Answer; any exception becomes a failed outcome."""
 
     def forget(self) -> None:
         """Drop what a failed job left, so that the next job has all the memory."""
@@ -96,15 +117,22 @@ class Work(Protocol):
         """Load what is needed on the device of `slot`."""
 
 
-def attempt(session: Session, job: Job) -> Outcome:
+def attempt(session: Session, job: Job | ProbeJob) -> Outcome:
     """Run a job; every exception becomes an outcome, and the session stays usable."""
     start = time.perf_counter()
     status: Status = "failed"
     try:
-        measured = session.run(job)
-        if np.isfinite(measured.nll).all():
-            return Outcome(job.key, "ok", measured, seconds=time.perf_counter() - start)
-        error = f"policy {job.policy.name or job.key} gave an NLL that is not finite"
+        if isinstance(job, ProbeJob):
+            answer = session.probe(job)
+            if np.isfinite(answer).all():
+                seconds = time.perf_counter() - start
+                return Outcome(job.key, "ok", seconds=seconds, answer=answer)
+            error = "the model gave a loss that is not finite"
+        else:
+            measured = session.run(job)
+            if np.isfinite(measured.nll).all():
+                return Outcome(job.key, "ok", measured, seconds=time.perf_counter() - start)
+            error = f"policy {job.policy.name or job.key} gave an NLL that is not finite"
     except (OutOfMemory, MemoryError) as e:
         status, error = "oom", str(e) or "out of memory"
     except KvsearchError as e:

@@ -1,6 +1,7 @@
-"""axes.csv, ratios.csv and heads.csv: losses to the full cache, shares of an opponent's, ranks.
+"""Losses to the full cache, shares of an opponent's, ranks, and what ragged heads cost.
 
-Intervals are 95 %, Student's t over blocks of 1024 tokens (eight recorded blocks), paired.
+axes.csv, ratios.csv, heads.csv and cost.csv. Intervals are 95 %, Student's t: of losses over blocks
+of 1024 tokens (eight recorded blocks), paired; of cost over pairs of evaluations.
 """
 
 import argparse
@@ -112,11 +113,27 @@ def heads() -> list[dict[str, object]]:
     return out
 
 
+def cost() -> list[dict[str, object]]:
+    """CPU seconds of ragged heads over those of even ones: geometric means over pairs."""
+    out: list[dict[str, object]] = []
+    for name, pairs in json.loads((HERE / "records" / "cost.json").read_text()).items():
+        even, ragged = (np.array([pair[kind] for pair in pairs]) for kind in ("even", "ragged"))
+        logs = np.log(ragged / even)
+        half = t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
+        ratio, lo, hi = (f"{np.exp(logs.mean() + x):.3f}" for x in (0, -half, half))
+        seconds = {"even_s": f"{even.mean():.1f}", "ragged_s": f"{ragged.mean():.1f}"}
+        out.append(
+            {"policy": name, "pairs": len(logs), **seconds, "ratio": ratio, "lo": lo, "hi": hi}
+        )
+    return out
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, default=HERE)
     out = ask.parse_args().out
-    for name, rows in (("axes", axes()), ("ratios", ratios()), ("heads", heads())):
+    tables = {"axes": axes(), "ratios": ratios(), "heads": heads(), "cost": cost()}
+    for name, rows in tables.items():
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

@@ -158,3 +158,22 @@ def test_values_can_be_rotated_in_smaller_blocks(D):
         plain = Format(bits, 32, levels)
         want = hadamard(fake_quantize(hadamard(x, 32), plain), 32)
         assert torch.equal(fake_quantize(x, fmt), want)
+
+
+@pytest.mark.parametrize(("bits", "tokens"), [(2, 96), (4, 96), (2, 70)])
+def test_groups_along_tokens_are_kivis(bits, tokens):
+    """Each channel has a minimum and a step per 32 neighbouring tokens, counted from the newest."""
+    x = np.random.default_rng(0).standard_normal((tokens, 16)).astype(F)
+    x[:, 5] = 3  # one number only
+    want, top = np.empty_like(x), F(2**bits - 1)
+    for end in range(tokens, 0, -32):
+        for channel in range(16):
+            group = x[max(0, end - 32) : end, channel]
+            step = F(np.float16((group.max() - group.min()) / top))
+            low = F(np.float16(group.min()))
+            codes = np.rint((group - low) / max(step, F(1e-8))).clip(0, top)
+            want[max(0, end - 32) : end, channel] = codes * step + low
+    fmt = Format(bits, 32, along="tokens")
+    packed = quantize(torch.from_numpy(x), fmt)
+    assert np.array_equal(dequantize(packed, fmt).numpy(), want)
+    assert packed.nbytes == tokens * 16 * bits // 8 + -(-tokens // 32) * 16 * 4

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from kvsearch.search.work import Job, Outcome
+from kvsearch.search.work import Job, Outcome, ProbeJob
 
 
 class Executor(Protocol):
@@ -14,7 +14,7 @@ class Executor(Protocol):
 
     slots: int
 
-    def submit(self, slot: int, job: Job) -> None:
+    def submit(self, slot: int, job: Job | ProbeJob) -> None:
         """Start a job on a slot that is free; a slot whose evaluator died is opened anew."""
 
     def wait(self) -> tuple[int, Outcome]:

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from kvsearch.search.work import Job, Outcome, Session, attempt
+from kvsearch.search.work import Job, Outcome, ProbeJob, Session, attempt
 
 
 class Inline:
@@ -14,9 +14,9 @@ class Inline:
 
     def __init__(self, session: Session) -> None:
         self.session, self.slots = session, 1
-        self._jobs: deque[tuple[int, Job]] = deque()
+        self._jobs: deque[tuple[int, Job | ProbeJob]] = deque()
 
-    def submit(self, slot: int, job: Job) -> None:
+    def submit(self, slot: int, job: Job | ProbeJob) -> None:
         """Remember the job."""
         self._jobs.append((slot, job))
 

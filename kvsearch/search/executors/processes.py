@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from kvsearch.search.executors.parent_watch import die_with_parent, undisturbed
-from kvsearch.search.work import Job, Outcome, Work, attempt, why_unopened
+from kvsearch.search.work import Job, Outcome, ProbeJob, Work, attempt, why_unopened
 
 _SPAWN = multiprocessing.get_context("spawn")  # forked CUDA and OpenMP states do not work
 _OPENED = "opened"
@@ -40,10 +40,10 @@ class Processes:
     def __init__(self, work: Work, slots: int) -> None:
         self.work, self.slots = work, slots
         self._children: dict[int, _Child] = {}
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, Job | ProbeJob] = {}
         self._starts: dict[int, int] = {}
 
-    def submit(self, slot: int, job: Job) -> None:
+    def submit(self, slot: int, job: Job | ProbeJob) -> None:
         """Send a job; the process starts with the slot's first one."""
         self._jobs[slot] = job
         child = self._children.get(slot)
