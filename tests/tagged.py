@@ -27,12 +27,12 @@ FREE = ("aten::detach", "aten::lift_fresh", "aten::alias")  # nothing runs on th
 
 
 class Tagged(torch.Tensor):
-    """A tensor of data `elem` on the CPU that says it is `ELSEWHERE`."""
+    """A tensor of data `elem` on the CPU that says it is on a device of `ELSEWHERE`'s type."""
 
     elem: torch.Tensor
 
     @staticmethod
-    def __new__(cls, elem: torch.Tensor) -> "Tagged":
+    def __new__(cls, elem: torch.Tensor, device: torch.device = ELSEWHERE) -> "Tagged":
         """Wrap `elem`, sharing its memory."""
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
@@ -40,7 +40,7 @@ class Tagged(torch.Tensor):
             strides=elem.stride(),
             storage_offset=elem.storage_offset(),
             dtype=elem.dtype,
-            device=ELSEWHERE,
+            device=device,
         )
         made.elem = elem
         return made
@@ -60,9 +60,9 @@ class Tagged(torch.Tensor):
         raise RuntimeError(f"{func} outside of the lane")
 
 
-def tagged(x: torch.Tensor) -> torch.Tensor:
-    """`x` on the device that is not there."""
-    return Tagged(x)
+def tagged(x: torch.Tensor, device: torch.device = ELSEWHERE) -> torch.Tensor:
+    """`x` on a device that is not there."""
+    return Tagged(x, device)
 
 
 def here(x: torch.Tensor) -> torch.Tensor:
@@ -91,16 +91,14 @@ class Device(TorchDispatchMode):
         target = kwargs.get("device")
         flat = [y for x in args for y in (x if isinstance(x, list | tuple) else (x,))]
         given = [x for x in (*flat, *kwargs.values()) if isinstance(x, torch.Tensor)]
-        away = any(isinstance(x, Tagged) for x in given)
-        if (
-            away
-            and func not in COPIES
-            and any(not isinstance(x, Tagged) and x.dim() for x in given)
-        ):
+        away = [x.device for x in given if isinstance(x, Tagged)]
+        places = {x.device for x in given if isinstance(x, Tagged) or (away and x.dim())}
+        if len(places) > 1 and func not in COPIES:
             raise RuntimeError(f"{func}: tensors on two devices")
-        there = target == ELSEWHERE if target is not None else away
+        place = torch.device(target) if target is not None else next(iter(away), CPU)
         if func is _aten.copy_.default:
-            there = isinstance(args[0], Tagged)
+            place = args[0].device
+        there = place.type == ELSEWHERE.type
         name = func._schema.name
         if self.counting and (away or there):
             self._count(func, name, there)
@@ -114,7 +112,7 @@ class Device(TorchDispatchMode):
             same = [x for x in given if isinstance(x, Tagged) and x.elem is result]
             if same:
                 return same[0]
-        return _wrap(result)
+        return _wrap(result, place)
 
     def _count(self, func: Any, name: str, there: bool) -> None:
         if func in WAITS or not there:  # a result that comes back to the host
@@ -133,9 +131,9 @@ def _unwrap(x: Any) -> Any:
     return x
 
 
-def _wrap(x: Any) -> Any:
+def _wrap(x: Any, device: torch.device) -> Any:
     if isinstance(x, torch.Tensor):
-        return Tagged(x)
+        return Tagged(x, device)
     if isinstance(x, list | tuple):
-        return type(x)(_wrap(y) for y in x)
+        return type(x)(_wrap(y, device) for y in x)
     return x

@@ -110,6 +110,50 @@ def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: De
         holds(policy, way, calls, lane)
 
 
+@pytest.mark.parametrize("name", [*METHODS])
+def test_each_layer_is_held_where_its_layer_is(name: str, lane: Device) -> None:
+    """Layers of one model on two devices: what they share is copied, nothing else crosses."""
+    policy = small(name)
+    devices = [torch.device("meta", i) for i in range(2)]
+    found = run_layers(policy, devices, lane)
+    assert not lane.waits, lane.waits
+    assert torch.allclose(found, run_layers(policy, [torch.device("cpu")] * 2, None), atol=1e-4)
+
+
+def run_layers(policy: Policy, devices: list[torch.device], lane: Device | None) -> torch.Tensor:
+    """Outputs of layers 1 and 2, deployed, each on its device; they share rotation and anchors."""
+    draw, outs = torch.Generator().manual_seed(0), []
+    calls = [PROMPT, *[1] * 20]
+    stream = None
+    if policy.anchors is not None:
+        stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
+        stream.tell(torch.zeros(1, sum(calls)), 0)
+    with torch.no_grad(), lane or nullcontext():
+        frequencies = torch.linspace(0.1, 1, SHAPE.head_dim // 2)
+        rotary = Rotary(frequencies if lane is None else tagged(frequencies, devices[0]))
+        layers = [
+            [
+                LayerState(part, packed=True, rotary=rotary, stream=stream)
+                for part in layout(policy, SHAPE).layers
+                if part.layer == 1 + i
+            ]
+            for i in range(2)
+        ]
+        for m in calls:
+            for states, device in zip(layers, devices, strict=True):
+                q, k, v = (
+                    torch.randn(1, heads, m, SHAPE.head_dim, generator=draw)
+                    for heads in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+                )
+                if lane is not None:
+                    q, k, v = (tagged(x, device) for x in (q, k, v))
+                out = advance(states, q, k, v, scale=0.2)
+                assert out.device == device
+                assert all(s.store.device == device for s in states if s.store.n)
+                outs.append(here(out))
+    return torch.cat(outs, 2)
+
+
 def test_the_lane_sees_a_tensor_on_the_wrong_device(
     lane: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
