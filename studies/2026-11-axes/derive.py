@@ -114,17 +114,23 @@ def heads() -> list[dict[str, object]]:
 
 
 def cost() -> list[dict[str, object]]:
-    """CPU seconds of ragged heads over those of even ones: geometric means over pairs."""
+    """CPU seconds of heads that differ over those of even ones: geometric means over pairs."""
     out: list[dict[str, object]] = []
     for name, pairs in json.loads((HERE / "records" / "cost.json").read_text()).items():
-        even, ragged = (np.array([pair[kind] for pair in pairs]) for kind in ("even", "ragged"))
-        logs = np.log(ragged / even)
-        half = t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
-        ratio, lo, hi = (f"{np.exp(logs.mean() + x):.3f}" for x in (0, -half, half))
-        seconds = {"even_s": f"{even.mean():.1f}", "ragged_s": f"{ragged.mean():.1f}"}
-        out.append(
-            {"policy": name, "pairs": len(logs), **seconds, "ratio": ratio, "lo": lo, "hi": hi}
-        )
+        for kind in pairs[0]:
+            if kind == "even":
+                continue
+            even, other = (np.array([pair[k] for pair in pairs]) for k in ("even", kind))
+            logs = np.log(other / even)
+            half = t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
+            ratio, lo, hi = (f"{np.exp(logs.mean() + x):.2f}" for x in (0, -half, half))
+            out.append(
+                {
+                    "policy": name, "heads": kind, "pairs": len(logs),
+                    "even_s": f"{even.mean():.1f}", "s": f"{other.mean():.1f}",
+                    "ratio": ratio, "lo": lo, "hi": hi,
+                }
+            )  # fmt: skip
     return out
 
 
