@@ -270,7 +270,7 @@ def _losses(
         a, g = losses[asked.fingerprint(layers)], losses[given.fingerprint(layers)]
         loss = Loss(source, g.size, float(a.mean()), float(g.mean()))
         if verify:
-            found = proof.run(target, made, loaded.name, ids)
+            found = proof.score(target, made, loaded, ids, prompt)
             there, measured = found.nll[:, start - 1 :].astype(np.float32), found.measured
             d = paired(there, g)
             off = Interval(d.mean, d.lo, d.hi)

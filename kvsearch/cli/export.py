@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvsearch.cli.options import output_options, text_options
+from kvsearch.errors import RunError
 
 if TYPE_CHECKING:
     from kvsearch.app.export import Exported
@@ -56,6 +57,7 @@ def command(
     `kvsearch targets` lists the runtimes.
     """
     from kvsearch.app.export import export
+    from kvsearch.export.proof import TOLERANCE
 
     done = export(
         policy,
@@ -74,6 +76,11 @@ def command(
         progress=not quiet,
     )
     click.echo(json.dumps(done.document()) if as_json else _table(done))
+    if done.loss is not None and done.loss.agrees is False:
+        raise RunError(
+            f"the PPL in {done.target.runtime} is not within {100 * TOLERANCE:g} % of what is "
+            "predicted; compare on more text, and report it with the table above"
+        )
 
 
 def _table(done: "Exported") -> str:
@@ -98,10 +105,10 @@ def _table(done: "Exported") -> str:
         for row in rows
     ]
     if loss is not None and loss.runtime is not None and loss.ppl_off is not None:
-        word = "agrees" if loss.agrees else "DIFFERS"
+        word = "agrees (within" if loss.agrees else "DIFFERS (not within"
         lines.append(
             f"in {t.runtime}: NLL {loss.runtime:.4f}, PPL {100 * loss.ppl_off:+.3f} % from the "
-            f"policy given{_span(loss.off)}; {word} (within {100 * TOLERANCE:g} %)"
+            f"policy given{_span(loss.off)}; {word} {100 * TOLERANCE:g} %)"
         )
         lines += [f"in {t.runtime}: {name} {value:,}" for name, value in done.measured.items()]
     lines += [f"note: {note}" for note in t.notes]
