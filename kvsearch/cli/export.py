@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from kvsearch.cli.options import output_options, text_options
 from kvsearch.errors import RunError
@@ -54,8 +55,15 @@ def command(
 ) -> None:
     """Write what a runtime needs to run POLICY, and say what it cannot do.
 
-    `kvsearch targets` lists the runtimes.
+    `kvsearch targets` lists the runtimes. `--to vectors` writes what a runtime of your own must
+    compute under POLICY.
     """
+    from kvsearch.export import OTHERS
+
+    if target in OTHERS:
+        files = _other(policy, target, out, force, prompt)
+        click.echo(json.dumps({"files": files}) if as_json else "\n".join(files))
+        return
     from kvsearch.app.export import export
     from kvsearch.export.proof import TOLERANCE
 
@@ -81,6 +89,17 @@ def command(
             f"the PPL in {done.target.runtime} is not within {100 * TOLERANCE:g} % of what is "
             "predicted; compare on more text, and report it with the table above"
         )
+
+
+def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int) -> list[str]:
+    """Write something that is for no runtime; returns the files."""
+    given = click.get_current_context()
+    for name in ("model", "text", "dataset", "strict", "verify"):
+        if given.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name} is for runtimes; --to {target} takes -o, --force")
+    from kvsearch.app.vectors import vectors
+
+    return [str(f) for f in vectors(policy, out, prompt=prompt, force=force)]
 
 
 def _table(done: "Exported") -> str:
