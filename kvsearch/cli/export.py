@@ -56,7 +56,7 @@ def command(
     """Write what a runtime needs to run POLICY, and say what it cannot do.
 
     `kvsearch targets` lists the runtimes. `--to vectors` writes what a runtime of your own must
-    compute under POLICY.
+    compute under POLICY, and `--to optuna`, of a run folder, its trials for optuna-dashboard.
     """
     from kvsearch.export import OTHERS
 
@@ -97,6 +97,10 @@ def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int
     for name in ("model", "text", "dataset", "strict", "verify"):
         if given.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name} is for runtimes; --to {target} takes -o, --force")
+    if target == "optuna":
+        from kvsearch.app.optuna_storage import optuna_storage
+
+        return [str(optuna_storage(policy, out, force=force))]
     from kvsearch.app.vectors import vectors
 
     return [str(f) for f in vectors(policy, out, prompt=prompt, force=force)]

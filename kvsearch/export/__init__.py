@@ -38,6 +38,7 @@ TARGETS: dict[str, str] = {
 # what `kvsearch export --to` writes beside them, for no runtime
 OTHERS: dict[str, str] = {
     "vectors": "a conformance kit: what a runtime must compute under the policy",
+    "optuna": "the trials of a run folder, as an Optuna storage",
 }
 
 
