@@ -190,7 +190,7 @@ def test_the_script_of_a_proof_is_run_and_read(
 ) -> None:
     target = find("llamacpp")
     monkeypatch.setattr(proof, "require", lambda target: Path(sys.executable))
-    monkeypatch.setattr(proof, "gguf_in_fp32", lambda name: tmp_path / "x.gguf")
+    monkeypatch.setattr(proof, "gguf_in", lambda kind, name: tmp_path / f"{kind}.gguf")
     script = (
         "import json, sys\n"
         "ids = json.load(open(sys.argv[3]))\n"
@@ -200,5 +200,8 @@ def test_the_script_of_a_proof_is_run_and_read(
     ids = np.arange(6).reshape(1, 6)
     found = proof.run(target, Artefact({"run.py": script}), "m", ids)
     assert found.nll.tolist() == [[1, 2, 3, 4, 5]] and found.measured == {"cells": 7}
+    runs = "import json, sys\njson.dump({'nll': None, 'generated': 9}, open(sys.argv[5], 'w'))\n"
+    found = proof.run(target, Artefact({"run.py": runs}), "m", ids)
+    assert found.nll is None and found.measured == {"generated": 9}
     with pytest.raises(RunError, match="ended with code 1: oh no"):
         proof.run(target, Artefact({"run.py": "raise SystemExit('oh no')"}), "m", ids)

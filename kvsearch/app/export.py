@@ -38,7 +38,7 @@ class Loss:
         text: its name.
         tokens: scored ones.
         asked, given: mean NLL in nats per token, by our evaluator.
-        runtime: the same of the policy given, in the runtime; None if it was not run.
+        runtime: the same of the policy given, in the runtime; None if it told none.
         off: `runtime` minus `given`, token by token, with its interval.
     """
 
@@ -271,9 +271,11 @@ def _losses(
         loss = Loss(source, g.size, float(a.mean()), float(g.mean()))
         if verify:
             found = proof.score(target, made, loaded, ids, prompt)
-            there, measured = found.nll[:, start - 1 :].astype(np.float32), found.measured
-            d = paired(there, g)
-            off = Interval(d.mean, d.lo, d.hi)
-            loss = replace(loss, runtime=float(there.mean()), off=off)
+            measured = found.measured
+            if found.nll is not None:
+                there = found.nll[:, start - 1 :].astype(np.float32)
+                d = paired(there, g)
+                off = Interval(d.mean, d.lo, d.hi)
+                loss = replace(loss, runtime=float(there.mean()), off=off)
             step.advance()
     return loss, measured

@@ -133,7 +133,7 @@ def _table(done: "Exported") -> str:
             f"in {t.runtime}: NLL {loss.runtime:.4f}, PPL {100 * loss.ppl_off:+.3f} % from the "
             f"policy given{_span(loss.off)}; {word} {100 * TOLERANCE:g} %)"
         )
-        lines += [f"in {t.runtime}: {name} {value:,}" for name, value in done.measured.items()]
+    lines += [f"in {t.runtime}: {name} {value:,}" for name, value in done.measured.items()]
     lines += [f"note: {note}" for note in t.notes]
     return "\n".join([*lines, *map(str, done.files)])
 

@@ -2,8 +2,8 @@
 
 A runtime that this package shares its environment with is run in this process (`Target.score`).
 Of the others, the artefact has a `run.py` that takes `MODEL --score IDS --out FILE`, and writes the
-loss of every token after the first. The weights are in fp32, as our evaluator has them, so that
-only the cache can differ.
+loss of every token after the first; where the runtime tells no losses, it generates instead. The
+weights are in fp32, as our evaluator has them, or in fp16, so that only the cache can differ.
 """
 
 import json
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvsearch.errors import RunError
 from kvsearch.export.environments import require
 from kvsearch.export.target import Artefact, Scored, Target
-from kvsearch.models.load import LoadedModel, gguf_in_fp32
+from kvsearch.models.load import LoadedModel, gguf_in
 
 TOLERANCE = 0.003  # of PPL
 
@@ -45,7 +45,9 @@ def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> S
         RunError: the environment is not there, or the runtime failed.
         ModelError: the model is no GGUF file.
     """
-    python, weights = require(target), gguf_in_fp32(model)
+    python = require(target)
+    assert target.environment is not None
+    weights = gguf_in(target.environment.weights, model)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, content in made.files.items():
@@ -63,6 +65,9 @@ def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> S
                 f"{target.runtime} {target.version} ended with code {done.returncode}: {last[:200]}"
             )
         found: dict[str, Any] = json.loads((folder / "nll.json").read_text(encoding="utf-8"))
-    nll = np.array(found.pop("nll"), dtype=np.float64)
+    losses = found.pop("nll")
+    if losses is None:
+        return Scored(None, found)
+    nll = np.array(losses, dtype=np.float64)
     assert nll.shape == (ids.shape[0], ids.shape[1] - 1), nll.shape
     return Scored(nll, found)

@@ -56,11 +56,11 @@ class Scored:
     """Losses in a runtime.
 
     Attributes:
-        nll: nats per token `[W, T - 1]`.
+        nll: nats per token `[W, T - 1]`; None where the runtime only generated.
         measured: what the runtime says of its cache.
     """
 
-    nll: NDArray[np.float64]
+    nll: NDArray[np.float64] | None
     measured: dict[str, int]
 
 
@@ -73,12 +73,14 @@ class Environment:
         about: what that costs.
         options: of pip.
         variables: of the environment.
+        weights: type of the weights that the runtime is given to be compared.
     """
 
     requirements: tuple[str, ...]
     about: str
     options: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    weights: Literal["fp32", "fp16"] = "fp32"
 
 
 @dataclass(frozen=True)
