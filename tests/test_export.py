@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,48 @@ def test_losses_of_both_policies_are_those_of_the_evaluator(
         assert found == pytest.approx(float(nll.mean()), abs=1e-5)
     assert not done.given.scored and done.loss.asked != done.loss.given
     assert done.loss.runtime is None and done.loss.agrees is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [Policy.build(SCORED), Policy(), Policy.build({**SCORED, "trigger": "prompt+stream"})],
+    ids=["scored", "full", "after a prompt"],
+)
+def test_transformers_is_run_here_and_compared(
+    asked: Policy, tiny_folder: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = dict(
+        model=str(tiny_folder), text=str(prose), context=120, prompt=32, verify=True
+    )
+    done = export(asked, "transformers", tmp_path / "out", **options)
+    assert done.loss is not None and done.loss.agrees
+    assert done.loss.ppl_off == pytest.approx(0, abs=1e-4)
+    assert done.loss.tokens == 120 - max(32, asked.slots or 1)
+    shape, held = load_model(str(tiny_folder)).shape, done.measured["bytes_resident"]
+    if asked.evicts:
+        assert held == layout(asked, shape).bytes_at(120, 32)
+    monkeypatch.setattr(environments, "version_here", lambda name: "5.0.0")
+    with pytest.raises(RunError, match=r"transformers 5\.0\.0 is installed, and .* speaks 5\."):
+        export(asked, "transformers", tmp_path / "other", **options)
+
+
+def test_a_runtime_that_does_something_else_is_noticed(
+    file: Path, tiny_folder: Path, prose: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    right = proof.score
+
+    def wrong(target: Any, made: Artefact, *rest: Any) -> Any:
+        found = right(target, made, *rest)
+        return replace(found, nll=found.nll + 0.0031)
+
+    argv = ["export", str(file), "--model", str(tiny_folder), "--text", str(prose), "--verify"]
+    argv += ["--context", "96", "--force"]
+    code, out, _ = call(argv, capsys)
+    assert code == 0 and "; agrees (within 0.3 %)" in out
+    monkeypatch.setattr(proof, "score", wrong)
+    code, out, err = call(argv, capsys)
+    assert code == 2 and "; DIFFERS (not within 0.3 %)" in out
+    assert "not within 0.3 %" in err.splitlines()[-1]
 
 
 def test_mistakes_write_nothing(file: Path, tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -147,7 +190,7 @@ def test_the_script_of_a_proof_is_run_and_read(
 ) -> None:
     target = find("llamacpp")
     monkeypatch.setattr(proof, "require", lambda target: Path(sys.executable))
-    monkeypatch.setattr(proof, "gguf_in_fp32", lambda name: tmp_path / "x.gguf")
+    monkeypatch.setattr(proof, "gguf_in", lambda kind, name: tmp_path / f"{kind}.gguf")
     script = (
         "import json, sys\n"
         "ids = json.load(open(sys.argv[3]))\n"
@@ -157,5 +200,8 @@ def test_the_script_of_a_proof_is_run_and_read(
     ids = np.arange(6).reshape(1, 6)
     found = proof.run(target, Artefact({"run.py": script}), "m", ids)
     assert found.nll.tolist() == [[1, 2, 3, 4, 5]] and found.measured == {"cells": 7}
+    runs = "import json, sys\njson.dump({'nll': None, 'generated': 9}, open(sys.argv[5], 'w'))\n"
+    found = proof.run(target, Artefact({"run.py": runs}), "m", ids)
+    assert found.nll is None and found.measured == {"generated": 9}
     with pytest.raises(RunError, match="ended with code 1: oh no"):
         proof.run(target, Artefact({"run.py": "raise SystemExit('oh no')"}), "m", ids)

@@ -38,7 +38,7 @@ class Loss:
         text: its name.
         tokens: scored ones.
         asked, given: mean NLL in nats per token, by our evaluator.
-        runtime: the same of the policy given, in the runtime; None if it was not run.
+        runtime: the same of the policy given, in the runtime; None if it told none.
         off: `runtime` minus `given`, token by token, with its interval.
     """
 
@@ -270,10 +270,12 @@ def _losses(
         a, g = losses[asked.fingerprint(layers)], losses[given.fingerprint(layers)]
         loss = Loss(source, g.size, float(a.mean()), float(g.mean()))
         if verify:
-            found = proof.run(target, made, loaded.name, ids)
-            there, measured = found.nll[:, start - 1 :].astype(np.float32), found.measured
-            d = paired(there, g)
-            off = Interval(d.mean, d.lo, d.hi)
-            loss = replace(loss, runtime=float(there.mean()), off=off)
+            found = proof.score(target, made, loaded, ids, prompt)
+            measured = found.measured
+            if found.nll is not None:
+                there = found.nll[:, start - 1 :].astype(np.float32)
+                d = paired(there, g)
+                off = Interval(d.mean, d.lo, d.hi)
+                loss = replace(loss, runtime=float(there.mean()), off=off)
             step.advance()
     return loss, measured

@@ -29,6 +29,7 @@ from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.read import quiet
 from kvsearch.models.shape import policy_layers, rotary_candidates, shape_of, text_config
+from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
 
 
@@ -113,10 +114,8 @@ class PolicyLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: what was evicted cannot be brought back."""
         if tokens_to_remove:
-            raise PolicyError(
-                "a policy cache cannot be rolled back, as assisted generation asks: evicted tokens "
-                "are gone"
-            )
+            what = "a policy cache cannot be rolled back, as assisted generation asks: "
+            raise PolicyError(f"{what}evicted tokens are gone")
 
 
 class PolicyCache(Cache):
@@ -184,6 +183,14 @@ class PolicyCache(Cache):
         """Read a policy file and build its cache for `model`."""
         return cls(Policy.from_json(source), model, **options)
 
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike[str], model: PreTrainedModel, **options: Any
+    ) -> "PolicyCache":
+        """The cache of a shared policy: hub id `owner/name` (and `revision`), folder or file."""
+        file = policy_file(os.fspath(name), options.pop("revision", None))
+        return cls.from_json(file, model, **options)
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -193,10 +200,8 @@ class PolicyCache(Cache):
                 "the model's attention implementation was changed after this cache was made; make "
                 "a new cache"
             )
-        result: tuple[Tensor, Tensor] = super().update(
-            key_states, value_states, layer_idx, *args, **kwargs
-        )
-        return result
+        found = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return cast(tuple[Tensor, Tensor], found)
 
     @property
     def states(self) -> list[LayerState]:

@@ -16,6 +16,7 @@ COMMANDS = {
     "eval": "measure methods and policy files on a text",
     "report": "rebuild the report of a run",
     "export": "write a policy for a runtime",
+    "push": "share a policy with a card of its figures",
     "targets": "the runtimes, what they can execute, and the level of proof",
     "prune": "write a smaller model without the channels that a policy removes",
     "adapt": "train a model to live with a policy, or without the channels it removes",

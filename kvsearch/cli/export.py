@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from kvsearch.cli.options import output_options, text_options
+from kvsearch.errors import RunError
 
 if TYPE_CHECKING:
     from kvsearch.app.export import Exported
@@ -53,9 +55,17 @@ def command(
 ) -> None:
     """Write what a runtime needs to run POLICY, and say what it cannot do.
 
-    `kvsearch targets` lists the runtimes.
+    `kvsearch targets` lists the runtimes. `--to vectors` writes what a runtime of your own must
+    compute under POLICY, and `--to optuna`, of a run folder, its trials for optuna-dashboard.
     """
+    from kvsearch.export import OTHERS
+
+    if target in OTHERS:
+        files = _other(policy, target, out, force, prompt)
+        click.echo(json.dumps({"files": files}) if as_json else "\n".join(files))
+        return
     from kvsearch.app.export import export
+    from kvsearch.export.proof import TOLERANCE
 
     done = export(
         policy,
@@ -74,6 +84,26 @@ def command(
         progress=not quiet,
     )
     click.echo(json.dumps(done.document()) if as_json else _table(done))
+    if done.loss is not None and done.loss.agrees is False:
+        raise RunError(
+            f"the PPL in {done.target.runtime} is not within {100 * TOLERANCE:g} % of what is "
+            "predicted; compare on more text, and report it with the table above"
+        )
+
+
+def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int) -> list[str]:
+    """Write something that is for no runtime; returns the files."""
+    given = click.get_current_context()
+    for name in ("model", "text", "dataset", "strict", "verify"):
+        if given.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name} is for runtimes; --to {target} takes -o, --force")
+    if target == "optuna":
+        from kvsearch.app.optuna_storage import optuna_storage
+
+        return [str(optuna_storage(policy, out, force=force))]
+    from kvsearch.app.vectors import vectors
+
+    return [str(f) for f in vectors(policy, out, prompt=prompt, force=force)]
 
 
 def _table(done: "Exported") -> str:
@@ -98,12 +128,12 @@ def _table(done: "Exported") -> str:
         for row in rows
     ]
     if loss is not None and loss.runtime is not None and loss.ppl_off is not None:
-        word = "agrees" if loss.agrees else "DIFFERS"
+        word = "agrees (within" if loss.agrees else "DIFFERS (not within"
         lines.append(
             f"in {t.runtime}: NLL {loss.runtime:.4f}, PPL {100 * loss.ppl_off:+.3f} % from the "
-            f"policy given{_span(loss.off)}; {word} (within {100 * TOLERANCE:g} %)"
+            f"policy given{_span(loss.off)}; {word} {100 * TOLERANCE:g} %)"
         )
-        lines += [f"in {t.runtime}: {name} {value:,}" for name, value in done.measured.items()]
+    lines += [f"in {t.runtime}: {name} {value:,}" for name, value in done.measured.items()]
     lines += [f"note: {note}" for note in t.notes]
     return "\n".join([*lines, *map(str, done.files)])
 

@@ -28,7 +28,7 @@ def command(install: str | None, as_json: bool, quiet: bool) -> None:
             "version": t.version,
             "proof": t.proof,
             "installed": environments.installed(t),
-            "verify": t.environment is not None,
+            "verify": t.runs,
             "knobs": t.knobs,
             "notes": list(t.notes),
         }

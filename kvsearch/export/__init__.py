@@ -8,6 +8,7 @@ from kvsearch.export.project import project
 from kvsearch.export.target import PROOFS, Artefact, Job, Target, unknown_options
 
 __all__ = [
+    "OTHERS",
     "PROOFS",
     "TARGETS",
     "Artefact",
@@ -34,11 +35,17 @@ TARGETS: dict[str, str] = {
     "kvpress": "kvsearch.export.kvpress",
 }
 
+# what `kvsearch export --to` writes beside them, for no runtime
+OTHERS: dict[str, str] = {
+    "vectors": "a conformance kit: what a runtime must compute under the policy",
+    "optuna": "the trials of a run folder, as an Optuna storage",
+}
+
 
 def find(name: str) -> Target:
     """The target called `name`; a misspelt name raises a `KvsearchError` with the nearest ones."""
     if name not in TARGETS:
-        raise KvsearchError(f"unknown target {name!r}{nearest(name, TARGETS)}")
+        raise KvsearchError(f"unknown target {name!r}{nearest(name, [*TARGETS, *OTHERS])}")
     target: Target = import_module(TARGETS[name]).TARGET
     return target
 

@@ -41,13 +41,21 @@ def installed(target: Target) -> str | None:
 
 
 def require(target: Target) -> Path:
-    """The interpreter of a target's environment.
+    """The interpreter that runs a target: of its environment, or this one.
 
     Raises:
-        RunError: the target has none, it is not there, or it holds another version.
+        RunError: the target is not run, not installed, or there in another version.
     """
-    if target.environment is None:
+    if not target.runs:
         raise RunError(f"--verify cannot run {target.name}; leave it out")
+    if target.environment is None:
+        assert target.distribution is not None
+        if (here := installed(target)) != target.version:
+            raise RunError(
+                f"{target.runtime} {here} is installed, and the export speaks {target.version}; "
+                f"install that version, or leave --verify out"
+            )
+        return Path(sys.executable)
     python = python_of(target)
     how = f"run `kvsearch targets --install {target.name}`"
     if not python.is_file():

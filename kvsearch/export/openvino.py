@@ -3,10 +3,10 @@
 from itertools import product
 
 from kvsearch.export.capability import Capability, Eviction, Format, Ranking, Sizes
-from kvsearch.export.target import Artefact, Job, Target
+from kvsearch.export.target import Artefact, Environment, Job, Target
 from kvsearch.rules import Attention
 
-VERSION = "2026.4.1"
+VERSION = "2026.4.1.0"
 BLOCK = 32  # tokens, on a CPU
 BITS = {8: "u8", 4: "u4"}
 FORMATS = tuple(
@@ -16,35 +16,87 @@ FORMATS = tuple(
 SUM = Attention(share="layer")
 NORM_SUM = Attention(beta=1, share="layer")
 
-_SCRIPT = '''"""Generate with OpenVINO GenAI and this KV-cache policy.
+_SCRIPT = '''"""Generate with OpenVINO GenAI and this KV-cache policy, or score token ids with it.
 
     python run.py MODEL "once upon a time"
+    python run.py MODEL.gguf --score ids.json --out nll.json
 
 MODEL is a folder with an OpenVINO model, or a .gguf file.
 Needs: pip install openvino-genai=={version}
 """
 
-import sys
+import argparse
+import json
 
+import numpy as np
+import openvino
 import openvino_genai as ov
 
 PROPERTIES = {properties}
 EVICTION = {eviction}
+# for comparisons: activations are not rounded, so that only the cache differs
+PLAIN = {{"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}}
+NEW = 96  # tokens generated where no losses can be had
 
-scheduler = ov.SchedulerConfig()
-scheduler.enable_prefix_caching = False
-if EVICTION is not None:
-    start, recent, most, mode, rotate = EVICTION
-    scheduler.use_cache_eviction = True
-    scheduler.cache_eviction_config = ov.CacheEvictionConfig(
-        start_size=start,
-        recent_size=recent,
-        max_cache_size=most,
-        aggregation_mode=getattr(ov.AggregationMode, mode),
-        apply_rotation=rotate,
-    )
-pipe = ov.LLMPipeline(sys.argv[1], "CPU", scheduler_config=scheduler, **PROPERTIES)
-print(pipe.generate(sys.argv[2], max_new_tokens=64))
+
+def scheduler():
+    made = ov.SchedulerConfig()
+    made.enable_prefix_caching = False
+    if EVICTION is not None:
+        start, recent, most, mode, rotate = EVICTION
+        made.use_cache_eviction = True
+        made.cache_eviction_config = ov.CacheEvictionConfig(
+            start_size=start,
+            recent_size=recent,
+            max_cache_size=most,
+            aggregation_mode=getattr(ov.AggregationMode, mode),
+            apply_rotation=rotate,
+        )
+    return made
+
+
+def score(model, windows, threads):
+    """Losses of the windows; with eviction, which begins after a prompt, tokens generated."""
+    properties = {{**PROPERTIES, **PLAIN, "INFERENCE_NUM_THREADS": threads}}
+    pipe = ov.ContinuousBatchingPipeline(model, scheduler(), "CPU", properties)
+    config = ov.GenerationConfig()
+    config.max_new_tokens = 1 if EVICTION is None else NEW
+    config.logprobs, config.echo, config.ignore_eos = 1, EVICTION is None, True
+    nll, made = [], 0
+    for i, ids in enumerate(windows):
+        handle = pipe.add_request(i, openvino.Tensor(np.array([ids], dtype=np.int64)), config)
+        while pipe.has_non_finished_requests():
+            pipe.step()
+        (out,) = handle.read_all()
+        made += len(out.generated_ids)
+        nll.append([-x for x in out.generated_log_probs[1 : len(ids)]])
+    found = {{"nll": nll if EVICTION is None else None}}
+    if EVICTION is not None:
+        found["generated"] = made
+    return {{**found, "cache_bytes": pipe.get_metrics().cache_size_in_bytes}}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("prompt", nargs="?", default="Once upon a time")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=0, help="0: all")
+    parser.add_argument("--score", help="JSON list of lists of token ids")
+    parser.add_argument("--out", help="file for the losses")
+    args = parser.parse_args()
+    if args.score:
+        with open(args.score, encoding="utf-8") as f:
+            windows = json.load(f)
+        with open(args.out, "wb") as f:
+            f.write(json.dumps(score(args.model, windows, args.threads)).encode())
+        return
+    pipe = ov.LLMPipeline(args.model, "CPU", scheduler_config=scheduler(), **PROPERTIES)
+    print(pipe.generate(args.prompt, max_new_tokens=args.tokens))
+
+
+if __name__ == "__main__":
+    main()
 '''
 
 
@@ -102,6 +154,8 @@ TARGET = Target(
         ),
     ),
     options={
+        "INFERENCE_PRECISION_HINT": ("f32", "bf16", "f16"),
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": ("0", "32", "64", "128"),
         "KV_CACHE_PRECISION": ("u8", "u4", "u3", "bf16", "f16", "f32"),
         "KEY_CACHE_PRECISION": ("u8", "u4", "u3", "bf16", "f16", "f32"),
         "VALUE_CACHE_PRECISION": ("u8", "u4", "u3", "bf16", "f16", "f32"),
@@ -116,6 +170,7 @@ TARGET = Target(
         "enable_prefix_caching": bool,
     },
     write=write,
+    proof="runs",
     notes=(
         "It evicts whole blocks of 32 tokens by the sum of their scores; a policy evicts tokens.",
         "It rounds a token when it comes, a policy at the next compaction.",
@@ -123,4 +178,9 @@ TARGET = Target(
         "for u4 (measured, kv_cache_size_in_bytes), more than the policy counts.",
     ),
     distribution="openvino-genai",
+    environment=Environment(
+        requirements=(f"openvino-genai=={VERSION}", "numpy"),
+        about="about 100 MB of wheels",
+        weights="fp16",  # its reader of GGUF files knows no fp32, and reads 4 bits to other numbers
+    ),
 )

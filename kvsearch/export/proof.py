@@ -1,15 +1,15 @@
 """The highest level of proof: the artefact itself, run in the runtime on given tokens.
 
-An artefact that can be proven so has a `run.py` that takes `MODEL --score IDS --out FILE`, and
-writes the loss of every token after the first. The weights are in fp32, as our evaluator has them,
-so that only the cache can differ.
+A runtime that this package shares its environment with is run in this process (`Target.score`).
+Of the others, the artefact has a `run.py` that takes `MODEL --score IDS --out FILE`, and writes the
+loss of every token after the first; where the runtime tells no losses, it generates instead. The
+weights are in fp32, as our evaluator has them, or in fp16, so that only the cache can differ.
 """
 
 import json
 import os
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,24 @@ from numpy.typing import NDArray
 
 from kvsearch.errors import RunError
 from kvsearch.export.environments import require
-from kvsearch.export.target import Artefact, Target
-from kvsearch.models.load import gguf_in_fp32
+from kvsearch.export.target import Artefact, Scored, Target
+from kvsearch.models.load import LoadedModel, gguf_in
 
 TOLERANCE = 0.003  # of PPL
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Losses in a runtime.
+def score(
+    target: Target, made: Artefact, loaded: LoadedModel, ids: NDArray[np.int64], prompt: int
+) -> Scored:
+    """Losses of token windows `[W, T]` in the runtime, here or in its environment.
 
-    Attributes:
-        nll: nats per token `[W, T - 1]`.
-        measured: what the runtime says of its cache.
+    Raises:
+        RunError: the environment is not there, or the runtime failed.
+        ModelError: the runtime reads only GGUF files, and the model is none.
     """
-
-    nll: NDArray[np.float64]
-    measured: dict[str, int]
+    if target.score is not None:
+        return target.score(made, loaded, ids, prompt)
+    return run(target, made, loaded.name, ids)
 
 
 def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> Scored:
@@ -44,7 +45,9 @@ def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> S
         RunError: the environment is not there, or the runtime failed.
         ModelError: the model is no GGUF file.
     """
-    python, weights = require(target), gguf_in_fp32(model)
+    python = require(target)
+    assert target.environment is not None
+    weights = gguf_in(target.environment.weights, model)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, content in made.files.items():
@@ -62,6 +65,9 @@ def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> S
                 f"{target.runtime} {target.version} ended with code {done.returncode}: {last[:200]}"
             )
         found: dict[str, Any] = json.loads((folder / "nll.json").read_text(encoding="utf-8"))
-    nll = np.array(found.pop("nll"), dtype=np.float64)
+    losses = found.pop("nll")
+    if losses is None:
+        return Scored(None, found)
+    nll = np.array(losses, dtype=np.float64)
     assert nll.shape == (ids.shape[0], ids.shape[1] - 1), nll.shape
     return Scored(nll, found)

@@ -2,10 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvsearch.export.capability import Capability
 from kvsearch.policy import ModelShape, Policy
+
+if TYPE_CHECKING:
+    from kvsearch.models.load import LoadedModel
 
 Proof = Literal["nll", "runs", "schema"]
 Words = tuple[Any, ...] | type  # the values of an option: some words, or any of a type
@@ -46,6 +52,19 @@ class Artefact:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """Losses in a runtime.
+
+    Attributes:
+        nll: nats per token `[W, T - 1]`; None where the runtime only generated.
+        measured: what the runtime says of its cache.
+    """
+
+    nll: NDArray[np.float64] | None
+    measured: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Environment:
     """How a runtime is installed on its own.
 
@@ -54,12 +73,14 @@ class Environment:
         about: what that costs.
         options: of pip.
         variables: of the environment.
+        weights: type of the weights that the runtime is given to be compared.
     """
 
     requirements: tuple[str, ...]
     about: str
     options: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    weights: Literal["fp32", "fp16"] = "fp32"
 
 
 @dataclass(frozen=True)
@@ -77,7 +98,10 @@ class Target:
         proof: how far an export is proven.
         notes: what a policy cannot say about it, one sentence each.
         distribution: Python package that says whether it is installed; None has none.
-        environment: how it is installed to be run by `--verify`; None is not run.
+        environment: how it is installed to be run by `--verify` in a process of its own.
+        score: runs an artefact in this process instead, on token windows `[W, T]` of which the
+            first tokens, as many as the last argument says, come in one call. A target with
+            neither is not run.
     """
 
     name: str
@@ -91,6 +115,12 @@ class Target:
     notes: tuple[str, ...] = ()
     distribution: str | None = None
     environment: Environment | None = None
+    score: "Callable[[Artefact, LoadedModel, NDArray[np.int64], int], Scored] | None" = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether `--verify` can run it."""
+        return self.environment is not None or self.score is not None
 
 
 def unknown_options(target: Target, options: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,20 @@
-"""transformers: our cache in `generate()`, which runs every policy; its own for the full cache."""
+"""transformers: our cache in `generate()`, which runs every policy; its own for the full cache.
 
-from kvsearch.export.target import Artefact, Job, Target
+Its other caches hold no policy as it says: quantised ones store keys and values alike and round
+the whole cache again at each flush, and its fp8 scales by what came first.
+"""
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.export.target import Artefact, Job, Scored, Target
 from kvsearch.policy import Policy
+
+if TYPE_CHECKING:
+    from kvsearch.models.load import LoadedModel
 
 VERSION = "5.23.0"
 
@@ -55,6 +68,40 @@ def write(job: Job) -> Artefact:
     )
 
 
+def score(made: Artefact, loaded: "LoadedModel", ids: NDArray[np.int64], prompt: int) -> Scored:
+    """Fill the cache that the artefact uses token by token, after `prompt` tokens in one call.
+
+    Args:
+        made: the artefact.
+        loaded: the model.
+        ids: token windows `[W, T]`.
+        prompt: tokens of the first call.
+    """
+    from kvsearch.evaluate.quality import stepwise
+
+    if made.options:  # a cache of transformers itself
+        return _score_stock(loaded, ids)
+    policy = Policy.build(json.loads(made.files["policy.json"]))
+    nll, cache = stepwise(loaded, policy, ids, prompt=max(1, prompt))
+    return Scored(nll.astype(np.float64), {"bytes_resident": cache.bytes_resident})
+
+
+def _score_stock(loaded: "LoadedModel", ids: NDArray[np.int64]) -> Scored:
+    import torch
+
+    from kvsearch.cache.huggingface import full_cache
+
+    model = loaded.model
+    x, cache, out = torch.from_numpy(ids).to(loaded.device), full_cache(model), []
+    with torch.inference_mode():
+        for t in range(x.shape[1] - 1):
+            logits = model(x[:, t : t + 1], past_key_values=cache, use_cache=True).logits[:, 0]
+            out.append(-logits.double().log_softmax(-1).gather(-1, x[:, t + 1 : t + 2]))
+    held = [t for layer in cache.layers for t in (layer.keys, layer.values) if t is not None]
+    size = sum(t.nbytes for t in held) // len(ids)
+    return Scored(torch.cat(out, 1).cpu().numpy(), {"bytes_resident": size})
+
+
 TARGET = Target(
     name="transformers",
     runtime="transformers",
@@ -68,5 +115,6 @@ TARGET = Target(
     },
     write=write,
     proof="nll",
+    score=score,
     distribution="transformers",
 )  # fmt: skip

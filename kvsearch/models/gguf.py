@@ -6,7 +6,7 @@ For SmolLM2-135M (98 MB, Q4_1) the conversion takes 16 s and the copy (538 MB) l
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -16,6 +16,7 @@ from kvsearch.models.disk_cache import cache_folder, keep
 from kvsearch.models.read import quiet, read
 from kvsearch.models.weights import parameters
 
+BYTES = {"fp32": 4, "fp16": 2}
 KEEP_BELOW = 4 << 30  # bytes of fp32 copy; above this, disk matters more than a minute
 
 
@@ -82,8 +83,10 @@ def _forget_quantisation(model: Any) -> None:
         del model.config.quantization_config
 
 
-def single_precision(path: Path, sha256: str, announce: Callable[[str], None]) -> Path:
-    """A GGUF file with the weights of another in fp32, for engines that read only GGUF.
+def dequantised(
+    path: Path, sha256: str, kind: Literal["fp32", "fp16"], announce: Callable[[str], None]
+) -> Path:
+    """A GGUF file with the weights of another in plain numbers, for engines that read only GGUF.
 
     Such an engine then multiplies by the same numbers as transformers, to which weights are
     de-quantised, instead of rounding activations to go with them.
@@ -91,6 +94,7 @@ def single_precision(path: Path, sha256: str, announce: Callable[[str], None]) -
     Args:
         path: the `.gguf` file.
         sha256: its digest, hexadecimal.
+        kind: type of the matrices; vectors are in fp32.
         announce: called with a sentence before the conversion.
 
     Raises:
@@ -98,21 +102,21 @@ def single_precision(path: Path, sha256: str, announce: Callable[[str], None]) -
     """
 
     def make(draft: Path) -> None:
-        size = parameters([path]) * 4
+        size = parameters([path]) * BYTES[kind]
         announce(
-            f"writing {path.name} in fp32 once (about {size / 1e9:.1f} GB in {cache_folder()})"
+            f"writing {path.name} in {kind} once (about {size / 1e9:.1f} GB in {cache_folder()})"
         )
         if shutil.disk_usage(draft).free < 2 * size:
             raise OSError("not enough free space")
-        _write_fp32(path, draft / "fp32.gguf")
+        _write(path, draft / f"{kind}.gguf", kind)
 
     try:
-        return keep(f"gguf-{sha256[:16]}-fp32", make) / "fp32.gguf"
+        return keep(f"gguf-{sha256[:16]}-{kind}", make) / f"{kind}.gguf"
     except OSError as error:
-        raise ModelError(f"{path} cannot be kept in fp32 in {cache_folder()}: {error}") from error
+        raise ModelError(f"{path} cannot be kept in {kind} in {cache_folder()}: {error}") from error
 
 
-def _write_fp32(source: Path, place: Path) -> None:
+def _write(source: Path, place: Path, kind: Literal["fp32", "fp16"]) -> None:
     import gguf
 
     reader = gguf.GGUFReader(source)
@@ -120,14 +124,15 @@ def _write_fp32(source: Path, place: Path) -> None:
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        value = 0 if name == "general.file_type" else field.contents()  # 0: all fp32
-        writer.add_key_value(name, value, kind, sub_type=inner)
+        of = field.types[0]
+        inner = field.types[-1] if of == gguf.GGUFValueType.ARRAY else None
+        all_fp16 = int(kind == "fp16")  # ggml's number of the file type
+        value = all_fp16 if name == "general.file_type" else field.contents()
+        writer.add_key_value(name, value, of, sub_type=inner)
     for tensor in reader.tensors:
-        writer.add_tensor(
-            tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype("float32")
-        )
+        x = gguf.dequantize(tensor.data, tensor.tensor_type)
+        half = kind == "fp16" and x.ndim > 1
+        writer.add_tensor(tensor.name, x.astype("float16" if half else "float32"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

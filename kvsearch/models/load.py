@@ -4,14 +4,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from kvsearch.errors import ModelError, TextError, nearest
 from kvsearch.models import given
 from kvsearch.models.aliases import DEFAULT
-from kvsearch.models.gguf import converted, single_precision
+from kvsearch.models.gguf import converted, dequantised
 from kvsearch.models.locate import locate
 from kvsearch.models.memory import require_memory
 from kvsearch.models.read import brief, configuration, read
@@ -180,8 +180,10 @@ def shape_named(name: str, announce: Callable[[str], None] = to_stderr) -> Model
     return shape_of(configuration(found.folder, gguf=found.gguf))
 
 
-def gguf_in_fp32(name: str, announce: Callable[[str], None] = to_stderr) -> Path:
-    """A GGUF file with the weights of a GGUF model in fp32, see `gguf.single_precision`.
+def gguf_in(
+    kind: Literal["fp32", "fp16"], name: str, announce: Callable[[str], None] = to_stderr
+) -> Path:
+    """A GGUF file with the weights of a GGUF model in plain numbers, see `gguf.dequantised`.
 
     Raises:
         ModelError: the model cannot be found, or is no GGUF file.
@@ -190,7 +192,7 @@ def gguf_in_fp32(name: str, announce: Callable[[str], None] = to_stderr) -> Path
     if found.gguf is None:
         raise ModelError(f"{name} is no GGUF file, and this runtime reads nothing else; name one")
     file = found.folder / found.gguf
-    return single_precision(file, digest([file]).partition(":")[2], announce)
+    return dequantised(file, digest([file]).partition(":")[2], kind, announce)
 
 
 def max_context(model_config: Any) -> int | None:

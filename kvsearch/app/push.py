@@ -1,0 +1,136 @@
+"""Sharing a policy: its file and a card, in a folder or on the Hugging Face hub."""
+
+import tempfile
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from kvsearch.app import summary as summaries
+from kvsearch.errors import RunError
+from kvsearch.export import TARGETS, find, project, verdicts
+from kvsearch.files import write_atomic
+from kvsearch.models.read import brief
+from kvsearch.models.shared import FILE, is_repository, policy_file
+from kvsearch.policy import ModelShape, Policy, check
+from kvsearch.records import Row, Summary
+from kvsearch.report.card import Proven, card, document
+from kvsearch.search.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What was shared.
+
+    Attributes:
+        where: address on the hub, or the folder.
+        measured: whether a run beside the policy gave the card its figures.
+        files: their names.
+    """
+
+    where: str
+    measured: bool
+    files: tuple[str, ...]
+
+
+def push(
+    source: str | PathLike[str],
+    repository: str | None = None,
+    *,
+    out: str | PathLike[str] | None = None,
+    model: str | None = None,
+    private: bool = False,
+    force: bool = False,
+) -> Pushed:
+    """Share a policy.
+
+    Args:
+        source: a policy file, or a run folder, whose recommended policy it is then. Figures come
+            from the run that the file lies in.
+        repository: hub id `owner/name`.
+        out: a folder instead of the hub.
+        model: name of its model, where no run says it.
+        private: make a private repository.
+        force: overwrite existing files of the folder.
+
+    Raises:
+        KvsearchError: the policy cannot be read, files exist, or the hub refuses; of a folder
+            nothing was written then.
+    """
+    if (repository is None) == (out is None):
+        raise RunError("give either a hub id owner/name or a folder with -o")
+    if repository is not None and not is_repository(repository):
+        raise RunError(f"{repository!r} is no hub id owner/name; a folder is given with -o")
+    file = policy_file(str(source))
+    policy = Policy.from_json(file)
+    found = _measured(file, policy)
+    shape: ModelShape | None = None
+    if found is not None:
+        shape = summaries.shape_from(found[0].model)
+        model = str(found[0].model["name"])
+    exact = _exact(policy, shape)
+    name = repository or Path(str(out)).name
+    files = {
+        FILE: policy.to_json(),
+        "README.md": card(name, policy, model, found, exact),
+        "card.json": document(policy, model, found, exact),
+    }
+    if out is not None:
+        folder = Path(out)
+        if not force and (there := [n for n in files if (folder / n).exists()]):
+            raise RunError(
+                f"{folder / there[0]} exists; give --force to overwrite it, or another folder"
+            )
+        for n, text in files.items():
+            write_atomic(folder / n, text)
+        return Pushed(str(folder), found is not None, tuple(files))
+    assert repository is not None
+    return Pushed(_upload(repository, files, private), found is not None, tuple(files))
+
+
+def _measured(file: Path, policy: Policy) -> tuple[Summary, Row] | None:
+    """The finished run that the file lies in, and the row of the policy."""
+    for folder in file.resolve().parents[:2]:
+        if not (folder / "study.json").is_file():
+            continue
+        try:
+            summary = summaries.read(RunFolder(folder, write=False))
+        except RunError:
+            return None  # not finished: nothing was measured on the report text
+        layers = summaries.shape_from(summary.model).layers
+        key = policy.fingerprint(layers)
+        rows = [r for r in summary.rows if r.policy.fingerprint(layers) == key]
+        return (summary, rows[0]) if rows else None
+    return None
+
+
+def _exact(policy: Policy, shape: ModelShape | None) -> list[Proven]:
+    out = []
+    if shape is not None:
+        check(policy, shape, prompt=policy.slots or 1)
+    layers = None if shape is None else shape.layers
+    for target in map(find, TARGETS):
+        given = project(policy, target, shape)
+        if all(v.verdict == "exact" for v in verdicts(policy, given, layers)):
+            out.append(Proven(target.name, f"{target.runtime} {target.version}", target.proof))
+    return out
+
+
+def _upload(repository: str, files: dict[str, str], private: bool) -> str:
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    with tempfile.TemporaryDirectory() as place:
+        for name, text in files.items():
+            (Path(place) / name).write_bytes(text.encode())
+        try:
+            address = api.create_repo(repository, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repository, folder_path=place, commit_message="KV-cache policy of kvsearch"
+            )
+        # The hub's client raises errors of whichever HTTP library it was built on.
+        except Exception as error:
+            raise RunError(
+                f"{repository} cannot be written on the hub ({brief(error)}); run `hf auth login`, "
+                "or write a folder with -o"
+            ) from error
+    return str(address)

@@ -1,0 +1,145 @@
+"""The card of a shared policy: what it was found on, what it costs, and where it runs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvsearch.models.aliases import ALIASES
+from kvsearch.policy import Policy
+from kvsearch.records import Row, Summary
+from kvsearch.report import facts
+from kvsearch.report.describe import describe
+from kvsearch.report.tables import bytes_text, interval_text, ppl_interval, ppl_text
+
+_USE = """\
+```python
+from kvsearch import PolicyCache, load_model
+
+loaded = load_model("{model}")
+cache = PolicyCache.from_pretrained("{name}", loaded.model, tokenizer=loaded.tokenizer)
+ids = loaded.tokenizer("The lighthouse keeper", return_tensors="pt")
+out = loaded.model.generate(**ids, past_key_values=cache, max_new_tokens=64)
+```
+"""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A runtime that runs the policy exactly as it is.
+
+    Attributes:
+        target: its name in `kvsearch targets`.
+        version: with the name of the project.
+        proof: how far exports to it are proven.
+    """
+
+    target: str
+    version: str
+    proof: str
+
+
+def card(
+    name: str,
+    policy: Policy,
+    model: str | None,
+    found: tuple[Summary, Row] | None,
+    exact: list[Proven],
+) -> str:
+    """Markdown with the front matter that the hub reads.
+
+    Args:
+        name: hub id, or folder.
+        policy: what is shared.
+        model: name of the model, if it is known.
+        found: the run that measured it, and its row; None: it was not measured.
+        exact: runtimes that run it exactly.
+    """
+    front = ["---", "library_name: kvsearch", "tags: [kvsearch, kv-cache]"]
+    base = ALIASES.get(model or "", model or "")
+    if "/" in base and not base.startswith((".", "/", "~")):
+        front.append(f"base_model: {base}")
+    lines = [
+        *front,
+        "---",
+        "",
+        f"# {name.rsplit('/', 1)[-1]}",
+        "",
+        f"A KV-cache policy. {describe(policy)}",
+        "",
+    ]
+    if found is None:
+        lines += ["It was not measured: no run of kvsearch lies beside it.", ""]
+    else:
+        lines += _figures(*found)
+    lines += ["## Use", "", _USE.format(model=model or "MODEL", name=name)]
+    lines += _runs(exact)
+    lines += ["## Policy", "", "```json", policy.to_json().strip(), "```", ""]
+    return "\n".join(lines)
+
+
+def _figures(summary: Summary, row: Row) -> list[str]:
+    full = facts.full_row(summary)
+    low, high = ppl_interval(row)
+    report = facts.text_part(summary, "report")
+    rows: list[tuple[str, str]] = [
+        ("model", f"{facts.model_name(summary)} ({summary.model.get('digest')})"),
+        ("text", f"{report.name}, {row.tokens:,} scored tokens, not seen by the search"),
+        ("window", f"{facts.context(summary):,} tokens"),
+        ("budget", f"{bytes_text(summary.budget_bytes)} per sequence"),
+        ("peak bytes", f"{row.bytes_peak:,} per sequence ({row.slots16:.1f} fp16 slots a layer)"),
+        ("PPL", f"{ppl_text(row.ppl)} [{ppl_text(low)}, {ppl_text(high)}]"),
+        ("dNLL to the full cache", f"{interval_text(row.dnll_full)} nats per token"),
+    ]
+    if full is not None:
+        rows.append(("full cache", f"PPL {ppl_text(full.ppl)}, {bytes_text(full.bytes_peak)}"))
+    if row.best is not None and row.dnll_best is not None:
+        said = f"{interval_text(row.dnll_best)} nats per token"
+        rows.append((f"dNLL to the best published method ({row.best})", said))
+    versions = summary.settings.get("versions")
+    if isinstance(versions, Mapping):
+        rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
+    table = ["| what | value |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]
+    return ["## Figures", "", "95 % intervals in brackets.", "", *table, ""]
+
+
+def _runs(exact: list[Proven]) -> list[str]:
+    head = [
+        "## Where it runs exactly as it is",
+        "",
+        "| target | runtime | proof |",
+        "|---|---|---|",
+    ]
+    return [*head, *(f"| `{p.target}` | {p.version} | {p.proof} |" for p in exact), ""]
+
+
+def document(
+    policy: Policy, model: str | None, found: tuple[Summary, Row] | None, exact: list[Proven]
+) -> str:
+    """The same figures as JSON."""
+    out: dict[str, Any] = {
+        "schema": "kvsearch.card/1",
+        "policy": policy.plain(),
+        "fingerprint": policy.fingerprint(),
+        "model": model,
+        "exact": [p.__dict__ for p in exact],
+        "measured": None,
+    }
+    if found is not None:
+        summary, row = found
+        best = row.dnll_best
+        out["model"] = {k: summary.model.get(k) for k in ("name", "digest", "revision", "dtype")}
+        out["measured"] = {
+            "text": summary.text.get("report"),
+            "context": facts.context(summary),
+            "budget_bytes": summary.budget_bytes,
+            "tokens": row.tokens,
+            "ppl": row.ppl,
+            "nll": row.nll,
+            "nll_se": row.nll_se,
+            "dnll_full": row.dnll_full.__dict__,
+            "dnll_best": None if best is None else {"best": row.best, **best.__dict__},
+            "bytes_peak": row.bytes_peak,
+            "versions": summary.settings.get("versions"),
+        }
+    return json.dumps(out, indent=1) + "\n"

@@ -1,0 +1,138 @@
+"""Shared policies: what is written, what the card says, and that it can be used from there."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import yaml
+
+from kvsearch import PolicyCache, load_model
+from kvsearch.errors import PolicyError, RunError
+from kvsearch.models.shared import policy_file
+from kvsearch.policy import Policy
+from tests.test_run import call
+
+RUN = Path(__file__).resolve().parent.parent / "studies" / "2026-11-outcome" / "b256"
+WINDOW = Policy(slots=32, sinks=2)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.json").write_text(WINDOW.to_json(), encoding="utf-8")
+    return tmp_path / "mine.json"
+
+
+def test_a_run_is_shared_with_the_figures_of_its_report(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "shared"
+    code, said, _ = call(["push", str(RUN), "-o", str(out)], capsys)
+    assert code == 0 and "with figures of its run" in said
+    best = Policy.from_json(RUN / "best.json")
+    assert Policy.from_json(policy_file(str(out))).fingerprint(30) == best.fingerprint(30)
+    text = (out / "README.md").read_text(encoding="utf-8")
+    _, front, body = text.split("---\n", 2)
+    assert yaml.safe_load(front)["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    measured = json.loads((out / "card.json").read_text(encoding="utf-8"))["measured"]
+    rows = (RUN / "front.csv").read_text(encoding="utf-8")
+    assert f"{measured['ppl']:.5f}"[:7] in rows and str(measured["bytes_peak"]) in rows
+    d = measured["dnll_full"]
+    assert f"{d['mean']:+.3f} [{d['lo']:+.3f}, {d['hi']:+.3f}] nats per token" in body
+    assert f"{measured['bytes_peak']:,} per sequence" in body
+    assert f"{measured['tokens']:,} scored tokens, not seen by the search" in body
+    assert re.findall(r"^\| `(\w+)` .* (\w+) \|$", body, re.M) == [("transformers", "nll")]
+
+
+ZOO = Path(__file__).resolve().parent.parent / "docs" / "zoo"
+
+
+def test_the_zoo_says_what_its_cards_and_runs_say() -> None:
+    page = (ZOO / "README.md").read_text(encoding="utf-8")
+    folders = sorted(p.parent for p in ZOO.glob("*/policy.json"))
+    assert len(folders) == page.count("](smollm2-135m-b") >= 4
+    for folder in folders:
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        run = RUN.parent / folder.name.rpartition("-")[2]
+        best = Policy.from_json(run / "best.json")
+        assert Policy.from_json(policy_file(str(folder))).fingerprint(30) == best.fingerprint(30)
+        m = card["measured"]
+        d, e = m["dnll_full"], m["dnll_best"]
+        assert (
+            f"{m['bytes_peak']:,} | {m['tokens']:,} | {m['ppl']:.2f} | "
+            f"{d['mean']:+.3f} [{d['lo']:+.3f}, {d['hi']:+.3f}] | "
+            f"{e['mean']:+.3f} [{e['lo']:+.3f}, {e['hi']:+.3f}] ({e['best']}) |"
+        ) in page
+
+
+def test_a_shared_folder_serves_a_model(mine: Path, tiny_folder: Path, capsys: Any) -> None:
+    out = mine.parent / "shared"
+    code, said, _ = call(["push", str(mine), "-o", str(out), "--model", str(tiny_folder)], capsys)
+    assert code == 0 and "without figures" in said
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "It was not measured" in card and "base_model" not in card
+    assert "| `llamacpp` |" in card and "| `vllm` |" not in card
+    loaded = load_model(str(tiny_folder))
+    for name in (out, out / "policy.json", str(mine)):
+        assert PolicyCache.from_pretrained(name, loaded.model).policy == WINDOW
+    ids = loaded.tokenizer("the lighthouse keeper", return_tensors="pt")
+    cache = PolicyCache.from_pretrained(out, loaded.model)
+    loaded.model.generate(**ids, past_key_values=cache, max_new_tokens=30, do_sample=False)
+    assert cache.states[0].store.n <= 32
+
+
+def test_the_hub_is_asked_for_the_same_files(
+    mine: Path, tiny_folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub of one folder per repository, with the client's own signatures."""
+    hub = mine.parent / "hub"
+
+    def create(self: Any, repo_id: str, *, private: bool, exist_ok: bool) -> str:
+        assert private and exist_ok
+        (hub / repo_id).mkdir(parents=True, exist_ok=True)
+        return f"https://hub/{repo_id}"
+
+    def upload(self: Any, *, repo_id: str, folder_path: str, commit_message: str) -> None:
+        shutil.copytree(folder_path, hub / repo_id, dirs_exist_ok=True)
+
+    def download(repo_id: str, filename: str, *, revision: str | None) -> str:
+        if not (hub / repo_id).exists():
+            raise OSError("no such repository")
+        assert revision == "v1"
+        return str(hub / repo_id / filename)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    code, said, _ = call(["push", str(mine), "ann/window", "--private"], capsys)
+    assert code == 0 and said.startswith("https://hub/ann/window: policy.json")
+    model = load_model(str(tiny_folder)).model
+    assert PolicyCache.from_pretrained("ann/window", model, revision="v1").policy == WINDOW
+    assert '"ann/window"' in (hub / "ann" / "window" / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(PolicyError, match=r"from the hub \(no such repository\)"):
+        PolicyCache.from_pretrained("ann/other", model)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *a, **k: 1 / 0)
+    code, _, err = call(["push", str(mine), "ann/window"], capsys)
+    assert code == 2 and "cannot be written on the hub" in err and len(err.splitlines()) == 1
+
+
+def test_mistakes_write_nothing(mine: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    for argv, part in (
+        ([str(mine)], "give either a hub id"),
+        ([str(mine), "ann/x", "-o", str(out)], "give either a hub id"),
+        ([str(mine), "x"], "no hub id owner/name"),
+        ([str(tmp_path), "-o", str(out)], "holds no policy.json"),
+        ([str(tmp_path / "no.json"), "-o", str(out)], "there is no file or folder"),
+    ):
+        code, said, err = call(["push", *argv], capsys)
+        assert (code, said) == (2, "") and part in err and not out.exists()
+    call(["push", str(mine), "-o", str(out)], capsys)
+    (out / "README.md").write_text("edited")
+    code, _, err = call(["push", str(mine), "-o", str(out)], capsys)
+    assert code == 2 and "--force" in err and (out / "README.md").read_text() == "edited"
+    with pytest.raises(RunError):
+        from kvsearch.app.push import push
+
+        push(mine)
