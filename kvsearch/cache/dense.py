@@ -177,8 +177,11 @@ class DenseStore:
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.residual, self.pools, self.quantised = k.shape[2], residual, pools, None
 
-    def hold(self, k: Tensor, v: Tensor, pools: Tensor) -> None:
-        """Hold compacted slots `[B, H, N, D]` whose values are those of their pools already."""
+    def hold(self, k: Tensor, v: Tensor, pools: Tensor, came: Tensor, new: int) -> None:
+        """Hold compacted slots `[B, H, N, D]` whose values are those of their pools already.
+
+        They are those that `came`, of the slots before and then `new` tokens `[B, V, N]`.
+        """
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.residual, self.pools, self.quantised = k.shape[2], 0, pools, None
 

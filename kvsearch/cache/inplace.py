@@ -62,6 +62,7 @@ def run(
     s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
     transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
     victims = Victims(layer, scorer, state.seen, n)
+    before = victims.born[..., :n].clone()
     for query, fresh, held, result in zip(
         queries.unbind(), new.unbind(), kept.unbind(), out.unbind(), strict=True
     ):
@@ -79,11 +80,15 @@ def run(
             index = which.expand(2, B, H, c).unsqueeze(-1)
             held = held.gather(-2, index.expand(2, B, H, c, D))
         rows.index_copy_(0, (places + first).view(-1), held.view(-1, D))
-    state.seen += M
     order = victims.leave()
+    born = victims.born[..., :n].gather(-1, order)
+    came = torch.where(
+        born < state.seen, torch.searchsorted(before, born), born - state.seen + n
+    )  # births rise with slots
+    state.seen += M
     pools = assign_pools(layer, n, store.slot_pools(), None, q.device)
     keys, values = (gather(x, order) for x in slots)
-    store.hold(keys[..., :key_dim], values[..., :value_dim], pools)
+    store.hold(keys[..., :key_dim], values[..., :value_dim], pools, came, M)
     state.impls[scored_attention.name] = "inplace"
     out = out.view(J, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
     return out[..., :value_dim]

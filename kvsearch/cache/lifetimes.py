@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
+from kvsearch.cache.versions import Versions, leave, versions
 from kvsearch.policy import LayerLayout, Policy
 from kvsearch.policy.closings import Course, Flags, course
 from kvsearch.policy.schedule import NEVER, Ints
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 
 BLOCK = 128  # queries that share one gather of the keys alive around them
+LEAST = 16  # tokens for which a plan is made anew
 
 
 def applies(policy: Policy) -> bool:
@@ -53,6 +54,11 @@ class Plan:
     held: Ints
     cursor: int
     course: Course | None = None
+
+    def before(self, seen: int) -> Ints:
+        """Tokens held after the first `seen`, in order of slots."""
+        alive = (self.birth <= seen) & (self.death > seen) & (self.token < seen)
+        return np.unique(self.token[alive])
 
     def around(self, start: int, stop: int) -> Ints:
         """Entries that some query of `[start, stop)` sees, those of the fixed frame first."""
@@ -211,35 +217,34 @@ def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
     )
 
 
-def prefill(
+def serves(state: LayerState, m: int) -> bool:
+    """Whether one pass is the way for `m` tokens: the first ones, or across a compaction."""
+    if not applies(state.layer.policy):
+        return False
+    due = state.layer.clock.after(state.seen, state.prompt)
+    return state.seen == 0 or (m >= LEAST and due is not None and state.seen + m > due)
+
+
+def replay(
     state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attend over a whole text from an empty cache, and leave the cache as the stream would.
+    """Attend over many tokens at once, and leave the cache as the stream would.
 
     Keys, values and queries are as in `engine.advance`, after rounding and un-rotation.
     """
-    T = q.shape[2]
+    seen, M = state.seen, q.shape[2]
+    T = seen + M
     flags = None if state.stream is None else state.stream.flags(0, T)
     lives = plan(state.layer, T, state.prompt, flags)
+    table = versions(state, lives.before(seen), k, v)
     out = q.new_empty(*q.shape[:3], v.shape[3])
-    versions_k, versions_v = k, v
-    if state.layer.policy.quantizes:
-        kc, vc = state.codecs[0]
-        group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
-        whole = T // group * group  # of an unfinished group no token is quantised before the end
-        low_k = torch.cat([kc.fake(k.detach()[:, :, :whole]), k.detach()[:, :, whole:]], 2)
-        versions_k = torch.cat([k, straight(low_k, k)], 2)
-        versions_v = torch.cat([v, straight(vc.fake(v.detach()), v)], 2)
     block = BLOCK if state.layer.policy.evicts else 2 * BLOCK
-    for start in range(0, T, block):
-        stop = min(start + block, T)
-        out[:, :, start:stop] = _attend(
-            state, lives, q[:, :, start:stop], versions_k, versions_v, T, start, scale, softcap
-        )
+    for start in range(0, M, block):
+        rows = slice(start, min(start + block, M))
+        out[:, :, rows] = _attend(state, lives, q[:, :, rows], table, seen + start, scale, softcap)
     if state.whole is None:
-        _leave(state, lives, k, v, T)
-    else:
-        state.seen = T
+        _leave(state, lives, k, v, table.row)
+    state.seen = T
     return out
 
 
@@ -247,9 +252,7 @@ def _attend(
     state: LayerState,
     lives: Plan,
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    T: int,
+    table: Versions,
     start: int,
     scale: float,
     softcap: float | None,
@@ -257,8 +260,7 @@ def _attend(
     """Attention of one block of queries over the entries alive around it."""
     stop = start + q.shape[2]
     entries = lives.around(start, stop)
-    which = torch.from_numpy(lives.token[entries] + T * lives.quantised[entries])
-    k, v = k.index_select(2, which.to(k.device)), v.index_select(2, which.to(v.device))
+    k, v = table.take(lives.token[entries], lives.quantised[entries])
     birth = torch.from_numpy(lives.birth[entries]).to(q.device)
     death = torch.from_numpy(lives.death[entries]).to(q.device)
     if not state.reindex:
@@ -303,27 +305,14 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     return whole.to(parts[0][0].dtype)
 
 
-def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, T: int) -> None:
+def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, row: Ints) -> None:
     """Fill the store with what is held after the last token."""
-    layer, policy = state.layer, state.layer.policy
+    layer, policy, T = state.layer, state.layer.policy, len(row)
     compacted = _compacted(layer, lives.held + 1, state.prompt, lives.course) <= T
     low = _compacted(layer, lives.held + 1 + policy.fp16_recent, state.prompt, lives.course) <= T
     pools = np.where(low, 0, len(policy.tiers)).astype(np.uint8)
     pools[lives.held < policy.fp16_sinks] = len(policy.tiers)
-    tokens, lead = lives.held, 0
-    if state.codecs[0][0].along_tokens and (in_tier := int((pools == 0).sum())):
-        sinks = policy.fp16_sinks
-        lead = -in_tier % (policy.quantizer.group or 1)  # gone, but they share the first scales
-        before = np.arange(tokens[sinks] - lead, tokens[sinks])
-        tokens = np.concatenate([tokens[:sinks], before, tokens[sinks:]])
-    held = torch.from_numpy(tokens).to(k.device)
-    state.store.load(
-        k.index_select(2, held),
-        v.index_select(2, held),
-        torch.from_numpy(pools).to(k.device),
-        int((~compacted).sum()),
-        lead,
-    )
-    state.seen, state.cursor = T, lives.cursor
+    leave(state, k, v, lives.held, row, pools, int((~compacted).sum()))
+    state.cursor = lives.cursor
     if lives.course is not None:
         state.sequences = lives.course.end.copy()
