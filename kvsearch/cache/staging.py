@@ -107,7 +107,7 @@ class StagedStore(DenseStore):
         super().hold(k, v, pools, came, new)
 
     def _move(self, changed: Tensor, pools: Tensor) -> None:
-        """Store `changed` ones of the first slots `[B, H, N]` in their `pools`; keep their codes."""
+        """Store the `changed` of the first slots `[B, H, N]` in their `pools`, with codes."""
         if not self.tiered:
             super()._move(changed, pools)
             return
