@@ -43,7 +43,7 @@ def run(
     ]
     out = q.new_empty(*q.shape[:3], v.shape[3])
     with ExitStack() as stack:
-        if staging.applies(states[0], q.shape[2]):
+        if staging.applies(states[0], k):
             for state, (_, hk, hv) in zip(states, heads, strict=True):
                 stack.enter_context(staging.staged(state, hk, hv))
         _take(states, heads, out, scale=scale, softcap=softcap)

@@ -47,7 +47,7 @@ class DenseStore:
                     torch.cat([before[0], quantised[0]], 2),
                     torch.cat([before[1], quantised[1]], 2),
                 )
-            self.quantised = quantised
+        self.quantised = quantised
         if self.n == 0:
             self.pools = self.pools.to(k.device)
         fresh = self.pools.new_full((*self.pools.shape[:-1], m), self.residual_pool)

@@ -14,7 +14,7 @@ from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 
-PIECE = 1024  # tokens that are dense at once, in whole intervals
+PIECE = 256  # tokens that are scanned at once: their copies are memory beside the cache
 
 
 def advance(
@@ -48,10 +48,11 @@ def advance(
         state.note_peak()
         return out
     how = partial(_piecewise, scale=scale, softcap=softcap)
-    if not staging.applies(state, q.shape[2]):
+    if not staging.applies(state, k):
         return how(state, q, k, v)
     with staging.staged(state, k, v):
-        pieces = zip(*(x.split(PIECE, 2) for x in (q, k, v)), strict=True)
+        piece = max(PIECE, 4 * state.layer.policy.interval)
+        pieces = zip(*(x.split(piece, 2) for x in (q, k, v)), strict=True)
         return torch.cat([how(state, *x) for x in pieces], 2)
 
 

@@ -59,6 +59,7 @@ class PackedStore:
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
         self.dtype = k.dtype
+        self._parts[-1] = None  # what is replaced is freed
         if self.n == 0:
             self.pools = self.pools.to(k.device)
         for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):

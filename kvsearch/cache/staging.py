@@ -20,16 +20,16 @@ from kvsearch.cache.state import LayerState
 from kvsearch.rules.pick import pick
 
 
-def applies(state: LayerState, m: int) -> bool:
-    """Whether `m` tokens reach a second compaction of a deployed layer, so that staging pays."""
+def applies(state: LayerState, k: Tensor) -> bool:
+    """Whether tokens of keys `k` reach a second compaction of a deployed layer: staging pays."""
     if not (state.packed and state.fast):
         return False
-    clock, device = state.layer.clock, state.store.device
-    if len(state.codecs) > 2 and state.seen and device.type != "cpu":
+    if len(state.codecs) > 2 and k.device.type != "cpu":
         return False  # codes of tokens that pass through tiers are picked on the host
+    clock = state.layer.clock
     due = clock.after(state.seen, state.prompt)
     second = None if due is None else clock.after(due, state.prompt)
-    return second is not None and state.seen + m >= second
+    return second is not None and state.seen + k.shape[2] >= second
 
 
 @contextmanager

@@ -22,19 +22,21 @@ class Versions:
     """Both values of each token, as rows of one table.
 
     Attributes:
-        k, v: 16-bit values `[B, H, R, D]`, then quantised ones where there are such: `2 R` rows.
-        row: of the 16-bit value of each token of the stream `[T]`; -1 where it is gone.
-        count: rows of one value, `R`.
+        k, v: rows `[B, H, R, D]`: of each slot as it is read back, of each new token in 16 bits,
+            then quantised values of those that are still in 16 bits.
+        row: first row of each token of the stream `[T]`; -1 where it is gone.
+        low: row of its quantised value `[T]`.
     """
 
     k: Tensor
     v: Tensor
     row: Ints
-    count: int
+    low: Ints
 
     def take(self, tokens: Ints, quantised: Ints) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, E, D]` of some tokens, each with or without its rounding."""
-        which = torch.from_numpy(self.row[tokens] + self.count * quantised).to(self.k.device)
+        at = np.where(quantised > 0, self.low[tokens], self.row[tokens])
+        which = torch.from_numpy(at).to(self.k.device)
         return self.k.index_select(2, which), self.v.index_select(2, which)
 
 
@@ -47,26 +49,34 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
         k, v: those of the next tokens `[B, H, M, D]`, rounded to 16 bits.
     """
     seen, n, m = state.seen, len(held), k.shape[2]
-    T = seen + m
+    assert state.store.n == n, (state.store.n, n)
+    T, keys, values = seen + m, [k], [v]
     row = np.full(T, -1, dtype=np.int64)
     row[held], row[seen:] = np.arange(n), np.arange(n, n + m)
+    low = row
     if n:
-        assert state.store.n == n, (state.store.n, n)
-        k, v = (
-            torch.cat([old, new], 2) for old, new in zip(state.store.read(), (k, v), strict=True)
-        )
+        old = state.store.read()
+        keys, values = [old[0], k], [old[1], v]
     if state.layer.policy.quantizes:
         kc, vc = state.codecs[0]
         group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
         first = untouched(state)
+        fresh_k, fresh_v = k.detach(), v.detach()
+        if n > first:
+            fresh_k, fresh_v = (
+                torch.cat([x[0][:, :, first:], x[1].detach()], 2) for x in (keys, values)
+            )
         # of an unfinished group no token is quantised before the end
-        whole = first + (T - (seen - n + first)) // group * group
-        keys, values = k.detach(), v.detach()
-        low_k = [keys[:, :, :first], kc.fake(keys[:, :, first:whole]), keys[:, :, whole:]]
-        low_v = [values[:, :, :first], vc.fake(values[:, :, first:])]
-        k = torch.cat([k, straight(torch.cat(low_k, 2), k)], 2)
-        v = torch.cat([v, straight(torch.cat(low_v, 2), v)], 2)
-    return Versions(k, v, row, n + m)
+        whole = (T - (seen - n + first)) // group * group
+        low_k = kc.fake(fresh_k[:, :, :whole])
+        if whole < fresh_k.shape[2]:
+            low_k = torch.cat([low_k, fresh_k[:, :, whole:]], 2)
+        keys.append(straight(low_k, k) if not n else low_k)
+        values.append(straight(vc.fake(fresh_v), v) if not n else vc.fake(fresh_v))
+        low = np.where(row >= first, row + n + m - first, row)
+    if len(keys) == 1:
+        return Versions(k, v, row, low)
+    return Versions(torch.cat(keys, 2), torch.cat(values, 2), row, low)
 
 
 def untouched(state: LayerState) -> int:

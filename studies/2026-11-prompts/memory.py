@@ -1,0 +1,114 @@
+"""The most memory that a deployed cache needs while it takes in a prompt.
+
+    python studies/2026-11-prompts/memory.py [--policy NAME ...]
+
+The stream of `measure.py`. Every tensor that an op returns is counted while its storage lives, what
+ops allocate inside themselves is not; weights are not. `nothing` is the same call of a model that
+keeps nothing and attends within the call. What is allowed above that is what the cache holds
+(before or after the call, whichever is more) and a dense copy of one layer: keys and values of its
+slots and of the call's tokens in the model's type. `copies` is what is really above, less what is
+held, in such copies. Rows replace those of the same policy and part in memory.csv beside this file.
+"""
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from measure import FOUND, HERE, PARTS, chosen, keep
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kvsearch.errors import PolicyError
+from kvsearch.evaluate.replay import deployed
+from kvsearch.methods import METHODS
+from kvsearch.models import load_model
+from kvsearch.text import builtin, tokenize, windows
+
+
+class Live(TorchDispatchMode):
+    """Counts bytes of the storages that ops return, as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self._note(x.untyped_storage())
+        return out
+
+    def _note(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known or not size:
+            return
+
+        def gone(_: Any) -> None:
+            self.now -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+@click.command()
+@click.option("--policy", "names", multiple=True, help="all if none is named")
+@click.option("--out", type=click.Path(path_type=Path), default=HERE / "memory.csv")
+def main(names: tuple[str, ...], out: Path) -> None:
+    """Measure, and write each row when it is known."""
+    torch.set_num_threads(1)
+    loaded = load_model()
+    tokens = tokenize(loaded.tokenizer, builtin())
+    ids = torch.from_numpy(windows(tokens, count=1, length=sum(PARTS.values())))
+    bare = peaks(loaded, None, ids)
+    shape = loaded.shape
+    token = 2 * shape.kv_heads * shape.head_dim * loaded.model.dtype.itemsize  # of one layer
+    for name in names or [*METHODS, *FOUND]:
+        try:
+            policy = chosen(name, loaded)
+        except PolicyError as e:
+            click.echo(f"{name}: {e}")
+            continue
+        found = peaks(loaded, deployed(loaded, policy), ids)
+        for part, tokens_in in PARTS.items():
+            if part == "decoded":
+                continue
+            peak, held, slots = found[part]
+            copy = token * (slots + tokens_in)
+            row = {
+                "policy": name, "part": part, "tokens": tokens_in, "peak_bytes": peak,
+                "nothing_bytes": bare[part][0], "held_bytes": held, "dense_copy_bytes": copy,
+                "copies": f"{(peak - bare[part][0] - held) / copy:.2f}",
+                "torch": torch.__version__,
+            }  # fmt: skip
+            click.echo(", ".join(f"{key} {value}" for key, value in row.items()))
+            keep(out, row)
+
+
+def peaks(loaded: Any, cache: Any, ids: torch.Tensor) -> dict[str, tuple[int, int, int]]:
+    """Of each part: peak bytes, most bytes held before or after, and slots of a layer before."""
+    found, seen, live = {}, 0, Live()
+    with torch.inference_mode(), live:
+        for part, count in PARTS.items():
+            before = 0 if cache is None else cache.bytes_resident
+            slots = 0 if cache is None else max(state.store.n for state in cache.states)
+            live.peak = live.now
+            for _ in range(count if part == "decoded" else 1):
+                m = 1 if part == "decoded" else count
+                held = {} if cache is None else {"past_key_values": cache}
+                loaded.model.base_model(
+                    ids[:, seen : seen + m], use_cache=cache is not None, **held
+                )
+                seen += m
+            after = 0 if cache is None else cache.bytes_resident
+            found[part] = live.peak, max(before, after), slots
+    return found
+
+
+if __name__ == "__main__":
+    main()
