@@ -260,7 +260,10 @@ def _attend(
     """Attention of one block of queries over the entries alive around it."""
     stop = start + q.shape[2]
     entries = lives.around(start, stop)
-    k, v = table.take(lives.token[entries], lives.quantised[entries])
+    rows = table.rows(lives.token[entries], lives.quantised[entries])
+    if _in_place(state, q, table):
+        return _attend_parts(state, lives, q, table, entries, rows, start, scale, softcap)
+    k, v = table.take(rows)
     birth = torch.from_numpy(lives.birth[entries]).to(q.device)
     death = torch.from_numpy(lives.death[entries]).to(q.device)
     if not state.reindex:
@@ -293,6 +296,37 @@ def _attend(
                 )
             )
     return merge(parts)
+
+
+def _in_place(state: LayerState, q: Tensor, table: Versions) -> bool:
+    """Whether keys are attended where they are, instead of being gathered: almost all are alive."""
+    p = state.layer.policy
+    plain = not (p.evicts or p.anchors is not None or table.parts[0][0].requires_grad)
+    return plain and len(table.parts) > 1 and q.device.type == "cpu"
+
+
+def _attend_parts(
+    state: LayerState, lives: Plan, q: Tensor, table: Versions, entries: Ints, rows: Ints,
+    start: int, scale: float, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """`_attend` to each part of the values by itself, without a copy of them."""
+    kind, found = torch.promote_types(q.dtype, torch.float32), []
+    for first, last, (k, v) in table.ranges():
+        mine = (first <= rows) & (rows < last)
+        if not mine.any():
+            continue
+        a, b = rows[mine].min(), rows[mine].max() + 1
+        birth, death = np.full((2, b - a), 0, dtype=np.int64)  # what no query sees any more
+        birth[rows[mine] - a] = lives.birth[entries[mine]]
+        death[rows[mine] - a] = lives.death[entries[mine]]
+        part = slice(a - first, b - first)
+        found.append(
+            lifetime_attention.record(
+                state.impls, q.to(kind), k[:, :, part], v[:, :, part], torch.from_numpy(birth),
+                torch.from_numpy(death), first_query=start, scale=scale, softcap=softcap,
+            )
+        )  # fmt: skip
+    return merge(found).to(q.dtype)
 
 
 def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -5,6 +5,7 @@ What is in the tier already has only the latter. After the pass the store is lef
 would leave it: what it held and still holds moves as it is, and only new tokens are encoded.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,25 +20,46 @@ from kvsearch.policy.schedule import Ints
 
 @dataclass(frozen=True, eq=False)
 class Versions:
-    """Both values of each token, as rows of one table.
+    """Both values of each token, as rows of up to three tensors that follow each other.
 
     Attributes:
-        k, v: rows `[B, H, R, D]`: of each slot as it is read back, of each new token in 16 bits,
-            then quantised values of those that are still in 16 bits.
+        parts: keys and values `[B, H, R, D]` of the slots as they are read back, of the new tokens
+            in 16 bits, and quantised ones of those that are still in 16 bits.
         row: first row of each token of the stream `[T]`; -1 where it is gone.
         low: row of its quantised value `[T]`.
     """
 
-    k: Tensor
-    v: Tensor
+    parts: tuple[tuple[Tensor, Tensor], ...]
     row: Ints
     low: Ints
 
-    def take(self, tokens: Ints, quantised: Ints) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, H, E, D]` of some tokens, each with or without its rounding."""
-        at = np.where(quantised > 0, self.low[tokens], self.row[tokens])
-        which = torch.from_numpy(at).to(self.k.device)
-        return self.k.index_select(2, which), self.v.index_select(2, which)
+    def rows(self, tokens: Ints, quantised: Ints) -> Ints:
+        """Rows of some tokens, each with or without its rounding."""
+        return np.where(quantised > 0, self.low[tokens], self.row[tokens])
+
+    def ranges(self) -> Iterator[tuple[int, int, tuple[Tensor, Tensor]]]:
+        """First row of each part, the row after its last one, and the part."""
+        start = 0
+        for part in self.parts:
+            stop = start + part[0].shape[2]
+            yield start, stop, part
+            start = stop
+
+    def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, H, E, D]` of some rows."""
+        k, v = self.parts[0]
+        if len(self.parts) == 1:
+            return _some(k, v, rows)
+        taken = (
+            k.new_empty(*k.shape[:2], len(rows), k.shape[3]),
+            v.new_empty(*v.shape[:2], len(rows), v.shape[3]),
+        )
+        for start, stop, part in self.ranges():
+            mine = np.flatnonzero((start <= rows) & (rows < stop))
+            at = torch.from_numpy(mine).to(k.device)
+            for whole, some in zip(taken, _some(*part, rows[mine] - start), strict=True):
+                whole.index_copy_(2, at, some)
+        return taken
 
 
 def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
@@ -50,13 +72,12 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
     """
     seen, n, m = state.seen, len(held), k.shape[2]
     assert state.store.n == n, (state.store.n, n)
-    T, keys, values = seen + m, [k], [v]
+    T, parts = seen + m, [(k, v)]
     row = np.full(T, -1, dtype=np.int64)
     row[held], row[seen:] = np.arange(n), np.arange(n, n + m)
     low = row
     if n:
-        old = state.store.read()
-        keys, values = [old[0], k], [old[1], v]
+        parts.insert(0, state.store.read())
     if state.layer.policy.quantizes:
         kc, vc = state.codecs[0]
         group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
@@ -64,19 +85,17 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
         fresh_k, fresh_v = k.detach(), v.detach()
         if n > first:
             fresh_k, fresh_v = (
-                torch.cat([x[0][:, :, first:], x[1].detach()], 2) for x in (keys, values)
+                torch.cat([old[:, :, first:], x], 2)
+                for old, x in zip(parts[0], (fresh_k, fresh_v), strict=True)
             )
         # of an unfinished group no token is quantised before the end
         whole = (T - (seen - n + first)) // group * group
-        low_k = kc.fake(fresh_k[:, :, :whole])
+        low_k, low_v = kc.fake(fresh_k[:, :, :whole]), vc.fake(fresh_v)
         if whole < fresh_k.shape[2]:
             low_k = torch.cat([low_k, fresh_k[:, :, whole:]], 2)
-        keys.append(straight(low_k, k) if not n else low_k)
-        values.append(straight(vc.fake(fresh_v), v) if not n else vc.fake(fresh_v))
+        parts.append((low_k, low_v) if n else (straight(low_k, k), straight(low_v, v)))
         low = np.where(row >= first, row + n + m - first, row)
-    if len(keys) == 1:
-        return Versions(k, v, row, low)
-    return Versions(torch.cat(keys, 2), torch.cat(values, 2), row, low)
+    return Versions(tuple(parts), row, low)
 
 
 def untouched(state: LayerState) -> int:
