@@ -58,7 +58,7 @@ class DenseStore:
     def _reserve(self, k: Tensor, v: Tensor, n: int) -> None:
         if self.k is not None and self.v is not None and self.k.shape[2] >= n:
             return
-        size = max(n, 64) if self.k is None else max(n, 2 * self.k.shape[2])
+        size = max(n, 64) if self.k is None else n + n // 4
         new_k = k.new_empty(*k.shape[:2], size, k.shape[3])
         new_v = v.new_empty(*v.shape[:2], size, v.shape[3])
         if self.k is not None and self.v is not None:
@@ -70,6 +70,12 @@ class DenseStore:
         """Keys and values `[B, H, N, D]` in order of time."""
         assert self.k is not None and self.v is not None
         return self.k[:, :, : self.n], self.v[:, :, : self.n]
+
+    def release(self) -> tuple[Tensor, Tensor]:
+        """`read`, for a caller that will `hold` what comes after; until then nothing is held."""
+        found = self.read()
+        self.k = self.v = None
+        return found
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep`, then move every slot into its pool.

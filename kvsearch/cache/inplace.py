@@ -44,8 +44,9 @@ def run(
     out = torch.empty_like(queries)
     new = _intervals(torch.stack((k, v)), c)
     kept = _intervals(torch.stack([_wide(x, D) for x in quantised]), c) if quantised else new
-    held_before = torch.stack([_wide(x, D) for x in store.read()])
-    slots = torch.nn.functional.pad(held_before, (0, 0, 0, c))
+    slots = k.new_zeros(2, B, H, S, D)
+    for mine, x in zip(slots, store.release(), strict=True):
+        mine[:, :, :n, : x.shape[3]] = x
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
     own = torch.arange(c, device=q.device)
