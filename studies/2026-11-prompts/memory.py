@@ -16,15 +16,12 @@ from typing import Any
 
 import click
 import torch
-from measure import FOUND, HERE, PARTS, chosen, keep
+from cases import HERE, NAMES, PARTS, chosen, keep, start
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvsearch.errors import PolicyError
 from kvsearch.evaluate.replay import deployed
-from kvsearch.methods import METHODS
-from kvsearch.models import load_model
-from kvsearch.text import builtin, tokenize, windows
 
 
 class Live(TorchDispatchMode):
@@ -61,14 +58,11 @@ class Live(TorchDispatchMode):
 @click.option("--out", type=click.Path(path_type=Path), default=HERE / "memory.csv")
 def main(names: tuple[str, ...], out: Path) -> None:
     """Measure, and write each row when it is known."""
-    torch.set_num_threads(1)
-    loaded = load_model()
-    tokens = tokenize(loaded.tokenizer, builtin())
-    ids = torch.from_numpy(windows(tokens, count=1, length=sum(PARTS.values())))
+    loaded, ids = start()
     bare = peaks(loaded, None, ids)
     shape = loaded.shape
     token = 2 * shape.kv_heads * shape.head_dim * loaded.model.dtype.itemsize  # of one layer
-    for name in names or [*METHODS, *FOUND]:
+    for name in names or NAMES:
         try:
             policy = chosen(name, loaded)
         except PolicyError as e:
