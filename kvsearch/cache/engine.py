@@ -14,7 +14,7 @@ from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 
-PIECE = 256  # tokens that are scanned at once: their copies are memory beside the cache
+PIECE = 192  # tokens that are scanned at once: their copies are memory beside the cache
 
 
 def advance(
@@ -51,7 +51,7 @@ def advance(
     if not staging.applies(state, k):
         return how(state, q, k, v)
     with staging.staged(state, k, v):
-        piece = max(PIECE, 4 * state.layer.policy.interval)
+        piece = max(PIECE, 2 * state.layer.policy.interval)
         pieces = zip(*(x.split(piece, 2) for x in (q, k, v)), strict=True)
         return torch.cat([how(state, *x) for x in pieces], 2)
 

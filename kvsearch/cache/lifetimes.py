@@ -334,8 +334,11 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     if len(parts) == 1:
         return parts[0][0]
     total = torch.stack([lse for _, lse in parts]).logsumexp(0)
-    shares = [(lse - total).exp().unsqueeze(-1) for _, lse in parts]
-    whole = torch.stack([o * s for (o, _), s in zip(parts, shares, strict=True)]).sum(0)
+    whole: Tensor | None = None
+    for out, lse in parts:  # one after the other: a stack would hold all of them twice
+        share = out * (lse - total).exp().unsqueeze(-1)
+        whole = share if whole is None else whole + share
+    assert whole is not None
     return whole.to(parts[0][0].dtype)
 
 
