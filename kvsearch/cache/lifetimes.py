@@ -94,6 +94,11 @@ def plan(layer: LayerLayout, T: int, prompt: int, flags: Flags | None = None) ->
 _plans: dict[tuple[object, ...], Plan] = {}
 
 
+def forget_plans() -> None:
+    """Plan anew, as for lengths that have not been seen."""
+    _plans.clear()
+
+
 def _make_plan(layer: LayerLayout, T: int, prompt: int, flags: Flags | None) -> Plan:
     path = None
     if flags is not None:

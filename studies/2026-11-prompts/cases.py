@@ -25,7 +25,6 @@ FOUND = {f"found at {n}": OUTCOME / f"b{n}" / "best.json" for n in (128, 192, 25
 NAMES = (*METHODS, *FOUND)
 PARTS = {"first prompt": 512, "decoded": 4, "second turn": 256, "chunk": 300}
 SLOTS = 256  # fp16 slots in each layer whose bytes are the budget
-KEYS = ("policy", "part")
 
 
 def start() -> tuple[Any, torch.Tensor]:
@@ -79,12 +78,9 @@ def _importance(shape: ModelShape, draw: random.Random) -> Importance:
     return Importance(tuple(draw.uniform(0, 3) for _ in range(shape.layers)), orders)
 
 
-def keep(file: Path, new: dict[str, Any]) -> None:
-    """Put a row in its place."""
+def keep(kind: str, name: str, new: list[dict[str, Any]]) -> None:
+    """Add rows to the records of one policy, a file for each."""
+    file = HERE / "records" / f"{kind}-{name.replace(' ', '-')}.csv"
     old = list(csv.DictReader(file.open(newline=""))) if file.exists() else []
-    same = [str(new[key]) for key in KEYS]
-    table = [r for r in old if [r[key] for key in KEYS] != same] + [new]
-    parts = [*PARTS]
-    table.sort(key=lambda r: (NAMES.index(str(r["policy"])), parts.index(str(r["part"]))))
-    lines = [",".join(new), *(",".join(str(r[key]) for key in new) for r in table)]
+    lines = [",".join(new[0]), *(",".join(map(str, row.values())) for row in [*old, *new])]
     write_atomic(file, "\n".join(lines) + "\n")

@@ -7,20 +7,19 @@ ops allocate inside themselves is not; weights are not. `nothing` is the same ca
 keeps nothing and attends within the call. What is allowed above that is what the cache holds
 (before or after the call, whichever is more) and a dense copy of one layer: keys and values of its
 slots and of the call's tokens in the model's type. `copies` is what is really above, less what is
-held, in such copies. Rows replace those of the same policy and part in memory.csv beside this file.
+held, in such copies. Rows are kept in records/; `derive.py` makes memory.csv of them.
 """
 
+import time
 import weakref
-from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from cases import HERE, NAMES, PARTS, chosen, keep, start
+from cases import NAMES, PARTS, chosen, keep, start
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kvsearch.errors import PolicyError
 from kvsearch.evaluate.replay import deployed
 
 
@@ -55,33 +54,26 @@ class Live(TorchDispatchMode):
 
 @click.command()
 @click.option("--policy", "names", multiple=True, help="all if none is named")
-@click.option("--out", type=click.Path(path_type=Path), default=HERE / "memory.csv")
-def main(names: tuple[str, ...], out: Path) -> None:
-    """Measure, and write each row when it is known."""
+def main(names: tuple[str, ...]) -> None:
+    """Measure, and keep the rows of each policy when they are known."""
     loaded, ids = start()
-    bare = peaks(loaded, None, ids)
-    shape = loaded.shape
+    bare, shape = peaks(loaded, None, ids), loaded.shape
     token = 2 * shape.kv_heads * shape.head_dim * loaded.model.dtype.itemsize  # of one layer
     for name in names or NAMES:
-        try:
-            policy = chosen(name, loaded)
-        except PolicyError as e:
-            click.echo(f"{name}: {e}")
-            continue
-        found = peaks(loaded, deployed(loaded, policy), ids)
-        for part, tokens_in in PARTS.items():
+        found = peaks(loaded, deployed(loaded, chosen(name, loaded)), ids)
+        new: list[dict[str, object]] = []
+        for part, count in PARTS.items():
             if part == "decoded":
                 continue
             peak, held, slots = found[part]
-            copy = token * (slots + tokens_in)
-            row = {
-                "policy": name, "part": part, "tokens": tokens_in, "peak_bytes": peak,
-                "nothing_bytes": bare[part][0], "held_bytes": held, "dense_copy_bytes": copy,
-                "copies": f"{(peak - bare[part][0] - held) / copy:.2f}",
-                "torch": torch.__version__,
-            }  # fmt: skip
-            click.echo(", ".join(f"{key} {value}" for key, value in row.items()))
-            keep(out, row)
+            new.append({
+                "policy": name, "part": part, "tokens": count, "peak_bytes": peak,
+                "nothing_bytes": bare[part][0], "held_bytes": held,
+                "dense_copy_bytes": token * (slots + count), "torch": torch.__version__,
+                "date": time.strftime("%Y-%m-%d"),
+            })  # fmt: skip
+        click.echo(", ".join(f"{key} {value}" for row in new for key, value in row.items()))
+        keep("memory", name, new)
 
 
 def peaks(loaded: Any, cache: Any, ids: torch.Tensor) -> dict[str, tuple[int, int, int]]:
