@@ -5,14 +5,17 @@ them, mixed with an even share so that none is starved. The layer's total never 
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
-from kvsearch.cache import segments
+from kvsearch.cache import segments, staging
 from kvsearch.cache.engine import arriving
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
+
+Arrived = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of one head
 
 
 def run(
@@ -33,12 +36,28 @@ def run(
     """
     if q.shape[0] > 1:
         raise PolicyError("budgets 'adakv' serve one sequence at a time: batches are not supported")
-    group, parts = q.shape[1] // k.shape[1], []
-    for h, state in enumerate(states):
-        x = arriving(state, q[:, h * group : (h + 1) * group], k[:, h : h + 1], v[:, h : h + 1])
-        parts.append((*x, segments.quantise_ahead(state, *x[1:])))
-    out, done, total = q.new_empty(*q.shape[:3], v.shape[3]), 0, q.shape[2]
-    first = states[0]
+    group = q.shape[1] // k.shape[1]
+    heads = [
+        arriving(state, q[:, h * group : (h + 1) * group], k[:, h : h + 1], v[:, h : h + 1])
+        for h, state in enumerate(states)
+    ]
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    with ExitStack() as stack:
+        if staging.applies(states[0], k):
+            for state, (_, hk, hv) in zip(states, heads, strict=True):
+                stack.enter_context(staging.staged(state, hk, hv))
+        _take(states, heads, out, scale=scale, softcap=softcap)
+    return out
+
+
+def _take(
+    states: Sequence[LayerState], heads: Sequence[Arrived], out: Tensor, *, scale: float,
+    softcap: float | None,
+) -> None:  # fmt: skip
+    """`run` of tokens that have arrived in every head; writes `out` `[B, Hq, M, Dv]`."""
+    group = out.shape[1] // len(states)
+    parts = [(*x, segments.quantise_ahead(s, *x[1:])) for s, x in zip(states, heads, strict=True)]
+    done, total, first = 0, out.shape[2], states[0]
     while done < total:
         due = first.layer.clock.after(first.seen, first.prompt)
         step = total - done if due is None else min(due - first.seen, total - done)
@@ -52,7 +71,6 @@ def run(
         done = now.stop
         if first.seen == due:
             _compact(states)
-    return out
 
 
 def _compact(states: Sequence[LayerState]) -> None:

@@ -47,7 +47,7 @@ class DenseStore:
                     torch.cat([before[0], quantised[0]], 2),
                     torch.cat([before[1], quantised[1]], 2),
                 )
-            self.quantised = quantised
+        self.quantised = quantised
         if self.n == 0:
             self.pools = self.pools.to(k.device)
         fresh = self.pools.new_full((*self.pools.shape[:-1], m), self.residual_pool)
@@ -58,7 +58,7 @@ class DenseStore:
     def _reserve(self, k: Tensor, v: Tensor, n: int) -> None:
         if self.k is not None and self.v is not None and self.k.shape[2] >= n:
             return
-        size = max(n, 64) if self.k is None else max(n, 2 * self.k.shape[2])
+        size = max(n, 64) if self.k is None else n + n // 4
         new_k = k.new_empty(*k.shape[:2], size, k.shape[3])
         new_v = v.new_empty(*v.shape[:2], size, v.shape[3])
         if self.k is not None and self.v is not None:
@@ -70,6 +70,12 @@ class DenseStore:
         """Keys and values `[B, H, N, D]` in order of time."""
         assert self.k is not None and self.v is not None
         return self.k[:, :, : self.n], self.v[:, :, : self.n]
+
+    def release(self) -> tuple[Tensor, Tensor]:
+        """`read`, for a caller that will `hold` what comes after; until then nothing is held."""
+        found = self.read()
+        self.k = self.v = None
+        return found
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep`, then move every slot into its pool.
@@ -177,8 +183,11 @@ class DenseStore:
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.residual, self.pools, self.quantised = k.shape[2], residual, pools, None
 
-    def hold(self, k: Tensor, v: Tensor, pools: Tensor) -> None:
-        """Hold compacted slots `[B, H, N, D]` whose values are those of their pools already."""
+    def hold(self, k: Tensor, v: Tensor, pools: Tensor, came: Tensor, new: int) -> None:
+        """Hold compacted slots `[B, H, N, D]` whose values are those of their pools already.
+
+        They are those that `came`, of the slots before and then `new` tokens `[B, V, N]`.
+        """
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.residual, self.pools, self.quantised = k.shape[2], 0, pools, None
 

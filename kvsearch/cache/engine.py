@@ -4,13 +4,17 @@
 calls: that is what lets one forward pass over a text replay a cache that was filled token by token.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from kvsearch.cache import lifetimes, scan, segments
+from kvsearch.cache import lifetimes, scan, segments, staging
 from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
+
+PIECE = 192  # tokens that are scanned at once: their copies are memory beside the cache
 
 
 def advance(
@@ -39,10 +43,23 @@ def advance(
         PolicyError: a prompt comes in pieces, and the policy compacts after a prompt.
     """
     q, k, v = arriving(state, q, k, v)
-    if state.fast and state.seen == 0 and q.shape[2] > 1 and lifetimes.applies(state.layer.policy):
-        out = lifetimes.prefill(state, q, k, v, scale=scale, softcap=softcap)
+    if state.fast and q.shape[2] > 1 and lifetimes.serves(state, q.shape[2]):
+        out = lifetimes.replay(state, q, k, v, scale=scale, softcap=softcap)
         state.note_peak()
         return out
+    how = partial(_piecewise, scale=scale, softcap=softcap)
+    if not staging.applies(state, k):
+        return how(state, q, k, v)
+    with staging.staged(state, k, v):
+        piece = max(PIECE, 2 * state.layer.policy.interval)
+        pieces = zip(*(x.split(piece, 2) for x in (q, k, v)), strict=True)
+        return torch.cat([how(state, *x) for x in pieces], 2)
+
+
+def _piecewise(
+    state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+) -> Tensor:
+    """From compaction to compaction, the fast ways where there are such."""
     if state.fast and scan.applies(state, q.shape[2]):
         return scan.run(state, q, k, v, scale=scale, softcap=softcap)
     quantised = segments.quantise_ahead(state, k, v)

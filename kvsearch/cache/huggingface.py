@@ -216,7 +216,10 @@ class PolicyCache(Cache):
 
     @property
     def bytes_peak_resident(self) -> int:
-        """Largest sum over layers of the most bytes each layer held at any step so far."""
+        """Sum over layers of the most bytes each has held after any call or decoded token so far.
+
+        A call of several tokens may hold less in between than a stream of single ones.
+        """
         return sum(state.peak_bytes for state in self.states)
 
 

@@ -35,23 +35,71 @@ def run(
     scorer, store, layer = state.scorer, state.store, state.layer
     assert isinstance(scorer, AttentionScorer) and isinstance(store, DenseStore)
     B, Hq, M, _ = q.shape
-    c, n, H, V = layer.policy.interval, store.n, k.shape[1], scorer.sums.shape[2]
+    c, n, H = layer.policy.interval, store.n, k.shape[1]
     key_dim, value_dim = k.shape[3], v.shape[3]
     D = max(key_dim, value_dim)  # keys and values lie in one tensor
-    q, k, v = _wide(q, D), _wide(k, D), _wide(v, D)
-    S, J, G, voters = n + c, M // c, Hq // H, Hq // V
-    queries = _intervals(q * scale, c).view(J, B * H, G * c, D)
-    out = torch.empty_like(queries)
-    new = _intervals(torch.stack((k, v)), c)
-    kept = _intervals(torch.stack([_wide(x, D) for x in quantised]), c) if quantised else new
-    held_before = torch.stack([_wide(x, D) for x in store.read()])
-    slots = torch.nn.functional.pad(held_before, (0, 0, 0, c))
+    slots = k.new_zeros(2, B, H, n + c, D)
+    for mine, x in zip(slots, store.release(), strict=True):
+        mine[:, :, :n, : x.shape[3]] = x
+    victims = Victims(layer, scorer, state.seen, n)
+    before = victims.born[..., :n].clone()
+    own = torch.arange(c, device=q.device)
+    weights = scorer.row_weights(n + 1 + own, c - 1 - own)
+    out = _loop(slots, victims, _wide(q, D), (k, v), quantised, weights, scale, softcap)
+    order = victims.leave()
+    born = victims.born[..., :n].gather(-1, order)
+    came = torch.where(
+        born < state.seen, torch.searchsorted(before, born), born - state.seen + n
+    )  # births rise with slots
+    state.seen += M
+    pools = assign_pools(layer, n, store.slot_pools(), None, q.device)
+    keys, values = (gather(x, order) for x in slots)
+    store.hold(keys[..., :key_dim], values[..., :value_dim], pools, came, M)
+    state.impls[scored_attention.name] = "inplace"
+    out = out.view(-1, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
+    return out[..., :value_dim]
+
+
+def _loop(
+    slots: Tensor,
+    victims: Victims,
+    q: Tensor,
+    new: tuple[Tensor, Tensor],
+    quantised: tuple[Tensor, Tensor] | None,
+    weights: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Interval after interval: attend, vote, and write survivors over the dropped.
+
+    Args:
+        slots: keys and values `[2, B, H, n + c, D]`.
+        victims: picks who goes.
+        q: queries `[B, Hq, M, D]`.
+        new: keys and values of the tokens.
+        quantised: what their tier will read back, or None.
+        weights: of the rows of an interval in the votes `[c]`.
+        scale: factor on the dot products.
+        softcap: bound of the products, if the model has one.
+
+    Returns:
+        Attention output by interval `[J, B * H, Hq / H * c, D]`.
+    """
+    _, B, H, S, D = slots.shape
+    Hq, M, c, V = q.shape[1], q.shape[2], victims.c, victims.sums.shape[2]
+    n, J, G, voters = S - c, M // c, Hq // H, Hq // V
+    queries, out = (q.new_empty(J, B * H, G * c, D) for _ in range(2))
+    torch.mul(q.unflatten(2, (J, c)).movedim(2, 0), scale, out=queries.view(J, B, Hq, c, D))
+    fresh_ones = _intervals(torch.stack([_wide(x, D) for x in new]), c)
+    kept = fresh_ones
+    if quantised is not None:
+        kept = _intervals(torch.stack([_wide(x, D) for x in quantised]), c)
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
     own = torch.arange(c, device=q.device)
-    weights = scorer.row_weights(n + 1 + own, c - 1 - own) / voters
     votes = (
-        weights.to(torch.promote_types(q.dtype, torch.float32))
+        (weights / voters)
+        .to(torch.promote_types(q.dtype, torch.float32))
         .repeat(voters)
         .expand(B * V, 1, -1)
         .contiguous()
@@ -61,9 +109,8 @@ def run(
     s = q.new_empty(B * H, G * c, S)
     s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
     transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
-    victims = Victims(layer, scorer, state.seen, n)
     for query, fresh, held, result in zip(
-        queries.unbind(), new.unbind(), kept.unbind(), out.unbind(), strict=True
+        queries.unbind(), fresh_ones.unbind(), kept.unbind(), out.unbind(), strict=True
     ):
         newest.copy_(fresh)
         torch.bmm(query, transposed, out=s)
@@ -79,14 +126,7 @@ def run(
             index = which.expand(2, B, H, c).unsqueeze(-1)
             held = held.gather(-2, index.expand(2, B, H, c, D))
         rows.index_copy_(0, (places + first).view(-1), held.view(-1, D))
-    state.seen += M
-    order = victims.leave()
-    pools = assign_pools(layer, n, store.slot_pools(), None, q.device)
-    keys, values = (gather(x, order) for x in slots)
-    store.hold(keys[..., :key_dim], values[..., :value_dim], pools)
-    state.impls[scored_attention.name] = "inplace"
-    out = out.view(J, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
-    return out[..., :value_dim]
+    return out
 
 
 def _wide(x: Tensor, width: int) -> Tensor:

@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
+from kvsearch.cache.versions import Versions, leave, versions
 from kvsearch.policy import LayerLayout, Policy
 from kvsearch.policy.closings import Course, Flags, course
 from kvsearch.policy.schedule import NEVER, Ints
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 
 BLOCK = 128  # queries that share one gather of the keys alive around them
+LEAST = 16  # tokens for which a plan is made anew
 
 
 def applies(policy: Policy) -> bool:
@@ -54,6 +55,11 @@ class Plan:
     cursor: int
     course: Course | None = None
 
+    def before(self, seen: int) -> Ints:
+        """Tokens held after the first `seen`, in order of slots."""
+        alive = (self.birth <= seen) & (self.death > seen) & (self.token < seen)
+        return np.unique(self.token[alive])
+
     def around(self, start: int, stop: int) -> Ints:
         """Entries that some query of `[start, stop)` sees, those of the fixed frame first."""
         alive = np.flatnonzero((self.birth < stop) & (self.death > start))
@@ -86,6 +92,11 @@ def plan(layer: LayerLayout, T: int, prompt: int, flags: Flags | None = None) ->
 
 
 _plans: dict[tuple[object, ...], Plan] = {}
+
+
+def forget_plans() -> None:
+    """Plan anew, as for lengths that have not been seen."""
+    _plans.clear()
 
 
 def _make_plan(layer: LayerLayout, T: int, prompt: int, flags: Flags | None) -> Plan:
@@ -211,35 +222,34 @@ def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
     )
 
 
-def prefill(
+def serves(state: LayerState, m: int) -> bool:
+    """Whether one pass is the way for `m` tokens: the first ones, or across a compaction."""
+    if not applies(state.layer.policy):
+        return False
+    due = state.layer.clock.after(state.seen, state.prompt)
+    return state.seen == 0 or (m >= LEAST and due is not None and state.seen + m > due)
+
+
+def replay(
     state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attend over a whole text from an empty cache, and leave the cache as the stream would.
+    """Attend over many tokens at once, and leave the cache as the stream would.
 
     Keys, values and queries are as in `engine.advance`, after rounding and un-rotation.
     """
-    T = q.shape[2]
+    seen, M = state.seen, q.shape[2]
+    T = seen + M
     flags = None if state.stream is None else state.stream.flags(0, T)
     lives = plan(state.layer, T, state.prompt, flags)
+    table = versions(state, lives.before(seen), k, v)
     out = q.new_empty(*q.shape[:3], v.shape[3])
-    versions_k, versions_v = k, v
-    if state.layer.policy.quantizes:
-        kc, vc = state.codecs[0]
-        group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
-        whole = T // group * group  # of an unfinished group no token is quantised before the end
-        low_k = torch.cat([kc.fake(k.detach()[:, :, :whole]), k.detach()[:, :, whole:]], 2)
-        versions_k = torch.cat([k, straight(low_k, k)], 2)
-        versions_v = torch.cat([v, straight(vc.fake(v.detach()), v)], 2)
     block = BLOCK if state.layer.policy.evicts else 2 * BLOCK
-    for start in range(0, T, block):
-        stop = min(start + block, T)
-        out[:, :, start:stop] = _attend(
-            state, lives, q[:, :, start:stop], versions_k, versions_v, T, start, scale, softcap
-        )
+    for start in range(0, M, block):
+        rows = slice(start, min(start + block, M))
+        out[:, :, rows] = _attend(state, lives, q[:, :, rows], table, seen + start, scale, softcap)
     if state.whole is None:
-        _leave(state, lives, k, v, T)
-    else:
-        state.seen = T
+        _leave(state, lives, k, v, table.row)
+    state.seen = T
     return out
 
 
@@ -247,9 +257,7 @@ def _attend(
     state: LayerState,
     lives: Plan,
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    T: int,
+    table: Versions,
     start: int,
     scale: float,
     softcap: float | None,
@@ -257,8 +265,10 @@ def _attend(
     """Attention of one block of queries over the entries alive around it."""
     stop = start + q.shape[2]
     entries = lives.around(start, stop)
-    which = torch.from_numpy(lives.token[entries] + T * lives.quantised[entries])
-    k, v = k.index_select(2, which.to(k.device)), v.index_select(2, which.to(v.device))
+    rows = table.rows(lives.token[entries], lives.quantised[entries])
+    if _in_place(state, q, table):
+        return _attend_parts(state, lives, q, table, entries, rows, start, scale, softcap)
+    k, v = table.take(rows)
     birth = torch.from_numpy(lives.birth[entries]).to(q.device)
     death = torch.from_numpy(lives.death[entries]).to(q.device)
     if not state.reindex:
@@ -293,37 +303,58 @@ def _attend(
     return merge(parts)
 
 
+def _in_place(state: LayerState, q: Tensor, table: Versions) -> bool:
+    """Whether keys are attended where they are, instead of being gathered: almost all are alive."""
+    p = state.layer.policy
+    plain = not (p.evicts or p.anchors is not None or table.parts[0][0].requires_grad)
+    return plain and len(table.parts) > 1 and q.device.type == "cpu"
+
+
+def _attend_parts(
+    state: LayerState, lives: Plan, q: Tensor, table: Versions, entries: Ints, rows: Ints,
+    start: int, scale: float, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """`_attend` to each part of the values by itself, without a copy of them."""
+    kind, found = torch.promote_types(q.dtype, torch.float32), []
+    for first, last, (k, v) in table.ranges():
+        mine = (first <= rows) & (rows < last)
+        if not mine.any():
+            continue
+        a, b = rows[mine].min(), rows[mine].max() + 1
+        birth, death = np.full((2, b - a), 0, dtype=np.int64)  # what no query sees any more
+        birth[rows[mine] - a] = lives.birth[entries[mine]]
+        death[rows[mine] - a] = lives.death[entries[mine]]
+        part = slice(a - first, b - first)
+        found.append(
+            lifetime_attention.record(
+                state.impls, q.to(kind), k[:, :, part], v[:, :, part], torch.from_numpy(birth),
+                torch.from_numpy(death), first_query=start, scale=scale, softcap=softcap,
+            )
+        )  # fmt: skip
+    return merge(found).to(q.dtype)
+
+
 def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Join attention over disjoint sets of keys by their log-sum-exps, in the type of those."""
     if len(parts) == 1:
         return parts[0][0]
     total = torch.stack([lse for _, lse in parts]).logsumexp(0)
-    shares = [(lse - total).exp().unsqueeze(-1) for _, lse in parts]
-    whole = torch.stack([o * s for (o, _), s in zip(parts, shares, strict=True)]).sum(0)
+    whole: Tensor | None = None
+    for out, lse in parts:  # one after the other: a stack would hold all of them twice
+        share = out * (lse - total).exp().unsqueeze(-1)
+        whole = share if whole is None else whole + share
+    assert whole is not None
     return whole.to(parts[0][0].dtype)
 
 
-def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, T: int) -> None:
+def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, row: Ints) -> None:
     """Fill the store with what is held after the last token."""
-    layer, policy = state.layer, state.layer.policy
+    layer, policy, T = state.layer, state.layer.policy, len(row)
     compacted = _compacted(layer, lives.held + 1, state.prompt, lives.course) <= T
     low = _compacted(layer, lives.held + 1 + policy.fp16_recent, state.prompt, lives.course) <= T
     pools = np.where(low, 0, len(policy.tiers)).astype(np.uint8)
     pools[lives.held < policy.fp16_sinks] = len(policy.tiers)
-    tokens, lead = lives.held, 0
-    if state.codecs[0][0].along_tokens and (in_tier := int((pools == 0).sum())):
-        sinks = policy.fp16_sinks
-        lead = -in_tier % (policy.quantizer.group or 1)  # gone, but they share the first scales
-        before = np.arange(tokens[sinks] - lead, tokens[sinks])
-        tokens = np.concatenate([tokens[:sinks], before, tokens[sinks:]])
-    held = torch.from_numpy(tokens).to(k.device)
-    state.store.load(
-        k.index_select(2, held),
-        v.index_select(2, held),
-        torch.from_numpy(pools).to(k.device),
-        int((~compacted).sum()),
-        lead,
-    )
-    state.seen, state.cursor = T, lives.cursor
+    leave(state, k, v, lives.held, row, pools, int((~compacted).sum()))
+    state.cursor = lives.cursor
     if lives.course is not None:
         state.sequences = lives.course.end.copy()

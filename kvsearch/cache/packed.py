@@ -59,6 +59,7 @@ class PackedStore:
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
         self.dtype = k.dtype
+        self._parts[-1] = None  # what is replaced is freed
         if self.n == 0:
             self.pools = self.pools.to(k.device)
         for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
@@ -113,7 +114,7 @@ class PackedStore:
             keys = kc.decode(k, dtype, self.ran, self.lead)
             keys = gather_kv.record(
                 self.ran, keys, torch.arange(n, device=keys.device),
-                by=_first(pools == i, n), inv_freq=rotary.inv_freq.to(keys.device),
+                by=first_of(pools == i, n), inv_freq=rotary.inv_freq.to(keys.device),
             )  # fmt: skip
             found.append(Part(keys, vc.packed(v), None, vc.fmt))
         return found
@@ -139,10 +140,10 @@ class PackedStore:
         if not self.tagged:
             pools = pools.reshape(-1, pools.shape[-1])[0]
         old, n = self.slot_pools(), keep.shape[-1]
-        place = _place_in_pool(old, len(self.codecs))
+        place = place_in_pool(old, len(self.codecs))
         moves: list[_Move | None] = []
-        for i, count in enumerate(self._counts(n)):
-            source = pick(keep, _first(pools == i, count))
+        for i, count in enumerate(self.counts(n)):
+            source = pick(keep, first_of(pools == i, count))
             moves.append(self._planned(i, source, old, place) if count else None)
         for which, held in enumerate((self.keys, self.values)):
             held[:] = [
@@ -177,7 +178,7 @@ class PackedStore:
             pools[0] = kept
         self.n, self.residual = n, 0
 
-    def _counts(self, n: int) -> tuple[int, ...]:
+    def counts(self, n: int) -> tuple[int, ...]:
         """Slots of each pool after a compaction left `n`: known to the host, so nothing waits."""
         tiers = self.layer.tier_counts(n)
         return (*tiers, n - sum(tiers))
@@ -207,7 +208,7 @@ class PackedStore:
         index = pick(place, source)
         if most == 0:
             return _Move(index, None)
-        slots = pick(source, _first(enters, most))
+        slots = pick(source, first_of(enters, most))
         index = torch.where(enters, size + enters.cumsum(-1) - 1, index)
         return _Move(index, (pick(old, slots), pick(place, slots)))
 
@@ -263,6 +264,16 @@ class PackedStore:
         if residual:
             self.append(k[:, :, compacted:], v[:, :, compacted:])
 
+    def hold(
+        self, keys: list[Held | None], values: list[Held | None], n: int, pools: Tensor
+    ) -> None:
+        """Hold `n` compacted slots, given what is held of each pool and the pool of every slot."""
+        self._forget_parts()
+        self.keys[:], self.values[:] = keys, values
+        if not self.tagged:
+            pools = pools.reshape(-1, pools.shape[-1])[0]
+        self.n, self.residual, self.pools = n, 0, pools.to(torch.uint8)
+
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""
         fresh = self.pools.new_full((*self.pools.shape[:-1], self.residual), self.residual_pool)
@@ -293,12 +304,12 @@ class PackedStore:
             self.pools = self.pools[rows]
 
 
-def _first(mask: Tensor, count: int) -> Tensor:
+def first_of(mask: Tensor, count: int) -> Tensor:
     """Where the first `count` true entries of `mask` `[..., N]` are; what is false comes after."""
     return (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
 
 
-def _place_in_pool(pools: Tensor, kinds: int) -> Tensor:
+def place_in_pool(pools: Tensor, kinds: int) -> Tensor:
     """Index of each slot among the slots of its pool, same shape as `pools`."""
     place = torch.zeros(pools.shape, dtype=torch.long, device=pools.device)
     for i in range(kinds):

@@ -44,6 +44,10 @@ class Rotary:
         cos, sin = (y[first:stop].to(x.dtype) for y in held)
         return self._mix(x, cos, sin)
 
+    def forget(self) -> None:
+        """Let go of the tables that `turn_slots` keeps."""
+        self._slots = None
+
     def undo(self, x: Tensor, at: Tensor) -> Tensor:
         """Take back the rotation that the model gave `x` at positions `at`, in its own float32."""
         angle = at.to(x.device, torch.float32).unsqueeze(-1) * self._pairs(x, torch.float32)

@@ -71,22 +71,26 @@ def forward(
         and torch.equal(birth, rows)
         and bool(death.min() >= first_query + M)
     ):  # plain causal attention has a path of its own that skips half of the work
-        out, lse = _fused(
-            q, k.repeat_interleave(G, 1), v.repeat_interleave(G, 1), 0.0, True, scale=scale
-        )
-        return out.to(dtype), lse
-    folded = q.reshape(B, H, G * M, D)  # the group's queries share their keys
-    if everything:
-        out, lse = _fused(folded, k, v, 0.0, False, scale=scale)
+        out, lse = _fused(*_shared(q, k, v), 0.0, True, scale=scale)
+        return out.reshape(B, Hq, M, D).to(dtype), lse.reshape(B, Hq, M)
+    if everything:  # the group's queries are rows of one head
+        out, lse = _fused(q.reshape(B, H, G * M, D), k, v, 0.0, False, scale=scale)
         return out.reshape(B, Hq, M, D).to(dtype), lse.reshape(B, Hq, M)
     visible = visibility(birth, death, anchors, first_query, M)
     mask = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))
-    out, lse = _fused(
-        folded, k, v, 0.0, False, attn_mask=mask.repeat(G, 1)[None, None], scale=scale
-    )
+    out, lse = _fused(*_shared(q, k, v), 0.0, False, attn_mask=mask[None, None], scale=scale)
     out, lse = out.reshape(B, Hq, M, D), lse.reshape(B, Hq, M)
     blind = ~visible.any(-1)
     if bool(blind.any()):
         out = out.masked_fill(blind.unsqueeze(-1), 0.0)
         lse = lse.masked_fill(blind, float("-inf"))
     return out.to(dtype), lse
+
+
+def _shared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each group of query heads as a sequence of its own; keys and the mask are not repeated."""
+    group, heads = q.shape[1] // k.shape[1], k.shape[0] * k.shape[1]
+    keys, values = (
+        x.reshape(heads, 1, *x.shape[2:]).expand(heads, group, *x.shape[2:]) for x in (k, v)
+    )
+    return q.reshape(heads, group, *q.shape[2:]), keys, values

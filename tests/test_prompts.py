@@ -1,0 +1,67 @@
+"""Many tokens at once leave a deployed cache as they would one by one: prompts, turns, chunks.
+
+That the cut of a stream does not matter is also checked for every method in `test_cache.py`.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from kvsearch.cache import PolicyCache
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy, layout
+from tests.cache_cases import head_dim, policy_of, tiny
+from tests.random_policies import policies
+
+CUTS = (60, 1, 37, 9, 45)  # a prompt, a token, chunks that end beside compactions
+IDS = torch.from_numpy(np.random.default_rng(1).integers(0, 97, size=(1, sum(CUTS))))
+RANDOM = {f"random {i}": i for i in range(20)}
+NAMES = [
+    *("window", "streamingllm", "lacache", "int4", "kivi2", "h2o+int4", "tova", "snapkv-prompt"),
+    *("h2o-cache", "xmu", "xmu-0.8", "key-norm", "expected-attention", "q8_0-q4_0"),
+    *("recent window in 16 bits", "scored ladder", "three tiers", "tiers by age"),
+    "grouped along tokens, recent window and sinks in 16 bits",
+    "heads that share their layer's slots",
+]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[int, LoadedModel]:
+    """By head size."""
+    return {D: tiny(head_dim=D) for D in (16, 32)}
+
+
+def case(name: str, models: dict[int, LoadedModel]) -> tuple[Policy, LoadedModel]:
+    if name in RANDOM:
+        return policies(20, models[32].shape, seed=17)[RANDOM[name]], models[32]
+    return policy_of(name), models[head_dim(name)]
+
+
+def taken(
+    policy: Policy, loaded: LoadedModel, cuts: tuple[int, ...]
+) -> tuple[torch.Tensor, PolicyCache]:
+    """Losses in nats of all tokens but the first, and the cache after them."""
+    cache, seen, parts = PolicyCache(policy, loaded.model), 0, []
+    with torch.inference_mode():
+        for m in cuts:
+            parts.append(loaded.model(IDS[:, seen : seen + m], past_key_values=cache).logits)
+            seen += m
+    logits = torch.cat(parts, 1)[0, :-1]
+    return torch.nn.functional.cross_entropy(logits, IDS[0, 1:seen], reduction="none"), cache
+
+
+@pytest.mark.parametrize("name", [*NAMES, *RANDOM])
+def test_chunks_equal_token_by_token(name: str, models: dict[int, LoadedModel]) -> None:
+    policy, loaded = case(name, models)
+    first = CUTS[0] if policy.trigger != "stream" else 1
+    want, slow = taken(policy, loaded, (first, *[1] * (sum(CUTS) - first)))
+    got, fast = taken(policy, loaded, CUTS)
+    assert (got - want).abs().max() < 1e-4
+    held = layout(policy, loaded.shape).bytes_at(sum(CUTS), CUTS[0])
+    assert fast.bytes_resident == slow.bytes_resident == held
+    for a, b in zip(fast.states, slow.states, strict=True):
+        assert (a.seen, a.store.n, a.store.residual) == (b.seen, b.store.n, b.store.residual)
+        assert policy.ladder is None or a.cursor == b.cursor
+        assert bool((a.store.slot_pools() == b.store.slot_pools()).all())
+        for x, y in zip(a.store.read(), b.store.read(), strict=True):
+            assert (x - y).abs().max() < 1e-4
