@@ -216,10 +216,7 @@ class PolicyCache(Cache):
 
     @property
     def bytes_peak_resident(self) -> int:
-        """Sum over layers of the most bytes each has held after any call or decoded token so far.
-
-        A call of several tokens may hold less in between than a stream of single ones.
-        """
+        """Most bytes of each layer after any call, summed; a call of many tokens may hold less."""
         return sum(state.peak_bytes for state in self.states)
 
 
