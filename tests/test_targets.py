@@ -254,6 +254,23 @@ def test_a_published_method_is_a_point_of_llamacpps_space() -> None:
     assert project(method, find("llamacpp"), SHAPE).canonical(4) == method.canonical(4)
 
 
+@targets
+def test_a_level_of_proof_rests_on_a_kept_study(name: str) -> None:
+    """`nll`: every record agrees, on 4096 tokens; `runs`: it generated, or told losses."""
+    target = find(name)
+    if target.environment is None:
+        assert target.proof == "schema" or target.score is not None
+        return
+    folder = Path(__file__).parent.parent / "studies" / f"2026-11-{name}" / "records"
+    records = [json.loads(f.read_text(encoding="utf-8")) for f in folder.glob("*.json")]
+    assert (target.proof != "schema") == bool(records)
+    assert {r["version"] for r in records} <= {target.version}
+    if target.proof == "nll":
+        assert all(r["loss"]["agrees"] and r["loss"]["tokens"] >= 4096 for r in records)
+    else:
+        assert all(r["loss"]["runtime"] or r["measured"]["generated"] for r in records)
+
+
 def test_docs_list_what_the_table_says() -> None:
     from kvsearch.export.table import markdown
 

@@ -253,6 +253,7 @@ TARGET = Target(
         "LLAMA_ATTN_ROT_DISABLE": ("0", "1"),
     },
     write=write,
+    proof="nll",
     notes=(
         "llama.cpp rounds a token when it comes, a policy after the token's own step.",
         "The cache is allocated in cells of all layers, their number rounded up to 256.",
