@@ -65,6 +65,8 @@ class StagedStore(DenseStore):
         fresh: codes made since, of each tier: keys and values.
     """
 
+    room = 1.25  # it is memory beside a deployed cache
+
     def __init__(self, store: PackedStore, state: LayerState, k: Tensor) -> None:
         super().__init__(state.layer, state.native)
         self.packed, self.before = store, store.n
@@ -122,7 +124,9 @@ class StagedStore(DenseStore):
                 flat = dense.view(-1, dense.shape[3])
                 x = flat.index_select(0, head * T + slot)
                 new = codec.encode(x[None, None], self.packed.ran)
-                flat.index_copy_(0, head * T + slot, codec.decode(new, x.dtype, {})[0, 0])
+                flat.index_copy_(
+                    0, head * T + slot, codec.decode(new, x.dtype, self.packed.ran)[0, 0]
+                )
                 codes.append(new)
             at = torch.arange(self.ends[i], self.ends[i] + len(slot))
             self.rows.view(-1).index_copy_(0, head * n + slot, at)
