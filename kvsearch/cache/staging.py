@@ -24,6 +24,8 @@ def applies(state: LayerState, k: Tensor) -> bool:
     """Whether tokens of keys `k` reach a second compaction of a deployed layer: staging pays."""
     if not (state.packed and state.fast):
         return False
+    if state.codecs[0][0].along_tokens:
+        return False  # groups have scales, not slots; these policies go by age
     if len(state.codecs) > 2 and k.device.type != "cpu":
         return False  # codes of tokens that pass through tiers are picked on the host
     clock = state.layer.clock
