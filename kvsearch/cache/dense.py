@@ -20,7 +20,10 @@ class DenseStore:
         n: tokens held.
         residual: newest tokens that no compaction has seen.
         pools: pool of every slot, `[N]` or per head `[B, H, N]`, uint8.
+        room: by how much the tensors grow when they are full.
     """
+
+    room = 2.0
 
     def __init__(self, layer: LayerLayout, native: torch.dtype) -> None:
         self.codecs = codecs(layer, native)
@@ -58,7 +61,7 @@ class DenseStore:
     def _reserve(self, k: Tensor, v: Tensor, n: int) -> None:
         if self.k is not None and self.v is not None and self.k.shape[2] >= n:
             return
-        size = max(n, 64) if self.k is None else n + n // 4
+        size = max(n, 64) if self.k is None else max(n, int(self.room * self.k.shape[2]))
         new_k = k.new_empty(*k.shape[:2], size, k.shape[3])
         new_v = v.new_empty(*v.shape[:2], size, v.shape[3])
         if self.k is not None and self.v is not None:

@@ -61,7 +61,7 @@ def run(
             own = s.view(B * H, G, R, N)[..., N - R :]
         future = torch.ones(R, R, dtype=torch.bool, device=q.device).triu(1)
         own.masked_fill_(future, float("-inf"))
-        p = torch.softmax(s, -1)
+        p = torch.softmax(s, -1, out=s)
         o = p @ vs[:, :, :N].reshape(B * H, N, V)
         if quantised is not None:
             own = _diagonal(p.view(B * H, G, R, N)[..., N - R :], c)

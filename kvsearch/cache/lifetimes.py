@@ -315,7 +315,8 @@ def _attend_parts(
     start: int, scale: float, softcap: float | None,
 ) -> Tensor:  # fmt: skip
     """`_attend` to each part of the values by itself, without a copy of them."""
-    kind, found = torch.promote_types(q.dtype, torch.float32), []
+    kind = torch.promote_types(q.dtype, torch.float32)
+    whole: tuple[Tensor, Tensor] | None = None
     for first, last, (k, v) in table.ranges():
         mine = (first <= rows) & (rows < last)
         if not mine.any():
@@ -325,13 +326,19 @@ def _attend_parts(
         birth[rows[mine] - a] = lives.birth[entries[mine]]
         death[rows[mine] - a] = lives.death[entries[mine]]
         part = slice(a - first, b - first)
-        found.append(
-            lifetime_attention.record(
-                state.impls, q.to(kind), k[:, :, part], v[:, :, part], torch.from_numpy(birth),
-                torch.from_numpy(death), first_query=start, scale=scale, softcap=softcap,
-            )
+        out, lse = lifetime_attention.record(
+            state.impls, q.to(kind), k[:, :, part], v[:, :, part], torch.from_numpy(birth),
+            torch.from_numpy(death), first_query=start, scale=scale, softcap=softcap,
         )  # fmt: skip
-    return merge(found).to(q.dtype)
+        if whole is None:
+            whole = out, lse
+            continue
+        total = torch.logaddexp(whole[1], lse)
+        for part_out, part_lse in (whole, (out, lse)):
+            part_out.mul_((part_lse - total).exp_().unsqueeze(-1))
+        whole = whole[0].add_(out), total
+    assert whole is not None
+    return whole[0].to(q.dtype)
 
 
 def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:

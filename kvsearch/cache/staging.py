@@ -24,6 +24,8 @@ def applies(state: LayerState, k: Tensor) -> bool:
     """Whether tokens of keys `k` reach a second compaction of a deployed layer: staging pays."""
     if not (state.packed and state.fast):
         return False
+    if state.codecs[0][0].along_tokens:
+        return False  # groups have scales, not slots; these policies go by age
     if len(state.codecs) > 2 and k.device.type != "cpu":
         return False  # codes of tokens that pass through tiers are picked on the host
     clock = state.layer.clock
@@ -64,6 +66,8 @@ class StagedStore(DenseStore):
             heads `[B, H, N]`: first those held before, then those in `fresh`.
         fresh: codes made since, of each tier: keys and values.
     """
+
+    room = 1.25  # it is memory beside a deployed cache
 
     def __init__(self, store: PackedStore, state: LayerState, k: Tensor) -> None:
         super().__init__(state.layer, state.native)
@@ -122,7 +126,9 @@ class StagedStore(DenseStore):
                 flat = dense.view(-1, dense.shape[3])
                 x = flat.index_select(0, head * T + slot)
                 new = codec.encode(x[None, None], self.packed.ran)
-                flat.index_copy_(0, head * T + slot, codec.decode(new, x.dtype, {})[0, 0])
+                flat.index_copy_(
+                    0, head * T + slot, codec.decode(new, x.dtype, self.packed.ran)[0, 0]
+                )
                 codes.append(new)
             at = torch.arange(self.ends[i], self.ends[i] + len(slot))
             self.rows.view(-1).index_copy_(0, head * n + slot, at)
