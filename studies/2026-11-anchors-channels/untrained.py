@@ -1,8 +1,8 @@
 """What anchors cost a model not trained with them: SmolLM2-135M on WikiText-2's report text.
 
-    python studies/2026-11-anchors/measure.py --wikitext wikitext2-test.raw
+    python studies/2026-11-anchors-channels/untrained.py --wikitext wikitext2-test.raw
 
-Four windows of 512 tokens, every token scored from the second on. Writes results.csv.
+Four windows of 512 tokens, every token scored from the second on. In float32. Writes untrained.csv.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
         }
         for r in found.rows
     ]  # fmt: skip
-    with Path(__file__).with_name("results.csv").open("w", newline="") as f:
+    with Path(__file__).with_name("untrained.csv").open("w", newline="") as f:
         out = csv.DictWriter(f, rows[0].keys(), lineterminator="\n")
         out.writeheader()
         out.writerows(rows)
