@@ -10,6 +10,10 @@ import click
 
 from kvsearch.errors import KvsearchError, nearest
 
+# Threads that wait for each other sleep: spinning takes the core from whatever else runs there.
+# Read when torch is loaded, which no command has done yet.
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+
 COMMANDS = {
     "run": "search, choose and report: the main job",
     "init": "write a configuration file for run",
@@ -65,6 +69,8 @@ def main(argv: list[str] | None = None) -> None:
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
     before = signal.signal(signal.SIGINT, _interrupt)
+    for name, value in WAITING.items():
+        os.environ.setdefault(name, value)
     try:
         code: Any = cli.main(args=args, prog_name="kvsearch", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
