@@ -10,9 +10,9 @@ import click
 
 from kvsearch.errors import KvsearchError, nearest
 
-# Threads that wait for each other sleep: spinning takes the core from whatever else runs there.
-# Read when torch is loaded, which no command has done yet.
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+# Threads that wait for each other spin for a moment and then sleep, which leaves the core to other
+# work (studies/2026-11-busy-machine). Read by GNU's OpenMP when torch is loaded: not yet, here.
+WAITING = {"GOMP_SPINCOUNT": "1000"}
 
 COMMANDS = {
     "run": "search, choose and report: the main job",

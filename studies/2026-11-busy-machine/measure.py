@@ -5,14 +5,16 @@
 Every figure is a process of its own: the real default model evaluates one policy on one window of
 the built-in text with all cores, once to warm up and then `--repeat` times; wall seconds of the
 fastest. Beside it runs nothing, a Python loop, or the same evaluation without end in another
-process with torch's own settings. Waiting threads spin (torch's default) or sleep (what the command
-line sets). Run it on an idle machine: what else runs is part of the figures.
+process with torch's own settings. Waiting threads spin (torch's default), sleep, or spin shortly
+and sleep then (what the command line sets). Run it on an idle machine: what else runs is part of
+the figures. Rows replace those of the same rival and way in results.csv.
 """
 
 import csv
 import io
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -29,15 +31,17 @@ RIVALS = {
     "a busy loop": ["-c", "while True: pass"],
     "another torch process": [__file__, "--evaluate", "--repeat", "1000000"],
 }
-WAYS = {"spin": {}, "sleep": WAITING}
+SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+WAYS = {"spin": {}, "sleep": {"OMP_WAIT_POLICY": "PASSIVE"}, "spin 1000 times": WAITING}
 
 
 @click.command()
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--repeat", default=3, show_default=True)
 @click.option("--method", default="xmu", show_default=True)
+@click.option("--way", "ways", multiple=True, type=click.Choice(list(WAYS)), help="[default: all]")
 @click.option("--evaluate", is_flag=True, hidden=True, help="be the evaluating process")
-def main(rounds: int, repeat: int, method: str, evaluate: bool) -> None:
+def main(rounds: int, repeat: int, method: str, ways: tuple[str, ...], evaluate: bool) -> None:
     """Measure in turns and write results.csv."""
     if evaluate:
         timed(method, repeat)
@@ -45,7 +49,7 @@ def main(rounds: int, repeat: int, method: str, evaluate: bool) -> None:
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
         for rival, command in RIVALS.items():
-            for way in WAYS:
+            for way in ways or WAYS:
                 seconds = beside(command, way, method, repeat)
                 found.setdefault((rival, way), []).append(seconds)
                 click.echo(f"beside {rival}, threads that {way}: {seconds:.2f} s")
@@ -54,7 +58,7 @@ def main(rounds: int, repeat: int, method: str, evaluate: bool) -> None:
 
 def beside(rival: list[str] | None, way: str, method: str, repeat: int) -> float:
     """Seconds of an evaluation beside `rival`."""
-    plain = {k: v for k, v in os.environ.items() if k not in WAITING}
+    plain = {k: v for k, v in os.environ.items() if k not in SETTINGS}
     other = None if rival is None else subprocess.Popen([sys.executable, *rival], env=plain)
     try:
         if other is not None:
@@ -94,23 +98,24 @@ def timed(method: str, repeat: int) -> None:
 
 def write(found: dict[tuple[str, str], list[float]], method: str) -> None:
     """A row per rival and way: median seconds, and their ratio to those of torch alone."""
-    alone = sorted(found["nothing", "spin"])[len(found["nothing", "spin"]) // 2]
-    rows = []
+    file = HERE / "results.csv"
+    rows = {}
+    if file.exists():
+        rows = {(r["beside"], r["waiting threads"]): r for r in csv.DictReader(file.open())}
     for (rival, way), seconds in found.items():
-        middle = sorted(seconds)[len(seconds) // 2]
-        rows.append(
-            {
-                "beside": rival, "waiting threads": way, "method": method, "rounds": len(seconds),
-                "seconds": f"{middle:.3f}", "lowest": f"{min(seconds):.3f}",
-                "highest": f"{max(seconds):.3f}", "to idle": f"{middle / alone:.3f}",
-                "cores": os.cpu_count(), "machine": platform.machine(),
-            }
-        )  # fmt: skip
+        rows[rival, way] = {
+            "beside": rival, "waiting threads": way, "method": method, "rounds": str(len(seconds)),
+            "seconds": f"{statistics.median(seconds):.3f}", "lowest": f"{min(seconds):.3f}",
+            "highest": f"{max(seconds):.3f}", "to idle": "", "cores": str(os.cpu_count()),
+            "machine": platform.machine(),
+        }  # fmt: skip
+    for row in rows.values():
+        row["to idle"] = f"{float(row['seconds']) / float(rows['nothing', 'spin']['seconds']):.3f}"
     text = io.StringIO()
-    out = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    out = csv.DictWriter(text, fieldnames=list(next(iter(rows.values()))), lineterminator="\n")
     out.writeheader()
-    out.writerows(rows)
-    write_atomic(HERE / "results.csv", text.getvalue())
+    out.writerows(rows.values())
+    write_atomic(file, text.getvalue())
 
 
 if __name__ == "__main__":
