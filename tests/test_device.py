@@ -169,6 +169,12 @@ def test_the_lane_sees_a_tensor_on_the_wrong_device(
         run(small("h2o+int4"), False, True, [T], lane)
 
 
+def test_the_lane_sees_tensors_of_two_devices(lane: Device) -> None:
+    one, other = (tagged(torch.ones(3), torch.device("meta", i)) for i in range(2))
+    with lane, pytest.raises(RuntimeError, match="two devices"):
+        one + other
+
+
 def test_the_lane_sees_a_wait(lane: Device) -> None:
     with lane:
         assert bool(tagged(torch.ones(3)).sum() > 0)
