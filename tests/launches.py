@@ -24,7 +24,11 @@ KERNELS = {  # Triton kernel -> folder of its op
     "gather": "gather_kv",
     "decode": "decode_attention",
     "combine": "decode_attention",
+    "turn": "decode_attention",
     "receive": "scored_decode",
+    "append": "append_kv",
+    "add": "tally",
+    "repack": "repack_kv",
 }
 
 
@@ -48,6 +52,7 @@ class Kernel:
         def run(*args: Any, **kwargs: Any) -> None:
             self.device.launches[f"triton::{self.name}"] += 1
             given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+            self.device.note(f"triton::{self.name}", (grid, given))
             self.variants.add(tuple((k, self._kind(k, v)) for k, v in sorted(given.items())))
 
         return run
@@ -71,20 +76,25 @@ def kernels(device: Device) -> Iterator[dict[str, Kernel]]:
             module = importlib.import_module(f"kvsearch_kernels.{home}.triton_kernels")
             found[name] = Kernel(name, getattr(module, name), device)
             patch.setattr(module, name, found[name])
-        plain = Op._forward
+        plain, choose = Op._forward, Op.pick
+
+        def pick(op: Any, *args: Any, **kwargs: Any) -> str:
+            takes = device.counting and "triton" in op.impls
+            if takes and op._why_not("triton", *args, **kwargs) is None:
+                return "triton"
+            return choose(op, *args, **kwargs)
 
         def forward(op: Any, impl: str, *args: Any, **kwargs: Any) -> Any:
-            if not device.counting or "triton" not in op.impls:
-                return plain(op, impl, *args, **kwargs)
-            if op._why_not("triton", *args, **kwargs) is not None:
+            if impl != "triton":
                 return plain(op, impl, *args, **kwargs)
             op._module("triton").forward(*args, **kwargs)
             device.counting = False
             try:
-                return plain(op, impl, *args, **kwargs)
+                return plain(op, "reference", *args, **kwargs)
             finally:
                 device.counting = True
 
+        patch.setattr(Op, "pick", pick)
         patch.setattr(Op, "_forward", forward)
         yield found
 

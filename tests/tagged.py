@@ -77,6 +77,7 @@ class Device(TorchDispatchMode):
         launches: ops that would run on the device, by name.
         waits: ops for whose result the host would wait, by name.
         counting: whether they are counted.
+        trace: what each launch was given, all that a CUDA graph would fix; None keeps nothing.
     """
 
     def __init__(self) -> None:
@@ -84,6 +85,7 @@ class Device(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.counting = True
+        self.trace: list[Any] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check, count, run on the CPU, and tag the result."""
@@ -100,8 +102,8 @@ class Device(TorchDispatchMode):
             place = args[0].device
         there = place.type == ELSEWHERE.type
         name = func._schema.name
-        if self.counting and (away or there):
-            self._count(func, name, there)
+        if self.counting and (away or there) and self._count(func, name, there):
+            self.note(name, (args, kwargs))
         if target is not None:
             kwargs["device"] = CPU
         plain = [_unwrap(x) for x in args]
@@ -114,13 +116,28 @@ class Device(TorchDispatchMode):
                 return same[0]
         return _wrap(result, place)
 
-    def _count(self, func: Any, name: str, there: bool) -> None:
+    def note(self, name: str, given: Any) -> None:
+        """Keep the address, shape and strides of tensors, and all that is no tensor."""
+        if self.trace is not None:
+            self.trace.append((name, _fixed(given)))
+
+    def _count(self, func: Any, name: str, there: bool) -> bool:
         if func in WAITS or not there:  # a result that comes back to the host
             self.waits[name] += 1
         returns = func._schema.returns
         view = all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        if name not in FREE and not (returns and view):
+        launches = name not in FREE and not (returns and view)
+        if launches:
             self.launches[name] += 1
+        return launches
+
+
+def _fixed(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.device.type
+    if isinstance(x, dict):
+        return {k: _fixed(v) for k, v in x.items()}
+    return tuple(_fixed(y) for y in x) if isinstance(x, list | tuple) else x
 
 
 def _unwrap(x: Any) -> Any:

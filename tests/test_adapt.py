@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kvsearch import Policy, Text, load_model
 from kvsearch.app import adapt_job
 from kvsearch.app.adapt import adapt
-from kvsearch.cache import lifetimes
+from kvsearch.cache import plans
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, PolicyError, RunError
 from kvsearch.evaluate.quality import Evaluator, stepwise
@@ -40,7 +40,7 @@ AFTER = Policy(slots=PROMPT + 8, interval=4, sinks=2, trigger="prompt+stream")
 
 NAMES = ("full", "streamingllm", "lacache", "int4", "kivi2", "window+int4")
 ALL = {name: at(name, SETTING) for name in NAMES} | EXTRA | BY_AGE | {"after a prompt": AFTER}
-POLICIES = {name: policy for name, policy in ALL.items() if lifetimes.applies(policy)}
+POLICIES = {name: policy for name, policy in ALL.items() if plans.applies(policy)}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.compaction import survivors
-from kvsearch.cache.lifetimes import plan
+from kvsearch.cache.plans import plan
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS, at

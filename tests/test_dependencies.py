@@ -44,7 +44,7 @@ def test_imports_and_declared_dependencies_are_the_same() -> None:
     extras = PROJECT["optional-dependencies"]
     optional = {normal(d) for group in extras.values() for d in group}
     assert used - core - optional == set()
-    lazy = {normal(d) for name in ("ray", "flash", "gp", "train") for d in extras[name]}
+    lazy = {normal(d) for name in ("ray", "flash", "gp", "train", "vllm") for d in extras[name]}
     assert (core | lazy) - used == THROUGH_OTHERS
 
 

@@ -5,12 +5,15 @@ import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kvsearch.app.export import export
+from kvsearch.cache.compaction import best_between
 from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.export import TARGETS, environments, find, proof
@@ -117,7 +120,7 @@ def test_mistakes_write_nothing(file: Path, tiny_folder: Path, tmp_path: Path, c
         ([str(cut), "--to", "vllm"], "not JSON"),
         ([str(other), "--to", "mlx", *model], "made for another shape"),
         ([str(file), "--to", "vlm"], "did you mean 'vllm'"),
-        ([str(file), "--to", "vllm", "--strict", *model], "slots is dropped"),
+        ([str(file), "--to", "sglang", "--strict", *model], "slots is dropped"),
         ([str(file), "--to", "sglang", "--verify"], "--verify cannot run sglang"),
         ([str(file), "--to", "openvino", "--context", "1"], "--context must be at least 2"),
     ):
@@ -205,3 +208,56 @@ def test_the_script_of_a_proof_is_run_and_read(
     assert found.nll is None and found.measured == {"generated": 9}
     with pytest.raises(RunError, match="ended with code 1: oh no"):
         proof.run(target, Artefact({"run.py": "raise SystemExit('oh no')"}), "m", ids)
+
+
+def test_a_prompted_script_gets_a_folder_and_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
+) -> None:
+    monkeypatch.setattr(proof, "require", lambda target: Path(sys.executable))
+    script = (
+        "import json, os, sys\n"
+        "assert os.path.isfile(sys.argv[1] + '/config.json')\n"
+        "at = sys.argv.index('--prompt') + 1\n"
+        "json.dump({'nll': None, 'prompt': int(sys.argv[at])}, open(sys.argv[5], 'w'))\n"
+    )
+    ids, made = np.arange(6).reshape(1, 6), Artefact({"run.py": script})
+    for prompt, told in ((4, 4), (0, 1)):
+        found = proof.run(find("kvpress"), made, str(tiny_folder), ids, prompt)
+        assert found.measured == {"prompt": told}
+
+
+def test_kvpress_keeps_time_and_tells_each_query_its_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The press of the script on a cache whose keys are numbered, beside our own choice."""
+    asked = Policy.build(
+        dict(slots=6, interval=1, trigger="prompt+stream", rule={"name": "key-norm"})
+    )
+    export(asked, "kvpress", tmp_path, strict=True)
+    seen: list[Any] = []
+    scores = torch.tensor([[[3, 1, 2, 2, 5, 1, 2, 0.0]]])
+
+    class Knorm:
+        def __init__(self, compression_ratio: float) -> None:
+            self.compression_ratio = compression_ratio
+
+        def score(self, *given: Any) -> torch.Tensor:
+            seen.append(given[-1]["position_embeddings"])
+            return scores
+
+    fake = SimpleNamespace(KnormPress=Knorm, DecodingPress=None, PrefillDecodingPress=None)
+    monkeypatch.setitem(sys.modules, "kvpress", fake)
+    made = runpy.run_path(str(tmp_path / "run.py"), run_name="kvpress_script")
+    keys = torch.arange(8.0)[None, None, :, None]
+    module = SimpleNamespace(head_dim=1, rotary_emb=lambda hidden, at: at)
+    at = {"position_ids": torch.tensor([[41]]), "position_embeddings": None}
+
+    def press(ratio: float) -> Any:
+        return made["Press"](compression_ratio=ratio).compress
+
+    kept, _ = press(3 / 8)(module, torch.zeros(1, 3, 4), keys, keys, None, at)
+    assert kept.flatten().tolist() == [0, 2, 3, 4, 6]
+    fewer, _ = press(4 / 8)(module, torch.zeros(1, 3, 4), keys, keys, None, at)
+    assert fewer.flatten().tolist() == [0, 3, 4, 6]  # of equals the older leaves
+    assert best_between(scores, 0, 8, 4).flatten().tolist() == [0, 3, 4, 6]
+    assert seen[0].tolist() == [[39, 40, 41]]

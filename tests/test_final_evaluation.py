@@ -50,9 +50,10 @@ def test_recommended_is_the_best_on_search_and_select_text_together(
                 number, str(slots), "searched", "complete", policy, key, nll=nll, bytes_peak=slots
             )
         )
-    measured = FinalEvaluation(folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}).go(
-        trials
-    )
+    parts = dict.fromkeys(LOSSES, 1)
+    measured = FinalEvaluation(
+        folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}, parts
+    ).go(trials)
     folder.close()
     # 8 is the best on the select text alone, 16 on the search text
     assert measured["recommended"] == best

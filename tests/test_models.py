@@ -6,17 +6,23 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers.utils import logging
 
+from kvsearch.app.evaluators import devices
 from kvsearch.errors import ModelError
+from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models import memory, wheel
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import converted
 from kvsearch.models.load import load_model, max_context
 from kvsearch.models.read import read
+from kvsearch.models.spread import _Moves, placement, spread
 from kvsearch.models.weights import digest, parameters
+from kvsearch.policy import Policy
+from kvsearch.rules import Attention
 
 
 def test_a_folder_loads_ready_to_evaluate(tiny_folder):
@@ -118,6 +124,47 @@ def test_free_memory_is_plausible():
 def test_wrong_dtype_or_device(tiny_folder, given, words):
     with pytest.raises(ModelError, match=words):
         load_model(str(tiny_folder), **given)
+
+
+def test_a_model_is_spread_in_order_and_computes_the_same(tiny_folder):
+    loaded = load_model(str(tiny_folder), device="cpu")
+    ids = np.random.default_rng(0).integers(0, 97, (2, 60))
+    policy = Policy(slots=24, interval=4, recent_window=8, rule=Attention(beta=1))
+    alone = Evaluator(loaded, batch=2).quality(policy, ids).nll
+    devices = [torch.device("cpu", i) for i in range(2)]  # two names of one device
+    where = placement(loaded.model, devices)
+    layers = [where[f"model.layers.{i}"].index for i in range(loaded.shape.layers)]
+    assert layers == sorted(layers) and layers[-1] == 1
+    assert {where[n].index for n in ("model.embed_tokens", "model.norm", "lm_head")} == {0}
+    assert {name for name, p in loaded.model.named_modules() if list(p.parameters(False))} <= {
+        name for name, _ in loaded.model.named_modules() if any(name.startswith(w) for w in where)
+    }  # every weight has its place
+    asked: list[torch.device] = []
+    moved = _Moves._moved
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Moves, "_moved", lambda s, x: asked.append(s.device) or moved(s, x))
+        spread(loaded.model, devices)
+        there = Evaluator(loaded, batch=2).quality(policy, ids).nll
+    assert np.array_equal(alone, there) and set(asked) == set(devices)
+    with pytest.raises(ModelError, match="cannot be spread over 99"):
+        placement(loaded.model, [torch.device("cpu")] * 99)
+
+
+@pytest.mark.parametrize(
+    ("device", "each", "groups"),
+    [
+        ("auto", 0, ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4"]),
+        ("cuda", 2, ["cuda:0,cuda:1", "cuda:2,cuda:3"]),
+        ("cuda:1,cuda:3", 0, ["cuda:1,cuda:3"]),
+        ("cuda:1,cuda:3", 1, ["cuda:1", "cuda:3"]),
+        ("cuda:1", 0, ["cuda:1"]),
+    ],
+)
+def test_evaluators_share_out_the_gpus(device, each, groups, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    assert list(devices(device, each)) == groups
+    with pytest.raises(ModelError, match=r"--gpus-per-evaluator is 6, and .* [125] CUDA devices"):
+        devices(device, 6)
 
 
 def test_aliases_are_lower_case_hub_ids():

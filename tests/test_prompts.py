@@ -9,7 +9,7 @@ import torch
 
 from kvsearch.cache import PolicyCache
 from kvsearch.models.load import LoadedModel
-from kvsearch.policy import Policy, layout
+from kvsearch.policy import HeadTiers, Policy, Quantizer, Tier, layout
 from tests.cache_cases import head_dim, policy_of, tiny
 from tests.random_policies import policies
 
@@ -65,3 +65,14 @@ def test_chunks_equal_token_by_token(name: str, models: dict[int, LoadedModel]) 
         assert bool((a.store.slot_pools() == b.store.slot_pools()).all())
         for x, y in zip(a.store.read(), b.store.read(), strict=True):
             assert (x - y).abs().max() < 1e-4
+
+
+def test_policies_that_behave_alike_share_no_pools(models: dict[int, LoadedModel]) -> None:
+    """All tokens stay in 16 bits, but for one policy that is a tier, and for the other none."""
+    loaded = models[16]
+    heads = HeadTiers(others=((Tier(),),), of=(1,) * loaded.shape.layers)
+    low = Policy(tiers=(Tier(key_bits=8),), head_tiers=heads, quantizer=Quantizer(group=16))
+    for policy in (Policy(), low):
+        want, _ = taken(policy, loaded, (1,) * 60)
+        got, _ = taken(policy, loaded, (20, 1, 39))
+        assert (got - want).abs().max() < 1e-9

@@ -42,7 +42,8 @@ def test_a_run_is_shared_with_the_figures_of_its_report(tmp_path: Path, capsys: 
     assert f"{d['mean']:+.3f} [{d['lo']:+.3f}, {d['hi']:+.3f}] nats per token" in body
     assert f"{measured['bytes_peak']:,} per sequence" in body
     assert f"{measured['tokens']:,} scored tokens, not seen by the search" in body
-    assert re.findall(r"^\| `(\w+)` .* (\w+) \|$", body, re.M) == [("transformers", "nll")]
+    proofs = re.findall(r"^\| `(\w+)` .* (\w+) \|$", body, re.M)
+    assert proofs == [("transformers", "nll"), ("vllm", "nll")]
 
 
 ZOO = Path(__file__).resolve().parent.parent / "docs" / "zoo"
@@ -72,7 +73,7 @@ def test_a_shared_folder_serves_a_model(mine: Path, tiny_folder: Path, capsys: A
     assert code == 0 and "without figures" in said
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "It was not measured" in card and "base_model" not in card
-    assert "| `llamacpp` |" in card and "| `vllm` |" not in card
+    assert "| `llamacpp` |" in card and "| `openvino` |" not in card
     loaded = load_model(str(tiny_folder))
     for name in (out, out / "policy.json", str(mine)):
         assert PolicyCache.from_pretrained(name, loaded.model).policy == WINDOW

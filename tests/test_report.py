@@ -430,11 +430,11 @@ POSITION_ONLY = [
 
 @pytest.mark.parametrize("policy", POSITION_ONLY)
 def test_slot_map_is_what_the_cache_holds(policy):
-    lifetimes = pytest.importorskip("kvsearch.cache.lifetimes")
+    plans = pytest.importorskip("kvsearch.cache.plans")
     for layer in layout(policy, SHAPE).layers[:8]:
         for tokens in (10, 61, 97, 400):
             prompt = 0 if policy.trigger == "stream" else 90
-            plan = lifetimes.plan(layer, tokens, prompt)
+            plan = plans.plan(layer, tokens, prompt)
             assert held(layer, tokens, prompt)[0].tolist() == plan.held.tolist()
 
 

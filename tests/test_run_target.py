@@ -28,7 +28,7 @@ def test_a_run_finds_only_what_its_target_executes(
         assert done.bytes_given is not None  # the shape is that of the run
     for target, part in (
         ("openvino", "it evicts after a prompt"),
-        ("vllm", "vllm keeps every token"),
+        ("sglang", "sglang keeps every token"),
         ("vlm", "did you mean 'vllm'"),
     ):
         argv[-1], argv[argv.index("--out") + 1] = target, str(tmp_path / target)

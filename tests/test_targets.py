@@ -73,7 +73,11 @@ def test_a_projection_keeps_to_what_the_table_says(name: str) -> None:
     """Read from the description itself, not through `project`."""
     target = find(name)
     if (can := target.executes) is None:
-        assert all(project(p, target, SHAPE) is p for p in policies(20, SHAPE))
+        asked = policies(60, SHAPE)
+        given = [project(p, target, SHAPE) for p in asked]
+        kept = [g is p for p, g in zip(asked, given, strict=True)]
+        assert any(kept) and all(kept) == (not target.without)
+        assert all(value(g, f) == FIELDS[f].default for g in given for f in target.without)
         return
     formats = {(f.key_bits, f.value_bits, f.levels) for f in can.formats}
     seen: Counter[str] = Counter()
@@ -113,7 +117,8 @@ def test_verdicts_tell_what_was_rounded_from_what_is_lost() -> None:
         slots=700, interval=16, sinks=5, recent_window=100, rule=Attention(alpha=1, beta=1),
         tiers=(Tier(key_bits=4, value_bits=4),), anchors=None,
     )  # fmt: skip
-    found = {n: _words(asked, n) for n in ("llamacpp", "openvino", "vllm", "transformers")}
+    names = ("llamacpp", "openvino", "sglang", "transformers", "vllm")
+    found = {n: _words(asked, n) for n in names}
     assert found["llamacpp"] == {
         "slots": "exact", "interval": "approximate", "sinks": "exact", "recent_window": "dropped",
         "rule": "dropped", "tiers": "exact", "quantizer.group": "approximate",
@@ -121,14 +126,17 @@ def test_verdicts_tell_what_was_rounded_from_what_is_lost() -> None:
     }  # fmt: skip
     assert found["openvino"]["sinks"] == found["openvino"]["rule"] == "approximate"
     assert found["openvino"]["tiers"] == "exact"
-    assert found["vllm"]["slots"] == found["vllm"]["rule"] == "dropped"
-    assert found["vllm"]["tiers"] == "approximate"
-    assert set(found["transformers"].values()) == {"exact"}
+    assert found["sglang"]["slots"] == found["sglang"]["rule"] == "dropped"
+    assert found["sglang"]["tiers"] == "approximate"
+    assert {*found["transformers"].values(), *found["vllm"].values()} == {"exact"}
     more = Policy(
         anchors=Anchors(),
         channels=Channels(vo=("all", "none", "all", "all"), qk=("all", "none", "all", "all")),
     )
-    assert _words(more, "vllm") == {"anchors": "dropped", "channels": "dropped"}
+    assert _words(more, "sglang") == {"anchors": "dropped", "channels": "dropped"}
+    assert _words(more, "vllm") == {"anchors": "dropped", "channels": "exact"}
+    prompted = Policy(slots=64, trigger="prompt+stream")
+    assert _words(prompted, "vllm") == {"slots": "exact", "trigger": "approximate"}
 
 
 def _words(asked: Policy, name: str) -> dict[str, str]:
@@ -157,8 +165,12 @@ def test_layers_in_16_bits_are_exceptions_for_vllm_and_free_for_mlx() -> None:
     q = dict(levels="e4m3")
     asked = Policy.build(dict(head_tiers=HeadTiers(others=(eight,), of=(0, 1, 1, 0)), quantizer=q))
     assert project(asked, find("vllm"), SHAPE) == asked
-    script = written(asked, find("vllm"))["serve.sh"]
-    assert "--kv-cache-dtype fp8_e4m3 --kv-cache-dtype-skip-layers 0 3\n" in script
+    files = written(asked, find("vllm"))
+    assert "--kv-cache-dtype fp8_e4m3 --kv-cache-dtype-skip-layers 0 3\n" in files["serve.sh"]
+    assert "policy.json" not in files and "PLUGIN = False" in files["run.py"]
+    plugin = written(asked.model_copy(update={"slots": 64}), find("vllm"))
+    assert "KVSEARCH_POLICY=" in plugin["serve.sh"] and "PLUGIN = True" in plugin["run.py"]
+    assert Policy.build(json.loads(plugin["policy.json"])).slots == 64
     mixed = Policy.build(dict(tiers=eight, head_tiers=HeadTiers(others=(four,), of=(0, 1, 1, 0))))
     assert project(mixed, find("mlx"), SHAPE) == mixed
     text = written(mixed, find("mlx"))["run.py"]
@@ -256,7 +268,10 @@ def test_a_published_method_is_a_point_of_llamacpps_space() -> None:
 
 @targets
 def test_a_level_of_proof_rests_on_a_kept_study(name: str) -> None:
-    """`nll`: every record agrees, on 4096 tokens; `runs`: it generated, or told losses."""
+    """`nll`: every record agrees, on so many tokens; `runs`: it generated, or told losses.
+
+    Requests in vLLM are fewer tokens: means within 1e-3 nats in 16 bits, 5e-3 below.
+    """
     target = find(name)
     if target.environment is None:
         assert target.proof == "schema" or target.score is not None
@@ -265,8 +280,15 @@ def test_a_level_of_proof_rests_on_a_kept_study(name: str) -> None:
     records = [json.loads(f.read_text(encoding="utf-8")) for f in folder.glob("*.json")]
     assert (target.proof != "schema") == bool(records)
     assert {r["version"] for r in records} <= {target.version}
-    if target.proof == "nll":
-        assert all(r["loss"]["agrees"] and r["loss"]["tokens"] >= 4096 for r in records)
+    if name == "vllm":
+        assert len(records) >= 5
+        for r in records:
+            assert len(r["requests"]) == 2 and r["loss"]["tokens"] >= 498
+            quantised = Policy.build(r["policy"]).quantizes
+            assert abs(r["loss"]["off"]["mean"]) <= (0.005 if quantised else 0.001)
+    elif target.proof == "nll":
+        least = 512 if name == "kvpress" else 4096  # several short windows, or one long one
+        assert all(r["loss"]["agrees"] and r["loss"]["tokens"] >= least for r in records)
     else:
         assert all(r["loss"]["runtime"] or r["measured"]["generated"] for r in records)
 

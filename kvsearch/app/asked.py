@@ -43,7 +43,7 @@ def asked(
             "digest": loaded.digest,
             "revision": loaded.revision,
             "dtype": loaded.dtype,
-            "device": loaded.device,
+            "device": loaded.devices,
             "shape": loaded.shape.plain(),
         },
         "text": inputs.describe(text.parts),

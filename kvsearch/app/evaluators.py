@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvsearch.errors import ModelError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.models.load import LoadedModel
+from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.model_work import ModelSession, ModelWork
@@ -23,6 +23,7 @@ def work(
     workers: int,
     ray: bool,
     device: str,
+    gpus: int = 0,
 ) -> ModelWork:
     """What evaluators elsewhere load: the driver's model by its name and dtype.
 
@@ -32,7 +33,8 @@ def work(
         batch: windows per forward pass.
         workers: how many evaluators share this machine's CPU threads; 0 if Ray decides.
         ray: Ray shows every actor its own device.
-        device: as asked for; `auto` and `cuda` spread processes over all GPUs.
+        device: as asked for, see `devices`.
+        gpus: of each evaluator, see `devices`.
 
     Raises:
         ModelError: other processes are asked for, and no name leads to the model.
@@ -42,14 +44,41 @@ def work(
             "other processes cannot load a model that was given in memory; give its name or "
             "folder, or leave out workers, ray and engine"
         )
-    devices: tuple[str, ...] = (loaded.device,)
     if ray:
-        devices = (loaded.device.partition(":")[0],)
-    elif loaded.device != "cpu" and device in ("auto", "cuda"):
-        devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+        kind = loaded.device.partition(":")[0]
+        groups: tuple[str, ...] = (",".join(f"{kind}:{i}" for i in range(gpus)) or kind,)
+    else:
+        groups = (loaded.devices,) if loaded.device == "cpu" else devices(device, gpus)
     name = str(Path(loaded.name).resolve()) if Path(loaded.name).exists() else loaded.name
     threads = max(1, torch.get_num_threads() // (workers or 2)) if loaded.device == "cpu" else 0
-    return ModelWork(name, loaded.dtype, devices, parts, batch, threads)
+    return ModelWork(name, loaded.dtype, groups, parts, batch, threads)
+
+
+def first(device: str, gpus: int) -> str:
+    """Where the driver's own model is: where the first evaluator would be."""
+    return devices(device, gpus)[0] if gpus else device
+
+
+def devices(device: str, gpus: int) -> tuple[str, ...]:
+    """Where evaluators are, in turn; several devices of one have commas between them.
+
+    Args:
+        device: `auto` and `cuda` are all GPUs, `cuda:0,cuda:1` these, `cpu` and `cuda:1` itself.
+        gpus: of each evaluator; 0 is one of all GPUs, and all of those that are named.
+
+    Raises:
+        ModelError: there are fewer GPUs.
+    """
+    every = device.split(",")
+    if device in ("auto", "cuda"):
+        every = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        gpus = gpus or 1
+    there = sum(name.startswith("cuda") for name in every)
+    if gpus and there < gpus:
+        what = "torch sees" if device in ("auto", "cuda") else "--device names"
+        raise ModelError(f"--gpus-per-evaluator is {gpus}, and {what} {there} CUDA devices")
+    each = gpus or len(every)
+    return tuple(",".join(every[i : i + each]) for i in range(0, len(every) - each + 1, each))
 
 
 def executor(
@@ -58,6 +87,7 @@ def executor(
     *,
     workers: int,
     ray: str | None,
+    gpus: int = 0,
     say: Callable[[str], None],
 ) -> Executor:
     """Where evaluations run: here, in `workers` processes, or on the Ray cluster at `ray`."""
@@ -66,26 +96,30 @@ def executor(
     if ray is None:
         from kvsearch.search.executors.processes import Processes
 
-        say(f"evaluating in {workers} processes on {', '.join(there.devices)}")
+        say(f"evaluating in {workers} processes on {'; '.join(there.devices)}")
         return Processes(there, workers)
     from kvsearch.search.executors.ray_actors import RayActors
 
-    actors = RayActors(there, workers, ray)
+    actors = RayActors(there, workers, ray, max(1, gpus))
     say(f"evaluating on Ray: {actors.slots} actors")
     return actors
 
 
 def park(loaded: LoadedModel, executor: Executor) -> None:
-    """Take the driver's own model off its GPU while other evaluators need its memory.
+    """Drop the weights of the driver's own model while other evaluators need the memory.
 
-    It costs host memory for the weights and two copies of them over the bus. What stays on the GPU
-    is the driver's CUDA context, a few hundred MB.
+    What stays on a GPU is the driver's CUDA context, a few hundred MB.
     """
-    if not isinstance(executor, Inline) and loaded.device != "cpu":
-        loaded.model.to("cpu")
-        torch.cuda.empty_cache()
+    if not isinstance(executor, Inline):
+        loaded.model.to("meta")
+        if loaded.device != "cpu":
+            torch.cuda.empty_cache()
 
 
-def unpark(loaded: LoadedModel) -> None:
-    """Bring the driver's model back to where it was loaded."""
-    loaded.model.to(loaded.device)
+def unpark(loaded: LoadedModel) -> LoadedModel:
+    """The driver's model, loaded anew if its weights were dropped."""
+    if next(loaded.model.parameters()).device.type != "meta":
+        return loaded
+    return load_model(
+        loaded.name, dtype=loaded.dtype, device=loaded.devices, announce=lambda _: None
+    )

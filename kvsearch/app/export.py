@@ -128,6 +128,7 @@ def export(
     text: TextLike | tuple[TextLike, ...] | None = None,
     dataset: str | None = None,
     context: int = CONTEXT,
+    windows: int = 1,
     prompt: int = 0,
     verify: bool = False,
     dtype: str = "auto",
@@ -145,7 +146,8 @@ def export(
         model: whose shape counts; by default that of the run that the policy file lies in.
         text: predict losses on this text.
         dataset: a named dataset instead.
-        context: tokens of the window for bytes and losses.
+        context: tokens of a window, for bytes and losses.
+        windows: of the text, for losses.
         prompt: tokens that arrive in one call, for policies triggered by a prompt; not scored.
         verify: run the runtime on the text too.
         dtype, device: of the model, for losses.
@@ -182,7 +184,7 @@ def export(
     loss: Loss | None = None
     measured: dict[str, int] = {}
     if loaded is not None:
-        ids, source = _ids(loaded, text, dataset, context, shown)
+        ids, source = _ids(loaded, text, dataset, context, windows, shown)
         loss, measured = _losses(
             asked, given, target, made, loaded, ids, source, prompt, verify, shown
         )
@@ -237,10 +239,11 @@ def _ids(
     text: TextLike | tuple[TextLike, ...] | None,
     dataset: str | None,
     context: int,
+    windows: int,
     shown: Shown,
 ) -> tuple[NDArray[np.int64], str]:
     source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
-    return cut_windows(source, count=1, length=context), source.name
+    return cut_windows(source, count=windows, length=context), source.name
 
 
 def _losses(

@@ -59,7 +59,9 @@ class FinalEvaluation:
         score_from: first scored position.
         shown: progress.
         extra: part name -> (label, token hash) of further texts.
+        windows: part name -> how many it has.
         select: name of the part for the selection.
+        together: windows of a job, where there are several evaluators.
     """
 
     folder: RunFolder
@@ -68,7 +70,9 @@ class FinalEvaluation:
     score_from: int
     shown: Shown
     extra: Mapping[str, tuple[str, str]]
+    windows: Mapping[str, int]
     select: str = "select1"
+    together: int = 1
 
     def go(self, trials: list[Trial]) -> dict[str, Any]:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
@@ -168,7 +172,8 @@ class FinalEvaluation:
         with self.shown.step(title, len(policies)) as step:
             failures = measure(
                 self.executor, self.folder, part, policies, self.setting,
-                resident=resident, progress=lambda name: step.advance(1, name),
+                resident=resident, windows=self.windows[part], together=self.together,
+                progress=lambda name: step.advance(1, name),
             )  # fmt: skip
         names = {p.fingerprint(self.setting.shape.layers): p.name for p in policies}
         for key, why in failures.items():

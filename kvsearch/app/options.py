@@ -46,14 +46,15 @@ class RunOptions:
     batch: int = 1
     engine: str = "kvsearch"
     workers: int = 0
+    gpus_per_evaluator: int = 0
     ray: str | None = None
     out: Path | None = None
 
     def check(self) -> None:
         """Raise a `KvsearchError` for a contradiction that show without the model."""
         check_budget(self.budget_slots, self.budget_bytes)
-        if self.trials < 0 or self.workers < 0:
-            raise KvsearchError("--trials and --workers cannot be below 0")
+        if min(self.trials, self.workers, self.gpus_per_evaluator) < 0:
+            raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
         if self.batch < 1:
             raise KvsearchError(f"--batch must be at least 1 window, got {self.batch}")
         if self.objectives not in (OBJECTIVES[:2], OBJECTIVES):
@@ -63,6 +64,8 @@ class RunOptions:
             )
         if self.engine not in ENGINES:
             raise KvsearchError(f"unknown engine {self.engine!r}{nearest(self.engine, ENGINES)}")
+        if self.engine == "tune" and self.gpus_per_evaluator > 1:
+            raise KvsearchError("--engine tune gives each trial one GPU: no --gpus-per-evaluator")
         if self.target is not None and self.space != DEFAULT_SPACE:
             raise KvsearchError("--target searches a space of its own; leave --space out")
         if self.score_from is not None or self.budget_slots is not None:

@@ -49,7 +49,7 @@ class Run:
         self.loaded = inputs.model(
             options.model,
             dtype=options.dtype,
-            device=options.device,
+            device=evaluators.first(options.device, options.gpus_per_evaluator),
             context=context,
             say=shown.say,
         )
@@ -85,20 +85,22 @@ class Run:
             work = evaluators.work(
                 self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
                 ray=tune or o.ray is not None, device=o.device,
+                gpus=o.gpus_per_evaluator,
             )  # fmt: skip
             executor = evaluators.executor(
                 self.loaded, work, workers=0 if tune else o.workers,
-                ray=None if tune else o.ray, say=shown.say,
+                ray=None if tune else o.ray, gpus=o.gpus_per_evaluator, say=shown.say,
             )  # fmt: skip
             self.setting = self._with_sensitivity(executor)
             trials = self._search(executor, work)
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
             measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
-                self.text.select,
+                {part: len(ids) for part, ids in self.text.windows.items()}, self.text.select,
+                o.batch,
             ).go(trials)  # fmt: skip
             executor.close()
-            evaluators.unpark(self.loaded)
+            self.loaded = evaluators.unpark(self.loaded)
             self._bench(measured)
             measured["seconds"] = time.perf_counter() - self.start
             write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")

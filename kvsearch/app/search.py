@@ -111,6 +111,7 @@ def search(
     race: bool = True,
     seed: int = 0,
     workers: int = 0,
+    gpus_per_evaluator: int = 0,
     ray: str | None = None,
     engine: str = "kvsearch",
     bench: bool = True,
@@ -150,11 +151,13 @@ def search(
         race: without `grow`, stop proposals that are certainly behind.
         seed: of the sampler.
         workers: evaluate in this many processes, or actors with `ray`; 0 is this process.
+        gpus_per_evaluator: GPUs over which each of them spreads the model; 0 is one, or all that
+            `device` names.
         ray: address of a Ray cluster, or `local`.
         engine: `kvsearch`, or `tune` for Ray Tune.
         bench: measure decode speed at the end.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`, or several with commas between them.
         batch: windows per forward pass.
         out: folder of the run; by default one below `runs` that follows from the other options.
         progress: print progress to stderr.
@@ -199,6 +202,7 @@ def search(
         batch=batch,
         engine=engine,
         workers=workers,
+        gpus_per_evaluator=gpus_per_evaluator,
         ray=ray,
         out=None if out is None else Path(out),
     )

@@ -25,8 +25,9 @@ def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tu
     target = find(name)
     space = space_of(target, setting.shape, base)
     if target.executes is None:
-        return space, ()
-    if target.executes.eviction is None:
+        if not target.without:
+            return space, ()
+    elif target.executes.eviction is None:
         _fits(name, setting)
     compared = [m for m, method in METHODS.items() if method.baseline]
     return space, tuple(m for m in compared if not _runs(m, name, setting))

@@ -4,13 +4,14 @@ The best-ranked slots of all heads together are counted by head: a head gets as 
 them, mixed with an even share so that none is starved. The layer's total never changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from kvsearch.cache import segments, staging
+from kvsearch.cache import adakv_inplace, filling, segments, sharing, staging
 from kvsearch.cache.engine import arriving
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
@@ -55,22 +56,41 @@ def _take(
     softcap: float | None,
 ) -> None:  # fmt: skip
     """`run` of tokens that have arrived in every head; writes `out` `[B, Hq, M, Dv]`."""
-    group = out.shape[1] // len(states)
-    parts = [(*x, segments.quantise_ahead(s, *x[1:])) for s, x in zip(states, heads, strict=True)]
-    done, total, first = 0, out.shape[2], states[0]
+    first, c, total, done = states[0], states[0].layer.policy.interval, out.shape[2], 0
+    low = [segments.quantise_ahead(s, k, v) for s, (_, k, v) in zip(states, heads, strict=True)]
+    fast, target = adakv_inplace.applies(first, total), first.layer.target
+    assert target is not None
     while done < total:
         due = first.layer.clock.after(first.seen, first.prompt)
+        how: Callable[..., Tensor] = _SEGMENT
         step = total - done if due is None else min(due - first.seen, total - done)
+        if fast and first.store.residual == 0 and first.layer.clock.due(first.seen, first.prompt):
+            whole = (total - done) // c
+            room = target * len(states) - sum(state.store.n for state in states)
+            if min(whole, room // (c * len(states))):
+                step, how = min(whole, room // (c * len(states))) * c, _FILL
+            elif whole and not room:
+                step, how = whole * c, adakv_inplace.run
         now = slice(done, done + step)
-        for h, (state, (hq, hk, hv, low)) in enumerate(zip(states, parts, strict=True)):
-            ready = None if low is None else (low[0][:, :, now], low[1][:, :, now])
-            out[:, h * group : (h + 1) * group, now] = segments.run(
-                state, hq[:, :, now], hk[:, :, now], hv[:, :, now], ready,
-                scale=scale, softcap=softcap, compacts=False,
-            )  # fmt: skip
+        parts = [(q[:, :, now], k[:, :, now], v[:, :, now]) for q, k, v in heads]
+        ready = [None if x is None else (x[0][:, :, now], x[1][:, :, now]) for x in low]
+        out[:, :, now] = how(states, parts, ready, scale=scale, softcap=softcap)
         done = now.stop
-        if first.seen == due:
+        if how is _SEGMENT and first.seen == due:
             _compact(states)
+
+
+def _each(
+    run: Callable[..., Tensor], states: Sequence[LayerState], parts: Sequence[Arrived],
+    ready: Sequence[tuple[Tensor, Tensor] | None], *, scale: float, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Output `[B, Hq, M, Dv]` of heads that take in their tokens one after the other."""
+    found = zip(states, parts, ready, strict=True)
+    return torch.cat([run(s, *x, low, scale=scale, softcap=softcap) for s, x, low in found], 1)
+
+
+_SEGMENT = partial(_each, partial(segments.run, compacts=False))
+_FILL = partial(_each, filling.run)
 
 
 def _compact(states: Sequence[LayerState]) -> None:
@@ -97,13 +117,4 @@ def _shares(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) 
     best = torch.cat(chosen).topk(even * len(states), sorted=False).indices
     ends = torch.tensor(room, device=best.device).cumsum(0)
     counts = torch.bucketize(best, ends, right=True).bincount(minlength=len(states)).tolist()
-    exact = [p.budgets.floor * even + (1 - p.budgets.floor) * n for n in counts]
-    got = [min(int(x), most) for x, most in zip(exact, room, strict=True)]
-    order = sorted(range(len(got)), key=lambda h: got[h] - exact[h])
-    missing = even * len(states) - sum(got)
-    while missing:  # what rounding, or a head with no more slots, has left over
-        for h in order:
-            if missing and got[h] < room[h]:
-                got[h] += 1
-                missing -= 1
-    return [fixed + n for n in got]
+    return [fixed + n for n in sharing.shares(counts, even, room, p.budgets.floor)]

@@ -5,13 +5,14 @@ from torch import Tensor
 
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.state import LayerState
+from kvsearch.rules import Segment, Votes
 from kvsearch_kernels.decode_attention import decode_attention
 from kvsearch_kernels.scored_decode import scored_decode
 
 
 def decode(
     state: LayerState, q: Tensor, due: int | None, *, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Segment]:
     """Attend from the newest token, which the store already holds.
 
     Args:
@@ -22,21 +23,31 @@ def decode(
         softcap: bound of the scaled products, if the model has one.
 
     Returns:
-        Attention output `[B, Hq, 1, D]`, and what every slot received, weighted by the rule's
-        `row_weights`, `[B, H, N]` in order of time; None where the rule does not ask for it.
+        Attention output `[B, Hq, 1, D]`, and what the rule may observe, with what every slot
+        received if the rule asks for it.
     """
     store, rotary = state.store, state.rotary if state.reindex else None
     assert isinstance(store, PackedStore)
     if rotary is not None:  # counts are filled in on the device: a copy from the host would wait
         q = rotary.turn(q, torch.full((1,), store.n - 1, device=q.device))
     parts, query = store.parts(q.dtype, rotary), q.squeeze(2)
+    more = {"scale": scale, "softcap": softcap, "room": state.room}
     if state.rule is None or "attention" not in state.rule.needs:
-        out, _ = decode_attention.record(state.impls, query, parts, scale=scale, softcap=softcap)
-        return out.unsqueeze(2), None
+        out, _ = decode_attention.record(state.impls, query, parts, **more)  # type: ignore[arg-type]
+        return out.unsqueeze(2), Segment(state.seen, 1)
     assert state.scorer is not None
-    out, received = scored_decode.record(state.impls, query, parts, scale=scale, softcap=softcap)
-    visible = torch.full((1,), store.n)  # on the host: one number, and no launch for it
-    left = torch.full((1,), 0 if due is None else due - state.seen - 1)
-    weight = float(state.scorer.row_weights(visible, left))
+    out, received = scored_decode.record(state.impls, query, parts, **more)  # type: ignore[arg-type]
+    left = 0 if due is None else due - state.seen - 1
+    if store.native_pool is not None and store.fixed and rotary is None:
+        pool, held = store.native_pool, store.n - store.native_pool.used
+        found = Votes(
+            received, store.order(), pool.lengths, held, pool.used + left, store.n, state.impls
+        )
+        if state.scorer.tally(state.seen, found):
+            return out.unsqueeze(2), Segment(state.seen, 1, taken=True)
+    visible, rows = torch.full((1,), store.n), torch.full((1,), left)  # on the host: no launch
+    weight = float(state.scorer.row_weights(visible, rows))
     received = store.in_time(received)
-    return out.unsqueeze(2), received if weight == 1 else received * weight
+    if weight != 1:
+        received = received * weight
+    return out.unsqueeze(2), Segment(state.seen, 1, received)

@@ -181,6 +181,8 @@ class DenseStore:
             self.n, self.residual, self.pools = self.k.shape[2], residual, pools
             return
         for i, (kc, vc) in enumerate(self.codecs[:-1]):
+            if kc.fmt is None and vc.fmt is None:
+                continue  # 16-bit values stay what they are
             mask = (pools == i).unsqueeze(-1)
             k, v = torch.where(mask, kc.fake(k), k), torch.where(mask, vc.fake(v), v)
         self.k, self.v = k.contiguous(), v.contiguous()

@@ -23,14 +23,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from kvsearch.cache.anchors import stream
 from kvsearch.cache.attention import MARK, NAME, attention, mask
 from kvsearch.cache.channels import View, views
-from kvsearch.cache.heads import advance
+from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.read import quiet
 from kvsearch.models.shape import policy_layers, rotary_candidates, shape_of, text_config
 from kvsearch.models.shared import policy_file
-from kvsearch.policy import ModelShape, Policy, check, layout
+from kvsearch.policy import ModelShape, Policy, check
 
 
 class PolicyLayer(CacheLayerMixin):
@@ -73,9 +73,7 @@ class PolicyLayer(CacheLayerMixin):
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
         """Take in new tokens and attend from them."""
-        if self.view is not None:
-            return self.view.attend(self.states, q, k, v, scale=scale, softcap=softcap)
-        return advance(self.states, q, k, v, scale=scale, softcap=softcap)
+        return Layer(self.states, self.view).attend(q, k, v, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Lengths for a mask, as if nothing had been evicted."""
@@ -162,16 +160,11 @@ class PolicyCache(Cache):
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
         self.stream = stream(policy, model, tokenizer)
-        states: list[list[LayerState]] = [[] for _ in rotaries]
-        for part in layout(policy, shape).layers:
-            rotary, view = rotaries[part.layer], lost[part.layer]
-            if view is not None:
-                rotary = view.rotary(rotary, part.heads)
-            states[part.layer].append(
-                LayerState(part, packed=packed, native=native, rotary=rotary, fast=fast,
-                           stream=self.stream)
-            )  # fmt: skip
-        super().__init__(layers=_layers(model, [*map(PolicyLayer, states, lost)]))
+        made = empty_layers(
+            policy, shape, rotaries, lost, packed=packed, native=native, fast=fast,
+            stream=self.stream,
+        )  # fmt: skip
+        super().__init__(layers=_layers(model, [PolicyLayer(x.states, x.view) for x in made]))
         self.policy = policy
         self.shape = shape
         self._config = text_config(model.config)

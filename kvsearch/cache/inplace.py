@@ -45,7 +45,7 @@ def run(
     before = victims.born[..., :n].clone()
     own = torch.arange(c, device=q.device)
     weights = scorer.row_weights(n + 1 + own, c - 1 - own)
-    out = _loop(slots, victims, _wide(q, D), (k, v), quantised, weights, scale, softcap)
+    out = _loop(slots, victims, wide(q, D), (k, v), quantised, weights, scale, softcap)
     order = victims.leave()
     born = victims.born[..., :n].gather(-1, order)
     came = torch.where(
@@ -90,10 +90,10 @@ def _loop(
     n, J, G, voters = S - c, M // c, Hq // H, Hq // V
     queries, out = (q.new_empty(J, B * H, G * c, D) for _ in range(2))
     torch.mul(q.unflatten(2, (J, c)).movedim(2, 0), scale, out=queries.view(J, B, Hq, c, D))
-    fresh_ones = _intervals(torch.stack([_wide(x, D) for x in new]), c)
+    fresh_ones = intervals(torch.stack([wide(x, D) for x in new]), c)
     kept = fresh_ones
     if quantised is not None:
-        kept = _intervals(torch.stack([_wide(x, D) for x in quantised]), c)
+        kept = intervals(torch.stack([wide(x, D) for x in quantised]), c)
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
     own = torch.arange(c, device=q.device)
@@ -129,12 +129,12 @@ def _loop(
     return out
 
 
-def _wide(x: Tensor, width: int) -> Tensor:
+def wide(x: Tensor, width: int) -> Tensor:
     """`x` `[..., D]` with zeros up to `width` channels; they change no product."""
     more = width - x.shape[-1]
     return torch.nn.functional.pad(x, (0, more)) if more else x
 
 
-def _intervals(x: Tensor, c: int) -> Tensor:
+def intervals(x: Tensor, c: int) -> Tensor:
     """`x` `[..., J * c, D]` as contiguous intervals `[J, ..., c, D]`."""
     return x.unflatten(-2, (-1, c)).movedim(-3, 0).contiguous()

@@ -1,11 +1,11 @@
 """The store of deployment: every pool holds packed codes and scales, and nothing else."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from kvsearch.cache.formats import Held, Ran, codecs
+from kvsearch.cache.moving import first_of, move
+from kvsearch.cache.native_pool import NativePool, spare
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.store import entering
 from kvsearch.policy import LayerLayout
@@ -15,19 +15,6 @@ from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.time_order import time_order
 
 _Told = tuple[tuple[Held, Held, int], Part]  # what was held, and the part that says so
-
-
-@dataclass(frozen=True)
-class _Move:
-    """What a compaction does to one pool.
-
-    Attributes:
-        index: of its slots after, among those before and then those that enter; None: no change.
-        entering: pool before, and index there, of the slots that enter it; None: there are none.
-    """
-
-    index: Tensor | None
-    entering: tuple[Tensor, Tensor] | None
 
 
 class PackedStore:
@@ -54,24 +41,62 @@ class PackedStore:
         self.keys: list[Held | None] = [None] * len(self.codecs)
         self.values: list[Held | None] = [None] * len(self.codecs)
         self.pools = torch.empty(0, dtype=torch.uint8)  # of compacted slots
+        self.native_pool: NativePool | None = None  # the 16-bit pool, once tokens come one by one
+        self._lengths: dict[int, tuple[int, Tensor]] = {}  # slots of each tier, on the device too
         self._parts: list[_Told | None] = [None] * len(self.codecs)  # what `parts` said last
+        self._slots: Tensor | None = None  # see `order`
+        self._slots_at: Tensor | None = None  # where it lay before
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
         self.dtype = k.dtype
-        self._parts[-1] = None  # what is replaced is freed
         if self.n == 0:
             self.pools = self.pools.to(k.device)
-        for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
-            (new,) = self.codecs[-1][which].encode(x, self.ran)
-            old = pools[-1]
-            pools[-1] = (new,) if old is None else (torch.cat([old[0], new], 2),)
-        self.n += k.shape[2]
-        self.residual += k.shape[2]
+        m, held = k.shape[2], self._native()
+        if m == 1 and self.repeats(k.device):
+            pool = self.native_pool
+            if pool is None or pool.used == pool.capacity:
+                used = 0 if held is None else held[0].shape[2]
+                size, native = spare(self.layer, used, self.residual), self.codecs[-1][0].native
+                pool = self.native_pool = NativePool.of(held, (k, v), used + size, native)
+                self._forget_parts(-1)
+                self._tell_lengths()
+            pool.append(self.ran, k, v)
+            self.keys[-1], self.values[-1] = pool.shown()
+        else:
+            self._forget_parts(-1)
+            for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
+                (new,) = self.codecs[-1][which].encode(x, self.ran)
+                old = pools[-1]
+                pools[-1] = (new,) if old is None else (torch.cat([old[0], new], 2),)
+            self.native_pool = None
+        self.n += m
+        self.residual += m
+
+    def _native(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of the 16-bit pool."""
+        k, v = self.keys[-1], self.values[-1]
+        return None if k is None or v is None else (k[0], v[0])
+
+    @property
+    def fixed(self) -> bool:
+        """Whether `parts` say the same until the next compaction, with lengths on the device."""
+        return self.native_pool is not None and not self.grouped
+
+    @staticmethod
+    def repeats(device: torch.device) -> bool:
+        """Whether steps are to repeat their launches. A CPU has no graphs, and copies little."""
+        return device.type != "cpu"
+
+    @property
+    def capacity(self) -> int:
+        """Slots that `parts` speak of, in use or not."""
+        pool = self.native_pool
+        return self.n if pool is None else self.n + pool.capacity - pool.used
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` in order of time, unpacked for one use."""
-        order = self._order()
+        order = self.order_in_use()
         return self._read(0, order), self._read(1, order)
 
     def _read(self, which: int, order: Tensor | None) -> Tensor:
@@ -83,13 +108,31 @@ class PackedStore:
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return whole if order is None else gather_kv.record(self.ran, whole, order)
 
-    def _order(self) -> Tensor | None:
-        """Where the slots, one pool after the other, lie in order of time; None if they do."""
+    def order(self) -> Tensor | None:
+        """Where slots in order of time lie when pools follow one another; None if in that order.
+
+        Of all that there is room for, so that it stays the same until the next compaction: new
+        tokens come behind all others in either order.
+        """
         sizes = [0 if x is None else x[0].shape[2] for x in self.keys]
         sizes[-1] -= self.residual
         if sum(n > 0 for n in sizes) < 2:
             return None  # residual tokens follow the one pool there is
-        return time_order.record(self.ran, self.slot_pools())
+        if self._slots is None or self._slots.shape[-1] != self.capacity:
+            free = self.capacity - self.n
+            pools = torch.cat([self.slot_pools(), self.pools.new_full(
+                (*self.pools.shape[:-1], free), self.residual_pool)], -1)  # fmt: skip
+            found, at = time_order.record(self.ran, pools), self._slots_at
+            same = at is not None and at.shape == found.shape and at.device == found.device
+            if same and at is not None and found.device.type != "cpu":
+                found = at.copy_(found)
+            self._slots = self._slots_at = found
+        return self._slots
+
+    def order_in_use(self) -> Tensor | None:
+        """`order` of the slots in use."""
+        found = self.order()
+        return None if found is None else found[..., : self.n]
 
     def parts(self, dtype: torch.dtype, rotary: Rotary | None = None) -> list[Part]:
         """What is held, packed as it is, for `decode_attention`.
@@ -105,8 +148,16 @@ class PackedStore:
             kc, vc = self.codecs[i]
             if rotary is None or pools is None:
                 held, last = (k, v, self.lead), self._parts[i]
-                if last is None or any(x is not y for x, y in zip(held, last[0], strict=True)):
-                    part = Part(kc.packed(k, self.lead), vc.packed(v), kc.fmt, vc.fmt)
+                lengths = None
+                if self.fixed and self.native_pool is not None:
+                    lengths = (
+                        self._lengths[i][1] if i in self._lengths else self.native_pool.lengths
+                    )
+                    if i == self.residual_pool:  # the same part until it is full
+                        held = ((self.native_pool.keys,), (self.native_pool.values,), 0)
+                if last is None or not _same(held, last[0]):
+                    keys, values = kc.packed(held[0], self.lead), vc.packed(held[1])
+                    part = Part(keys, values, kc.fmt, vc.fmt, lengths)
                     last = self._parts[i] = (held, part)
                 found.append(last[1])
                 continue
@@ -119,38 +170,63 @@ class PackedStore:
             found.append(Part(keys, vc.packed(v), None, vc.fmt))
         return found
 
-    def _forget_parts(self) -> None:
-        """Let go of what `parts` said, so that replaced tensors are freed."""
-        self._parts = [None] * len(self.codecs)
+    def _forget_parts(self, first: int = 0) -> None:
+        """Let go of what `parts` said from pool `first` on, so that replaced tensors are freed."""
+        for i in range(len(self.codecs))[first:]:
+            self._parts[i] = None
+        self._slots = None
 
     def in_time(self, x: Tensor) -> Tensor:
-        """Data `[B, H, N]` of the slots of `parts`, put into order of time."""
-        order = self._order()
-        return x if order is None else pick(x, order)
+        """Data `[B, H, N]` of the slots of `parts`, put into order of time; those in use."""
+        order = self.order_in_use()
+        return x[..., : self.n] if order is None else pick(x, order)
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
-        self._forget_parts()
+        # on a device tiers go back to where they lay; a CPU has no graphs that would need it
+        before = [] if self.device.type == "cpu" else [*self.keys[:-1], *self.values[:-1]]
         if self.grouped:
             self._compact_groups(self.n if keep is None else keep.shape[-1])
             self.pools = pools
+            self._land(before)
             return
         if keep is None:
             keep = torch.arange(self.n, device=self.device)
         if not self.tagged:
             pools = pools.reshape(-1, pools.shape[-1])[0]
-        old, n = self.slot_pools(), keep.shape[-1]
-        place = place_in_pool(old, len(self.codecs))
-        moves: list[_Move | None] = []
-        for i, count in enumerate(self.counts(n)):
-            source = pick(keep, first_of(pools == i, count))
-            moves.append(self._planned(i, source, old, place) if count else None)
-        for which, held in enumerate((self.keys, self.values)):
-            held[:] = [
-                None if m is None else self._move(which, held, i, m) for i, m in enumerate(moves)
-            ]
-        self.n, self.residual = n, 0
+        move(self, keep, pools)
+        self.n, self.residual = keep.shape[-1], 0
         self.pools = pools.to(torch.uint8)
+        self._land(before)
+
+    def _land(self, before: list[Held | None]) -> None:
+        """Let what a compaction left lie where it lay, so that the next step finds it there."""
+        self._forget_parts()
+        pool, held = self.native_pool, self._native()
+        if pool is None:
+            return
+        self._tell_lengths()
+        used = 0 if held is None else held[0].shape[2]
+        size = used + spare(self.layer, used, 0)
+        if pool.capacity == size:
+            pool.replace(held)
+        else:
+            pool = NativePool.of(held, (pool.keys, pool.values), size, pool.keys.dtype)
+            self.native_pool = pool
+        self.keys[-1], self.values[-1] = pool.shown()
+        _back(before, self.keys, self.values)
+
+    def _tell_lengths(self) -> None:
+        """Write the slots of each tier to the device; what is known there is not written again."""
+        for i, held in enumerate(self.keys[:-1]):
+            if held is None:
+                continue
+            n, known = held[0].shape[2], self._lengths.get(i)
+            if known is None or known[1].shape != held[0].shape[:2]:
+                found = torch.full(held[0].shape[:2], n, dtype=torch.int32, device=held[0].device)
+                self._lengths[i] = n, found
+            elif known[0] != n:
+                self._lengths[i] = n, known[1].fill_(n)
 
     def _compact_groups(self, n: int) -> None:
         """`compact` to `n` slots where keys share scales with their neighbours in time.
@@ -183,76 +259,11 @@ class PackedStore:
         tiers = self.layer.tier_counts(n)
         return (*tiers, n - sum(tiers))
 
-    def _most_entering(self, enters: Tensor, i: int, held: list[Held | None]) -> int:
-        """Most slots of any head that enter pool `i`; an upper bound where counting would wait."""
-        if enters.device.type == "cpu":
-            return int(enters.sum(-1).max())
-        others = sum(h[0].shape[2] for j, h in enumerate(held) if j != i and h is not None)
-        return min(enters.shape[-1], others)
-
-    def _planned(self, i: int, source: Tensor, old: Tensor, place: Tensor) -> _Move:
-        """What a compaction does to pool `i`, for keys and values alike.
-
-        Args:
-            i: the pool.
-            source: slot before, of each slot after, `[n]` or `[B, V, n]`.
-            old: pool of every slot before.
-            place: its index there.
-        """
-        enters = pick(old, source) != i
-        most = self._most_entering(enters, i, self.keys)  # heads may differ: some encode in vain
-        mine = self.keys[i]
-        size = 0 if mine is None else mine[0].shape[2]
-        if most == 0 and size == source.shape[-1]:
-            return _Move(None, None)
-        index = pick(place, source)
-        if most == 0:
-            return _Move(index, None)
-        slots = pick(source, first_of(enters, most))
-        index = torch.where(enters, size + enters.cumsum(-1) - 1, index)
-        return _Move(index, (pick(old, slots), pick(place, slots)))
-
-    def _move(self, which: int, held: list[Held | None], i: int, move: _Move) -> Held:
-        """Contents of pool `i` after a compaction: what stays is moved, what enters is encoded.
-
-        Args:
-            which: 0 for keys, 1 for values.
-            held: all pools before.
-            i: the pool.
-            move: what happens to it.
-        """
-        mine = held[i]
-        if move.index is None:
-            assert mine is not None
-            return mine
-        new = None if move.entering is None else self._enter(which, held, i, *move.entering)
-        both = [x for x in (mine, new) if x is not None]
-        joined = both[0] if len(both) == 1 else [torch.cat(x, 2) for x in zip(*both, strict=True)]
-        return tuple(gather_kv.record(self.ran, x, move.index) for x in joined)
-
-    def _enter(
-        self, which: int, held: list[Held | None], i: int, old: Tensor, place: Tensor
-    ) -> Held:
-        """Slots that were at `place` of pools `old`, in the format of pool `i`."""
-        codec = self.codecs[i][which]
-        origins = [j for j, x in enumerate(held) if x is not None and j != i]
-        values: Tensor | None = None
-        for j in origins:
-            rows, source = held[j], self.codecs[j][which]
-            assert rows is not None
-            at = place.clamp_max(rows[0].shape[2] - 1)  # of other pools' slots: any row will do
-            if len(origins) == 1 and source.fmt is None:
-                return codec.encode(rows[0], self.ran, at)
-            rows = tuple(gather_kv.record(self.ran, x, at) for x in rows)
-            x = source.decode(rows, self.dtype, self.ran)
-            values = x if values is None else torch.where((old == j).unsqueeze(-1), x, values)
-        assert values is not None
-        return codec.encode(values, self.ran)
-
     def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
         """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
         compacted = k.shape[2] - residual
         self._forget_parts()
+        self.native_pool = None
         self.n = self.residual = self.lead = 0
         self.keys[:], self.values[:] = ([None] * len(self.codecs) for _ in range(2))
         self.pools = self.pools.new_empty(0)
@@ -269,6 +280,7 @@ class PackedStore:
     ) -> None:
         """Hold `n` compacted slots, given what is held of each pool and the pool of every slot."""
         self._forget_parts()
+        self.native_pool = None
         self.keys[:], self.values[:] = keys, values
         if not self.tagged:
             pools = pools.reshape(-1, pools.shape[-1])[0]
@@ -298,21 +310,35 @@ class PackedStore:
     def reorder(self, rows: Tensor) -> None:
         """Select batch rows (beam search)."""
         self._forget_parts()
+        self.native_pool = None
         self.keys = [None if h is None else tuple(t[rows] for t in h) for h in self.keys]
         self.values = [None if h is None else tuple(t[rows] for t in h) for h in self.values]
         if self.pools.dim() == 3 and self.pools.shape[0] > 1:
             self.pools = self.pools[rows]
 
 
-def first_of(mask: Tensor, count: int) -> Tensor:
-    """Where the first `count` true entries of `mask` `[..., N]` are; what is false comes after."""
-    return (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
+def _same(held: tuple[Held, Held, int], last: tuple[Held, Held, int]) -> bool:
+    """Whether the same tensors are held."""
+    now, then = ((*k, *v) for k, v, _ in (held, last))
+    return held[2] == last[2] and all(x is y for x, y in zip(now, then, strict=True))
 
 
-def place_in_pool(pools: Tensor, kinds: int) -> Tensor:
-    """Index of each slot among the slots of its pool, same shape as `pools`."""
-    place = torch.zeros(pools.shape, dtype=torch.long, device=pools.device)
-    for i in range(kinds):
-        mine = pools == i
-        place = torch.where(mine, mine.cumsum(-1) - 1, place)
-    return place
+def _back(before: list[Held | None], *sides: list[Held | None]) -> None:
+    """Move what the tiers of both sides hold to where they held as much `before`.
+
+    With full pools every compaction leaves the same shapes, and addresses stay what they were.
+    """
+    places: dict[torch.dtype, list[Tensor]] = {}
+    news: dict[torch.dtype, list[Tensor]] = {}
+    for i, old in enumerate(before):
+        side, tier = sides[2 * i // len(before)], i % (len(before) // 2)
+        now = side[tier]
+        if old is None or now is None or old is now:
+            continue
+        if all(x.shape == y.shape and x.is_contiguous() for x, y in zip(old, now, strict=True)):
+            for place, new in zip(old, now, strict=True):
+                places.setdefault(new.dtype, []).append(place)
+                news.setdefault(new.dtype, []).append(new)
+            side[tier] = old
+    for kind, mine in news.items():
+        torch._foreach_copy_(places[kind], mine)

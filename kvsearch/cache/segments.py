@@ -1,6 +1,7 @@
 """Taking in tokens piece by piece, from one compaction to the next; serves every policy."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from kvsearch.cache import closing
 from kvsearch.cache.compaction import compact
 from kvsearch.cache.decode import decode
+from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
 from kvsearch_kernels.lifetime_attention import lifetime_attention
@@ -88,6 +90,11 @@ def compact_state(
     state.cursor = compact(
         state.layer, state.store, state.scorer, slots_of(state), state.cursor, scores, target
     )
+    store = state.store
+    if isinstance(store, PackedStore) and store.fixed:  # for the next steps
+        store.order()
+        if state.scorer is not None:
+            state.scorer.reserve(state.seen, store.capacity)
 
 
 def slots_of(state: LayerState) -> Slots:
@@ -114,17 +121,16 @@ def _attend(
     state: LayerState, q: Tensor, due: int | None, scale: float, softcap: float | None
 ) -> Tensor:
     """Attend from the newest tokens, which the store already holds, and let the rule observe."""
-    m, received = q.shape[2], None
-    hidden = closing.hidden(state)
+    m, hidden = q.shape[2], closing.hidden(state)
     if state.packed and m == 1 and not hidden:
-        out, received = decode(state, q, due, scale=scale, softcap=softcap)
+        out, found = decode(state, q, due, scale=scale, softcap=softcap)
     else:
         out, received = _attend_dense(state, q, due, hidden, scale, softcap)
-    if state.scorer is not None:
-        queries = None
+        found = Segment(state.seen, m, received)
+    if state.scorer is not None and not found.taken:
         if state.rule is not None and "queries" in state.rule.needs:
-            queries = _unrotated(state, q)
-        state.scorer.observe(Segment(state.seen, m, received, queries))
+            found = replace(found, queries=_unrotated(state, q))
+        state.scorer.observe(found)
     return out
 
 

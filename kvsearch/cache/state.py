@@ -12,6 +12,7 @@ from kvsearch.cache.store import Store
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.closings import Sequences
 from kvsearch.rules import Place, Scorer
+from kvsearch_kernels.room import Room
 
 
 class LayerState:
@@ -24,6 +25,8 @@ class LayerState:
         rotary: needed when the policy re-indexes positions, or its rule reads queries.
         fast: use the one-pass replays where they apply; off, everything goes segment by segment.
         stream: tells which tokens are anchors, where the policy has such.
+        room: where decoded tokens' outputs lie, each until the next: so that a step can be captured
+            in a CUDA graph. One serves all layers on a device. None takes fresh memory.
 
     Attributes:
         store: keys and values.
@@ -48,9 +51,10 @@ class LayerState:
         rotary: Rotary | None = None,
         fast: bool = True,
         stream: Stream | None = None,
+        room: Room | None = None,
     ) -> None:
         self.layer, self.native, self.rotary, self.fast = layer, native, rotary, fast
-        self.stream = stream
+        self.stream, self.room = stream, room
         self.whole: int | None = None
         self.packed, self.codecs = packed, codecs(layer, native)
         self.rule = layer.policy.active_rule

@@ -111,7 +111,7 @@ def leave(
     v: Tensor,
     held: Ints,
     row: Ints,
-    pools: NDArray[np.uint8],
+    pools: tuple[NDArray[np.uint8], Tensor],
     residual: int,
 ) -> None:
     """Let the store hold `held` after the new tokens, whatever it held before them.
@@ -121,13 +121,12 @@ def leave(
         k, v: of the new tokens `[B, H, M, D]`, in 16 bits.
         held: tokens in its slots after them, rising.
         row: where each token is among the slots before and the new tokens, see `Versions`.
-        pools: of `held`.
+        pools: of `held`, on the host and where the tokens are.
         residual: the last so many have seen no compaction; all of them are new.
     """
     store, grouped = state.store, state.codecs[0][0].along_tokens
-    in_tier = int((pools == 0).sum())
+    in_tier, at = int((pools[0] == 0).sum()), pools[1]
     group, sinks = state.layer.policy.quantizer.group or 1, state.layer.policy.fp16_sinks
-    at = torch.from_numpy(pools).to(k.device)
     if state.seen == 0 or (grouped and in_tier and row[held[sinks]] >= untouched(state)):
         # nothing that is held has been quantised before
         lead = -in_tier % group if grouped else 0  # gone, but they share the first scales
@@ -152,5 +151,7 @@ def leave(
 
 
 def _some(k: Tensor, v: Tensor, tokens: Ints) -> tuple[Tensor, Tensor]:
+    if len(tokens) == k.shape[2] and (tokens == np.arange(len(tokens))).all():
+        return k, v
     index = torch.from_numpy(tokens).to(k.device)
     return k.index_select(2, index), v.index_select(2, index)

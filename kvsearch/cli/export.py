@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--context", default=2048, show_default=True, help="tokens that bytes and losses are for"
 )
+@click.option("--windows", default=1, show_default=True, help="windows of so many, for losses")
 @click.option("--prompt", default=0, show_default=True, help="tokens of it that arrive in one call")
 @click.option("--verify", is_flag=True, help="run the runtime on the text and compare")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N")
@@ -46,6 +47,7 @@ def command(
     text: tuple[str, ...],
     dataset: str | None,
     context: int,
+    windows: int,
     prompt: int,
     verify: bool,
     device: str,
@@ -77,6 +79,7 @@ def command(
         text=text or None,
         dataset=dataset,
         context=context,
+        windows=windows,
         prompt=prompt,
         verify=verify,
         device=device,

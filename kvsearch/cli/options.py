@@ -36,9 +36,12 @@ class Option(click.Option):
 
 def model_options(f: F) -> F:
     """Which model, where."""
-    f = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N")(
-        f
-    )
+    f = click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="auto, cpu, cuda, cuda:N, or several that share the layers: cuda:0,cuda:1",
+    )(f)
     f = click.option(
         "--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16"
     )(f)

@@ -96,6 +96,12 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     "[default: in this process; with --ray, one per GPU of the cluster, or 2]",
 )
 @click.option(
+    "--gpus-per-evaluator",
+    metavar="N",
+    default=0,
+    help="spread the model of each evaluator over N GPUs [default: 1, or all of --device]",
+)
+@click.option(
     "--ray",
     metavar="ADDRESS|local",
     help="evaluate in actors of a Ray cluster, or of a local Ray started for this run",
@@ -140,6 +146,7 @@ def command(
     race: bool,
     seed: int,
     workers: int,
+    gpus_per_evaluator: int,
     ray: str | None,
     engine: str,
     bench: bool,
@@ -179,6 +186,7 @@ def command(
             race=race,
             seed=seed,
             workers=workers,
+            gpus_per_evaluator=gpus_per_evaluator,
             ray=ray,
             engine=engine,
             bench=bench,

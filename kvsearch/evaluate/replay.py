@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvsearch.cache import lifetimes
+from kvsearch.cache import plans
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory
 from kvsearch.evaluate.fed import Fed, feed, flags
@@ -205,4 +205,4 @@ def continues(policy: Policy) -> bool:
 
     A prompt ends where a call ends, so a policy with that trigger needs the prompt in one call.
     """
-    return not policy.prompted and not lifetimes.applies(policy)
+    return not policy.prompted and not plans.applies(policy)

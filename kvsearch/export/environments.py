@@ -93,6 +93,11 @@ def install(target: Target, say: Callable[[str], None]) -> Path:
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise RunError(f"pip could not install {target.runtime} {target.version}: {last}")
+        if wanted.unwanted:
+            subprocess.run(
+                [str(python), "-m", "pip", "uninstall", "--yes", *wanted.unwanted],
+                capture_output=True,
+            )
 
     try:
         keep(_entry(target), make)

@@ -50,8 +50,10 @@ TARGET = Target(
     options={"kv_cache_quant_scheme": SCHEMES, "kv_cache_scale_file": str},
     write=write,
     notes=(
-        "Its int8 and int4 have calibrated scales, which no policy carries; nothing is mapped to "
-        "them.",
+        "Its int8 and int4 per tensor and per channel have calibrated scales, which no policy "
+        "carries, and per token they need paged attention on CUDA; nothing is mapped to them.",
+        "fp8 needs CUDA: its builder makes an fp8 model for a CPU too, and onnxruntime 1.32.0 has "
+        "no GroupQueryAttention for it there.",
     ),
     distribution="onnxruntime-genai",
 )

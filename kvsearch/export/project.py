@@ -31,7 +31,7 @@ def project(policy: Policy, target: Target, shape: ModelShape | None = None) -> 
     if shape is not None:
         check(policy, shape)
     if target.executes is None:
-        return policy
+        return _at_defaults(policy, target.without, shape)
     fields: dict[str, Any] = dict(policy, anchors=None, channels=Channels(), ladder=None)
     stored, quantises = _stored(policy, target.executes, shape)
     how = target.executes.eviction
@@ -48,6 +48,17 @@ def project(policy: Policy, target: Target, shape: ModelShape | None = None) -> 
         fields |= stored | _evicted(policy, how, quantises, shape)
     given = Policy.build({Policy.model_fields[k].alias or k: v for k, v in fields.items()})
     return _without_idle(policy, given, shape)
+
+
+def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | None) -> Policy:
+    """The policy with some fields at their defaults; itself if they are there already."""
+    lost = [name for name in names if value(policy, name) != FIELDS[name].default]
+    if not lost:
+        return policy
+    given = policy
+    for name in lost:
+        given = with_value(given, name, FIELDS[name].default)
+    return _without_idle(policy, Policy.build(given.model_dump(by_alias=True)), shape)
 
 
 def _plain(policy: Policy) -> Quantizer:

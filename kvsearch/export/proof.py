@@ -2,8 +2,9 @@
 
 A runtime that this package shares its environment with is run in this process (`Target.score`).
 Of the others, the artefact has a `run.py` that takes `MODEL --score IDS --out FILE`, and writes the
-loss of every token after the first; where the runtime tells no losses, it generates instead. The
-weights are in fp32, as our evaluator has them, or in fp16, so that only the cache can differ.
+loss of every token after the first; where the runtime tells no losses, it generates instead. A
+script that is `prompted` takes `--prompt` too. The weights are in fp32, as our evaluator has them,
+or in fp16, so that only the cache can differ.
 """
 
 import json
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from kvsearch.errors import RunError
 from kvsearch.export.environments import require
 from kvsearch.export.target import Artefact, Scored, Target
-from kvsearch.models.load import LoadedModel, gguf_in
+from kvsearch.models.load import LoadedModel, folder_of, gguf_in
 
 TOLERANCE = 0.003  # of PPL
 
@@ -35,28 +36,34 @@ def score(
     """
     if target.score is not None:
         return target.score(made, loaded, ids, prompt)
-    return run(target, made, loaded.name, ids)
+    return run(target, made, loaded.name, ids, prompt)
 
 
-def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> Scored:
+def run(
+    target: Target, made: Artefact, model: str, ids: NDArray[np.int64], prompt: int = 0
+) -> Scored:
     """Score token windows `[W, T]` with the artefact in the target's environment.
 
     Raises:
         RunError: the environment is not there, or the runtime failed.
-        ModelError: the model is no GGUF file.
+        ModelError: the runtime cannot be given this model.
     """
     python = require(target)
     assert target.environment is not None
-    weights = gguf_in(target.environment.weights, model)
+    kind = target.environment.weights
+    weights = folder_of(model) if kind == "folder" else gguf_in(kind, model)
+    extra = ["--prompt", str(max(1, prompt))] if target.environment.prompted else []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, content in made.files.items():
             (folder / name).write_bytes(content.encode())
         (folder / "ids.json").write_bytes(json.dumps(ids.tolist()).encode())
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        if target.environment.ours:
+            clean["PYTHONPATH"] = str(ours(folder / "packages"))
         done = subprocess.run(
             [python, "run.py", str(weights), "--score", "ids.json", "--out", "nll.json",
-             "--threads", str(max(1, (os.cpu_count() or 2) // 2))],
+             "--threads", str(max(1, (os.cpu_count() or 2) // 2)), *extra],
             cwd=folder, env=clean, capture_output=True, text=True, errors="replace",
         )  # fmt: skip
         if done.returncode:
@@ -71,3 +78,13 @@ def run(target: Target, made: Artefact, model: str, ids: NDArray[np.int64]) -> S
     nll = np.array(losses, dtype=np.float64)
     assert nll.shape == (ids.shape[0], ids.shape[1] - 1), nll.shape
     return Scored(nll, found)
+
+
+def ours(place: Path) -> Path:
+    """A folder with this package and its kernels, and nothing else that lies beside them."""
+    import kvsearch_kernels
+
+    place.mkdir()
+    for source in (Path(__file__).resolve().parents[1], Path(kvsearch_kernels.__path__[0])):
+        (place / source.name).symlink_to(source, target_is_directory=True)
+    return place

@@ -73,14 +73,21 @@ class Environment:
         about: what that costs.
         options: of pip.
         variables: of the environment.
-        weights: type of the weights that the runtime is given to be compared.
+        weights: type of the weights that the runtime is given to be compared, in a GGUF file; or a
+            `folder` that transformers reads.
+        prompted: whether its script takes `--prompt`, tokens that come in one call.
+        unwanted: packages that come with those and break them: built for another torch.
+        ours: whether the artefact imports this package.
     """
 
     requirements: tuple[str, ...]
     about: str
     options: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    weights: Literal["fp32", "fp16"] = "fp32"
+    weights: Literal["fp32", "fp16", "folder"] = "fp32"
+    prompted: bool = False
+    unwanted: tuple[str, ...] = ()
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,10 @@ class Target:
         runtime: name of the project.
         version: that the artefact speaks.
         knobs: what can be set there, for people.
-        executes: what it can execute; None is every policy.
+        executes: what it can execute; None is every policy, but for the fields in `without`.
         options: its options and their values in that version.
         write: the artefact of a projected policy.
+        without: fields that it runs at their defaults only.
         proof: how far an export is proven.
         notes: what a policy cannot say about it, one sentence each.
         distribution: Python package that says whether it is installed; None has none.
@@ -111,6 +119,7 @@ class Target:
     executes: Capability | None
     options: Mapping[str, Words]
     write: Callable[[Job], Artefact]
+    without: tuple[str, ...] = ()
     proof: Proof = "schema"
     notes: tuple[str, ...] = ()
     distribution: str | None = None

@@ -16,6 +16,7 @@ from kvsearch.models.locate import locate
 from kvsearch.models.memory import require_memory
 from kvsearch.models.read import brief, configuration, read
 from kvsearch.models.shape import shape_of, text_config
+from kvsearch.models.spread import spread
 from kvsearch.models.weights import digest, parameters, weight_files
 from kvsearch.policy import ModelShape
 from kvsearch.policy.anchors import NEW
@@ -46,7 +47,8 @@ class LoadedModel:
             was not loaded by its name.
         revision: commit on the hub; None for local files.
         dtype: of the weights in memory, such as `float32`.
-        device: such as `cpu` or `cuda:0`.
+        device: such as `cpu` or `cuda:0`; where tokens come in and logits go out.
+        others: further devices that hold layers, where it is spread over several.
     """
 
     model: Any
@@ -58,6 +60,12 @@ class LoadedModel:
     revision: str | None
     dtype: str
     device: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> str:
+        """As `load_model` takes them: `cpu`, `cuda:0` or `cuda:0,cuda:1`."""
+        return ",".join((self.device, *self.others))
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, name: str = "model") -> "LoadedModel":
@@ -116,7 +124,8 @@ def load_model(
     Args:
         name: an alias, a hub id, a local folder or a `.gguf` file.
         dtype: `auto` (float32 on a CPU, bfloat16 elsewhere), `float32`, `bfloat16` or `float16`.
-        device: `auto` (`cuda` where there is one, else `cpu`) or any torch device.
+        device: `auto` (`cuda` where there is one, else `cpu`) or any torch device, or several with
+            commas between them, over which the layers are spread.
         context: tokens that it has to be run over.
         announce: called before anything slow or large happens, with one sentence each.
 
@@ -125,14 +134,17 @@ def load_model(
         ModelError: the model cannot be found, downloaded, read, held in memory or served; or
             `dtype` or `device` is not one that this machine has.
     """
-    place = _device(device)
-    kind = _dtype(dtype, place)
+    places = [_device(one) for one in device.split(",")]
+    kind = _dtype(dtype, places[0])
     cpu = torch.device("cpu")
 
     def refuse(count: int) -> None:
         require_memory(count, kind, cpu, name)
-        if place != cpu:
-            require_memory(count, kind, place, name)
+        each = -(-count // len(places))
+        share = name if len(places) == 1 else f"one of {len(places)} parts of {name}"
+        for place in places:
+            if place != cpu:
+                require_memory(each, kind, place, share)
 
     found = locate(name, announce, refuse)
     folder, gguf = found.folder, found.gguf
@@ -153,10 +165,11 @@ def load_model(
     require_context(model.config, context)
     shape = shape_of(model.config)
     try:
-        model = model.to(place).eval().requires_grad_(False)
+        model = spread(model, places) if len(places) > 1 else model.to(places[0])
+        model = model.eval().requires_grad_(False)
     # Out of memory, or a device that this build of torch does not have.
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"{name} cannot be put on {place}: {brief(error)}") from error
+        raise ModelError(f"{name} cannot be put on {device}: {brief(error)}") from error
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -166,7 +179,8 @@ def load_model(
         digest=identity,
         revision=found.revision,
         dtype=str(kind).removeprefix("torch."),
-        device=str(place),
+        device=str(places[0]),
+        others=tuple(map(str, places[1:])),
     )
 
 
@@ -193,6 +207,22 @@ def gguf_in(
         raise ModelError(f"{name} is no GGUF file, and this runtime reads nothing else; name one")
     file = found.folder / found.gguf
     return dequantised(file, digest([file]).partition(":")[2], kind, announce)
+
+
+def folder_of(name: str, announce: Callable[[str], None] = to_stderr) -> Path:
+    """A folder from which transformers, and servers that read like it, load a model.
+
+    Raises:
+        ModelError: the model cannot be found, or is a GGUF file and no converted copy can be kept.
+    """
+    found = locate(name, announce, lambda count: None)
+    if found.gguf is None:
+        return found.folder
+    file = found.folder / found.gguf
+    copy = converted(file, digest([file]).partition(":")[2], announce)
+    if copy is None:
+        raise ModelError(f"{name} is a GGUF file, and this runtime reads folders; name a folder")
+    return copy
 
 
 def max_context(model_config: Any) -> int | None:

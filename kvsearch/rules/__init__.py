@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from kvsearch.errors import nearest
 from kvsearch.rules.attention import Attention
-from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
+from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
 from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
@@ -29,6 +29,7 @@ __all__ = [
     "Segment",
     "Slots",
     "ValueAttention",
+    "Votes",
     "presets",
     "read",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
+from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -191,6 +191,8 @@ class AttentionScorer(Scorer):
         self.born: Tensor | None = None
         if rule.ages:
             self.born = torch.zeros(place.batch, voters, 0, dtype=torch.int32, device=place.device)
+        self._room: tuple[Tensor, Tensor | None] | None = None  # sums and births, and more slots
+        self._shown: Tensor | None = None  # the sums that are the front of the room
 
     @property
     def forgets(self) -> bool:
@@ -229,6 +231,53 @@ class AttentionScorer(Scorer):
         if self.born is not None:
             new = torch.arange(seen, seen + m, dtype=torch.int32, device=self.born.device)
             self.born = torch.cat([self.born, new.expand(*self.born.shape[:-1], m)], -1)
+
+    def tally(self, seen: int, votes: Votes) -> bool:
+        """Add what slots received to sums that have room for them, where they are."""
+        from kvsearch_kernels.tally import tally
+
+        r, slots = self.rule, votes.received.shape[-1]
+        if self.sums.dtype != votes.received.dtype:  # fp64 models
+            return False
+        if self._room is None or self.sums is not self._shown or self._room[0].shape[-1] != slots:
+            self.reserve(seen, slots)
+        assert self._room is not None
+        keep = 1 - 1 / r.horizon if r.kind == "decay" and r.horizon is not None else 1.0
+        horizon = r.horizon if r.kind == "window" else None
+        tally.record(
+            votes.ran, self._room[0][0], votes.received, votes.order, votes.lengths,
+            held=votes.held, end=votes.end, alpha=r.alpha, horizon=horizon, keep=keep,
+        )  # fmt: skip
+        self._show(votes.count)
+        return True
+
+    def reserve(self, seen: int, slots: int) -> None:
+        """Have room for `slots`, of which the next will be born at `seen`."""
+        import torch
+
+        n, born = self.sums.shape[-1], self.born
+        fits = (*self.sums.shape[:-1], slots)
+        if self._room is not None and self._room[0].shape == fits:
+            if self.sums is not self._shown:
+                self._room[0][..., :n] = self.sums
+                self._room[0][..., n:] = 0
+        else:
+            wide = None if born is None else born.new_empty((*born.shape[:-1], slots))
+            self._room = torch.constant_pad_nd(self.sums, (0, slots - n)), wide
+        wide = self._room[1]
+        if wide is not None and born is not None:
+            wide[..., :n] = born
+            wide[..., n:] = torch.arange(
+                seen, seen + slots - n, dtype=torch.int32, device=wide.device
+            )
+        self._show(n)
+
+    def _show(self, n: int) -> None:
+        """Let the first `n` slots of the room be those that there are."""
+        assert self._room is not None
+        sums, born = self._room
+        self.sums = self._shown = sums[..., :n]
+        self.born = None if born is None else born[..., :n]
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Corrected sums, smoothed outside the recent window."""

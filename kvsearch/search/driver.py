@@ -9,7 +9,7 @@ other in turn. What comes next depends on the trials only, which are in the jour
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,28 +29,12 @@ from kvsearch.search.measure import GIVEN_UP, PART, measure
 from kvsearch.search.rivals import Rivals
 from kvsearch.search.study import Study
 from kvsearch.search.task import Task, admitted, baselines
+from kvsearch.search.turns import FullEvaluation, TrialEvaluation, WiderEvaluation, waits
 from kvsearch.search.work import Measured
 
 HOPELESS = 5  # failures in a row, without one success, that end a run
 
 Watch = Callable[[Trial, list[Trial]], None]
-
-
-@dataclass(kw_only=True)
-class TrialEvaluation(Evaluation):
-    """The evaluation of a trial on the search text."""
-
-    trial: Trial
-
-
-@dataclass(kw_only=True)
-class WiderEvaluation(TrialEvaluation):
-    """A trial that is complete, on further windows."""
-
-
-@dataclass(kw_only=True)
-class FullEvaluation(Evaluation):
-    """The full cache on further windows: the reference of the policies that follow there."""
 
 
 class Search(Loop[Evaluation]):
@@ -94,7 +78,8 @@ class Search(Loop[Evaluation]):
         full = Policy(name="full")
         measure(
             self.executor, self.folder, PART, [full], self.task.setting, resident=False,
-            windows=self._first if self.task.growing else None,
+            windows=self._first if self.task.growing else self.task.windows,
+            together=self.task.together,
         )  # fmt: skip
         self.full = self._load(full.fingerprint(self.task.setting.shape.layers))
 
@@ -113,7 +98,7 @@ class Search(Loop[Evaluation]):
                 if isinstance(wider, WiderEvaluation) and self._known(wider):
                     continue
                 return wider
-            elif self._wanted():
+            elif self._wanted() and not self._waits():
                 self._renew()
                 asked, knobs = self.study.ask()
                 trial = self._check(asked, f"trial {asked.number}", "searched", knobs)
@@ -137,7 +122,7 @@ class Search(Loop[Evaluation]):
         most = t.windows
         if not self._wanted():
             most = max((c.windows for c in self._contenders()), default=0)
-        elif self._turns(busy) >= self._proposed():
+        elif self._turns(busy) >= self._proposed() and not self._waits():
             return None
         limit, numbers = t.setting.budget_bytes, [e.number for e in busy]
         trial = growing.least_measured(self.trials, limit, most, numbers)
@@ -187,6 +172,10 @@ class Search(Loop[Evaluation]):
         """Whether another free proposal should be started."""
         more = self._proposed() < self.task.trials
         return more and self._misses < 50 * (self.task.trials + 1)
+
+    def _waits(self) -> bool:
+        kinds = [t.kind for t in self._under_way()]
+        return waits(kinds, self.task.trials - self._proposed())
 
     def _again(self, before: Trial) -> Trial | None:
         """A trial that was under way when the driver or its evaluator was killed."""

@@ -154,6 +154,10 @@ class RunFolder:
         about = json.loads(table.schema.metadata[b"about"])
         return _values(table["nll"]).reshape(windows, -1), about
 
+    def drop_nll(self, part: str, fingerprint: str) -> None:
+        """Forget what was saved of a policy on a part of the text."""
+        self._nll(part, fingerprint).unlink(missing_ok=True)
+
     # -- losses in blocks ----------------------------------------------------------------------
 
     def has_losses(self, part: str, fingerprint: str) -> bool:

@@ -31,6 +31,7 @@ class Evaluation:
         resident: whether the bytes of the packed cache are counted, too.
         counted: whether attempts of earlier processes count, too.
         first: number of the first of its windows.
+        piece: whether it is a part of what one record will hold, see `measure`.
         attempt: how often it was begun.
         rung: the one that it is on.
         tokens: that went through the model for it.
@@ -46,6 +47,7 @@ class Evaluation:
     resident: bool = False
     counted: bool = True
     first: int = 0
+    piece: bool = False
     attempt: int = 0
     rung: int = 0
     tokens: int = 0
@@ -56,6 +58,11 @@ class Evaluation:
     def last(self) -> bool:
         """Whether it is on its last rung."""
         return self.rung == len(self.rungs) - 1
+
+    @property
+    def kept(self) -> str:
+        """Name of its record in the folder: its part, and for a piece its first window."""
+        return f"{self.part}.{self.first}" if self.piece else self.part
 
     def job(self) -> Job:
         """What an evaluator has to do for its rung."""
@@ -100,6 +107,7 @@ class Loop(ABC, Generic[E]):
             RunError: no evaluator can be opened, or the folder cannot be written.
         """
         free = set(range(self.executor.slots))
+        self.executor.open()
         try:
             while True:
                 while free and (job := self.take(min(free))) is not None:
@@ -142,12 +150,12 @@ class Loop(ABC, Generic[E]):
         with contextlib.suppress(RunError):  # the disk may be full
             for e in self.running.values():
                 if e.counted:
-                    self.folder.attempts.release(e.part, e.fingerprint)
+                    self.folder.attempts.release(e.kept, e.fingerprint)
 
     def _begin(self, e: E) -> None:
         e.attempt += 1
         if e.counted:
-            e.attempt = self.folder.attempts.begin(e.part, e.fingerprint)
+            e.attempt = self.folder.attempts.begin(e.kept, e.fingerprint)
         self.begun(e)
 
     def _after(self, e: E, outcome: Outcome) -> Job | None:
@@ -166,5 +174,5 @@ class Loop(ABC, Generic[E]):
         else:
             self.failed(e, outcome.error or "its evaluator died")
         if e.counted and outcome.status != "died":
-            self.folder.attempts.end(e.part, e.fingerprint)
+            self.folder.attempts.end(e.kept, e.fingerprint)
         return None

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from kvsearch.errors import RunError
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
@@ -23,12 +25,14 @@ def measure(
     setting: Setting,
     *,
     resident: bool = True,
-    windows: int | None = None,
+    windows: int,
+    together: int = 1,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, str]:
     """Bring the NLL of every policy on a part into the folder; what is there is not done again.
 
-    A policy that kills its evaluator three times, or the driver with it, is left out from then on.
+    Several evaluators share the windows of a policy. One that kills its evaluator three times, or
+    the driver with it, is left out from then on.
 
     Args:
         executor: where evaluations run; all of its slots are free.
@@ -37,7 +41,8 @@ def measure(
         policies: what to measure; equal ones once.
         setting: shape, and tokens of a window.
         resident: also count the bytes of the packed cache.
-        windows: how many of the part's windows, from the first; all if None.
+        windows: how many of the part's windows, from the first.
+        together: windows of a job, where there are several evaluators.
         progress: called with the name of every policy that is done.
 
     Returns:
@@ -49,14 +54,17 @@ def measure(
     """
     full = Policy().fingerprint(setting.shape.layers)
     keyed = {p.fingerprint(setting.shape.layers): p for p in policies}
+    width = windows if executor.slots == 1 else together
     todo = [
         Evaluation(
-            number=i, part=part, policy=policy, fingerprint=key,
-            rungs=((windows, setting.tokens),), resident=resident,
+            number=i, part=part, policy=policy, fingerprint=key, first=first,
+            rungs=((min(width, windows - first), setting.tokens),), piece=width < windows,
+            resident=resident and first == 0,
             # without the full cache there is no run: it is tried again after every kill
             counted=key != full,
         )
         for i, (key, policy) in enumerate(keyed.items())
+        for first in range(0, windows, width)
     ]  # fmt: skip
     measurement = _Measurement(executor, folder, todo, progress)
     measurement.drive()
@@ -78,6 +86,9 @@ class _Measurement(Loop[Evaluation]):
         super().__init__(executor, folder)
         self.todo, self.progress = todo, progress
         self.failures: dict[str, str] = {}
+        self.pieces: dict[str, list[str]] = {}  # fingerprint -> names of records, in order
+        for e in todo:
+            self.pieces.setdefault(e.fingerprint, []).append(e.kept)
 
     def next(self) -> Evaluation | None:
         """The next one that is neither measured nor given up."""
@@ -85,9 +96,14 @@ class _Measurement(Loop[Evaluation]):
         while self.todo:
             e = self.todo.pop(0)
             if self.folder.has_nll(e.part, e.fingerprint):
-                attempts.end(e.part, e.fingerprint)  # a kill can come between the two
+                attempts.end(e.kept, e.fingerprint)  # a kill can come between the two
                 self._done(e)
-            elif e.counted and attempts.of(e.part, e.fingerprint) >= ATTEMPTS:
+            elif e.fingerprint in self.failures:
+                continue
+            elif self.folder.has_nll(e.kept, e.fingerprint):
+                attempts.end(e.kept, e.fingerprint)
+                self._join(e)
+            elif e.counted and attempts.of(e.kept, e.fingerprint) >= ATTEMPTS:
                 self.failed(e, GIVEN_UP)
             else:
                 return e
@@ -101,14 +117,32 @@ class _Measurement(Loop[Evaluation]):
             "seconds": evaluation.seconds,
             "impls": found.impls,
         }
-        self.folder.save_nll(evaluation.part, evaluation.fingerprint, found.nll, about)
-        self._done(evaluation)
+        self.folder.save_nll(evaluation.kept, evaluation.fingerprint, found.nll, about)
+        if evaluation.piece:
+            self._join(evaluation)
+        else:
+            self._done(evaluation)
         return False
 
     def failed(self, evaluation: Evaluation, error: str) -> None:
         """Leave it out, and remember why."""
-        self.failures[evaluation.fingerprint] = error
-        self._done(evaluation)
+        if evaluation.fingerprint not in self.failures:
+            self.failures[evaluation.fingerprint] = error
+            self._done(evaluation)
+
+    def _join(self, e: Evaluation) -> None:
+        """Make one record of all pieces of a policy, if they are there."""
+        names, key = self.pieces.get(e.fingerprint), e.fingerprint
+        if names is None or not all(self.folder.has_nll(name, key) for name in names):
+            return
+        found = [self.folder.load_nll(name, key) for name in names]
+        seconds = sum(about["seconds"] for _, about in found)
+        nll = np.concatenate([nll for nll, _ in found])
+        self.folder.save_nll(e.part, key, nll, {**found[0][1], "seconds": seconds})
+        for name in names:
+            self.folder.drop_nll(name, key)
+        self._done(e)
 
     def _done(self, e: Evaluation) -> None:
-        self.progress(e.policy.name or e.fingerprint)
+        if self.pieces.pop(e.fingerprint, None) is not None:
+            self.progress(e.policy.name or e.fingerprint)

@@ -92,14 +92,15 @@ class _Bridge:
     def __reduce__(self) -> tuple[Any, ...]:
         return str, ()  # Tune pickles its searcher; ours is the run folder, and that is kept
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """What an evaluation needs; None if it has to wait for another, or that all are made."""
         slot = next(i for i in range(len(self.slots) + 1) if i not in self.slots.values())
         try:
             job = None if self.error else self.search.take(slot)
         except Exception as e:
             self.error, job = e, None
         if job is None:
-            return self.finished
+            return None if self.search.running and not self.error else self.finished
         self.slots[trial_id] = slot
         policy = job.policy.to_json()
         return {
@@ -125,7 +126,7 @@ def _searcher(base: Any, bridge: _Bridge) -> Any:
     class DriverSearch(base):
         """Proposes what the driver proposes."""
 
-        def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
             return bridge.suggest(trial_id)
 
         def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:

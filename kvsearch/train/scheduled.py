@@ -1,7 +1,7 @@
 """A model over whole texts under a policy, with gradients.
 
 What a query sees is what it sees in the evaluator, because the attention is the evaluator's own
-pass: lives of keys from the policy's schedule (`cache.lifetimes`). Nothing is kept after the text,
+pass: lives of keys from the policy's schedule (`cache.plans`). Nothing is kept after the text,
 and roundings let gradients pass.
 """
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from kvsearch.cache import lifetimes
+from kvsearch.cache import plans
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import PolicyError
 from kvsearch.evaluate.fed import feed
@@ -26,7 +26,7 @@ IGNORED = -100  # the label of a token that is not to be predicted
 
 def require_schedule(policy: Policy) -> None:
     """Raise a `PolicyError` if what a query sees is not known before the model runs."""
-    if lifetimes.applies(policy):
+    if plans.applies(policy):
         return
     if policy.scored:
         assert policy.active_rule is not None

@@ -47,6 +47,7 @@ def window(shape: ModelShape, size: float, what: str, tokens: int) -> Policy:
 def main() -> None:
     ask = options(__doc__)
     ask.add_argument("--train", nargs="+", default=[], choices=(*ANCHORED, "window", "full"))
+    ask.add_argument("--dtype", default=DTYPE, help="of the forward passes of a training")
     o = ask.parse_args()
     model = loaded()
     texts = {
@@ -70,9 +71,10 @@ def main() -> None:
                 under.model_copy(update={"name": name}),
                 text=[f"{getattr(o, text)}:{TRAINED_ON}" for text in texts],
                 held_out=f"{o.wikitext}:600000-900000", windows=1, context=CONTEXT, out=folder,
-                recipe=RECIPE, lora=False, dtype=DTYPE,
+                recipe=RECIPE, lora=False, dtype=o.dtype,
             )  # fmt: skip
-            keep("training", name, {"steps": done.steps, "seconds": round(done.seconds),
+            as_given = name if o.dtype == DTYPE else f"{name}, {o.dtype}"
+            keep("training", as_given, {"steps": done.steps, "seconds": round(done.seconds),
                                     "slots": under.slots})  # fmt: skip
         after(name, folder, texts, windows)
 

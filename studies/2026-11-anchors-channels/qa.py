@@ -43,8 +43,8 @@ def main() -> None:
         if model != "untrained" and not (o.work / model).exists():
             continue
         on = loaded(*(() if model == "untrained" else (o.work / model,)), dtype="float32")
-        for name in ("full", "ep", "ac", "window"):
-            if model in ("untrained", name) or name == "full":
+        for name in ("ep", "ac", "window", "full"):
+            if model in ("untrained", name):
                 for shots in (0, SHOTS) if name in ("full", "ep") else (SHOTS,):
                     row = f"{model}: {name}, {shots} shots"
                     answers(row, on, policies()[name], shown[:shots], asked)
@@ -91,13 +91,17 @@ def answers(name: str, on: LoadedModel, one: Policy, shown: list[Any], asked: li
             head.hidden(torch.tensor([start]), before)
             row["bytes_shown"] = before.bytes_resident
         for item in asked[len(row["logprobs"]) :]:
-            stem, found = encode(item["question_stem"]), []
-            right = item["choices"]["label"].index(item["answerKey"])
+            stemmed = copied(before)  # the question once, then each answer behind it
+            last = head.hidden(torch.tensor([encode(item["question_stem"])]), stemmed)[:, -1:]
+            right, found = item["choices"]["label"].index(item["answerKey"]), []
             for i, text in enumerate(item["choices"]["text"]):
                 answer = encode(f" {text}")
-                cache = copied(before)
-                hidden = head.hidden(torch.tensor([[*stem, *answer]]), cache)
-                log = head.logits(hidden[:, -len(answer) - 1 : -1])[0].log_softmax(-1)
+                more = answer if i == right else answer[:-1]
+                hidden = last
+                if more:
+                    cache = copied(stemmed)
+                    hidden = torch.cat([last, head.hidden(torch.tensor([more]), cache)], 1)
+                log = head.logits(hidden[:, : len(answer)])[0].log_softmax(-1)
                 found.append(round(float(log.gather(-1, torch.tensor(answer)[:, None]).sum()), 3))
                 if i == right:
                     n = len(row["logprobs"])

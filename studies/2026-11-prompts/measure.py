@@ -17,7 +17,7 @@ import click
 import torch
 from cases import NAMES, PARTS, chosen, keep, start
 
-from kvsearch.cache import lifetimes
+from kvsearch.cache import plans
 from kvsearch.evaluate.replay import deployed
 from kvsearch.policy import Policy, layout
 
@@ -66,7 +66,7 @@ def rows(
 def stream(loaded: Any, cache: Any, ids: torch.Tensor, most: int = 1 << 20) -> list[float]:
     """CPU seconds of each part, taken in by one cache; of each at most so many tokens."""
     seconds, seen = [], 0
-    lifetimes.forget_plans()  # which the other cache may have made
+    plans.forget_plans()  # which the other cache may have made
     for part, whole in PARTS.items():
         count, start = min(whole, most), time.process_time()
         for _ in range(count if part == "decoded" else 1):

@@ -42,6 +42,9 @@ class Timed:
         self.cpu: list[float] = []
         self.last: tuple[float, float] | None = None
 
+    def open(self) -> None:
+        self.inner.open()
+
     def submit(self, slot: int, job: Job) -> None:
         self.inner.submit(slot, job)
 
@@ -63,6 +66,9 @@ class Simulated:
     def __init__(self, session: toy.Session, slots: int) -> None:
         self.session, self.slots = session, slots
         self.jobs: deque[tuple[int, Job]] = deque()
+
+    def open(self) -> None:
+        pass
 
     def submit(self, slot: int, job: Job) -> None:
         self.jobs.append((slot, job))
@@ -109,7 +115,7 @@ def cost(slots: int, sampler: str, trials: int, seconds: float) -> dict[str, obj
     """
     with tempfile.TemporaryDirectory() as place:
         executor = Timed(Processes(toy.Toy(Path(place) / "log", seconds), slots))
-        task = {"trials": trials, "sampler": sampler, "warm": False, "racing": False}
+        task = {"trials": trials, "sampler": sampler, "warm_start": False, "racing": False}
         with synced() as disk:
             done = search(executor, Path(place), **task)
     evaluated = sum(t.state in ("complete", "pruned", "failed") for t in done)

@@ -10,6 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import noise
 import numpy as np
@@ -229,6 +230,37 @@ def noisy() -> list[dict]:
     return out
 
 
+def side_by_side() -> list[dict]:
+    """Runs with several evaluators, now and before proposals waited, against one evaluator now."""
+    found: dict[tuple[str, int], dict[int, dict]] = {}
+    for file in sorted(RECORDS.glob("side-by-side/*.parquet")):
+        rows = pq.read_table(file).to_pylist()
+        name = rows[0]["contender"].removesuffix("-evaluators")
+        many = int(name.rpartition("-")[2]) if "-evaluators" in rows[0]["contender"] else 1
+        version = "before" if file.stem.startswith("before") else "now"
+        found[version, many] = {r["seed"]: r for r in rows}
+    out = []
+    for (version, many), rows in sorted(found.items()):
+        one = found["now", 1]
+        v = np.array([r["volume"] for r in rows.values()])
+        lead = v - np.array([one[seed]["volume"] for seed in rows])
+        out.append(
+            {
+                "version": version,
+                "evaluators": many,
+                "seeds": len(rows),
+                "tokens": round(fmean(r["tokens"] for r in rows.values())),
+                "time": round(fmean(r["time"] for r in rows.values())),
+                "busy": fmean(r["busy"] for r in rows.values()),
+                "volume": float(v.mean()),
+                "volume_se": float(v.std(ddof=1) / len(v) ** 0.5),
+                "share_of_one": float(v.mean() / np.mean([r["volume"] for r in one.values()])),
+                "lead_se": float(lead.std(ddof=1) / len(lead) ** 0.5),
+            }
+        )
+    return out
+
+
 def prefix(blocks: Blocks) -> list[dict]:
     """Largest saving from computing the part before the first eviction once for all policies."""
     shape = ModelShape(**blocks.about["shape"])
@@ -300,6 +332,8 @@ def main() -> None:
         write(found, out / "simulated.csv")
     if found := noisy():
         write(found, out / "noisy.csv")
+    if found := side_by_side():
+        write(found, out / "many-evaluators.csv")
     write(noise.table(), out / "noise.csv")
 
 

@@ -11,12 +11,15 @@ same one. Those runs are not of the present kvei.
     python simulate.py --sampler kvei --seeds 1-20 --trials 60 --place /tmp/sim
     python simulate.py --set EXPLORATION_WEIGHT=1 ...  # another constant of kvei
     python simulate.py --set next_move=none ...        # without one-at-a-time screening
+    python simulate.py --grow 8 --trials 65 --seeds 1-8 --fleet --evaluators 64  # side by side
     python simulate.py --held-out            # error on records that it was not fitted to
     python simulate.py --fit                 # fit it anew
 """
 
 import argparse
+import heapq
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +33,6 @@ from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.records import Trial
 from kvsearch.search.driver import Search
-from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.growing import most_measured
 from kvsearch.search.hypervolume import FLOOR
@@ -39,7 +41,7 @@ from kvsearch.search.samplers import kvei, make_sampler
 from kvsearch.search.samplers.features import features, names_for
 from kvsearch.search.samplers.gp import GP, fit, process
 from kvsearch.search.task import Task, baselines
-from kvsearch.search.work import Job, Measured
+from kvsearch.search.work import Job, Measured, Outcome, attempt
 from kvsearch.space import load as load_space
 
 NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))
@@ -155,6 +157,41 @@ class Simulated:
         pass
 
 
+class Fleet:
+    """Evaluators that work side by side; a job takes as long as it has tokens.
+
+    Args:
+        session: what answers.
+        slots: how many evaluators there are.
+
+    Attributes:
+        now: tokens that one evaluator has had time for.
+        worked: tokens of all of them.
+    """
+
+    def __init__(self, session: Simulated, slots: int) -> None:
+        self.session, self.slots, self.now, self.worked = session, slots, 0.0, 0.0
+        self._ends: list[tuple[float, int, Outcome]] = []
+
+    def open(self) -> None:
+        """They are."""
+
+    def submit(self, slot: int, job: Job) -> None:
+        """Its answer comes after its tokens, of equal ones that of the lower slot first."""
+        outcome = attempt(self.session, job)
+        assert outcome.measured is not None
+        self.worked += outcome.measured.tokens
+        heapq.heappush(self._ends, (self.now + outcome.measured.tokens, slot, outcome))
+
+    def wait(self) -> tuple[int, Outcome]:
+        """The next answer."""
+        self.now, slot, outcome = heapq.heappop(self._ends)
+        return slot, outcome
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
 def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
     """One run; a row per checkpoint."""
     space = load_space(str(Path(__file__).with_name("space.yaml")))
@@ -167,13 +204,14 @@ def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
     how = f"grow{o.grow}" if o.grow else "full" if o.no_race else "race"
     name = f"{o.sampler}-{'cold' if o.cold else 'warm'}-{how}"
     name += "".join(f"-{s}" for s in o.set)
+    name += f"-{o.evaluators}-evaluators" if o.evaluators > 1 else ""
     folder = RunFolder(o.place / f"{name}-{seed}")
+    fleet, start = Fleet(Simulated(truth, seed, task.windows), o.evaluators), time.process_time()
     try:
-        trials = Search(
-            task, Inline(Simulated(truth, seed, task.windows)), folder, lambda *_: None
-        ).run()
+        trials = Search(task, fleet, folder, lambda *_: None).run()
     finally:
         folder.close()
+    spent = time.process_time() - start
     rows, paid = [], 0
     for i, t in enumerate(trials, start=1):
         paid += t.state in ("complete", "pruned", "failed")
@@ -182,6 +220,9 @@ def simulate(truth: Truth, o: argparse.Namespace, seed: int) -> list[dict]:
             rows.append({**row, **at(truth, trials[:i])})
     # growing windows: tokens and losses are those of the end
     end = {"contender": name, "seed": seed, "evaluated": paid, **at(truth, trials)}
+    if o.evaluators > 1 or o.fleet:
+        busy = fleet.worked / (fleet.now * fleet.slots)
+        return [{**end, "time": fleet.now, "busy": busy, "driver_s": spent / o.trials}]
     return [end] if o.grow else rows
 
 
@@ -245,6 +286,8 @@ def main() -> None:
     ask.add_argument("--cold", action="store_true")
     ask.add_argument("--no-race", action="store_true")
     ask.add_argument("--grow", type=int, default=0, help="most windows, of growing ones")
+    ask.add_argument("--evaluators", type=int, default=1, help="that work side by side")
+    ask.add_argument("--fleet", action="store_true", help="time and work, too")
     ask.add_argument("--set", action="append", default=[], help="NAME=VALUE of kvei's module")
     ask.add_argument("--held-out", action="store_true")
     ask.add_argument("--fit", action="store_true")
@@ -264,7 +307,7 @@ def main() -> None:
         rows += simulate(truth, o, seed)
         print(rows[-1], flush=True)
     name = f"{rows[0]['contender']}-{o.seeds}"
-    place = RECORDS / "noisy"
+    place = RECORDS / ("noisy" if len(rows[0]) < 6 else "side-by-side")
     place.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), place / f"{name}.parquet", compression="zstd")
 

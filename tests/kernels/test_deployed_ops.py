@@ -53,6 +53,12 @@ def test_decoding_is_attention_over_what_is_read_back(name, softcap):
         if packed.scorer is not None and plain.scorer is not None:
             torch.testing.assert_close(packed.scorer.sums, plain.scorer.sums)
     assert set(packed.impls) - {"time_order"} == ops  # which only some parts need
-    ways = {"reference", "torch", "numba", "inplace"}  # the last one of a prompt's scored_attention
+    ways = {
+        "reference",
+        "torch",
+        "numba",
+        "slices",
+        "inplace",
+    }  # the last one of a prompt's scored_attention
     assert set(packed.impls.values()) <= ways
     assert packed.nbytes == plain.nbytes

@@ -14,11 +14,13 @@ RUNS = {
     "scored_attention": ["attend", "score"], "quantize_kv": ["quantize"],
     "dequantize_kv": ["dequantize"], "gather_kv": ["gather"],
     "decode_attention": ["decode", "combine"], "scored_decode": ["decode", "combine", "receive"],
+    "append_kv": ["append"], "tally": ["add"], "repack_kv": ["repack"],
 }  # fmt: skip
 HOMES = {
     "attend": "lifetime_attention", "score": "score_keys", "quantize": "quantize_kv",
     "dequantize": "quantize_kv", "gather": "gather_kv", "decode": "decode_attention",
-    "combine": "decode_attention", "receive": "scored_decode",
+    "combine": "decode_attention", "receive": "scored_decode", "turn": "decode_attention",
+    "append": "append_kv", "add": "tally", "repack": "repack_kv",
 }  # fmt: skip
 
 

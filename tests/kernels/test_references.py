@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 import torch
 
+from kvsearch_kernels.append_kv import append_kv
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 from kvsearch_kernels.decode_attention import Part, decode_attention
@@ -23,14 +24,16 @@ from kvsearch_kernels.quantize_kv import (
     quantize_kv,
     reference,
 )
+from kvsearch_kernels.repack_kv import repack_kv
 from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
 from kvsearch_kernels.scored_decode import scored_decode
+from kvsearch_kernels.tally import tally
 from kvsearch_kernels.time_order import time_order
 
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
-    decode_attention, scored_decode, time_order,
+    decode_attention, scored_decode, time_order, append_kv, tally, repack_kv,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -44,6 +47,7 @@ def call(op, device="cpu"):
     birth = torch.arange(6, device=device)
     lives = (birth, torch.full_like(birth, NEVER))
     weights = torch.ones(6, device=device)
+    used = torch.full((1, 2), 3, dtype=torch.int32, device=device)
     packed = quantize(k, FMT)
     parts = [Part(k, k), Part(packed, packed, FMT, FMT)]
     at = {"first_query": 0, "scale": 0.1}
@@ -57,6 +61,9 @@ def call(op, device="cpu"):
         "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
         "scored_decode": ((q[:, :, 0], parts), {"scale": 0.1}),
         "time_order": ((birth.to(torch.uint8),), {}),
+        "append_kv": ((k.clone(), k.clone(), used, k[:, :, :1], k[:, :, :1]), {}),
+        "repack_kv": ((birth, parts, 1, (FMT, FMT)), {"dtype": k.dtype, "native": k.dtype}),
+        "tally": ((torch.zeros(1, 2, 6), torch.ones(1, 2, 6), birth, used), {"held": 0}),
     }[op.name]
 
 

@@ -287,6 +287,36 @@ MUTANTS = {
         "the other way": lambda f, pools: pools.argsort(dim=-1, stable=True),
         "newest first": lambda f, pools: f(pools.flip(-1)).flip(-1),
     },
+    "append_kv": {
+        "one length for all heads": lambda f, k, v, n, *new: (
+            *f(k, v, n[:1, :1].expand_as(n).clone(), *new)[:2], n.add_(new[0].shape[2])),
+        "values for keys": lambda f, k, v, n, new_k, new_v: f(
+            k, v, n, new_v[..., :1].expand_as(new_k), new_v),
+        "lengths stay": lambda f, k, v, n, *new: (*f(k, v, n.clone(), *new)[:2], n),
+        "a slot late": lambda f, k, v, n, *new: (*f(k, v, n + 1, *new)[:2], n.add_(
+            new[0].shape[2])),
+    },
+    "repack_kv": {
+        "nothing moves": lambda f, source, parts, own, *a, **k: f(source, parts, None, *a, **k),
+        "other slots": lambda f, source, *a, **k: f(source.flip(-1), *a, **k),
+        "values for keys": lambda f, source, parts, own, formats, **k: f(
+            source, [replace(p, keys=p.values, key_format=p.value_format) for p in parts], own,
+            formats, **k),
+        "no rotation": lambda f, source, parts, own, formats, **k: f(
+            source, parts, own, tuple(x and plain(x) for x in formats), **k),
+        "nothing rounded in between": lambda f, *a, dtype, **k: f(*a, dtype=torch.float32, **k),
+    },
+    "tally": {
+        "no weight": lambda f, *a, alpha=0.0, **k: f(*a, **k),
+        "no window": lambda f, *a, horizon=None, **k: f(*a, **k),
+        "no decay": lambda f, *a, keep=1.0, **k: f(*a, **k),
+        "a row late": lambda f, *a, end=0, **k: f(*a, end=end - 1, **k),
+        "a row early": lambda f, *a, end=0, **k: f(*a, end=end + 1, **k),
+        "not in time": lambda f, sums, r, order, n, **k: f(sums, r, None, n, **k),
+        "wrong heads": lambda f, sums, r, order, n, **k: f(sums, flipped(r), order, n, **k),
+        "the sum of heads": lambda f, sums, r, *a, **k: f(
+            sums, r * (r.shape[1] if sums.shape[1] == 1 else 1), *a, **k),
+    },
 }  # fmt: skip
 DECODES = {
     "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),

@@ -187,7 +187,9 @@ def main(options: list[str] | None = None) -> None:
             from kvsearch.app.final_evaluation import FinalEvaluation
             from kvsearch.app.progress import Shown
 
-            measured = FinalEvaluation(folder, executor, SETTING, FROM, Shown(), {}).go(trials)
+            windows = dict.fromkeys(("select1", "report"), WINDOWS)
+            final = FinalEvaluation(folder, executor, SETTING, FROM, Shown(), {}, windows)
+            measured = final.go(trials)
             (o.folder / "measured.json").write_text(json.dumps(measured))
         folder.close()
     except KvsearchError as e:

@@ -15,13 +15,15 @@ from kvsearch_kernels.numba_args import (
     why_not_memory,
 )
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
+from kvsearch_kernels.room import Room, kept
 
 __all__ = ["forward", "why_not"]
 
 
 def why_not(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
-) -> str | None:
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> str | None:  # fmt: skip
     """Reason why these arguments cannot be taken, or None."""
     if reason := why_not_memory(q):
         return reason
@@ -73,11 +75,12 @@ def _why_not_held(
 
 
 def forward(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `reference`."""
     out, lse, _ = attend(q, parts, scale, softcap, scores=False)
-    return out, lse
+    return kept(room, "out", out), kept(room, "lse", lse)
 
 
 def attend(

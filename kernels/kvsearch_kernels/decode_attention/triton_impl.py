@@ -1,6 +1,7 @@
 """Triton implementation of `decode_attention`; importing it imports no Triton."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,14 +18,14 @@ from kvsearch_kernels.launch import (
     on,
     why_not_here,
 )
-from kvsearch_kernels.quantize_kv.reference import Format, Packed, hadamard
+from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed
+from kvsearch_kernels.room import Room, taken
 
 __all__ = ["emulated", "forward", "why_not"]
 
 MOST_PARTS = 4
 _levels: dict[torch.device, Tensor] = {}
-_rotations: dict[tuple[int, torch.device], Tensor] = {}
 _flags: dict[tuple[tuple[bool, ...], torch.device], Tensor] = {}
 
 
@@ -55,8 +56,9 @@ def _why_not_held(
 
 
 def why_not(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
-) -> str | None:
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> str | None:  # fmt: skip
     """Reason why these arguments cannot be taken, or None."""
     if reason := why_not_here(q):
         return reason
@@ -94,7 +96,7 @@ def why_not(
     return None
 
 
-def _levels_on(device: torch.device) -> Tensor:
+def levels_on(device: torch.device) -> Tensor:
     """Lloyd-Max levels of 1 to 5 and of 8 bits, one table after the other, then 2**0 to 2**7."""
     if device not in _levels:
         tables = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
@@ -103,12 +105,15 @@ def _levels_on(device: torch.device) -> Tensor:
     return _levels[device]
 
 
-def _rotation_on(D: int, device: torch.device) -> Tensor:
-    """The rotation as a matrix `[D, D]` fp32, kept on the device: one product, not log2(D) sums."""
-    key = D, device
-    if key not in _rotations:
-        _rotations[key] = hadamard(torch.eye(D)).to(device)
-    return _rotations[key]
+def _lengths(part: Part, B: int, H: int, n: int, device: torch.device) -> Tensor:
+    """Slots in use `[B, H]` of a part; where all `n` are, that is written once."""
+    if part.lengths is not None:
+        return part.lengths.int().contiguous()
+    key = f"lengths of triton, {B} {H} {n} {device}"
+    if key not in part.known:
+        part.known[key] = torch.full((B, H), n, dtype=torch.int32, device=device)
+    made: Tensor = part.known[key]
+    return made
 
 
 def _flags_on(flags: Sequence[bool], device: torch.device) -> Tensor:
@@ -138,7 +143,7 @@ def constants(
     return found
 
 
-def _pools(part: Part) -> tuple[list[Tensor], int]:
+def pools_of(part: Part) -> tuple[list[Tensor], int]:
     """Keys, their scales, values, theirs, and the slots of the pools that they are the front of."""
     sides: list[Tensor] = []
     for held in (part.keys, part.values):
@@ -172,33 +177,36 @@ def _splits(parts: Sequence[Part], sizes: Sequence[int], programs: int, columns:
 
 
 def forward(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `reference`."""
-    out, lse, _ = launch(q, parts, scale, softcap, scores=False)
+    out, lse, _ = launch(q, parts, scale, softcap, room, scores=False)
     return out, lse
 
 
 def launch(
-    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None, *, scores: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None,
+    room: Room | None = None, *, scores: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Output and log-sum-exp, and with `scores` the products in bits `[B, Hq, N]` fp32.
 
     The N slots are those of all parts, one part after the other; slots not in use hold -inf.
     """
-    from kvsearch_kernels.decode_attention.triton_kernels import combine, decode
+    from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
 
     B, Hq, D = q.shape
     check_lengths(parts)
-    out = torch.empty(B, Hq, D, dtype=q.dtype, device=q.device)
-    lse = torch.empty(B, Hq, dtype=torch.float32, device=q.device)
+    fp32 = partial(taken, room, dtype=torch.float32, device=q.device)
+    out = taken(room, "out", B, Hq, D, dtype=q.dtype, device=q.device)
+    lse = fp32("lse", B, Hq)
     width = sum(slots_of(p) for p in parts)
     products: Tensor | None = None
     if scores:
-        products = torch.empty(B, Hq, width, dtype=torch.float32, device=q.device)
+        products = fp32("products", B, Hq, width)
         if any(p.lengths is not None for p in parts):
             products.fill_(float("-inf"))  # what is not in use is not written
-    found = [(p, *_pools(p)) for p in parts if slots_of(p)]
+    found = [(p, *pools_of(p)) for p in parts if slots_of(p)]
     if not found or out.numel() == 0:
         return out.zero_(), lse.fill_(float("-inf")), products
     H = found[0][1][0].shape[1]
@@ -216,37 +224,35 @@ def launch(
     fixed: dict[str, int | bool] = {}
     args: list[Tensor | int] = []
     turned: list[bool] = []
-    lengths = [
-        torch.full((B, H), n, dtype=torch.int32, device=q.device)
-        if p.lengths is None
-        else p.lengths.int().contiguous()
-        for (p, _, _), n in zip(found, sizes, strict=True)
-    ]
+    lengths = [_lengths(p, B, H, n, q.device) for (p, _, _), n in zip(found, sizes, strict=True)]
     for i in range(MOST_PARTS):  # the kernel takes as many: the last again, never read
         last = min(i, len(found) - 1)
         part, pools, capacity = found[last]
         own = q
         if part.key_format is not None and part.key_format.rotate:
             if rotated is None:
-                rotated = (q.float() @ _rotation_on(D, q.device)).to(q.dtype)
+                rotated = taken(room, "rotated", *q.shape, dtype=q.dtype, device=q.device)
+                with on(q.device):
+                    turn[(B * Hq,)](
+                        q, rotated, D=D, STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=1
+                    )
             own = rotated
         count = counts[i] if i < len(found) else 0
         args += [own, *pools, lengths[last], capacity, count, sum(sizes[:i])]
         own_constants = constants(part.key_format, part.value_format, D, q.dtype)
         fixed |= {f"{name}{i}": value for name, value in own_constants.items()}
         turned += [part.value_format is not None and part.value_format.rotate] * count
-    partial = torch.empty(B * H, splits, G, D, dtype=torch.float32, device=q.device)
-    bits = torch.empty(B * H, splits, G, dtype=torch.float32, device=q.device)
+    outs, bits = fp32("partial", B * H, splits, G, D), fp32("bits", B * H, splits, G)
     with on(q.device):
         decode[(splits, B * H)](
-            *args, partial, bits, bits if products is None else products, _levels_on(q.device),
+            *args, outs, bits, bits if products is None else products, levels_on(q.device),
             G, splits, width, scale, softcap or 1.0,
             D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
             HAS_CAP=softcap is not None, SCORES=scores, PARTS=len(found), ASM=not emulated(),
             **fixed, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         combine[(B * H, G)](
-            partial, bits, out, lse,
+            outs, bits, out, lse,
             _flags_on(turned, q.device),
             G, splits, D=D, SP=1 << (splits - 1).bit_length(), ROTATED=any(turned),
             STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=4,

@@ -262,6 +262,14 @@ def decode(
             _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB3 // 8) if VF3 else 1)  # fmt: skip
 
 
+@triton.jit
+def turn(q, rotated, D: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr):
+    """One program: the query of one head, rotated as packed keys are."""
+    at = tl.program_id(0).to(tl.int64) * D + tl.arange(0, D)
+    x = hadamard(tl.load(q + at).to(tl.float32)[None, :], 1, D, STEPS, NORM)
+    tl.store(rotated + at, tl.sum(x, 0).to(rotated.dtype.element_ty))
+
+
 @triton.jit(do_not_specialize=["G", "splits"])
 def combine(
     partial, bits, out, lse, turned, G, splits,

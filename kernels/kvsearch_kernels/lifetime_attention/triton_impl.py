@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.weak import WeakIdKeyDictionary
 
 from kvsearch_kernels.configs import attend_tile
 from kvsearch_kernels.launch import (
@@ -113,6 +114,38 @@ def plan(
     return table, counts
 
 
+Prepared = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]
+_prepared_before: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _prepared(
+    birth: Tensor, death: Tensor, anchors: Tensor | None, first_query: int, rows: int,
+    tile: tuple[int, int],
+) -> Prepared:  # fmt: skip
+    """Lives, anchors and rows that are such in int32, and the `plan`.
+
+    They are made once for the same tensors with the same content: all layers of a policy by age
+    share their lives, and then a layer costs one launch.
+    """
+    given = [x for x in (birth, death, anchors) if x is not None]
+    known: dict[object, tuple[list[Tensor], Prepared]] = _prepared_before.setdefault(birth, {})
+    key = (*((id(x), x._version) for x in given), first_query, rows, tile)
+    if key in known:
+        return known[key][1]
+    born, dies = int32(birth), int32(death)
+    lonely, alone = None if anchors is None else int32(anchors), None
+    if lonely is not None:
+        alone = isolated_rows(lonely, first_query, rows)
+    table, counts = plan(
+        born, dies, first_query=first_query, rows=rows, tile=tile, anchors=lonely, alone=alone
+    )
+    made = born, dies, lonely, None if alone is None else alone.int(), table, counts
+    while len(known) > 15:
+        known.pop(next(iter(known)))
+    known[key] = given[1:], made  # held, so that no other tensor gets their number
+    return made
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -137,21 +170,15 @@ def forward(
     if E == 0:
         return out.zero_(), lse.fill_(float("-inf"))
     q, k, v = rows_last(q), rows_last(k), rows_last(v)
-    birth, death = int32(birth), int32(death)
-    alone: Tensor | None = None
-    if anchors is not None:
-        anchors = int32(anchors)
-        alone = isolated_rows(anchors, first_query, M)
     capped = softcap is not None
     tile = attend_tile(max(D, DV), q.element_size(), capped, ampere=ampere(q.device))
-    table, counts = plan(
-        birth, death, first_query=first_query, rows=M, tile=(tile.rows, tile.columns),
-        anchors=anchors, alone=alone,
-    )  # fmt: skip
+    birth, death, anchors, alone, table, counts = _prepared(
+        birth, death, anchors, first_query, M, (tile.rows, tile.columns)
+    )
     with on(q.device):
         attend[(table.shape[0], B * Hq)](
             q, k, v, birth, death, birth if anchors is None else anchors,
-            birth if alone is None else alone.int(), table, counts, out, lse,
+            birth if alone is None else alone, table, counts, out, lse,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             M, E, first_query, Hq, Hq // H, table.shape[1], scale, softcap or 1.0,
             D=D, DV=DV, BM=tile.rows, BN=tile.columns, HAS_CAP=capped,

@@ -61,6 +61,42 @@ def _plane(codes, BT: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr):
     return tl.sum(parts << shifts[None, :, None], 1).to(tl.uint8)
 
 
+@triton.jit
+def write_codes(
+    values, codes, scales, levels, edges, to, inside, D: tl.constexpr, GROUP: tl.constexpr,
+    BITS: tl.constexpr, LLOYD: tl.constexpr, ROTATE: tl.constexpr, BT: tl.constexpr,
+    STEPS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Quantise `values` `[BT, D]` fp32 and write them to rows `to`, where `inside`."""
+    if ROTATE:
+        values = hadamard(values, BT, D, STEPS, NORM)
+    groups: tl.constexpr = D // GROUP
+    grouped = tl.reshape(values, [BT, groups, GROUP])
+    found, step, zero = _to_codes(grouped, levels, edges, BITS, LLOYD, GROUP)
+    found = tl.reshape(found, [BT, D])
+    bytes_a_token: tl.constexpr = D * BITS // 8
+    row = codes + to[:, None] * bytes_a_token
+    if BITS == 8:
+        tl.store(row + tl.arange(0, D)[None, :], found.to(tl.uint8), mask=inside[:, None])
+    elif BITS == 3 or BITS == 5:
+        LOW: tl.constexpr = BITS - 1
+        share: tl.constexpr = D * LOW // 8
+        low = tl.arange(0, share)
+        top = tl.arange(0, D // 8)
+        lower = _plane(found & (2**LOW - 1), BT, D, LOW)
+        tl.store(row + low[None, :], lower, mask=inside[:, None])
+        tl.store(row + share + top[None, :], _plane(found >> LOW, BT, D, 1), mask=inside[:, None])
+    else:
+        i = tl.arange(0, bytes_a_token)
+        tl.store(row + i[None, :], _plane(found, BT, D, BITS), mask=inside[:, None])
+    g = tl.arange(0, groups)
+    numbers: tl.constexpr = 1 if LLOYD else 2
+    scale_at = scales + to[:, None] * (groups * numbers) + g[None, :] * numbers
+    tl.store(scale_at, step, mask=inside[:, None])
+    if not LLOYD:
+        tl.store(scale_at + 1, zero, mask=inside[:, None])
+
+
 @triton.jit(do_not_specialize=["n"])
 def quantize(
     x, slots, levels, edges, codes, scales, sxb, sxh, sxn, ssb, ssh, ssn, n, H,
@@ -83,34 +119,11 @@ def quantize(
         source = first + t
     x_at = x + b * sxb + h * sxh + source[:, None] * sxn + d[None, :]
     values = tl.load(x_at, mask=inside[:, None], other=0.0).to(tl.float32)
-    if ROTATE:
-        values = hadamard(values, BT, D, STEPS, NORM)
-    groups: tl.constexpr = D // GROUP
-    grouped = tl.reshape(values, [BT, groups, GROUP])
-    found, step, zero = _to_codes(grouped, levels, edges, BITS, LLOYD, GROUP)
-    found = tl.reshape(found, [BT, D])
-    bytes_a_token: tl.constexpr = D * BITS // 8
-    row = codes + (bh.to(tl.int64) * n + first + t)[:, None] * bytes_a_token
-    if BITS == 8:
-        tl.store(row + d[None, :], found.to(tl.uint8), mask=inside[:, None])
-    elif BITS == 3 or BITS == 5:
-        LOW: tl.constexpr = BITS - 1
-        share: tl.constexpr = D * LOW // 8
-        low = tl.arange(0, share)
-        top = tl.arange(0, D // 8)
-        lower = _plane(found & (2**LOW - 1), BT, D, LOW)
-        tl.store(row + low[None, :], lower, mask=inside[:, None])
-        tl.store(row + share + top[None, :], _plane(found >> LOW, BT, D, 1), mask=inside[:, None])
-    else:
-        i = tl.arange(0, bytes_a_token)
-        tl.store(row + i[None, :], _plane(found, BT, D, BITS), mask=inside[:, None])
-    g = tl.arange(0, groups)
-    numbers: tl.constexpr = 1 if LLOYD else 2
-    scale_at = scales + (bh.to(tl.int64) * n + first + t)[:, None] * (groups * numbers)
-    scale_at += g[None, :] * numbers
-    tl.store(scale_at, step, mask=inside[:, None])
-    if not LLOYD:
-        tl.store(scale_at + 1, zero, mask=inside[:, None])
+    to = bh.to(tl.int64) * n + first + t
+    write_codes(
+        values, codes, scales, levels, edges, to, inside, D, GROUP, BITS, LLOYD, ROTATE, BT, STEPS,
+        NORM,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -14,22 +14,24 @@ from kvsearch_kernels.decode_attention.reference import Part
 from kvsearch_kernels.decode_attention.triton_impl import launch, why_not
 from kvsearch_kernels.launch import ceil_div, emulated, on
 from kvsearch_kernels.quantize_kv.reference import Packed
+from kvsearch_kernels.room import Room, taken
 
 __all__ = ["emulated", "forward", "why_not"]
 
 
 def forward(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `reference`."""
     from kvsearch_kernels.scored_decode.triton_kernels import receive
 
-    out, lse, products = launch(q, parts, scale, softcap, scores=True)
+    out, lse, products = launch(q, parts, scale, softcap, room, scores=True)
     assert products is not None
     B, Hq, width = products.shape
     first = parts[0].keys.codes if isinstance(parts[0].keys, Packed) else parts[0].keys
     H = first.shape[1]
-    received = torch.empty(B, H, width, dtype=torch.float32, device=q.device)
+    received = taken(room, "received", B, H, width, dtype=torch.float32, device=q.device)
     if received.numel():
         with on(q.device):
             receive[(ceil_div(width, RECEIVE_COLUMNS), B * H)](

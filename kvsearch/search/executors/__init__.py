@@ -14,6 +14,9 @@ class Executor(Protocol):
 
     slots: int
 
+    def open(self) -> None:
+        """Start all evaluators that are not there, so that they load side by side."""
+
     def submit(self, slot: int, job: Job | ProbeJob) -> None:
         """Start a job on a slot that is free; a slot whose evaluator died is opened anew."""
 

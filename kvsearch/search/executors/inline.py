@@ -16,6 +16,9 @@ class Inline:
         self.session, self.slots = session, 1
         self._jobs: deque[tuple[int, Job | ProbeJob]] = deque()
 
+    def open(self) -> None:
+        """It is."""
+
     def submit(self, slot: int, job: Job | ProbeJob) -> None:
         """Remember the job."""
         self._jobs.append((slot, job))

@@ -43,8 +43,14 @@ class Processes:
         self._jobs: dict[int, Job | ProbeJob] = {}
         self._starts: dict[int, int] = {}
 
+    def open(self) -> None:
+        """Start the processes that never were; they load side by side."""
+        for slot in range(self.slots):
+            if slot not in self._starts:
+                self._start(slot)
+
     def submit(self, slot: int, job: Job | ProbeJob) -> None:
-        """Send a job; the process starts with the slot's first one."""
+        """Send a job; a process that has died starts again."""
         self._jobs[slot] = job
         child = self._children.get(slot)
         if child is None or not child.process.is_alive():

@@ -20,23 +20,31 @@ class RayActors:
 
     Args:
         work: picklable; opened once in every actor.
-        slots: how many actors; 0 takes one per GPU of the cluster, or two without GPUs.
+        slots: how many actors; 0 is as many as the cluster's GPUs serve, or two without GPUs.
         address: of a cluster, or `local` to start one here.
+        each: GPUs of one actor, if several.
 
     Raises:
         KvsearchError: Ray is not installed, the cluster cannot be reached, or it is too small.
     """
 
-    def __init__(self, work: Work, slots: int, address: str) -> None:
+    def __init__(self, work: Work, slots: int, address: str, each: int = 1) -> None:
         self._cluster = Cluster(address, slots or 2)
         self._ray = self._cluster.ray
         gpus, cpus = self._cluster.has("GPU"), self._cluster.has("CPU")
-        self.slots = slots or gpus or 2
+        if each > max(1, gpus // max(1, slots)):
+            self.close()
+            wanted = f"{slots} times {each}" if slots > 1 else str(each)
+            raise KvsearchError(
+                f"the Ray cluster has {gpus} GPUs: no room for {wanted} (--gpus-per-evaluator)"
+            )
+        self.slots = slots or gpus // each or 2
         if not gpus and self.slots > cpus:
             self.close()
             raise KvsearchError(f"the Ray cluster has {cpus} CPUs: no room for --workers {slots}")
         # Actors that share a GPU share its memory; Ray only counts, and 2/3 + 2/3 fit nowhere.
         share = 1 / math.ceil(self.slots / gpus) if gpus else 0.0
+        share = share if each == 1 else float(each)
         self._actor = self._ray.remote(_Evaluator).options(
             num_cpus=0 if gpus else 1, num_gpus=share, max_restarts=0, max_concurrency=1
         )
@@ -46,13 +54,17 @@ class RayActors:
         self._jobs: dict[int, Job | ProbeJob] = {}
         self._starts: dict[int, int] = {}
 
+    def open(self) -> None:
+        """Start the actors that never were; they load side by side."""
+        for slot in range(self.slots):
+            if slot not in self._starts:
+                self._start(slot)
+
     def submit(self, slot: int, job: Job | ProbeJob) -> None:
-        """Send a job; the actor starts with the slot's first one."""
+        """Send a job; an actor that has died starts again."""
         self._jobs[slot] = job
         if slot not in self._actors:
-            self._starts[slot] = self._starts.get(slot, 0) + 1
-            actor = self._actor.remote(self._work, slot)
-            self._actors[slot] = actor, actor.open.remote()
+            self._start(slot)
         self._refs[self._actors[slot][0].run.remote(job)] = slot
 
     def wait(self) -> tuple[int, Outcome]:
@@ -85,6 +97,11 @@ class RayActors:
         for slot in list(getattr(self, "_actors", ())):
             self._drop(slot)
         self._cluster.close()
+
+    def _start(self, slot: int) -> None:
+        self._starts[slot] = self._starts.get(slot, 0) + 1
+        actor = self._actor.remote(self._work, slot)
+        self._actors[slot] = actor, actor.open.remote()
 
     def _opened(self, slot: int) -> bool:
         """Whether the actor had opened its work before it died."""

@@ -5,6 +5,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from kernel_aot import check, compile_kernel, types
 
+from kvsearch_kernels.append_kv.triton_kernels import append
 from kvsearch_kernels.configs import (
     GATHER_ROWS,
     GATHER_WARPS,
@@ -12,19 +13,24 @@ from kvsearch_kernels.configs import (
     QUANTIZE_WARPS,
     RECEIVE_COLUMNS,
     RECEIVE_WARPS,
+    REPACK_ROWS,
+    REPACK_WARPS,
     SCORE,
     attend_tile,
     decode_tile,
 )
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
-from kvsearch_kernels.decode_attention.triton_kernels import combine, decode
+from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
 from kvsearch_kernels.gather_kv.triton_kernels import gather
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.quantize_kv.triton_impl import constants as format_constants
 from kvsearch_kernels.quantize_kv.triton_kernels import dequantize, quantize
+from kvsearch_kernels.repack_kv.triton_impl import constants as repack_constants
+from kvsearch_kernels.repack_kv.triton_kernels import repack
 from kvsearch_kernels.score_keys.triton_kernels import score
 from kvsearch_kernels.scored_decode.triton_kernels import receive
+from kvsearch_kernels.tally.triton_kernels import add
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -221,3 +227,73 @@ def test_receive():
     )
     check("scored_decode/receive", cost, elements=RECEIVE_COLUMNS, warps=RECEIVE_WARPS,
           tensor=False, wide=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_turn(kind):
+    cost = compile_kernel(
+        turn,
+        types(turn, {"q rotated": kind}),
+        {"D": 128, "STEPS": 7, "NORM": 128**-0.5},
+        warps=1,
+        stages=1,
+    )
+    check(f"decode_attention/turn/{kind}", cost, elements=128, warps=1, tensor=False, wide=False)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_append(kind):
+    cost = compile_kernel(
+        append,
+        types(append, {"keys values k v": kind, "lengths": "i32"}, even="skb skh skm svb svh svm"),
+        {"D": 128, "PAD": 128, "DV": 128, "PADV": 128},
+        warps=1,
+        stages=1,
+    )
+    check(f"append_kv/{kind}", cost, elements=256, warps=1, tensor=False, wide=False)
+
+
+@pytest.mark.parametrize("more", ["plain", "every"])
+def test_tally(more):
+    every = more == "every"
+    cost = compile_kernel(
+        add,
+        types(add, {"sums received": "fp32", "order": "i64", "lengths": "i32"}, "alpha keep"),
+        {
+            "POWER": 2 if every else 0, "WINDOW": every, "DECAY": every, "ORDER": every,
+            "BN": RECEIVE_COLUMNS,
+        },
+        warps=RECEIVE_WARPS,
+        stages=1,
+    )  # fmt: skip
+    check(
+        f"tally/{more}", cost, elements=RECEIVE_COLUMNS, warps=RECEIVE_WARPS, tensor=False,
+        wide=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_repack(own):
+    """A pool of 4 bits, and one in 16: from both, and from rotated Lloyd levels of 2 bits."""
+    formats = [(None, None), (Format(4, 64), Format(4, 64))]
+    formats += [(Format(2, 64, "lloyd", True), Format(2, 64, "lloyd", True))]
+    constants = {"D": 128, "PARTS": 3, "OWN": own, "BT": REPACK_ROWS, "STEPS": 7, "NORM": 128**-0.5}
+    for i in range(4):
+        for side, fmt in zip("KV", formats[min(i, 2)], strict=True):
+            constants |= repack_constants(side, i, fmt, 128)
+    for side, fmt in zip("KV", formats[own], strict=True):
+        constants |= repack_constants(side, "T", fmt, 128)
+    pointers = {"source": "i64", "levels k_levels k_edges v_levels v_edges": "fp32", "like": "bf16"}
+    for i, pair in enumerate([*formats, formats[2]]):
+        low = pair[0] is not None
+        pointers |= {
+            f"k{i} v{i}": "u8" if low else "bf16",
+            f"ks{i} vs{i}": "fp16" if low else "bf16",
+        }
+    low = formats[own][0] is not None
+    pointers |= {"k v": "u8" if low else "bf16", "ks vs": "fp16" if low else "bf16"}
+    cost = compile_kernel(repack, types(repack, pointers), constants, warps=REPACK_WARPS, stages=1)
+    check(
+        f"repack_kv/{'4' if low else '16'}/128", cost, elements=REPACK_ROWS * 128,
+        warps=REPACK_WARPS, tensor=False, wide=False,
+    )  # fmt: skip

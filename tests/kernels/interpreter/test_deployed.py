@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvsearch.cache.engine import advance
+from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
@@ -74,12 +75,11 @@ def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, monkeypatch):
         return "triton"
 
     monkeypatch.setattr(Op, "pick", pick)
+    monkeypatch.setattr(PackedStore, "repeats", lambda self, device: True)  # as on a GPU
     got, other = replay(policy, dtype, cap)
     ops = {"scored_decode"} if policy.scored else {"decode_attention"}
-    if policy.quantizes:
-        ops |= {"quantize_kv"}
-    if policy.evicts:
-        ops |= {"gather_kv"}
+    ops |= {"append_kv"} | ({"repack_kv"} if policy.compacts else set())
+    ops |= {"tally"} if policy.scored and policy.positions == "original" else set()
     assert set(other.impls) >= ops
     kernels = {op: impl for op, impl in other.impls.items() if op != "time_order"}
     assert set(kernels.values()) == {"triton"}

@@ -20,7 +20,8 @@ def test_interpreted_kernels_pass(op):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("lifetime_attention", F32), ("decode_attention", F32), ("quantize_kv", F32),
-     ("dequantize_kv", torch.uint8), ("gather_kv", F32), ("gather_kv", torch.uint8)],
+     ("dequantize_kv", torch.uint8), ("gather_kv", F32), ("gather_kv", torch.uint8),
+     ("append_kv", F32)],
 )  # fmt: skip
 def test_so_do_they_in_other_types(name, dtype):
     (op,) = (op for op in TRITON if op.name == name)

@@ -1,0 +1,64 @@
+"""The layers of a cache under a policy, for whoever calls attention: transformers or a server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from kvsearch.cache.channels import View
+from kvsearch.cache.heads import advance
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.state import LayerState
+from kvsearch.policy import ModelShape, Policy, layout
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer holds of one stream.
+
+    Attributes:
+        states: of its KV heads; those that are alike share one.
+        view: what it loses of the model's channels, or None.
+    """
+
+    states: Sequence[LayerState]
+    view: View | None = None
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None = None
+    ) -> Tensor:
+        """Take in new tokens and attend from them, see `heads.advance`."""
+        if self.view is not None:
+            return self.view.attend(self.states, q, k, v, scale=scale, softcap=softcap)
+        return advance(self.states, q, k, v, scale=scale, softcap=softcap)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per sequence of everything held."""
+        return sum(state.nbytes for state in self.states)
+
+
+def empty_layers(
+    policy: Policy,
+    shape: ModelShape,
+    rotaries: Sequence[Rotary | None],
+    lost: Sequence[View | None],
+    **options: Any,
+) -> list[Layer]:
+    """Layers that have seen nothing, shallow to deep.
+
+    Args:
+        policy: what they hold.
+        shape: of the model.
+        rotaries: the rotation of each layer's keys, where the policy needs it.
+        lost: what each layer loses of its channels, see `channels.views`.
+        options: of `LayerState`.
+    """
+    states: list[list[LayerState]] = [[] for _ in range(shape.layers)]
+    for part in layout(policy, shape).layers:
+        rotary, view = rotaries[part.layer], lost[part.layer]
+        if view is not None:
+            rotary = view.rotary(rotary, part.heads)
+        states[part.layer].append(LayerState(part, rotary=rotary, **options))
+    return [Layer(mine, view) for mine, view in zip(states, lost, strict=True)]

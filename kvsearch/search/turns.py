@@ -1,0 +1,40 @@
+"""What a search evaluates, and when a free proposal is better made later."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvsearch.records import Kind, Trial
+from kvsearch.search.loop import Evaluation
+
+AT_ONCE = 0.5  # share of the free proposals that are left which is evaluated at once, at most
+
+
+@dataclass(kw_only=True)
+class TrialEvaluation(Evaluation):
+    """The evaluation of a trial on the search text."""
+
+    trial: Trial
+
+
+@dataclass(kw_only=True)
+class WiderEvaluation(TrialEvaluation):
+    """A trial that is complete, on further windows."""
+
+
+@dataclass(kw_only=True)
+class FullEvaluation(Evaluation):
+    """The full cache on further windows: the reference of the policies that follow there."""
+
+
+def waits(under_way: Sequence[Kind], unmade: int) -> bool:
+    """Whether a free proposal, though wanted, waits for what others will have found.
+
+    With many evaluators most proposals would otherwise be made at once, knowing nothing.
+
+    Args:
+        under_way: kinds of the trials that are evaluated now; methods are waited for.
+        unmade: free proposals that are still to be made.
+    """
+    proposals = under_way.count("searched")
+    most = max(1, int(AT_ONCE * (unmade + proposals)))
+    return proposals < len(under_way) or proposals >= most

@@ -1,0 +1,1 @@
+"""Policies inside servers that other people wrote."""

@@ -1,0 +1,20 @@
+"""What a server cannot run of a policy: it is the same for every server that batches requests."""
+
+from kvsearch.errors import PolicyError
+from kvsearch.policy import Policy
+
+LACKS = ("trigger", "anchors")  # fields that are at their defaults in what a server runs
+
+
+def require_servable(policy: Policy) -> None:
+    """Raise a `PolicyError` if a server cannot run `policy`."""
+    if policy.anchors is not None:
+        raise PolicyError(
+            "field anchors: the attention layers of a server are not told which tokens they get; "
+            "use a policy without anchors"
+        )
+    if policy.prompted:
+        raise PolicyError(
+            f"field trigger: {policy.trigger!r} compacts after the prompt, and a server brings a "
+            "prompt in pieces, and again with what was generated when it preempts; use 'stream'"
+        )

@@ -1,0 +1,131 @@
+"""The policy that a vLLM configuration names, ready for requests."""
+
+import os
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.channels import View, views
+from kvsearch.cache.layers import Layer, empty_layers
+from kvsearch.cache.rotary import Rotary
+from kvsearch.errors import ModelError, RunError
+from kvsearch.models.shape import shape_of, text_config
+from kvsearch.policy import ModelShape, Policy, check, layout
+from kvsearch.serving.accepts import require_servable
+from kvsearch.serving.account import Account, account
+from kvsearch.serving.vllm.names import OPTION, POLICY
+
+
+class Served:
+    """A policy on a model.
+
+    Args:
+        policy: what every request holds.
+        shape: of the model.
+        dtype: of the model.
+    """
+
+    def __init__(self, policy: Policy, shape: ModelShape, dtype: torch.dtype) -> None:
+        self.policy, self.shape = policy, shape
+        half = dtype in (torch.float16, torch.bfloat16)
+        self.native = dtype if half else torch.float16
+        self._accounts: dict[tuple[int, int], Account] = {}
+
+    def layers(self) -> list[Layer]:
+        """Empty layers for a new request."""
+        return empty_layers(
+            self.policy, self.shape, self._rotaries, self._lost, packed=True, native=self.native
+        )
+
+    def words(self, longest: int) -> str:
+        """One sentence for vLLM's log."""
+        peak, full = (layout(p, self.shape).bytes_peak(longest) for p in (self.policy, Policy()))
+        return (
+            f"kvsearch: a request of {longest:,} tokens takes at most {peak:,} bytes, "
+            f"{100 * peak / full:.3g} % of 16 bits for every token; prefix caching is off"
+        )
+
+    def account(self, longest: int, per_block: int) -> Account:
+        """What vLLM is told that requests take."""
+        sizes = (longest, per_block)
+        if sizes not in self._accounts:
+            self._accounts[sizes] = account(self.policy, self.shape, *sizes)
+        return self._accounts[sizes]
+
+    @cached_property
+    def _rotaries(self) -> list[Rotary | None]:
+        """Looked up when the model is built: the first request needs them."""
+        rule, n = self.policy.active_rule, self.shape.layers
+        if self.policy.drops and self.policy.positions == "cache":
+            return [Rotary(_frequencies(n, "positions 'cache'", "use positions 'original'")[0])] * n
+        if rule is not None and "queries" in rule.needs:
+            return [Rotary(_frequencies(n, f"rule {rule.name!r}", "use another rule")[0])] * n
+        return [None] * n
+
+    @cached_property
+    def _lost(self) -> list[View | None]:
+        n = self.shape.layers
+        return views(self.policy, self.shape, lambda what, instead: _frequencies(n, what, instead))
+
+
+def _frequencies(layers: int, what: str, instead: str) -> list[Tensor]:
+    from kvsearch.serving.vllm.rope import frequencies
+
+    return frequencies(layers, what, instead)
+
+
+def policy_file(config: Any) -> str | None:
+    """The policy file that a configuration names, or the environment; None if neither does."""
+    more = config.additional_config
+    named = more.get(OPTION) if isinstance(more, dict) else None
+    return named or os.environ.get(POLICY) or None
+
+
+def served(config: Any) -> Served | None:
+    """The policy of a configuration; None where it names none, or has no model.
+
+    Raises:
+        PolicyError: the file is no policy, or one that this model or a server cannot run.
+        ModelError: the model has layers that no policy governs.
+    """
+    file = policy_file(config)
+    if file is None or config.model_config is None:
+        return None
+    shape = _shape(config.model_config.hf_config)
+    changed = os.stat(file).st_mtime_ns if os.path.exists(file) else 0
+    return _read(os.path.abspath(file), changed, shape, config.model_config.dtype)
+
+
+@lru_cache(maxsize=8)
+def _read(file: str, changed: int, shape: ModelShape, dtype: torch.dtype) -> Served:
+    policy = Policy.from_json(file)
+    require_servable(policy)
+    check(policy, shape)
+    return Served(policy, shape, dtype)
+
+
+def _shape(hf_config: Any) -> ModelShape:
+    shape = shape_of(hf_config)
+    if shape.layers != text_config(hf_config).num_hidden_layers:
+        raise ModelError(
+            "this model has layers without full attention beside those that a policy governs; the "
+            "vLLM plugin serves models in which every layer has full attention"
+        )
+    return shape
+
+
+def require_config(config: Any) -> None:
+    """Raise a `RunError` where an option of vLLM cannot go with a policy."""
+    no = "a kvsearch policy cannot go with "
+    if config.parallel_config.world_size > 1:
+        raise RunError(f"{no}several workers: leave tensor and pipeline parallel sizes at 1")
+    if config.speculative_config is not None:
+        raise RunError(f"{no}speculative decoding, which takes tokens back: evicted ones are gone")
+    if config.kv_transfer_config is not None:
+        raise RunError(f"{no}KV transfer, which moves vLLM's own blocks")
+    if getattr(config.model_config, "use_mla", False):
+        raise RunError(f"{no}latent attention, whose cache has no keys and values")
+    if config.cache_config.cache_dtype != "auto":
+        raise RunError(f"{no}--kv-cache-dtype: the policy says how keys and values are stored")

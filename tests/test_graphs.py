@@ -1,0 +1,84 @@
+"""A decoded token can be captured in a CUDA graph: between two steps nothing changes but data.
+
+In the device lane every launch is noted with what a graph would fix: the kernel, its grid and
+numbers, and the addresses, shapes and strides of its tensors. Two steps must be alike to the last
+of them, allocate nothing and wait for nothing.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from kvsearch.cache.heads import advance
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.state import LayerState
+from kvsearch.policy import Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
+from kvsearch_kernels.room import Room
+from tests.launches import kernels
+from tests.tagged import Device, here, tagged
+from tests.test_launches import MAKES, PROMPT, SHAPE, small
+
+pytest.importorskip("triton", reason="triton is not installed")
+ROTATED = Quantizer(levels="lloyd", rotate=True, fp16_sinks=True)
+TIERS = (Tier(share=0.5, key_bits=4, value_bits=4), Tier(share=0.5, key_bits=2, value_bits=2))
+OWN = {
+    "window of rows, heads together, tiers by rank": Policy(
+        slots=90, interval=16, sinks=2, recent_window=16, tiers=TIERS, quantizer=ROTATED,
+        rule=Attention(alpha=0.5, beta=1, horizon=8, share="layer"),
+    ),
+    "decay": Policy(
+        slots=90, interval=16, recent_window=16, rule=Attention(horizon=20, kind="decay"),
+    ),
+}  # fmt: skip
+# most launches of a step; whether a full cache repeats its addresses across compactions
+CASES = {
+    "full": (3, False), "int4": (3, False), "window+int4": (3, True), "h2o+int4": (6, True),
+    "xmu+int4": (7, True), "xmu": (7, True), "keydiff": (3, True),
+    "window of rows, heads together, tiers by rank": (7, True), "decay": (6, True),
+}  # fmt: skip
+
+
+def steps(
+    policy: Policy, count: int, device: Device, room: Room | None = None
+) -> tuple[list[tuple[bool, Sequence[object]]], torch.Tensor]:
+    """Decode after a prompt: whether each token compacted and what it launched, and all outputs."""
+    draw, outs, found = torch.Generator().manual_seed(0), [], []
+    heads = (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+    with torch.no_grad(), device:
+        rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+        (part,) = (p for p in layout(policy, SHAPE).layers if p.layer == 1)
+        state = LayerState(part, packed=True, rotary=rotary, room=room)
+        token = [tagged(torch.empty(1, h, 1, SHAPE.head_dim).half()) for h in heads]
+        for m in (PROMPT, *[1] * count):
+            new = [torch.randn(1, h, m, SHAPE.head_dim, generator=draw).half() for h in heads]
+            if m == 1:  # a graph is given its input at one place
+                for at, x in zip(token, new, strict=True):
+                    here(at).copy_(x)
+            q, k, v = token if m == 1 else [tagged(x) for x in new]
+            device.trace = []
+            outs.append(here(advance([state], q, k, v, scale=0.2)).clone())
+            found.append((state.store.residual == 0, device.trace))
+    return found, torch.cat(outs, 2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_steps_differ_in_data_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    policy, device = OWN.get(name) or small(name), Device()
+    most, repeats = CASES[name]
+    count = 2 * policy.interval + 3 if policy.compacts else 4
+    with kernels(device):
+        found, outs = steps(policy, count, device, Room())
+    assert not device.waits
+    plain = [trace for compacts, trace in found[-policy.interval - 2 :] if not compacts]
+    assert len(plain) > 1
+    for trace in plain if repeats else plain[-2:]:
+        assert [op for op, _ in trace] == [op for op, _ in plain[-1]]
+        assert trace == plain[-1]
+        assert not [op for op, _ in trace if op in MAKES]
+        assert 0 < len(trace) <= most
+    _, want = steps(policy, count, Device())
+    # no step has overwritten what another still needed
+    assert torch.equal(outs[:, :, PROMPT:], want[:, :, PROMPT:])

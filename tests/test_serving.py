@@ -1,0 +1,189 @@
+"""A policy in a server, without the server: blocks, who holds them, what is refused."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig
+
+from kvsearch.cache.layers import Layer, empty_layers
+from kvsearch.errors import KvsearchError, RunError
+from kvsearch.policy import Anchors, ModelShape, Policy, layout
+from kvsearch.serving.accepts import require_servable
+from kvsearch.serving.account import account
+from kvsearch.serving.table import Table
+from kvsearch.serving.vllm.plugin import fits, installed
+from kvsearch.serving.vllm.served import policy_file, require_config, served
+from tests.random_policies import policy
+
+SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=16, heads=4)
+
+
+def servable(seed: int) -> Policy:
+    asked = policy(random.Random(seed), SHAPE)
+    return asked.model_copy(update={"anchors": None, "trigger": "stream", "positions": "original"})
+
+
+@given(st.integers(0, 1 << 30), st.integers(1, 700), st.sampled_from([1, 16, 128]))
+@settings(max_examples=40, deadline=None)
+def test_blocks_hold_what_a_request_holds_and_no_more(seed: int, longest: int, size: int) -> None:
+    asked = servable(seed)
+    found, peak = account(asked, SHAPE, longest, size), layout(asked, SHAPE).bytes_peak
+    block = found.page * SHAPE.layers
+    for tokens in {1, longest // 3 + 1, longest // 2 + 1, longest}:
+        n = found.blocks(tokens)
+        assert (n - 1) * block < peak(tokens) <= n * block
+    assert found.blocks(0) == 0 and found.blocks(longest) == found.most
+    slots = longest if asked.slots is None else min(longest, asked.slots)
+    assert found.most <= -(-slots // size)
+
+
+def test_a_request_never_holds_more_than_its_blocks() -> None:
+    """In pieces of any size, as a server brings prompts; bytes of real tensors."""
+    rng = random.Random(5)
+    for seed in range(12):
+        asked, cut = servable(seed), 0
+        if asked.active_rule is not None and "queries" in asked.active_rule.needs:
+            continue
+        counted = account(asked, SHAPE, 160, 8)
+        none: list[Any] = [None] * SHAPE.layers
+        layers = empty_layers(asked, SHAPE, none, none, packed=True, native=torch.float16)
+        while cut < 160:
+            m = min(160 - cut, rng.choice([1, 1, 2, 37]))
+            for layer in layers:
+                q, k, v = (torch.randn(1, h, m, 16) for h in (4, 2, 2))
+                assert layer.attend(q, k, v, scale=0.25).isfinite().all()
+            cut += m
+            held = sum(layer.nbytes for layer in layers)
+            assert 0 < held <= counted.blocks(cut) * counted.page * SHAPE.layers
+
+
+class _Pool:
+    """A scheduler: requests get blocks, grow, finish and are preempted."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.free = random.Random(seed), list(range(1, 20))
+        self.rows: dict[int, list[int]] = {}
+
+    def give(self, name: int, count: int) -> bool:
+        while len(self.free) < count:
+            others = [n for n in self.rows if n != name]
+            if not others:
+                return False
+            self.take(self.rng.choice(others))
+        self.rng.shuffle(self.free)
+        mine = self.rows.setdefault(name, [])
+        mine += [self.free.pop() for _ in range(count)]
+        return True
+
+    def take(self, name: int) -> None:
+        self.free += self.rows.pop(name)
+
+
+@given(st.integers(0, 1 << 30))
+@settings(max_examples=60, deadline=None)
+def test_requests_are_told_apart_by_their_blocks(seed: int) -> None:
+    made: list[dict[str, int]] = []
+    table: Table[dict[str, int]] = Table(lambda: made.append({}) or made[-1])
+    pool, holds = _Pool(seed), {}
+    for name in range(40):
+        if pool.give(name, pool.rng.randint(1, 4)):
+            holds[name] = table.claim(pool.rows[name], fresh=True)
+            assert holds[name] is made[-1]
+        for other in list(pool.rows):
+            if other not in pool.rows:
+                continue  # preempted by one before it
+            what = pool.rng.random()
+            if what < 0.2:
+                pool.take(other)
+            elif what < 0.6 and pool.give(other, pool.rng.randint(0, 2)) and other in holds:
+                assert table.claim(pool.rows[other], fresh=False) is holds[other]
+        assert table.blocks <= 19 and len(table) <= 19
+    alive = [table.claim(row, fresh=False) for name, row in pool.rows.items() if name in holds]
+    assert len({id(x) for x in alive}) == len(alive)
+
+
+def test_a_request_that_was_not_seen_from_its_start_is_refused() -> None:
+    table: Table[object] = Table(object)
+    with pytest.raises(RunError, match="has not seen; turn off prefix caching"):
+        table.claim([4, 5], fresh=False)
+    first = table.claim([4, 5], fresh=True)
+    second = table.claim([7, 5], fresh=True)  # the first has lost a block: it has ended
+    assert second is not first and len(table) == 1 and table.blocks == 2
+    with pytest.raises(RunError):
+        table.claim([4], fresh=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        (Policy(anchors=Anchors()), "field anchors: the attention layers of a server"),
+        (Policy(slots=64, trigger="prompt"), "field trigger: 'prompt' compacts after the prompt"),
+    ],
+)
+def test_what_a_server_cannot_run_is_refused(asked: Policy, part: str) -> None:
+    with pytest.raises(KvsearchError, match=part):
+        require_servable(asked)
+    require_servable(Policy(slots=64, trigger="stream"))
+
+
+def config(**more: Any) -> Any:
+    """As much of vLLM's configuration as is read."""
+    kind = dict(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    model = SimpleNamespace(hf_config=LlamaConfig(**kind), dtype=torch.float32)
+    plain = dict(
+        additional_config={},
+        model_config=model,
+        parallel_config=SimpleNamespace(world_size=1),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        speculative_config=None,
+        kv_transfer_config=None,
+    )
+    return SimpleNamespace(**{**plain, **more})
+
+
+def test_a_policy_is_named_by_option_or_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVSEARCH_POLICY", raising=False)
+    assert policy_file(config()) is None and served(config()) is None
+    for name, slots in (("a", 40), ("b", 50)):
+        (tmp_path / name).write_text(Policy(slots=slots).to_json())
+    monkeypatch.setenv("KVSEARCH_POLICY", str(tmp_path / "a"))
+    found = served(config())
+    assert found is not None and found.policy.slots == 40 and found.shape == SHAPE
+    assert [type(x) for x in found.layers()] == [Layer] * 3
+    named = config(additional_config={"kvsearch_policy": str(tmp_path / "b")})
+    other = served(named)
+    assert other is not None and other.policy.slots == 50
+    weights = dict(kind="sensitivity", weights=[1, 2], exponent=1.0)
+    (tmp_path / "c").write_text(Policy.build(dict(slots=40, budgets=weights)).to_json())
+    with pytest.raises(KvsearchError, match="2"):
+        served(config(additional_config={"kvsearch_policy": str(tmp_path / "c")}))
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        (dict(parallel_config=SimpleNamespace(world_size=2)), "several workers"),
+        (dict(speculative_config=object()), "speculative decoding"),
+        (dict(kv_transfer_config=object()), "KV transfer"),
+        (dict(cache_config=SimpleNamespace(cache_dtype="fp8")), "--kv-cache-dtype"),
+    ],
+)
+def test_options_that_cannot_go_with_a_policy_are_refused(more: Any, part: str) -> None:
+    require_config(config())
+    with pytest.raises(RunError, match=f"a kvsearch policy cannot go with {part}"):
+        require_config(config(**more))
+
+
+def test_the_plugin_serves_one_minor_version() -> None:
+    assert fits("0.32.0") and fits("0.32.1+cpu")
+    assert not fits("0.33.0") and not fits("0.3.2") and not fits("1.32.0")
+    with pytest.raises(RunError, match="vLLM is not installed"):
+        installed()
