@@ -18,8 +18,12 @@ Slots = tuple[int, ...] | tuple[None, ...]
 
 def units(policy: Policy, shape: ModelShape) -> ModelShape:
     """The shape whose layers are what the policy gives slots and tiers to: layers, or heads."""
-    if not policy.per_head:
-        return shape
+    return by_head(shape) if policy.per_head else shape
+
+
+@lru_cache(maxsize=64)
+def by_head(shape: ModelShape) -> ModelShape:
+    """A shape whose layers are the KV heads of `shape`."""
     each = tuple(w for w in shape.widths for _ in range(shape.kv_heads))
     return ModelShape(
         shape.layers * shape.kv_heads, 1, shape.head_dim, shape.heads // shape.kv_heads, each

@@ -84,4 +84,4 @@ def _moved(axis: str, done: Iterable[Priced], others: Iterable[Priced], space: S
         value = point.knobs[axis]
         return (seen.setdefault(rest, value) if keep else seen.get(rest, value)) != value
 
-    return any([known(p, True) for p in done]) or any(known(p, False) for p in others)
+    return any(known(p, True) for p in done) or any(known(p, False) for p in others)
