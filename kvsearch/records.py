@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from kvsearch.policy import Policy
 
 State = Literal["running", "complete", "rejected", "duplicate", "failed", "pruned"]
-Kind = Literal["full", "method", "combined", "searched"]
+Kind = Literal["full", "method", "combined", "earlier", "searched"]
 OLD_KINDS: dict[str, Kind] = {"found": "searched", "composite": "combined"}  # of old records
 
 

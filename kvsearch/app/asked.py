@@ -23,6 +23,7 @@ def asked(
     *,
     budget: Budget,
     score_from: int,
+    portfolio: list[str],
 ) -> dict[str, Any]:
     """The content of `study.json`.
 
@@ -33,6 +34,7 @@ def asked(
         space: its search space.
         budget: in both units.
         score_from: first scored position.
+        portfolio: names of the policies of earlier searches that are evaluated first.
     """
     o = options
     return {
@@ -61,6 +63,7 @@ def asked(
             "objectives": list(o.objectives),
             "warm_start": o.warm_start,
             "exclude_method": list(o.exclude_method),
+            **({"portfolio": portfolio} if portfolio else {}),
             "extra_text": [t.token_sha256 for t in text.extra],
             "space": space.name,
             "space_digest": space.digest,

@@ -160,7 +160,8 @@ class FinalEvaluation:
     def _opponents(self, chosen: list[Candidate], recommended: str | None) -> list[Candidate]:
         """Full cache, recommended policy, and the best of each kind on the report text."""
         best = [c for c in chosen if c.kind == "full" or c.name == recommended]
-        for kind, count in (("method", OPPONENTS), ("combined", OPPONENTS), ("searched", 1)):
+        counts = {"method": OPPONENTS, "combined": OPPONENTS, "earlier": 1, "searched": 1}
+        for kind, count in counts.items():
             mine = [c for c in chosen if c.kind == kind]
             best += sorted(mine, key=lambda c: self._loss(("report",), c.key))[:count]
         return list({c.name: c for c in best}.values())

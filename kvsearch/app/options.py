@@ -8,6 +8,7 @@ from kvsearch.app.inputs import TextOptions
 from kvsearch.errors import KvsearchError, TextError, nearest
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
+from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 
 OBJECTIVES = ("nll", "bytes", "throughput")
@@ -38,6 +39,7 @@ class RunOptions:
     objectives: tuple[str, ...] = OBJECTIVES[:2]
     warm_start: bool = True
     exclude_method: tuple[str, ...] = ()
+    portfolio: str = DEFAULT_PORTFOLIO
     seed: int = 0
     score_from: int | None = None
     bench: bool = True

@@ -26,6 +26,8 @@ from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.hypervolume import log_hypervolume
 from kvsearch.search.model_work import ModelWork
+from kvsearch.search.portfolio import inside
+from kvsearch.search.portfolio import load as load_portfolio
 from kvsearch.search.samplers import Context, check_name, check_space, make
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
@@ -44,6 +46,7 @@ class Run:
             find_target(options.target)
         for name in options.exclude_method:
             find(name)
+        known = load_portfolio(options.portfolio) if options.warm_start else {}
         options.check()
         context = options.text.context
         self.loaded = inputs.model(
@@ -64,10 +67,12 @@ class Run:
             exclude = tuple(dict.fromkeys((*options.exclude_method, *missing)))
             self.options = options = replace(options, exclude_method=exclude)
             check_space(options.sampler, self.space)
+        self.portfolio = inside(known, self.space)
         self.text = inputs.text(self.loaded, self._text_options(), shown.say)
         question = asked(
-            options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from
-        )
+            options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from,
+            portfolio=[name for name, _ in self.portfolio],
+        )  # fmt: skip
         self.folder = RunFolder(options.out or default_folder(question))
         try:
             self.folder.claim(question)
@@ -164,6 +169,7 @@ class Run:
             len(self.text.windows["search"]),
             warm_start=o.warm_start,
             exclude_method=o.exclude_method,
+            portfolio=self.portfolio,
             racing=races(o),
             together=o.batch,
             growing=grows(o),
@@ -222,7 +228,8 @@ class Run:
     def _policies(self) -> int:
         """That the search may evaluate, methods included."""
         o = self.options
-        return len(baselines(o.warm_start, o.exclude_method)) + o.trials
+        first = len(self.portfolio) + len(baselines(o.warm_start, o.exclude_method))
+        return first + o.trials
 
     @property
     def _fast(self) -> bool:
@@ -244,6 +251,6 @@ def _best(trials: list[Trial], limit: int | None) -> str:
     points = [(float(t.bytes_peak or 0), t.dnll) for t in trials if t.dnll is not None]
     covered = f"hypervolume {log_hypervolume(points, limit):.3f}, " if limit else ""
     return (
-        f"dNLL to full: searched {top('searched')}, published {top('method')}, combined "
-        f"{top('combined')}; {covered}{tokens / 1000:.0f} k tokens"
+        f"dNLL to full: searched {top('searched')}, earlier {top('earlier')}, published "
+        f"{top('method')}, combined {top('combined')}; {covered}{tokens / 1000:.0f} k tokens"
     )

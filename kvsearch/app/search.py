@@ -15,6 +15,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.records import Row, Summary, Trial, columns
 from kvsearch.report.tables import bytes_text
+from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.search.samplers import modern_name
 from kvsearch.text import TextLike
@@ -108,6 +109,7 @@ def search(
     objectives: str | Sequence[str] = ("nll", "bytes"),
     warm_start: bool = True,
     exclude_method: str | Sequence[str] = (),
+    portfolio: str | PathLike[str] = DEFAULT_PORTFOLIO,
     race: bool = True,
     seed: int = 0,
     workers: int = 0,
@@ -148,6 +150,7 @@ def search(
         objectives: `nll,bytes` or `nll,bytes,throughput`.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of the warm start.
+        portfolio: policies of earlier searches to evaluate first: `default`, `none`, or a file.
         race: without `grow`, stop proposals that are certainly behind.
         seed: of the sampler.
         workers: evaluate in this many processes, or actors with `ray`; 0 is this process.
@@ -194,6 +197,7 @@ def search(
         objectives=names(objectives),
         warm_start=warm_start,
         exclude_method=names(exclude_method),
+        portfolio=str(portfolio),
         seed=seed,
         score_from=score_from,
         bench=bench,

@@ -191,7 +191,7 @@ def _rechecks(
             label = extra[text]["label"]
             names = [n for n in extra[text]["names"] if folder.has_losses(text, keys[n])]
             nll = {n: folder.losses(text, keys[n], start) for n in names}
-        for kind in ("method", "combined"):
+        for kind in ("method", "combined", "earlier"):
             rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
             if best in nll and rivals:
                 rival = min(rivals, key=lambda n: nll[n].mean())

@@ -83,6 +83,13 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     help="leave a method out of the warm start; repeatable",
 )
 @click.option(
+    "--portfolio",
+    metavar="FILE|none",
+    default="default",
+    show_default=True,
+    help="policies of earlier searches to evaluate first",
+)
+@click.option(
     "--race/--no-race",
     default=True,
     show_default=True,
@@ -143,6 +150,7 @@ def command(
     objectives: str,
     warm_start: bool,
     exclude_method: tuple[str, ...],
+    portfolio: str,
     race: bool,
     seed: int,
     workers: int,
@@ -183,6 +191,7 @@ def command(
             objectives=objectives,
             warm_start=warm_start,
             exclude_method=exclude_method,
+            portfolio=portfolio,
             race=race,
             seed=seed,
             workers=workers,

@@ -8,28 +8,37 @@ from kvsearch.records import Kind
 DPI = 200  # twice the pixels of a plain screen at a hundred to the inch
 INK, GREY, FAINT = "#1c2530", "#5c6773", "#d9dee3"
 
-# Paul Tol's high-contrast triple: apart for every colour vision, and in grey print too.
+# Paul Tol's high-contrast triple: apart for every colour vision, and in grey print too; and a teal.
 COLOUR: dict[Kind, str] = {
     "full": "#000000",
     "method": "#004488",
     "combined": "#c48a00",
+    "earlier": "#0f8a80",
     "searched": "#bb3355",
 }
 LABEL: dict[Kind, str] = {
     "full": "full cache",
     "method": "published method",
     "combined": "combined by hand",
+    "earlier": "found by earlier searches",
     "searched": "found by the search",
 }
 # one shape a kind for each back end, so that colour is never the only sign
-MARK: dict[Kind, str] = {"full": "*", "method": "o", "combined": "s", "searched": "D"}
+MARK: dict[Kind, str] = {
+    "full": "*",
+    "method": "o",
+    "combined": "s",
+    "earlier": "^",
+    "searched": "D",
+}
 SYMBOL: dict[Kind, str] = {
     "full": "star",
     "method": "circle",
     "combined": "square",
+    "earlier": "triangle-up",
     "searched": "diamond",
 }
-KINDS: tuple[Kind, ...] = ("searched", "combined", "method", "full")
+KINDS: tuple[Kind, ...] = ("searched", "earlier", "combined", "method", "full")
 
 
 def new_figure(width: float, height: float) -> Any:

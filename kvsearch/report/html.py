@@ -25,7 +25,7 @@ from kvsearch.report.tables import (
 )
 
 # the marks of the picture, filled on the front and hollow off it
-_GLYPH = {"full": "★☆", "method": "●○", "combined": "■□", "searched": "◆◇"}
+_GLYPH = {"full": "★☆", "method": "●○", "combined": "■□", "earlier": "▲△", "searched": "◆◇"}
 
 
 @dataclass(frozen=True)

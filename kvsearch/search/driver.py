@@ -28,7 +28,7 @@ from kvsearch.search.loop import Evaluation, Loop
 from kvsearch.search.measure import GIVEN_UP, PART, measure
 from kvsearch.search.rivals import Rivals
 from kvsearch.search.study import Study
-from kvsearch.search.task import Task, admitted, baselines
+from kvsearch.search.task import KINDS, Task, admitted, baselines
 from kvsearch.search.turns import FullEvaluation, TrialEvaluation, WiderEvaluation, waits
 from kvsearch.search.work import Measured
 
@@ -58,7 +58,7 @@ class Search(Loop[Evaluation]):
         self._renew()
         self._rivals = Rivals(task.score_from, self._load)
         known = {t.name for t in [*self.trials, *self._interrupted]}
-        methods = baselines(task.warm_start, task.exclude_method)
+        methods = [*task.portfolio, *baselines(task.warm_start, task.exclude_method)]
         self._methods = [(n, m) for n, m in methods if n not in known]
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
 
@@ -92,8 +92,7 @@ class Search(Loop[Evaluation]):
                 trial = self._again(self._interrupted.pop(0))
             elif self._methods:
                 name, method = self._methods.pop(0)
-                kind: Kind = "combined" if method.kind == "combined" else "method"
-                trial = self._method(name, kind, method.knobs)
+                trial = self._method(name, KINDS[method.kind], method.knobs)
             elif (wider := self._wider()) is not None:
                 if isinstance(wider, WiderEvaluation) and self._known(wider):
                     continue

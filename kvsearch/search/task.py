@@ -12,6 +12,8 @@ from kvsearch.records import Kind, Trial
 from kvsearch.search.study import MakeSampler
 from kvsearch.space import SearchSpace
 
+KINDS: dict[str, Kind] = {"single": "method", "combined": "combined", "earlier": "earlier"}
+
 
 @dataclass(frozen=True)
 class Task:
@@ -27,6 +29,7 @@ class Task:
         sampler: makes the sampler of one proposal from its seed.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of that.
+        portfolio: policies that earlier searches found, evaluated before the methods.
         racing: stop proposals that are clearly behind.
         together: windows that an evaluator runs in one pass; they are the first rung.
         growing: start every policy on the first windows and add windows for the best (`growing`);
@@ -43,6 +46,7 @@ class Task:
     windows: int
     warm_start: bool = True
     exclude_method: tuple[str, ...] = ()
+    portfolio: tuple[tuple[str, Method], ...] = ()
     racing: bool = True
     together: int = 1
     growing: bool = False

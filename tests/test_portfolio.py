@@ -1,0 +1,63 @@
+"""Policies of earlier searches: read, kept apart from published methods, and tried first."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsearch.cli import main
+from kvsearch.errors import SpaceError
+from kvsearch.knobs import build
+from kvsearch.search.driver import Search
+from kvsearch.search.executors.inline import Inline
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.portfolio import inside, load
+from kvsearch.space import load as load_space
+from tests.survival import toy
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_every_point_is_one_of_the_default_space_and_names_its_record() -> None:
+    points = load("default")
+    assert [n for n, _ in inside(points, load_space("default"))] == list(points)
+    for name, point in points.items():
+        assert build(point.knobs, toy.SETTING, name).slots
+        assert (ROOT / point.about.split(",")[0]).is_dir(), point.about
+    assert inside(points, load_space("default").model_copy(update={"axes": {}})) == ()
+
+
+def test_earlier_policies_come_first_and_are_no_published_methods(tmp_path: Path) -> None:
+    points = inside(load("default"), toy.SPACE)
+    folder = RunFolder(tmp_path / "run")
+    session = toy.Session(toy.Toy(tmp_path / "log", 0.0))
+    search = Search(toy.task(2, portfolio=points), Inline(session), folder, lambda *_: None)
+    trials = search.run()
+    folder.close()
+    assert [(t.name, t.kind) for t in trials[: len(points)]] == [(n, "earlier") for n, _ in points]
+    assert {t.kind for t in trials[len(points) :]} == {"combined", "method", "searched"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version: 2\npoints: []\n", "version 2; this kvsearch reads version 1"),
+        ("points: []\n", "version None"),
+        ("version: 1\npoints: [{name: a, source: s, knobs: {rule: h20}}]\n", "points.0.knobs.rule"),
+        ("version: 1\npoints: [{name: h2o, source: s, knobs: {}}]\n", "points.0.name: 'h2o' is"),
+        ("version: 1\npoints: 3\n", "field points"),
+        ("[", "not YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(text: str, said: str, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "portfolio.yaml"
+    file.write_text(text)
+    with pytest.raises(SpaceError, match=said.replace("'", ".")):
+        load(str(file))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--portfolio", str(file), "--out", str(tmp_path / "out")])
+    assert (
+        ended.value.code == 2
+        and said in capsys.readouterr().err
+        and not (tmp_path / "out").exists()
+    )
