@@ -115,6 +115,9 @@ class Row:
         decode: measured decode speed, if it was.
         speed: modelled decode tokens/s over the full cache's, if speed was an objective.
         impls: which implementation of each op ran.
+        windows: of the report text that it was measured on. Its NLL and PPL are those of the full
+            cache on all windows, plus its difference to the full cache on its own.
+        stopped: how far behind the recommended policy it was when it got no further windows.
     """
 
     name: str
@@ -140,6 +143,8 @@ class Row:
     decode: Throughput | None = None
     speed: float | None = None
     impls: dict[str, str] = field(default_factory=dict)
+    windows: int = 0
+    stopped: Interval | None = None
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,12 @@ def paired(a: Losses, b: Losses, *, level: float = 0.95) -> Interval:
     return interval(Blocks(one.sums - other.sums, one.tokens), level=level)
 
 
+def common(a: Blocks, b: Blocks) -> tuple[Blocks, Blocks]:
+    """Both on the first windows that both have."""
+    windows = min(len(a.sums), len(b.sums))
+    return Blocks(a.sums[:windows], a.tokens), Blocks(b.sums[:windows], b.tokens)
+
+
 def standard_error(x: Losses, block: int | None = None) -> float:
     """Standard error of the mean of `x` over blocks of `block` tokens; long blocks by default."""
     return _standard_error(long_blocks(x) if block is None else blocks(x, block))

@@ -9,13 +9,13 @@ from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.progress import Shown
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.records import Trial
+from kvsearch.records import Kind, Trial
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.work import Job, Measured
 
 SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=16, heads=1)
-TOKENS, FROM = 128, 16
+TOKENS, FROM = 528, 16
 SETTING = Setting(SHAPE, SHAPE.budget_bytes(32), TOKENS)
 LOSSES = {  # nats per token over the full cache
     "search": {8: 0.30, 12: 0.20, 16: 0.10},
@@ -29,7 +29,10 @@ class Session:
 
     def run(self, job: Job) -> Measured:
         loss = LOSSES[job.part].get(job.policy.slots or 0, 0.0)
-        return Measured(np.full((1, job.stop - 1), 2 + loss, np.float32), job.stop)
+        windows = job.windows or 1
+        hard = 2 + np.arange(job.first, job.first + windows)[:, None]  # later windows are harder
+        found = np.broadcast_to(hard + loss, (windows, job.stop - 1)).astype(np.float32)
+        return Measured(found, windows * job.stop)
 
     def forget(self) -> None:
         pass
@@ -63,3 +66,29 @@ def test_a_longer_search_chooses_on_more_text() -> None:
     assert select_windows(20, 1) == 1  # the default run
     assert select_windows(73, 1) == 4
     assert select_windows(8, 3) == 3  # never less than the search's
+
+
+def test_report_windows_go_to_those_that_are_not_certainly_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOSSES, "select1", {8: 0.5, 12: 0.5, 16: 0.0})
+    monkeypatch.setitem(LOSSES, "report", {8: 0.20, 12: 0.0, 16: 0.0, 20: 0.3})
+    folder, trials = RunFolder(tmp_path / "run"), []
+    kinds: dict[int, Kind] = {8: "method", 12: "combined", 16: "searched", 20: "searched"}
+    for number, (slots, kind) in enumerate(kinds.items()):
+        policy = Policy(slots=slots, name=str(slots))
+        key = policy.fingerprint(SHAPE.layers)
+        folder.save_nll("search", key, np.full((1, TOKENS - 1), 2 - slots / 99, np.float32), {})
+        trials.append(Trial(number, str(slots), kind, "complete", policy, key, nll=2.0,
+                            bytes_peak=slots if slots < 20 else 1 << 40))  # fmt: skip
+    final = FinalEvaluation(
+        folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {},
+        {"select1": 1, "report": 5},
+    )  # fmt: skip
+    rows = {r["name"]: r for r in final.go(trials)["rows"]}
+    windows = {n: len(folder.load_nll("report", r["fingerprint"])[0]) for n, r in rows.items()}
+    assert final.go(trials)["rows"] == [*rows.values()]  # what is there is not measured again
+    folder.close()
+    assert windows == {"full": 5, "8": 1, "12": 5, "16": 5}
+    assert rows["8"]["stopped"]["lo"] == pytest.approx(0.2, abs=1e-6)
+    assert not any("stopped" in rows[n] for n in ("full", "12", "16"))

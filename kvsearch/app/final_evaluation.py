@@ -12,15 +12,17 @@ from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.pareto import nondominated
 from kvsearch.policy import Policy
-from kvsearch.records import Kind, Trial, plain
+from kvsearch.records import Interval, Kind, Trial, plain
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.growing import most_measured
 from kvsearch.search.measure import measure
+from kvsearch.search.race import behind, rungs
 from kvsearch.search.schema import SCHEMA
 
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
+FALSE = 0.05  # chance that any of the rows called behind is not
 FRONT = 6  # members of the search front that go to the report
 CHOICE = 0.25  # share of the search's tokens that the selection may cost; one pass at least
 
@@ -86,7 +88,7 @@ class FinalEvaluation:
             "rows": [c.name for c in chosen],
         }
         write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
-        rows, dropped = self._report(chosen)
+        rows, dropped = self._report(chosen, recommended)
         named = {r["name"] for r in rows}
         chosen = [c for c in chosen if c.name in named]
         return {
@@ -129,21 +131,48 @@ class FinalEvaluation:
 
     def _chosen(self, trials: list[Trial], keep: set[str | None]) -> list[Candidate]:
         """The full cache, all baselines, and the trials named in `keep`."""
-        full = Policy(name="full")
-        chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
+        chosen = [self._full]
         for t in trials:
             baseline = t.kind != "searched" and t.state in ("complete", "pruned", "duplicate")
             if baseline or t.name in keep:
                 chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint, t.speed))
         return chosen
 
-    def _report(self, chosen: list[Candidate]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        failures = self._measure("report", "report text", [c.policy for c in chosen])
+    def _report(
+        self, chosen: list[Candidate], recommended: str | None
+    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Measure the rows on one window, on two, on four; who is certainly behind, no further.
+
+        Windows go where they decide: what is stopped is a method that the recommended policy beats.
+        """
+        failures: dict[str, str] = {}
+        stopped: dict[str, Interval] = {}
+        looks = [w for w, _ in rungs(self.setting.tokens, self.windows["report"], self.together)]
+        false, done = FALSE / (len(chosen) * len(looks)), 0
+        for windows in looks:
+            left = [c for c in chosen if c.key not in failures and c.key not in stopped]
+            title = "report text" if windows == looks[0] else f"report text, {windows} windows"
+            policies = [c.policy for c in left]
+            failures |= self._measure("report", title, policies, windows=windows, first=done)
+            done = windows
+            best = next((c for c in left if c.name == recommended), None)
+            if best is None or best.key in failures or windows == looks[-1]:
+                continue
+            against, _ = self.folder.load_nll("report", best.key)
+            for c in left:
+                if c.kind in ("full", "searched") or c.key == best.key or c.key in failures:
+                    continue
+                nll, _ = self.folder.load_nll("report", c.key)
+                found = behind(nll, against, score_from=self.score_from, false=false)
+                if found is not None:
+                    stopped[c.key] = found
         rows = []
         for c in chosen:
             if c.key not in failures:
                 _, about = self.folder.load_nll("report", c.key)
                 row = {"name": c.name, "kind": c.kind, "fingerprint": c.key, "speed": c.speed}
+                end = stopped.get(c.key)
+                row |= {} if end is None else {"stopped": plain(end)}
                 rows.append({**about, **row, "policy": plain(c.policy)})
         return rows, {c.name: failures[c.key] for c in chosen if c.key in failures}
 
@@ -163,17 +192,30 @@ class FinalEvaluation:
         counts = {"method": OPPONENTS, "combined": OPPONENTS, "earlier": 1, "searched": 1}
         for kind, count in counts.items():
             mine = [c for c in chosen if c.kind == kind]
-            best += sorted(mine, key=lambda c: self._loss(("report",), c.key))[:count]
+            best += sorted(mine, key=self._reported)[:count]
         return list({c.name: c for c in best}.values())
 
+    def _reported(self, c: Candidate) -> float:
+        """Loss over the full cache on the report text, on the windows that the policy has."""
+        full, _ = self.folder.load_nll("report", self._full.key)
+        nll, _ = self.folder.load_nll("report", c.key)
+        return float((nll - full[: len(nll)])[:, self.score_from - 1 :].mean())
+
+    @property
+    def _full(self) -> Candidate:
+        full = Policy(name="full")
+        return Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))
+
     def _measure(
-        self, part: str, title: str, policies: list[Policy], resident: bool = True
-    ) -> dict[str, str]:
+        self, part: str, title: str, policies: list[Policy], resident: bool = True,
+        windows: int | None = None, first: int = 0,
+    ) -> dict[str, str]:  # fmt: skip
         """`measure` with progress, and a sentence for every policy that it leaves out."""
         with self.shown.step(title, len(policies)) as step:
             failures = measure(
                 self.executor, self.folder, part, policies, self.setting,
-                resident=resident, windows=self.windows[part], together=self.together,
+                resident=resident, windows=windows or self.windows[part], first=first,
+                together=self.together,
                 progress=lambda name: step.advance(1, name),
             )  # fmt: skip
         names = {p.fingerprint(self.setting.shape.layers): p.name for p in policies}

@@ -51,7 +51,7 @@ class TextOptions:
     context: int = 1536
     windows: int = 1
     fewer: bool = False
-    report_windows: int = 1
+    report_windows: int = 8
     select_windows: int = 1
 
 
@@ -139,6 +139,12 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     else:
         parts = split(tokens)
     T, R = options.context, options.report_windows
+    if (room := fitting(parts.report, T)) < R:
+        R = max(1, room)
+        say(
+            f"the report text has {R} of the {options.report_windows} windows of {T:,} tokens that "
+            "the report wants: intervals are wider"
+        )
     W, own = search_windows(parts.search, options, say)
     S = min(options.select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"
@@ -151,8 +157,16 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     }
     if own:
         found["sensitivity"] = searched[W:]
-    found |= {f"extra{i}": windows(t, count=R, length=T) for i, t in enumerate(further)}
+    found |= {
+        f"extra{i}": windows(t, count=min(R, max(1, fitting(t, T))), length=T)
+        for i, t in enumerate(further)
+    }
     return TextWindows(parts, found, select, further)
+
+
+def fitting(tokens: Tokens, length: int) -> int:
+    """Windows of so many tokens that a text has room for, one beside the other."""
+    return tokens.ids.size // (length - (tokens.start is not None))
 
 
 def search_windows(tokens: Tokens, options: TextOptions, say: Say) -> tuple[int, int]:
@@ -160,7 +174,7 @@ def search_windows(tokens: Tokens, options: TextOptions, say: Say) -> tuple[int,
     wanted = options.windows
     if not options.fewer:
         return wanted, 0
-    fit = tokens.ids.size // (options.context - (tokens.start is not None))
+    fit = fitting(tokens, options.context)
     own = min(SENSITIVITY, fit // 4)
     found = min(wanted, fit - own)
     if 0 < found < wanted:

@@ -100,7 +100,7 @@ def search(
     context: int = 1536,
     windows: int = 16,
     grow: bool = True,
-    report_windows: int = 1,
+    report_windows: int = 8,
     score_from: int | None = None,
     trials: int = 6,
     space: str | PathLike[str] = "default",
@@ -141,7 +141,7 @@ def search(
         windows: windows that the search sees; fewer where the text is too short.
         grow: start every policy on one window and add windows for the best few; otherwise each is
             evaluated on all of them.
-        report_windows: windows of the report.
+        report_windows: windows of the report, fewer for methods that are certainly behind.
         score_from: first scored position; by default the budget in slots.
         trials: policies to evaluate beyond the published methods.
         space: name or YAML file of the search space.

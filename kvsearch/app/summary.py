@@ -25,7 +25,7 @@ from kvsearch.records import (
 )
 from kvsearch.search import schema
 from kvsearch.search.folder import RunFolder
-from kvsearch.stats import Blocks, corrected, long_blocks, paired, standard_error
+from kvsearch.stats import Blocks, common, corrected, long_blocks, paired, standard_error
 
 
 def shape_from(model: dict[str, Any]) -> ModelShape:
@@ -46,7 +46,10 @@ def read(folder: RunFolder) -> Summary:
     trials = folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
     nll = {m["name"]: folder.losses("report", m["fingerprint"], start) for m in measured["rows"]}
-    points = {m["name"]: (_peak(m, shape, asked), nll[m["name"]].mean()) for m in measured["rows"]}
+    points = {
+        m["name"]: (_peak(m, shape, asked), _mean(nll[m["name"]], nll["full"]))
+        for m in measured["rows"]
+    }
     names = list(points)
     on_front = {names[i] for i in front([points[n] for n in names])}
     methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
@@ -126,6 +129,14 @@ def _peak(m: dict[str, Any], shape: ModelShape, asked: dict[str, Any]) -> int:
     return layout(policy, shape).bytes_peak(asked["settings"]["context"])
 
 
+def _mean(mine: Blocks, full: Blocks) -> float:
+    """Mean loss on all windows: of the full cache, and what a policy loses on those that it has."""
+    if len(mine.sums) == len(full.sums):
+        return mine.mean()
+    a, b = common(mine, full)
+    return full.mean() + a.mean() - b.mean()
+
+
 def _row(
     m: dict[str, Any],
     asked: dict[str, Any],
@@ -143,21 +154,21 @@ def _row(
     limit = max(peak, asked["settings"]["budget_bytes"])
     rivals = [n for n in methods if n != name and points[n][0] <= limit]
     best = min(rivals, key=lambda n: points[n][1], default=None)
-    decode = m.get("decode")
+    decode, stopped, mean = m.get("decode"), m.get("stopped"), points[name][1]
     return Row(
         name=name,
         kind=m["kind"],
         policy=policy,
         fingerprint=m["fingerprint"],
         tokens=mine.size,
-        nll=mine.mean(),
+        nll=mean,
         nll_se=standard_error(mine),
         blocks=long_blocks(mine).count,
-        ppl=float(np.exp(mine.mean())),
-        dnll_full=paired(mine, nll["full"], level=level)
+        ppl=float(np.exp(mean)),
+        dnll_full=paired(*common(mine, nll["full"]), level=level)
         if name != "full"
         else Interval(0.0, 0.0, 0.0),
-        dnll_best=paired(mine, nll[best], level=level) if best else None,
+        dnll_best=paired(*common(mine, nll[best]), level=level) if best else None,
         best=best,
         search_dnll=searched.get(m["fingerprint"]),
         bytes_peak=peak,
@@ -170,6 +181,8 @@ def _row(
         decode=Throughput(**decode) if decode else None,
         speed=m.get("speed"),
         impls=m["impls"],
+        windows=len(mine.sums),
+        stopped=Interval(**stopped) if stopped else None,
     )
 
 
@@ -194,10 +207,9 @@ def _rechecks(
         for kind in ("method", "combined", "earlier"):
             rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
             if best in nll and rivals:
-                rival = min(rivals, key=lambda n: nll[n].mean())
-                out.append(
-                    Recheck(label, best, rival, paired(nll[best], nll[rival]), nll[best].size)
-                )
+                rival = min(rivals, key=lambda n: _mean(nll[n], nll["full"]))
+                a, b = common(nll[best], nll[rival])
+                out.append(Recheck(label, best, rival, paired(a, b), a.size))
         if best in nll and "full" in nll and best != "full":
             out.append(Recheck(label, best, "full", paired(nll[best], nll["full"]), nll[best].size))
     return out

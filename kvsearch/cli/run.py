@@ -50,7 +50,12 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     help="start every policy on one window and add windows for the best few; otherwise each is "
     "evaluated on all of them",
 )
-@click.option("--report-windows", default=1, show_default=True, help="windows of the report")
+@click.option(
+    "--report-windows",
+    default=8,
+    show_default=True,
+    help="windows of the report; methods that are certainly behind are measured on fewer",
+)
 @click.option("--score-from", type=int, help="first scored position [default: the budget in slots]")
 @batch_option
 @click.option("--trials", default=6, show_default=True, help="policies beyond the methods")

@@ -15,6 +15,7 @@ from kvsearch.report.pareto_plot import Picture
 from kvsearch.report.recommendation import recommendation
 from kvsearch.report.slotmap import caption, slot_map
 from kvsearch.report.tables import (
+    at_least,
     bytes_text,
     interval_text,
     policy_files,
@@ -92,7 +93,8 @@ def _data(image: bytes | None) -> str | None:
 def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
     """The question in words, without what the summary does not say."""
     s, full = summary.settings, facts.full_row(summary)
-    count = s.get("report_windows") or s.get("windows")
+    most = max((r.windows for r in summary.rows), default=0)
+    count = most or s.get("report_windows") or s.get("windows")
     windows = "one window of " if count == 1 else f"{count or ''} windows of ".lstrip()
     start = f", scored from position {s['score_from']:,}" if s.get("score_from") else ""
     return {
@@ -130,6 +132,7 @@ def _row(row: Row, recommended: str | None, file: str, several: bool) -> dict[st
         "ppl": ppl_text(row.ppl),
         "ppl_interval": f"[{ppl_text(lo)}, {ppl_text(hi)}]" if lo < hi else "no interval",
         "n": f"n = {row.tokens:,}" if several else "",
+        "stopped": at_least(row),
         "full": None if row.kind == "full" else interval_text(row.dnll_full).split(" ", 1),
         "best": interval_text(best).split(" ", 1) if best else None,
         "verdict": f"{verdict(best)} ({row.best})" if best else _why_no_best(row),
@@ -177,6 +180,7 @@ def _how(summary: Summary) -> dict[str, Any]:
     if drift:
         shrink = {"n": len(drift), "mean": signed(sum(drift) / len(drift))}
     return {
+        "stopped": any(r.stopped is not None for r in summary.rows),
         "trials": len(summary.trials),
         "compared": len(summary.rows) - 1,
         "blocks": max((r.blocks for r in summary.rows), default=0),

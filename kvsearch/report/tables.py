@@ -72,6 +72,13 @@ def interval_text(interval: Interval | None) -> str:
     return f"{mean} [{lo}, {hi}]"
 
 
+def at_least(row: Row) -> str:
+    """How far a row is behind at least, if that was certain before it had all windows."""
+    if row.stopped is None:
+        return ""
+    return f"at least {row.stopped.lo:.3f} behind the recommended one"
+
+
 def percent_text(interval: Interval) -> str:
     """The same difference as a change of PPL: `+5.5 % [+4.2, +6.9]`."""
     mean, lo, hi = (
@@ -97,12 +104,18 @@ def front_csv(rows: Sequence[Row]) -> str:
     Units: `nll`, `nll_se`, `dnll_*` nats per token; `blocks` that intervals rest on; `bytes_*`
     bytes per sequence; `slots16` fp16 slots per layer; `tokens` scored tokens; `seconds` wall
     time; `decode_*` as `Throughput`; `speed` modelled decode speed over the full cache's, where
-    it was an objective.
+    it was an objective; `stopped` how far a row was behind the recommended policy when it got no
+    further windows.
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)
     out = io.StringIO()
     records = [_record(row, files[row.name]) for row in rows]
+    if any(row.stopped is not None for row in rows):
+        records = [
+            {**r, "windows": row.windows} | _three("stopped", row.stopped)
+            for r, row in zip(records, rows, strict=True)
+        ]
     if any(row.speed is not None for row in rows):  # where speed was an objective
         records = [{**r, "speed": row.speed} for r, row in zip(records, rows, strict=True)]
     writer = csv.DictWriter(

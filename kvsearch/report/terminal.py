@@ -6,12 +6,13 @@ from typing import Any
 from kvsearch.records import Interval, Row, Summary, Throughput, Trial
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES
+from kvsearch.report.tables import at_least
 
 
 def closing(summary: Summary, folder: Path) -> str:
     """The end of a run: the table, the recommendation, and where everything is."""
     rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
-    n = rows[0].tokens if rows else 0
+    n = max((r.tokens for r in rows), default=0)
     unit = (
         f"n = {n} tokens of report text; dNLL to the full cache in nats/token, 95 % intervals "
         f"corrected for {len(rows) - 1} rows"
@@ -22,6 +23,8 @@ def closing(summary: Summary, folder: Path) -> str:
         note = "" if r.within_budget or r.kind == "full" else "  over budget"
         if r.kind == "searched" and not r.on_front:
             note += "  off the front on this text"
+        if r.stopped is not None:
+            note += f"  {at_least(r)} (n = {r.tokens})"
         lines.append(
             f"{mark}{r.name:<22}{r.ppl:>8.3f}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
             f"{r.bytes_peak / 2**20:>8.2f}{note}"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsearch.errors import RunError
 from kvsearch.knobs import Setting
@@ -26,6 +27,7 @@ def measure(
     *,
     resident: bool = True,
     windows: int,
+    first: int = 0,
     together: int = 1,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, str]:
@@ -42,6 +44,7 @@ def measure(
         setting: shape, and tokens of a window.
         resident: also count the bytes of the packed cache.
         windows: how many of the part's windows, from the first.
+        first: how many of those have been measured before, of every policy.
         together: windows of a job, where there are several evaluators.
         progress: called with the name of every policy that is done.
 
@@ -54,19 +57,19 @@ def measure(
     """
     full = Policy().fingerprint(setting.shape.layers)
     keyed = {p.fingerprint(setting.shape.layers): p for p in policies}
-    width = windows if executor.slots == 1 else together
+    width = windows - first if executor.slots == 1 else together
     todo = [
         Evaluation(
-            number=i, part=part, policy=policy, fingerprint=key, first=first,
-            rungs=((min(width, windows - first), setting.tokens),), piece=width < windows,
-            resident=resident and first == 0,
+            number=i, part=part, policy=policy, fingerprint=key, first=start,
+            rungs=((min(width, windows - start), setting.tokens),), piece=width < windows,
+            resident=resident and start == 0,
             # without the full cache there is no run: it is tried again after every kill
             counted=key != full,
         )
         for i, (key, policy) in enumerate(keyed.items())
-        for first in range(0, windows, width)
+        for start in range(first, windows, width)
     ]  # fmt: skip
-    measurement = _Measurement(executor, folder, todo, progress)
+    measurement = _Measurement(executor, folder, todo, windows, progress)
     measurement.drive()
     if full in measurement.failures:
         raise RunError(f"the full cache cannot be evaluated: {measurement.failures[full]}")
@@ -81,10 +84,11 @@ class _Measurement(Loop[Evaluation]):
         executor: Executor,
         folder: RunFolder,
         todo: list[Evaluation],
+        windows: int,
         progress: Callable[[str], None],
     ) -> None:
         super().__init__(executor, folder)
-        self.todo, self.progress = todo, progress
+        self.todo, self.windows, self.progress = todo, windows, progress
         self.failures: dict[str, str] = {}
         self.pieces: dict[str, list[str]] = {}  # fingerprint -> names of records, in order
         for e in todo:
@@ -95,7 +99,7 @@ class _Measurement(Loop[Evaluation]):
         attempts = self.folder.attempts
         while self.todo:
             e = self.todo.pop(0)
-            if self.folder.has_nll(e.part, e.fingerprint):
+            if len(self._before(e)) >= self.windows:
                 attempts.end(e.kept, e.fingerprint)  # a kill can come between the two
                 self._done(e)
             elif e.fingerprint in self.failures:
@@ -135,13 +139,20 @@ class _Measurement(Loop[Evaluation]):
         names, key = self.pieces.get(e.fingerprint), e.fingerprint
         if names is None or not all(self.folder.has_nll(name, key) for name in names):
             return
-        found = [self.folder.load_nll(name, key) for name in names]
+        whole = [e.part] if len(self._before(e)) else []
+        found = [self.folder.load_nll(name, key) for name in [*whole, *names]]
         seconds = sum(about["seconds"] for _, about in found)
         nll = np.concatenate([nll for nll, _ in found])
         self.folder.save_nll(e.part, key, nll, {**found[0][1], "seconds": seconds})
         for name in names:
             self.folder.drop_nll(name, key)
         self._done(e)
+
+    def _before(self, e: Evaluation) -> NDArray[np.float32]:
+        """NLL of the policy on the windows that its record holds already."""
+        if not self.folder.has_nll(e.part, e.fingerprint):
+            return np.empty((0, 0), dtype=np.float32)
+        return self.folder.load_nll(e.part, e.fingerprint)[0]
 
     def _done(self, e: Evaluation) -> None:
         if self.pieces.pop(e.fingerprint, None) is not None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsearch.records import Interval
 from kvsearch.stats import BLOCK, blocks, standard_error
 from kvsearch.student import quantile
 
@@ -52,6 +53,27 @@ class Rival:
 
     name: str
     nll: NDArray[np.float32]
+
+
+def behind(
+    nll: NDArray[np.float32], rival: NDArray[np.float32], *, score_from: int, false: float
+) -> Interval | None:
+    """How far a policy is behind another on the windows that it has, if it certainly is.
+
+    Args:
+        nll: of the policy on the first windows `[windows, T - 1]`.
+        rival: of the other, on as many windows or more.
+        score_from: first scored position.
+        false: how often a policy that is as good may be called behind.
+
+    Returns:
+        The mean difference in nats per token, with the limits by which it was judged.
+    """
+    less = (nll - rival[: len(nll)])[:, score_from - 1 :]
+    block = max(BLOCK, -(-less.shape[1] // PARTS))
+    half = quantile(1 - false, blocks(less, block).count - 1) * standard_error(less, block)
+    mean = float(less.mean())
+    return Interval(mean, mean - half, mean + half) if mean > half else None
 
 
 def verdict(
