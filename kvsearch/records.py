@@ -117,7 +117,8 @@ class Row:
         impls: which implementation of each op ran.
         windows: of the report text that it was measured on. Its NLL and PPL are those of the full
             cache on all windows, plus its difference to the full cache on its own.
-        stopped: how far behind the recommended policy it was when it got no further windows.
+        stopped: how far behind the recommended policy it was, on the windows of search and report
+            text that both had, when it got no further windows.
     """
 
     name: str

@@ -1,5 +1,7 @@
 """Policies of earlier searches: read, kept apart from published methods, and tried first."""
 
+import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,6 @@ import pytest
 
 from kvsearch.cli import main
 from kvsearch.errors import SpaceError
-from kvsearch.knobs import build
 from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
@@ -16,15 +17,18 @@ from kvsearch.space import load as load_space
 from tests.survival import toy
 
 ROOT = Path(__file__).resolve().parent.parent
+STUDY = ROOT / "studies" / "2026-11-portfolio"
 
 
 def test_every_point_is_one_of_the_default_space_and_names_its_record() -> None:
     points = load("default")
     assert [n for n, _ in inside(points, load_space("default"))] == list(points)
-    for name, point in points.items():
-        assert build(point.knobs, toy.SETTING, name).slots
+    for point in points.values():
         assert (ROOT / point.about.split(",")[0]).is_dir(), point.about
     assert inside(points, load_space("default").model_copy(update={"axes": {}})) == ()
+    with open(STUDY / "points.csv", newline="") as f:
+        learned = {row["name"]: json.loads(row["knobs"]) for row in csv.DictReader(f)}
+    assert {name: point.knobs for name, point in points.items()} == learned
 
 
 def test_earlier_policies_come_first_and_are_no_published_methods(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsearch.app.progress import Shown
 from kvsearch.files import write_atomic
@@ -19,6 +20,8 @@ from kvsearch.search.growing import most_measured
 from kvsearch.search.measure import measure
 from kvsearch.search.race import behind, rungs
 from kvsearch.search.schema import SCHEMA
+
+Nll = NDArray[np.float32]
 
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
@@ -143,7 +146,9 @@ class FinalEvaluation:
     ) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """Measure the rows on one window, on two, on four; who is certainly behind, no further.
 
-        Windows go where they decide: what is stopped is a method that the recommended policy beats.
+        Windows go where they decide: what is stopped is a method that the recommended policy beats
+        on the windows of search and report text that both have. That the policy was chosen on the
+        search text favours it there, by far less than a certain difference.
         """
         failures: dict[str, str] = {}
         stopped: dict[str, Interval] = {}
@@ -158,12 +163,11 @@ class FinalEvaluation:
             best = next((c for c in left if c.name == recommended), None)
             if best is None or best.key in failures or windows == looks[-1]:
                 continue
-            against, _ = self.folder.load_nll("report", best.key)
             for c in left:
                 if c.kind in ("full", "searched") or c.key == best.key or c.key in failures:
                     continue
-                nll, _ = self.folder.load_nll("report", c.key)
-                found = behind(nll, against, score_from=self.score_from, false=false)
+                mine, its = self._both(c.key, best.key)
+                found = behind(mine, its, score_from=self.score_from, false=false)
                 if found is not None:
                     stopped[c.key] = found
         rows = []
@@ -194,6 +198,17 @@ class FinalEvaluation:
             mine = [c for c in chosen if c.kind == kind]
             best += sorted(mine, key=self._reported)[:count]
         return list({c.name: c for c in best}.values())
+
+    def _both(self, key: str, other: str) -> tuple[Nll, Nll]:
+        """NLL of two policies on the windows of search and report text that both have."""
+        mine, its = [], []
+        for part in ("search", "report"):
+            if self.folder.has_nll(part, key) and self.folder.has_nll(part, other):
+                a, b = (self.folder.load_nll(part, k)[0] for k in (key, other))
+                windows = min(len(a), len(b))
+                mine.append(a[:windows])
+                its.append(b[:windows])
+        return np.concatenate(mine), np.concatenate(its)
 
     def _reported(self, c: Candidate) -> float:
         """Loss over the full cache on the report text, on the windows that the policy has."""

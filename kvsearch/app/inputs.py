@@ -51,7 +51,7 @@ class TextOptions:
     context: int = 1536
     windows: int = 1
     fewer: bool = False
-    report_windows: int = 8
+    report_windows: int = 4
     select_windows: int = 1
 
 

@@ -100,7 +100,7 @@ def search(
     context: int = 1536,
     windows: int = 16,
     grow: bool = True,
-    report_windows: int = 8,
+    report_windows: int = 4,
     score_from: int | None = None,
     trials: int = 6,
     space: str | PathLike[str] = "default",

@@ -52,7 +52,7 @@ from kvsearch.search.samplers import DEFAULT, NAMES
 )
 @click.option(
     "--report-windows",
-    default=8,
+    default=4,
     show_default=True,
     help="windows of the report; methods that are certainly behind are measured on fewer",
 )

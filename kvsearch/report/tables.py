@@ -76,7 +76,8 @@ def at_least(row: Row) -> str:
     """How far a row is behind at least, if that was certain before it had all windows."""
     if row.stopped is None:
         return ""
-    return f"at least {row.stopped.lo:.3f} behind the recommended one"
+    least = f"{row.stopped.lo:.3f}" if row.stopped.lo >= 0.001 else f"{row.stopped.lo:.1g}"
+    return f"at least {least} behind the recommended one"
 
 
 def percent_text(interval: Interval) -> str:
