@@ -85,7 +85,9 @@ def rows_last(x: Tensor) -> Tensor:
 
 def int32(x: Tensor) -> Tensor:
     """Token indices as int32; "never" saturates at a value that no row reaches."""
-    return x.clamp(-INT32_MAX, INT32_MAX).to(torch.int32).contiguous()
+    if x.dtype is not torch.int32:
+        x = x.clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
+    return x.contiguous()
 
 
 def check_slots(slots: Tensor, n: int, what: str = "slot") -> None:

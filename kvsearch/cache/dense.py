@@ -53,8 +53,7 @@ class DenseStore:
         self.quantised = quantised
         if self.n == 0:
             self.pools = self.pools.to(k.device)
-        fresh = self.pools.new_full((*self.pools.shape[:-1], m), self.residual_pool)
-        self.pools = torch.cat([self.pools, fresh], -1)
+        self.pools = torch.constant_pad_nd(self.pools, (0, m), self.residual_pool)
         self.n += m
         self.residual += m
 

@@ -227,7 +227,7 @@ class AttentionScorer(Scorer):
         if self.rule.kind == "decay" and self.rule.horizon is not None:
             self.sums *= (1 - 1 / self.rule.horizon) ** m
         self.sums = torch.constant_pad_nd(self.sums, (0, received.shape[-1] - old))
-        self.sums[0] += received
+        self.sums[0].add_(received)
         if self.born is not None:
             new = torch.arange(seen, seen + m, dtype=torch.int32, device=self.born.device)
             self.born = torch.cat([self.born, new.expand(*self.born.shape[:-1], m)], -1)

@@ -1,5 +1,7 @@
 """`scored_attention` as two passes: attention with its log-sum-exp, then the scores."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,9 @@ from kvsearch_kernels.score_keys import triton_impl as scores
 __all__ = ["emulated", "forward", "why_not"]
 
 
+@lru_cache(maxsize=64)
 def _lives(N: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Key j is born at token j and never dies."""
+    """Key j is born at token j and never dies; the same tensors, so that they are planned once."""
     birth = torch.arange(N, dtype=torch.int32, device=device)
     return birth, torch.full_like(birth, N)
 
