@@ -1,9 +1,10 @@
-"""vllm.csv from the records."""
+"""vllm.csv from the records, and rounding.csv from rounding.json."""
 
 import argparse
 import csv
 import io
 import json
+import statistics
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -41,14 +42,37 @@ def rows() -> list[dict[str, object]]:
     return out
 
 
+def rounding() -> list[dict[str, object]]:
+    """One row per policy: losses with other last bits less those without, in nats."""
+    r = json.loads((HERE / "rounding.json").read_text(encoding="utf-8"))
+    out: list[dict[str, object]] = []
+    for name, draws in r["off"].items():
+        means = [d["mean"] for d in draws]
+        out.append(
+            {
+                "policy": name,
+                "n": r["tokens"],
+                "draws": len(means),
+                "off_nats": f"{statistics.mean(means):+.5f}",
+                "sd": f"{statistics.stdev(means):.5f}",
+                "least": f"{min(means):+.5f}",
+                "most": f"{max(means):+.5f}",
+                "each_token": f"{statistics.mean(d['each'] for d in draws):.4f}",
+            }
+        )
+    return out
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, default=HERE)
-    found, text = rows(), io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    (ask.parse_args().out / "vllm.csv").write_text(text.getvalue(), newline="\n")
+    out = ask.parse_args().out
+    for name, found in (("vllm.csv", rows()), ("rounding.csv", rounding())):
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(found[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+        (out / name).write_text(text.getvalue(), newline="\n")
 
 
 if __name__ == "__main__":
