@@ -1,6 +1,6 @@
 """Records of a run: nothing is dropped from tables, and older files are read by today's names."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -28,10 +28,11 @@ def row(speed: float | None) -> Row:
 
 
 def test_front_csv_has_every_field_of_a_row() -> None:
-    head = front_csv([row(0.7)]).splitlines()[0].split(",")
+    behind = replace(row(0.7), stopped=Interval(0.2, 0.1, 0.3))
+    head = front_csv([behind]).splitlines()[0].split(",")
     named = {"policy": "description", "dnll_full": "dnll_full_lo", "decode": "decode_ratio"}
     assert {named.get(f.name, f.name) for f in fields(Row)} <= set(head)
-    assert "speed" not in front_csv([row(None)]).splitlines()[0].split(",")
+    assert not {"speed", "stopped"} & {*front_csv([row(None)]).splitlines()[0].split(",")}
 
 
 def test_files_of_the_first_version_are_read_and_newer_ones_refused() -> None:
