@@ -2,7 +2,7 @@
 
 A new method is one line here, or a line of its rule (`kvsearch.rules`). `single` marks published
 methods that use one axis (eviction or bits); `combined` marks combinations made by hand, which a
-search must beat to be worth its time; `earlier` marks what own measurements led to.
+search must beat to be worth its time; `earlier` marks what we measured best.
 """
 
 from dataclasses import dataclass

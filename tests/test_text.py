@@ -11,7 +11,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from kvsearch.app.inputs import TextOptions, search_windows
+from kvsearch.app.inputs import TextOptions, report_windows, search_windows
 from kvsearch.errors import TextError
 from kvsearch.text import (
     DATASETS,
@@ -181,6 +181,14 @@ def test_a_short_text_gives_fewer_windows_and_says_so(tokens, asked, found, own)
         assert "room for 4 of 16 windows of 2,048 tokens" in said[0]
         assert "2.0 times that of 16" in said[0]
     assert search_windows(tokens, replace(options, fewer=False), said.append) == (asked, 0)
+
+
+def test_a_short_report_text_has_fewer_windows_and_says_so(tokens):
+    said: list[str] = []
+    options = TextOptions(context=2048, report_windows=5)
+    assert report_windows(tokens, options, said.append) == 5 and not said
+    assert report_windows(tokens, replace(options, report_windows=8), said.append) == 5
+    assert "room for 5 of 8 windows of 2,048 tokens" in said[0]
 
 
 def test_windows_begin_with_the_start_token_of_the_tokenizer(tiny_tokenizer):

@@ -138,13 +138,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         parts = Parts(search, chosen_on, report)
     else:
         parts = split(tokens)
-    T, R = options.context, options.report_windows
-    if (room := fitting(parts.report, T)) < R:
-        R = max(1, room)
-        say(
-            f"the report text has {R} of the {options.report_windows} windows of {T:,} tokens that "
-            "the report wants: intervals are wider"
-        )
+    T, R = options.context, report_windows(parts.report, options, say)
     W, own = search_windows(parts.search, options, say)
     S = min(options.select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"
@@ -167,6 +161,17 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
 def fitting(tokens: Tokens, length: int) -> int:
     """Windows of so many tokens that a text has room for, one beside the other."""
     return tokens.ids.size // (length - (tokens.start is not None))
+
+
+def report_windows(tokens: Tokens, options: TextOptions, say: Say) -> int:
+    """Windows of the report; says so if the text has room for fewer."""
+    found = max(1, min(options.report_windows, fitting(tokens, options.context)))
+    if found < options.report_windows:
+        say(
+            f"the report text has room for {found} of {options.report_windows} windows of "
+            f"{options.context:,} tokens: intervals are wider"
+        )
+    return found
 
 
 def search_windows(tokens: Tokens, options: TextOptions, say: Say) -> tuple[int, int]:

@@ -77,7 +77,7 @@ def at_least(row: Row) -> str:
     if row.stopped is None:
         return ""
     least = f"{row.stopped.lo:.3f}" if row.stopped.lo >= 0.001 else f"{row.stopped.lo:.1g}"
-    return f"at least {least} behind the recommended one"
+    return f"at least {least} behind the recommended one on search and report text"
 
 
 def percent_text(interval: Interval) -> str:
