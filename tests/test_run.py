@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,7 +156,17 @@ def test_another_question_in_the_same_folder_is_refused(
     argv = run_argv(tiny_folder, prose, finished)
     argv[argv.index("96")] = "80"
     code, _, err = call(argv, capsys)
-    assert code == 2 and "holds another run" in err and "budget" in err
+    assert code == 2 and "holds another run" in err and "budget_slots was 96.0, now 80.0" in err
+
+
+def test_a_run_goes_on_though_its_model_had_to_be_fetched_at_first(
+    finished: Path, tmp_path: Path, tiny_folder: Path, prose: Path, capsys: Any
+) -> None:
+    out = shutil.copytree(finished, tmp_path / "run")
+    asked = json.loads((out / "study.json").read_text())
+    asked["model"]["origin"] += ", now in a cache folder"
+    (out / "study.json").write_text(json.dumps(asked))
+    assert call([*run_argv(tiny_folder, prose, out), "--quiet"], capsys)[0] == 0
 
 
 def test_report_is_rebuilt_from_the_records(finished: Path, capsys: Any) -> None:

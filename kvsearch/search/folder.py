@@ -28,6 +28,7 @@ from kvsearch.search.journal import Journal
 from kvsearch.stats import BLOCK, Blocks, blocks
 
 BLOCKS = "blocks.parquet"
+FREE = ("versions.", "trials", "model.origin")  # a sentence, another one after the first download
 
 
 class RunFolder:
@@ -81,11 +82,11 @@ class RunFolder:
             raise
         except (OSError, ValueError, KeyError) as e:
             raise RunError(f"cannot read {file}: {e}; give another --out") from e
-        now = json.loads(json.dumps(asked))
+        was, now = _fields(before), _fields(json.loads(json.dumps(asked)))
         differing = [
-            f"{key} was {before.get(key)!r}, now {now.get(key)!r}"
-            for key in sorted(set(before) | set(now))
-            if key not in ("versions", "trials") and before.get(key) != now.get(key)
+            f"{key} was {was.get(key)!r}, now {now.get(key)!r}"
+            for key in sorted(set(was) | set(now))
+            if was.get(key) != now.get(key) and not key.startswith(FREE)
         ]
         if differing:
             raise RunError(
@@ -237,6 +238,15 @@ class RunFolder:
 
     def _nll(self, part: str, fingerprint: str) -> Path:
         return self.path / "nll" / f"{part}-{fingerprint}.parquet"
+
+
+def _fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name of every field -> its value, so that a difference is named by its field."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        more = isinstance(value, dict)
+        found |= _fields(value, f"{prefix}{key}.") if more else {f"{prefix}{key}": value}
+    return found
 
 
 # pyarrow's shorter ways (`array`, `read_table`, `to_numpy`) import pandas: a quarter of a second.
