@@ -148,12 +148,15 @@ class Row:
     stopped: Interval | None = None
 
 
+REPORT = "report text"  # the text of a recheck that is no further one
+
+
 @dataclass(frozen=True)
 class Recheck:
     """The recommended policy against its opponents on a second text, or between two rows.
 
     Attributes:
-        text: which text.
+        text: which text: `REPORT`, or the label of a further one.
         policy: name of the policy.
         against: name of the opponent.
         dnll: policy minus opponent, paired.
@@ -200,6 +203,11 @@ class Summary:
     def row(self, name: str) -> Row:
         """The row called `name`."""
         return next(r for r in self.rows if r.name == name)
+
+    def against(self, kind: Kind) -> Recheck | None:
+        """The recommended policy against the best of a kind, on the report text."""
+        found = (r for r in self.rechecks if r.text == REPORT and self.row(r.against).kind == kind)
+        return next(found, None)
 
 
 def plain(value: Any) -> Any:

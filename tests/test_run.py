@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kvsearch.app import evaluators
+from kvsearch.app.asked import default_folder
 from kvsearch.app.inputs import TextOptions
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.run import Run
 from kvsearch.cli import main
+from kvsearch.models import load_model
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
 from kvsearch.search.journal import Journal
@@ -164,7 +167,9 @@ def test_a_run_goes_on_though_its_model_had_to_be_fetched_at_first(
 ) -> None:
     out = shutil.copytree(finished, tmp_path / "run")
     asked = json.loads((out / "study.json").read_text())
+    before = default_folder(asked)
     asked["model"]["origin"] += ", now in a cache folder"
+    assert default_folder(asked) == before
     (out / "study.json").write_text(json.dumps(asked))
     assert call([*run_argv(tiny_folder, prose, out), "--quiet"], capsys)[0] == 0
 
@@ -332,3 +337,26 @@ def test_ctrl_c_keeps_what_was_measured(
         for _ in range(400):
             os.killpg(child.pid, 0)
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("threads", "tokens", "free", "processes"),
+    [
+        (2, 1 << 40, 1 << 40, 2),
+        (16, 1 << 40, 1 << 40, 4),
+        (1, 1 << 40, 1 << 40, 0),  # one core: nothing to gain
+        (2, 1000, 1 << 40, 0),  # a short run is over before processes have started
+        (16, 1 << 40, 7, 3),  # memory for the weights of three, twice over
+        (16, 1 << 40, 2, 0),
+    ],
+)
+def test_evaluators_of_a_long_run_on_a_cpu_are_processes(
+    threads: int, tokens: int, free: int, processes: int, tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    loaded = load_model(str(tiny_folder))
+    held = sum(p.nbytes for p in loaded.model.parameters())
+    monkeypatch.setattr(evaluators, "free_memory", lambda _: free * held)
+    monkeypatch.setattr(evaluators.torch, "get_num_threads", lambda: threads)
+    assert evaluators.processes(loaded, tokens) == processes
+    assert evaluators.processes(replace(loaded, device="cuda:0"), tokens) == 0

@@ -11,6 +11,7 @@ from kvsearch.app import inputs
 from kvsearch.app.budget import Budget
 from kvsearch.app.options import RunOptions
 from kvsearch.models.load import LoadedModel
+from kvsearch.search.folder import question
 from kvsearch.search.schema import SCHEMA
 from kvsearch.space import SearchSpace
 
@@ -87,10 +88,13 @@ def grows(options: RunOptions) -> bool:
     return options.grow and options.engine != "tune" and options.text.windows > 1
 
 
-def default_folder(question: dict[str, Any]) -> Path:
-    """A folder that is the same for the same command; another model, text or budget has another."""
-    rest = {k: v for k, v in question.items() if k not in ("versions", "trials")}
-    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:6]
-    model = question["model"]["name"]
-    name = Path(model).name.removesuffix(".gguf")
-    return Path("runs") / f"{name}-b{question['settings']['budget_slots']:g}-{digest}"
+def default_folder(content: dict[str, Any]) -> Path:
+    """A folder that is the same for the same command; another model, text or budget has another.
+
+    Args:
+        content: of `study.json`.
+    """
+    told = json.dumps(question(content), sort_keys=True)
+    digest = hashlib.sha256(told.encode()).hexdigest()[:6]
+    name = Path(content["model"]["name"]).name.removesuffix(".gguf")
+    return Path("runs") / f"{name}-b{content['settings']['budget_slots']:g}-{digest}"

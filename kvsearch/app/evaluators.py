@@ -10,9 +10,13 @@ from numpy.typing import NDArray
 from kvsearch.errors import ModelError
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.load import LoadedModel, load_model
+from kvsearch.models.memory import free_memory
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.model_work import ModelSession, ModelWork
+
+LONG = 1e12  # operations of a run that is worth the start of processes: half a minute of one core
+MOST = 4  # processes on a CPU, unless more are asked for
 
 
 def work(
@@ -52,6 +56,28 @@ def work(
     name = str(Path(loaded.name).resolve()) if Path(loaded.name).exists() else loaded.name
     threads = max(1, torch.get_num_threads() // (workers or 2)) if loaded.device == "cpu" else 0
     return ModelWork(name, loaded.dtype, groups, parts, batch, threads)
+
+
+def processes(loaded: LoadedModel, tokens: int) -> int:
+    """How many processes evaluate fastest on this machine; 0 is the driver's own.
+
+    The threads of one evaluator wait for each other at every small operation, so on a CPU several
+    evaluators with a thread or two each are faster (docs/search.md has the figures). They cost a
+    start of ten seconds each, and memory for their weights where these cannot be shared.
+
+    Args:
+        loaded: the driver's own model.
+        tokens: that the run will evaluate, about.
+    """
+    if loaded.device != "cpu" or loaded.in_memory:
+        return 0
+    sizes = [p.numel() for p in loaded.model.parameters()]
+    held = sum(p.nbytes for p in loaded.model.parameters())
+    free = free_memory(torch.device("cpu"))
+    room = MOST if free is None else int(free / (2 * held))
+    threads = torch.get_num_threads()
+    count = min(threads, MOST, max(2, threads // 2), room)
+    return count if count > 1 and 2 * sum(sizes) * tokens >= LONG else 0
 
 
 def first(device: str, gpus: int) -> str:

@@ -148,7 +148,9 @@ class FinalEvaluation:
 
         Windows go where they decide: what is stopped is a method that the recommended policy beats
         on the windows of search and report text that both have. That the policy was chosen on the
-        search text favours it there, by far less than a certain difference.
+        search text favours it there, by far less than a certain difference. The best published
+        method and the best combination so far always go on: the headline compares with them, on
+        report text alone.
         """
         failures: dict[str, str] = {}
         stopped: dict[str, Interval] = {}
@@ -163,8 +165,11 @@ class FinalEvaluation:
             best = next((c for c in left if c.name == recommended), None)
             if best is None or best.key in failures or windows == looks[-1]:
                 continue
+            left = [c for c in left if c.key not in failures]
+            leads = {k: min((c for c in left if c.kind == k), key=self._reported, default=None)
+                     for k in ("method", "combined")}  # fmt: skip
             for c in left:
-                if c.kind in ("full", "searched") or c.key == best.key or c.key in failures:
+                if c.kind in ("full", "searched") or c in (best, *leads.values()):
                     continue
                 mine, its = self._both(c.key, best.key)
                 found = behind(mine, its, score_from=self.score_from, false=false)

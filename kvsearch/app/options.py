@@ -47,7 +47,7 @@ class RunOptions:
     device: str = "auto"
     batch: int = 1
     engine: str = "kvsearch"
-    workers: int = 0
+    workers: int | None = 0
     gpus_per_evaluator: int = 0
     ray: str | None = None
     out: Path | None = None
@@ -55,7 +55,7 @@ class RunOptions:
     def check(self) -> None:
         """Raise a `KvsearchError` for a contradiction that show without the model."""
         check_budget(self.budget_slots, self.budget_bytes)
-        if min(self.trials, self.workers, self.gpus_per_evaluator) < 0:
+        if min(self.trials, self.workers or 0, self.gpus_per_evaluator) < 0:
             raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
         if self.batch < 1:
             raise KvsearchError(f"--batch must be at least 1 window, got {self.batch}")

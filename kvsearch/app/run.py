@@ -87,13 +87,14 @@ class Run:
         try:
             self.setting = self._with_importance()
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
+            workers = self._workers()
             work = evaluators.work(
-                self.loaded, self.text.windows, batch=o.batch, workers=o.workers,
+                self.loaded, self.text.windows, batch=o.batch, workers=workers,
                 ray=tune or o.ray is not None, device=o.device,
                 gpus=o.gpus_per_evaluator,
             )  # fmt: skip
             executor = evaluators.executor(
-                self.loaded, work, workers=0 if tune else o.workers,
+                self.loaded, work, workers=0 if tune else workers,
                 ray=None if tune else o.ray, gpus=o.gpus_per_evaluator, say=shown.say,
             )  # fmt: skip
             self.setting = self._with_sensitivity(executor)
@@ -119,6 +120,14 @@ class Run:
             if executor is not None:
                 executor.close()
             self.folder.close()
+
+    def _workers(self) -> int:
+        """Processes, or actors, that were asked for, or that suit the machine."""
+        o = self.options
+        if o.workers is not None or o.ray is not None or o.engine == "tune":
+            return o.workers or 0
+        tried = o.trials + len(self.portfolio) + len(baselines(o.warm_start, o.exclude_method))
+        return evaluators.processes(self.loaded, 2 * tried * o.text.context)  # search and report
 
     def so_far(self) -> list[Trial]:
         """Policies measured on the search text, best first; what an interrupted run has."""
@@ -188,7 +197,7 @@ class Run:
             if o.engine == "tune":
                 from kvsearch.search import tune
 
-                trials = tune.run(search, work, slots=o.workers, address=o.ray or "local")
+                trials = tune.run(search, work, slots=o.workers or 0, address=o.ray or "local")
             else:
                 trials = search.run()
         mattered = Kvei(o.seed, context).importances(search.study.optuna_study)

@@ -112,7 +112,7 @@ def search(
     portfolio: str | PathLike[str] = DEFAULT_PORTFOLIO,
     race: bool = True,
     seed: int = 0,
-    workers: int = 0,
+    workers: int | None = 0,
     gpus_per_evaluator: int = 0,
     ray: str | None = None,
     engine: str = "kvsearch",
@@ -153,7 +153,9 @@ def search(
         portfolio: policies of earlier searches to evaluate first: `default`, `none`, or a file.
         race: without `grow`, stop proposals that are certainly behind.
         seed: of the sampler.
-        workers: evaluate in this many processes, or actors with `ray`; 0 is this process.
+        workers: evaluate in this many processes, or actors with `ray`; 0 is this process, None
+            as many as suit the machine. A script that asks for processes needs the usual
+            `if __name__ == "__main__":`.
         gpus_per_evaluator: GPUs over which each of them spreads the model; 0 is one, or all that
             `device` names.
         ray: address of a Ray cluster, or `local`.

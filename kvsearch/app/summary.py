@@ -15,6 +15,7 @@ from kvsearch.files import write_atomic
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.records import (
+    REPORT,
     Interval,
     Recheck,
     Row,
@@ -129,6 +130,12 @@ def _peak(m: dict[str, Any], shape: ModelShape, asked: dict[str, Any]) -> int:
     return layout(policy, shape).bytes_peak(asked["settings"]["context"])
 
 
+def _longest(names: list[str], nll: Mapping[str, Blocks]) -> list[str]:
+    """Those on the most windows: the others are certainly behind, and little is known of them."""
+    most = max((len(nll[n].sums) for n in names), default=0)
+    return [n for n in names if len(nll[n].sums) == most]
+
+
 def _mean(mine: Blocks, full: Blocks) -> float:
     """Mean loss on all windows: of the full cache, and what a policy loses on those that it has."""
     if len(mine.sums) == len(full.sums):
@@ -153,6 +160,7 @@ def _row(
     peak = points[name][0]
     limit = max(peak, asked["settings"]["budget_bytes"])
     rivals = [n for n in methods if n != name and points[n][0] <= limit]
+    rivals = _longest(rivals, nll)
     best = min(rivals, key=lambda n: points[n][1], default=None)
     decode, stopped, mean = m.get("decode"), m.get("stopped"), points[name][1]
     return Row(
@@ -199,13 +207,14 @@ def _rechecks(
     compared, extra = measured["compared"], measured["extra_text"]
     for text in ("report", *extra):
         if text == "report":
-            nll, label = report, "report text"
+            nll, label = report, REPORT
         else:
             label = extra[text]["label"]
             names = [n for n in extra[text]["names"] if folder.has_losses(text, keys[n])]
             nll = {n: folder.losses(text, keys[n], start) for n in names}
         for kind in ("method", "combined", "earlier"):
             rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
+            rivals = _longest(rivals, nll)
             if best in nll and rivals:
                 rival = min(rivals, key=lambda n: _mean(nll[n], nll["full"]))
                 a, b = common(nll[best], nll[rival])

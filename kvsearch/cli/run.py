@@ -103,9 +103,10 @@ from kvsearch.search.samplers import DEFAULT, NAMES
 @click.option("--seed", default=0, show_default=True, help="of the sampler")
 @click.option(
     "--workers",
-    default=0,
-    help="evaluate in this many processes, one per GPU in turn; with --ray, actors "
-    "[default: in this process; with --ray, one per GPU of the cluster, or 2]",
+    type=int,
+    help="evaluate in this many processes, one per GPU in turn; with --ray, actors; 0 is this "
+    "process [default: on a CPU 2 to 4 for long runs, else 0; with --ray, one per GPU of the "
+    "cluster, or 2]",
 )
 @click.option(
     "--gpus-per-evaluator",
@@ -158,7 +159,7 @@ def command(
     portfolio: str,
     race: bool,
     seed: int,
-    workers: int,
+    workers: int | None,
     gpus_per_evaluator: int,
     ray: str | None,
     engine: str,

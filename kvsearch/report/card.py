@@ -93,9 +93,10 @@ def _figures(summary: Summary, row: Row) -> list[str]:
     ]
     if full is not None:
         rows.append(("full cache", f"PPL {ppl_text(full.ppl)}, {bytes_text(full.bytes_peak)}"))
-    if row.best is not None and row.dnll_best is not None:
-        said = f"{interval_text(row.dnll_best)} nats per token"
-        rows.append((f"dNLL to the best published method ({row.best})", said))
+    best = summary.against("method") if row.name == summary.recommended else None
+    if best is not None:
+        said = f"{interval_text(best.dnll)} nats per token, {best.tokens:,} tokens"
+        rows.append((f"dNLL to the best published method ({best.against})", said))
     versions = summary.settings.get("versions")
     if isinstance(versions, Mapping):
         rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))

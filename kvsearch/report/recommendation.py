@@ -97,7 +97,7 @@ def _against_full(row: Row) -> Figure:
     d = row.dnll_full
     if row.kind == "full":
         return Figure("Loss over the full cache", "itself", "", "nothing is dropped or rounded")
-    return _difference(row, d, "the full cache", "the full cache")
+    return _difference(row.tokens, d, "the full cache", "the full cache")
 
 
 def _against_best(row: Row, summary: Summary) -> Figure:
@@ -106,16 +106,16 @@ def _against_best(row: Row, summary: Summary) -> Figure:
         return Figure(label, "itself", "", "the only published method in reach")
     if row.dnll_best is None or row.best is None:
         return Figure(label, "none fits", "", "no published method measured here is as small")
-    size = "".join(f" ({bytes_text(r.bytes_peak)})" for r in summary.rows if r.name == row.best)
-    return _difference(
-        row,
-        row.dnll_best,
-        row.best,
-        f"{row.best}, the best published method {facts.reach(summary)}{size}",
-    )
+    found = summary.against("method")  # one comparison; the row's own is widened for all rows
+    against, d, n = row.best, row.dnll_best, row.tokens
+    if found is not None:
+        against, d, n = found.against, found.dnll, found.tokens
+    size = "".join(f" ({bytes_text(r.bytes_peak)})" for r in summary.rows if r.name == against)
+    opponent = f"{against}, the best published method {facts.reach(summary)}{size}"
+    return _difference(n, d, against, opponent)
 
 
-def _difference(row: Row, d: Interval, short: str, opponent: str) -> Figure:
+def _difference(n: int, d: Interval, short: str, opponent: str) -> Figure:
     """One paired difference; only an interval without zero gets a direction."""
     word = verdict(d)
     sentence = f"{word.capitalize()} {'to' if word == 'no clear difference' else 'than'} {opponent}"
@@ -124,7 +124,7 @@ def _difference(row: Row, d: Interval, short: str, opponent: str) -> Figure:
         f"Loss over {short}",
         mean,
         f"95 % {limits}",
-        f"nats per token, n = {row.tokens:,}; PPL {percent_text(d)}. {sentence}.",
+        f"nats per token, n = {n:,}; PPL {percent_text(d)}. {sentence}.",
     )
 
 

@@ -1,5 +1,6 @@
 """What the commands print for people: short tables on stdout."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def closing(summary: Summary, folder: Path) -> str:
     if summary.recommended is not None:
         lines += _recommendation(summary.row(summary.recommended), summary)
     for c in summary.rechecks:
+        if c == summary.against("method"):
+            continue  # said above
         lines.append(
             f"  {c.policy} - {c.against} on {c.text}: {_interval(c.dnll)} (n = {c.tokens})"
         )
@@ -58,13 +61,13 @@ def closing(summary: Summary, folder: Path) -> str:
 def _recommendation(row: Row, summary: Summary) -> list[str]:
     budget = summary.settings["budget_slots"]
     lines = [f"For {budget:g} fp16 slots per layer: {row.name} - {describe(row.policy)}"]
-    if row.dnll_best is not None and row.best is not None:
-        other = summary.row(row.best)
-        change = 100 * (row.ppl / other.ppl - 1)
-        clear = "" if row.dnll_best.lo > 0 or row.dnll_best.hi < 0 else " (no clear difference)"
+    best = summary.against("method")
+    if best is not None:
+        change = 100 * (math.exp(best.dnll.mean) - 1)
+        unclear = best.dnll.lo <= 0 <= best.dnll.hi
         lines.append(
-            f"  against the best published method, {row.best}: PPL {change:+.1f} %, "
-            f"dNLL {_interval(row.dnll_best)}{clear}"
+            f"  against the best published method, {best.against}: PPL {change:+.1f} %, "
+            f"dNLL {_interval(best.dnll)}{' (no clear difference)' * unclear}, n = {best.tokens}"
         )
     pairs = [(r.speed, r.decode.ratio) for r in summary.rows if r.decode and r.speed]
     if len(pairs) > 1:

@@ -31,6 +31,17 @@ BLOCKS = "blocks.parquet"
 FREE = ("versions.", "trials", "model.origin")  # a sentence, another one after the first download
 
 
+def question(asked: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value of every field of `study.json` that makes a run another one."""
+    found: dict[str, Any] = {}
+    for name, value in ((prefix + key, value) for key, value in asked.items()):
+        if isinstance(value, dict):
+            found |= question(value, f"{name}.")
+        elif not name.startswith(FREE):
+            found[name] = value
+    return found
+
+
 class RunFolder:
     """One run on disk.
 
@@ -82,11 +93,11 @@ class RunFolder:
             raise
         except (OSError, ValueError, KeyError) as e:
             raise RunError(f"cannot read {file}: {e}; give another --out") from e
-        was, now = _fields(before), _fields(json.loads(json.dumps(asked)))
+        was, now = question(before), question(json.loads(json.dumps(asked)))
         differing = [
             f"{key} was {was.get(key)!r}, now {now.get(key)!r}"
             for key in sorted(set(was) | set(now))
-            if was.get(key) != now.get(key) and not key.startswith(FREE)
+            if was.get(key) != now.get(key)
         ]
         if differing:
             raise RunError(
@@ -238,15 +249,6 @@ class RunFolder:
 
     def _nll(self, part: str, fingerprint: str) -> Path:
         return self.path / "nll" / f"{part}-{fingerprint}.parquet"
-
-
-def _fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted name of every field -> its value, so that a difference is named by its field."""
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        more = isinstance(value, dict)
-        found |= _fields(value, f"{prefix}{key}.") if more else {f"{prefix}{key}": value}
-    return found
 
 
 # pyarrow's shorter ways (`array`, `read_table`, `to_numpy`) import pandas: a quarter of a second.
