@@ -29,6 +29,8 @@ KERNELS = {  # Triton kernel -> folder of its op
     "append": "append_kv",
     "add": "tally",
     "repack": "repack_kv",
+    "settle": "settle_kv",
+    "choose": "choose_slots",
 }
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from kvsearch.app.export import export
-from kvsearch.cache.compaction import best_between
 from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.export import TARGETS, environments, find, proof
@@ -21,6 +20,7 @@ from kvsearch.export.target import Artefact
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy, layout
 from kvsearch.text import read_files, tokenize, windows
+from kvsearch_kernels.choose_slots import best_between
 from tests.test_run import call, prose
 
 __all__ = ["prose"]

@@ -46,7 +46,7 @@ def steps(
     """Decode after a prompt: whether each token compacted and what it launched, and all outputs."""
     draw, outs, found = torch.Generator().manual_seed(0), [], []
     heads = (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
-    with torch.no_grad(), device:
+    with torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
         (part,) = (p for p in layout(policy, SHAPE).layers if p.layer == 1)
         state = LayerState(part, packed=True, rotary=rotary, room=room)

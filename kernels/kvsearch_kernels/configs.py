@@ -60,6 +60,8 @@ QUANTIZE_ROWS = 16  # tokens of a program
 QUANTIZE_WARPS = 4
 REPACK_ROWS = 16
 REPACK_WARPS = 4
+SETTLE_ROWS = 16
+SETTLE_WARPS = 4
 GATHER_ROWS = 32
 GATHER_WARPS = 4
 RECEIVE_COLUMNS = 512  # slots of a program of `scored_decode`'s second kernel
@@ -90,3 +92,8 @@ def decode_tile(head_dim: int, itemsize: int, lookups: bool, *, ampere: bool = F
     key = head_dim, itemsize
     tile = DECODE_AMPERE.get(key, DECODE[key]) if ampere else DECODE[key]
     return replace(tile, warps=8) if lookups else tile
+
+
+def choose_warps(slots: int) -> int:
+    """Warps of a program of `choose_slots`: it holds some 64-bit numbers of every slot."""
+    return 4 if slots <= 1024 else 8

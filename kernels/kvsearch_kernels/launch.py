@@ -110,9 +110,13 @@ def why_not_slots(x: Tensor, slots: Tensor | None) -> str | None:
         return None
     if slots.dtype not in (torch.int32, torch.int64):
         return f"slots must be int32 or int64, got {slots.dtype}"
-    heads = tuple(x.shape[:2])
-    if slots.dim() == 1 or (
-        slots.dim() == 3 and all(a in (1, b) for a, b in zip(slots.shape[:2], heads, strict=True))
-    ):
+    if per_head(x, slots):
         return None
+    heads = tuple(x.shape[:2])
     return f"slots must have shape [n] or [{heads[0]}, {heads[1]}, n], got {tuple(slots.shape)}"
+
+
+def per_head(x: Tensor, data: Tensor) -> bool:
+    """Whether `data` of slots is `[n]`, or `[B or 1, H or 1, n]` for `x` `[B, H, N, D]`."""
+    heads = zip(data.shape[:2], x.shape[:2], strict=True)
+    return data.dim() == 1 or (data.dim() == 3 and all(a in (1, b) for a, b in heads))

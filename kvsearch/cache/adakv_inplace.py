@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache import scan, sharing
-from kvsearch.cache.compaction import assign_pools, rising_bits
+from kvsearch.cache.compaction import assign_pools
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.inplace import intervals, wide
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.attention import Attention, AttentionScorer
+from kvsearch_kernels.choose_slots import rising_bits
 from kvsearch_kernels.scored_attention import scored_attention
 
 SPARE = 1.1  # places of a head beyond what it needs, so that few compactions make room

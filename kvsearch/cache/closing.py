@@ -7,10 +7,11 @@ what a rule picks among the ordinary tokens of the open sequence.
 import torch
 from torch import Tensor
 
-from kvsearch.cache.compaction import best_between, settle
+from kvsearch.cache.compaction import settle
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
 from kvsearch.rules import Slots
+from kvsearch_kernels.choose_slots import best_between
 
 
 def ahead(state: LayerState, most: int) -> int:

@@ -10,6 +10,7 @@ from kvsearch.policy import LayerLayout
 from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer, Slots
 from kvsearch.rules.pick import pick
+from kvsearch_kernels.choose_slots import best_between, choose_slots
 
 
 def compact(
@@ -42,11 +43,33 @@ def compact(
         if rule is not None and rule.share == "layer" and scores.shape[1] > 1:
             scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
     target = layer.target if target is None else target
-    keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
-    settle(layer, store, keep, scores)
+    if scores is None or layer.rungs is not None:
+        keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
+        settle(layer, store, keep, scores)
+    else:
+        keep = _best(layer, store, scores, 0 if target is None else max(0, store.n - target))
     if scorer is not None:
         scorer.keep(keep)
     return cursor
+
+
+def _best(layer: LayerLayout, store: Store, scores: Tensor, gone: int) -> Tensor | None:
+    """Drop the `gone` slots of lowest score and move the rest into their pools; who stays."""
+    p, n = layer.policy, store.n - gone
+    counts = layer.tier_counts(n)
+    tiered = p.tagged and len(counts) > 1
+    if not tiered and gone == 0:
+        settle(layer, store, None)
+        return None
+    keep, pools = choose_slots.record(
+        store.ran, scores, store.slot_pools(), gone=gone, sinks=p.sinks, recent=p.recent_window,
+        counts=counts if tiered else (), fp16_sinks=p.fp16_sinks, fp16_recent=p.fp16_recent,
+    )  # fmt: skip
+    if pools is None:
+        pools = _pools_by_age(counts, n, p.fp16_recent, store.device)
+    stay = keep if gone else None
+    store.compact(stay, pools)
+    return stay
 
 
 def settle(
@@ -100,17 +123,6 @@ def survivors(
     return best_between(scores, p.sinks, n - p.recent_window, n - target), cursor
 
 
-def best_between(scores: Tensor, first: int, last: int, gone: int) -> Tensor:
-    """Rising slots `[B, V, N - gone]`: all but the worst `gone` of slots `first` to `last - 1`."""
-    n, device = scores.shape[-1], scores.device
-    order = _total_order(scores[..., first:last], newest_first=True)
-    best = order.topk(order.shape[-1] - gone, sorted=False).indices
-    kept = best.sort(-1).values + first
-    ends = [torch.arange(first, device=device), torch.arange(last, n, device=device)]
-    head, tail = (e.expand(*kept.shape[:-1], -1) for e in ends)
-    return torch.cat([head, kept, tail], -1)
-
-
 @lru_cache(maxsize=1024)
 def _by_age(
     evictions: Evictions, n: int, cursor: int, device: torch.device
@@ -139,25 +151,6 @@ def _ladders(evictions: Evictions, n: int, cursor: int, scores: Tensor) -> tuple
     return index, cursor
 
 
-_SPOILT, _PLACED = 1 << 61, -(1 << 62)  # below every order, and below every spoilt one
-
-
-def _total_order(scores: Tensor, *, newest_first: bool) -> Tensor:
-    """Integers `[..., N]` that rise with fp32 scores `[..., N]`; the slot decides between equals.
-
-    One integer per slot needs no stable sort, and no sort at all where only the best are asked for.
-    """
-    slot = torch.arange(scores.shape[-1], device=scores.device)
-    slot = slot if newest_first else (1 << 30) - 1 - slot
-    return torch.add(slot, rising_bits(scores), alpha=1 << 30)
-
-
-def rising_bits(scores: Tensor) -> Tensor:
-    """Int32 numbers that compare as fp32 `scores` do; both zeros are equal."""
-    bits = (scores + 0.0).contiguous().view(torch.int32)  # -0.0 + 0.0 is 0.0
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)  # below 0, larger bits are smaller numbers
-
-
 def assign_pools(
     layer: LayerLayout, n: int, old: Tensor, scores: Tensor | None, device: torch.device
 ) -> Tensor:
@@ -178,23 +171,12 @@ def assign_pools(
     counts = layer.tier_counts(n)
     if scores is None or len(counts) == 1:
         return _pools_by_age(counts, n, p.fp16_recent, device)
-    residual_pool = len(p.tiers)
-    slot = torch.arange(n, device=device)
-    native = (slot < p.fp16_sinks) | (slot >= n - p.fp16_recent)  # in no tier
-    rank = scores.clone()
-    rank[..., n - p.recent_window :] = float("inf")
-    rank[..., : p.sinks] = float("inf")
-    best = torch.where(old == residual_pool, torch.zeros_like(old), old).expand(rank.shape)
-    pools = torch.full(rank.shape, len(counts) - 1, dtype=torch.uint8, device=device)
-    order = _total_order(rank, newest_first=False)
-    order.masked_fill_(native, _PLACED)
-    for tier, count in enumerate(counts[:-1]):
-        spoilt = (best > tier) & (order > _PLACED)
-        key = torch.where(spoilt, order - _SPOILT, order)
-        chosen = key.topk(count, sorted=False).indices
-        pools.scatter_(-1, chosen, tier)
-        order.scatter_(-1, chosen, _PLACED)
-    return pools.masked_fill_(native, residual_pool)
+    _, pools = choose_slots(
+        scores, old, gone=0, sinks=p.sinks, recent=p.recent_window, counts=counts,
+        fp16_sinks=p.fp16_sinks, fp16_recent=p.fp16_recent,
+    )  # fmt: skip
+    assert pools is not None
+    return pools
 
 
 @lru_cache(maxsize=1024)

@@ -7,10 +7,11 @@ Slots are in order of time. A slot's pool is its tier, or `residual` (the last p
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import codecs
+from kvsearch.cache.formats import Ran, codecs, read_back
 from kvsearch.cache.store import entering, gather
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
+from kvsearch_kernels.settle_kv import settle_kv
 
 
 class DenseStore:
@@ -21,12 +22,13 @@ class DenseStore:
         residual: newest tokens that no compaction has seen.
         pools: pool of every slot, `[N]` or per head `[B, H, N]`, uint8.
         room: by how much the tensors grow when they are full.
+        ran: op -> the implementation of it that ran.
     """
 
     room = 2.0
 
-    def __init__(self, layer: LayerLayout, native: torch.dtype) -> None:
-        self.codecs = codecs(layer, native)
+    def __init__(self, layer: LayerLayout, native: torch.dtype, ran: Ran) -> None:
+        self.codecs, self.ran = codecs(layer, native), ran
         self.residual_pool = len(self.codecs) - 1
         self.layer, self.single = layer, layer.policy.quantised_on_arrival
         self.grouped, self.in_tier = self.codecs[0][0].along_tokens, 0
@@ -87,6 +89,9 @@ class DenseStore:
             pools: pool of every kept slot, `[N]` or `[B, H, N]`.
         """
         assert self.k is not None and self.v is not None
+        if self.k.device.type != "cpu" and not self.single and not self.grouped:
+            self._settle(keep, pools)
+            return
         old = self.pools
         tail = self.residual
         quantised = self._quantised_in_place() if self.single else None
@@ -113,16 +118,19 @@ class DenseStore:
             self._move(changed.expand(k.shape[:3]), pools)
         self.n, self.residual, self.pools, self.quantised = n, 0, pools, None
 
-    def _move(self, changed: Tensor, pools: Tensor) -> None:
-        """Store the `changed` of the first slots `[B, H, N]` in their `pools`."""
+    def _settle(self, keep: Tensor | None, pools: Tensor) -> None:
+        """`compact` without counting what changed, for which the host would wait."""
         assert self.k is not None and self.v is not None
-        n, T = changed.shape[-1], self.k.shape[2]
-        if changed.device.type != "cpu":  # counting what changed would wait for the device
-            for i, (kc, vc) in enumerate(self.codecs[:-1]):
-                mask = (changed & (pools == i)).unsqueeze(-1)
-                for held, codec in ((self.k[:, :, :n], kc), (self.v[:, :, :n], vc)):
-                    held.copy_(torch.where(mask, codec.fake(held), held))
-            return
+        tiers = [(kc.fmt, vc.fmt) for kc, vc in self.codecs[:-1]]
+        self.k, self.v = settle_kv.record(
+            self.ran, *self.read(), self.pools, pools, tiers, keep=keep, room=self.k.shape[2]
+        )
+        self.n, self.residual, self.pools, self.quantised = pools.shape[-1], 0, pools, None
+
+    def _move(self, changed: Tensor, pools: Tensor) -> None:
+        """Store the `changed` of the first slots `[B, H, N]` in their `pools`, on a CPU."""
+        assert self.k is not None and self.v is not None
+        T = self.k.shape[2]
         keys, values = (x.view(-1, x.shape[3]) for x in (self.k, self.v))
         for i, (kc, vc) in enumerate(self.codecs[:-1]):
             b, h, slot = (changed & (pools == i)).nonzero().unbind(-1)
@@ -153,7 +161,7 @@ class DenseStore:
             return self.quantised
         k, v = self.read()
         lo = self.n - self.residual
-        return kc.fake(k[:, :, lo:]), vc.fake(v[:, :, lo:])
+        return read_back((kc, vc), k[:, :, lo:], v[:, :, lo:], self.ran)
 
     def _quantise_tail(
         self, k: Tensor, v: Tensor, changed: Tensor, quantised: tuple[Tensor, Tensor] | None, m: int
@@ -179,11 +187,10 @@ class DenseStore:
             )
             self.n, self.residual, self.pools = self.k.shape[2], residual, pools
             return
-        for i, (kc, vc) in enumerate(self.codecs[:-1]):
-            if kc.fmt is None and vc.fmt is None:
-                continue  # 16-bit values stay what they are
-            mask = (pools == i).unsqueeze(-1)
-            k, v = torch.where(mask, kc.fake(k), k), torch.where(mask, vc.fake(v), v)
+        tiers = [(kc.fmt, vc.fmt) for kc, vc in self.codecs[:-1]]
+        if any(fmt is not None for pair in tiers for fmt in pair):  # else they stay what they are
+            before = torch.full_like(pools, self.residual_pool)
+            k, v = settle_kv.record(self.ran, k, v, before, pools, tiers)
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.residual, self.pools, self.quantised = k.shape[2], residual, pools, None
 

@@ -17,6 +17,7 @@ from kvsearch_kernels.quantize_kv import (
     fake_quantize,
     quantize_kv,
 )
+from kvsearch_kernels.settle_kv import settle_kv
 
 Held = tuple[Tensor, ...]
 Along = Literal["channels", "tokens"]
@@ -66,6 +67,21 @@ class Codec:
             return Packed(codes, codes.new_empty((*codes.shape[:-1], 1, 0), dtype=torch.float16))
         scales = held[1].unflatten(-1, (held[1].shape[-1] // numbers, numbers))
         return Packed(codes, scales, lead if self.along_tokens else 0)
+
+
+def read_back(
+    tier: tuple[Codec, Codec], k: Tensor, v: Tensor, ran: Ran
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Keys and values `[B, H, N, D]` that come back after storing them in a tier.
+
+    On a GPU that is one launch for both.
+    """
+    kc, vc = tier
+    if k.device.type == "cpu" or kc.along_tokens:
+        return kc.fake(k), vc.fake(v)
+    pools = torch.arange(2, dtype=torch.uint8, device=k.device).unsqueeze(-1)
+    into, out = pools.expand(2, k.shape[2]).unbind()
+    return settle_kv.record(ran, k, v, out, into, [(kc.fmt, vc.fmt)])
 
 
 def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from kvsearch.cache import closing
 from kvsearch.cache.compaction import compact
 from kvsearch.cache.decode import decode
+from kvsearch.cache.formats import read_back
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
@@ -66,8 +67,7 @@ def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     p = state.layer.policy
     if state.packed or not p.quantizes or not p.quantised_on_arrival:
         return None
-    kc, vc = state.codecs[0]
-    quantised = kc.fake(k), vc.fake(v)
+    quantised = read_back(state.codecs[0], k, v, state.impls)
     sinks = slice(0, max(0, p.fp16_sinks - state.seen))
     for low, native in zip(quantised, (k, v), strict=True):
         low[:, :, sinks] = native[:, :, sinks]
@@ -159,9 +159,8 @@ def _attend_dense(
         )
         return out, None
     assert state.scorer is not None
-    rows = torch.arange(m, device=q.device)
-    last = state.seen + m if due is None else due
-    weights = state.scorer.row_weights(n - m + rows + 1, last - state.seen - 1 - rows)
+    after = 0 if due is None else due - state.seen - m
+    weights = _row_weights(state, n, m, after, q.device)
     out, received = scored_attention.record(
         state.impls, q, keys, values, weights, scale=scale, softcap=softcap
     )
@@ -169,6 +168,20 @@ def _attend_dense(
         every = received.new_zeros(*received.shape[:2], state.store.n)
         received = every.index_copy(2, seen, received)
     return out, received
+
+
+def _row_weights(state: LayerState, n: int, m: int, after: int, device: torch.device) -> Tensor:
+    """Weights of the newest `m` of `n` tokens, `after` tokens before the next compaction.
+
+    Kept, because a full cache meets the same numbers at every compaction.
+    """
+    assert state.scorer is not None
+    key = n, m, after
+    if key not in state.weights:
+        rows = torch.arange(m, device=device)
+        state.weights.clear()
+        state.weights[key] = state.scorer.row_weights(n - m + rows + 1, m + after - 1 - rows)
+    return state.weights[key]
 
 
 def wants_attention(state: LayerState) -> bool:

@@ -71,7 +71,7 @@ class StagedStore(DenseStore):
     room = 1.25  # it is memory beside a deployed cache
 
     def __init__(self, store: PackedStore, state: LayerState, k: Tensor) -> None:
-        super().__init__(state.layer, state.native)
+        super().__init__(state.layer, state.native, state.impls)
         self.packed, self.before = store, store.n
         if store.n:
             self.k, self.v = (x.contiguous() for x in store.read())

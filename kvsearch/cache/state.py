@@ -40,6 +40,7 @@ class LayerState:
             how many of its tokens are the prompt. None otherwise.
         peak_bytes: most bytes that the packed layer held at any step.
         impls: op -> the implementation of it that ran.
+        weights: the newest row weights, see `segments`.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class LayerState:
     def reset(self) -> None:
         """Forget everything."""
         self.impls: dict[str, str] = {}
-        self.store: Store = DenseStore(self.layer, self.native)
+        self.weights: dict[tuple[int, int, int], Tensor] = {}
+        self.store: Store = DenseStore(self.layer, self.native, self.impls)
         if self.packed:
             self.store = PackedStore(self.layer, self.native, self.impls)
         self.scorer: Scorer | None = None

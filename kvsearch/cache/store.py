@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvsearch.cache.formats import Ran
 from kvsearch.policy import LayerLayout
 
 
@@ -14,10 +15,12 @@ class Store(Protocol):
     Attributes:
         n: tokens held.
         residual: newest tokens that no compaction has seen, in 16 bits.
+        ran: where to note which implementation of an op ran.
     """
 
     n: int
     residual: int
+    ran: Ran
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]`, already rounded to 16 bits.

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvsearch.cache.formats import read_back
 from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
@@ -79,7 +80,7 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
     if n:
         parts.insert(0, state.store.read())
     if state.layer.policy.quantizes:
-        kc, vc = state.codecs[0]
+        kc, _ = tier = state.codecs[0]
         group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
         first = untouched(state)
         fresh_k, fresh_v = k.detach(), v.detach()
@@ -90,7 +91,7 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
             )
         # of an unfinished group no token is quantised before the end
         whole = (T - (seen - n + first)) // group * group
-        low_k, low_v = kc.fake(fresh_k[:, :, :whole]), vc.fake(fresh_v)
+        low_k, low_v = read_back(tier, fresh_k[:, :, :whole], fresh_v, state.impls)
         if whole < fresh_k.shape[2]:
             low_k = torch.cat([low_k, fresh_k[:, :, whole:]], 2)
         parts.append((low_k, low_v) if n else (straight(low_k, k), straight(low_v, v)))

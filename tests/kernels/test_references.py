@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvsearch_kernels.append_kv import append_kv
+from kvsearch_kernels.choose_slots import choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 from kvsearch_kernels.decode_attention import Part, decode_attention
@@ -28,12 +29,14 @@ from kvsearch_kernels.repack_kv import repack_kv
 from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
 from kvsearch_kernels.scored_decode import scored_decode
+from kvsearch_kernels.settle_kv import settle_kv
 from kvsearch_kernels.tally import tally
 from kvsearch_kernels.time_order import time_order
 
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
     decode_attention, scored_decode, time_order, append_kv, tally, repack_kv,
+    settle_kv, choose_slots,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -63,6 +66,8 @@ def call(op, device="cpu"):
         "time_order": ((birth.to(torch.uint8),), {}),
         "append_kv": ((k.clone(), k.clone(), used, k[:, :, :1], k[:, :, :1]), {}),
         "repack_kv": ((birth, parts, 1, (FMT, FMT)), {"dtype": k.dtype, "native": k.dtype}),
+        "settle_kv": ((k, k, birth.byte(), birth.byte() // 2, [(FMT, None)]), {"keep": birth}),
+        "choose_slots": ((torch.rand(1, 2, 6, device=device), birth.byte()), {"gone": 2}),
         "tally": ((torch.zeros(1, 2, 6), torch.ones(1, 2, 6), birth, used), {"held": 0}),
     }[op.name]
 
@@ -282,3 +287,10 @@ def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():
     back = gather_kv.reference(there, every, by=every * -9, inv_freq=inv_freq)
     torch.testing.assert_close(back, x)
     assert torch.equal(there[..., 32:], x[..., 32:])
+
+
+def test_a_tier_prefers_what_was_never_rounded_further_whatever_the_sign_of_scores():
+    scores = torch.tensor([[[-5.0, 3.0, -1.0, 2.0]]])
+    before = torch.tensor([0, 1, 2, 1], dtype=torch.uint8)  # the third is in 16 bits
+    _, pools = choose_slots(scores, before, gone=0, counts=(3, 1))
+    assert pools.tolist() == [[[0, 0, 0, 1]]]

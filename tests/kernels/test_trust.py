@@ -306,6 +306,30 @@ MUTANTS = {
             source, parts, own, tuple(x and plain(x) for x in formats), **k),
         "nothing rounded in between": lambda f, *a, dtype, **k: f(*a, dtype=torch.float32, **k),
     },
+    "choose_slots": {
+        "one more": lambda f, *a, gone, **m: f(*a, gone=gone + 1, **m),
+        "sinks go": lambda f, *a, sinks=0, **m: f(*a, sinks=0, **m),
+        "recent ones go": lambda f, *a, recent=0, **m: f(*a, recent=0, **m),
+        "the worst stay": lambda f, scores, *a, **m: f(-scores, *a, **m),
+        "newest of equals go": lambda f, scores, *a, **m: f(
+            scores - torch.arange(scores.shape[-1]) * 1e-6, *a, **m),
+        "spoilt ones return": lambda f, scores, pools, **m: f(scores, pools * 0, **m),
+        "tiers of others": lambda f, *a, counts=(), **m: f(*a, counts=counts[::-1], **m),
+        "all in tiers": lambda f, *a, fp16_sinks=0, **m: f(*a, fp16_sinks=0, **m),
+        "wrong voters": lambda f, scores, *a, **m: f(scores.flip(1), *a, **m),
+    },
+    "settle_kv": {
+        "nothing is rounded": lambda f, k, v, b, a, t, **m: f(k, v, b, a, [(None, None)], **m),
+        "what stays is rounded": lambda f, k, v, b, a, t, **m: f(k, v, b + 9, a, t, **m),
+        "the tier before": lambda f, k, v, b, a, t, **m: f(k, v, b, a, [t[0], *t[:-1]], **m),
+        "pools of other slots": lambda f, k, v, b, a, t, **m: f(k, v, b.flip(-1), a, t, **m),
+        "other slots": lambda f, *x, keep=None, **m: f(
+            *x, keep=None if keep is None else keep.flip(-1), **m),
+        "values for keys": lambda f, k, v, *x, **m: f(v, k, *x, **m),
+        "no rotation": lambda f, k, v, b, a, t, **m: f(
+            k, v, b, a, [tuple(x and plain(x) for x in pair) for pair in t], **m),
+        "no room": lambda f, *x, room=0, **m: f(*x, **m),
+    },
     "tally": {
         "no weight": lambda f, *a, alpha=0.0, **k: f(*a, **k),
         "no window": lambda f, *a, horizon=None, **k: f(*a, **k),

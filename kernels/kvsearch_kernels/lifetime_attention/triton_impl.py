@@ -129,7 +129,7 @@ def _prepared(
     """
     given = [x for x in (birth, death, anchors) if x is not None]
     known: dict[object, tuple[list[Tensor], Prepared]] = _prepared_before.setdefault(birth, {})
-    key = (*((id(x), x._version) for x in given), first_query, rows, tile)
+    key = (*((id(x), _content(x)) for x in given), first_query, rows, tile)
     if key in known:
         return known[key][1]
     born, dies = int32(birth), int32(death)
@@ -144,6 +144,13 @@ def _prepared(
         known.pop(next(iter(known)))
     known[key] = given[1:], made  # held, so that no other tensor gets their number
     return made
+
+
+def _content(x: Tensor) -> int:
+    """Which content of a tensor this is. Of those made in inference mode nobody counts it: lives
+    are never written to.
+    """
+    return 0 if x.is_inference() else x._version
 
 
 def forward(

@@ -20,7 +20,7 @@ def hadamard(x, BT: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, NORM: tl
 
 
 @triton.jit
-def _to_codes(g, levels, edges, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUP: tl.constexpr):
+def to_codes(g, levels, edges, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUP: tl.constexpr):
     """Codes of `[BT, groups, GROUP]`, and scale and zero `[BT, groups]` in fp16."""
     top: tl.constexpr = 2**BITS - 1
     if LLOYD:
@@ -72,7 +72,7 @@ def write_codes(
         values = hadamard(values, BT, D, STEPS, NORM)
     groups: tl.constexpr = D // GROUP
     grouped = tl.reshape(values, [BT, groups, GROUP])
-    found, step, zero = _to_codes(grouped, levels, edges, BITS, LLOYD, GROUP)
+    found, step, zero = to_codes(grouped, levels, edges, BITS, LLOYD, GROUP)
     found = tl.reshape(found, [BT, D])
     bytes_a_token: tl.constexpr = D * BITS // 8
     row = codes + to[:, None] * bytes_a_token

@@ -6,6 +6,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from kernel_aot import check, compile_kernel, types
 
 from kvsearch_kernels.append_kv.triton_kernels import append
+from kvsearch_kernels.choose_slots.triton_kernels import choose
 from kvsearch_kernels.configs import (
     GATHER_ROWS,
     GATHER_WARPS,
@@ -16,7 +17,10 @@ from kvsearch_kernels.configs import (
     REPACK_ROWS,
     REPACK_WARPS,
     SCORE,
+    SETTLE_ROWS,
+    SETTLE_WARPS,
     attend_tile,
+    choose_warps,
     decode_tile,
 )
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
@@ -30,6 +34,7 @@ from kvsearch_kernels.repack_kv.triton_impl import constants as repack_constants
 from kvsearch_kernels.repack_kv.triton_kernels import repack
 from kvsearch_kernels.score_keys.triton_kernels import score
 from kvsearch_kernels.scored_decode.triton_kernels import receive
+from kvsearch_kernels.settle_kv.triton_kernels import settle
 from kvsearch_kernels.tally.triton_kernels import add
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -297,3 +302,31 @@ def test_repack(own):
         f"repack_kv/{'4' if low else '16'}/128", cost, elements=REPACK_ROWS * 128,
         warps=REPACK_WARPS, tensor=False, wide=False,
     )  # fmt: skip
+
+
+def test_settle():
+    """Tiers of 8, 4 and 2 bits, the last of rotated Lloyd levels."""
+    formats = [Format(8, 64), Format(4, 64), Format(2, 64, "lloyd", True)]
+    constants = {
+        "D": 128, "TIERS": 3, "GATHER": True, "BT": SETTLE_ROWS, "STEPS": 7, "NORM": 128**-0.5,
+    }  # fmt: skip
+    pointers = {"k v k_out v_out": "bf16", "before after": "u8", "keep": "i64"}
+    for i, fmt in enumerate(formats):
+        constants |= repack_constants("K", i, fmt, 128) | repack_constants("V", i, fmt, 128)
+        pointers[f"kl{i} ke{i} vl{i} ve{i}"] = "fp32"
+    cost = compile_kernel(settle, types(settle, pointers), constants, warps=SETTLE_WARPS, stages=1)
+    check(
+        "settle_kv/8-4-2/128", cost, elements=SETTLE_ROWS * 128, warps=SETTLE_WARPS, tensor=False,
+        wide=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("slots", [1024, 4096])
+def test_choose(slots):
+    """Three tiers; all slots of a voter are one program's."""
+    pointers = {"scores": "fp32", "before pools": "u8", "keep": "i64"}
+    warps = choose_warps(slots)
+    cost = compile_kernel(
+        choose, types(choose, pointers), {"TIERS": 3, "BLOCK": slots}, warps=warps, stages=1
+    )
+    check(f"choose_slots/{slots}", cost, elements=slots, warps=warps, tensor=False, wide=False)

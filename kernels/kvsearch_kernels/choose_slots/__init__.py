@@ -1,0 +1,13 @@
+"""Who stays at a compaction, and the tier of everyone who does, from the ranks of slots."""
+
+from kvsearch_kernels.choose_slots.reference import best_between, reference, rising_bits
+from kvsearch_kernels.op import Op
+
+choose_slots = Op(
+    "choose_slots",
+    reference,
+    {"triton": "kvsearch_kernels.choose_slots.triton_impl"},
+    "kvsearch_kernels.choose_slots.probe",
+)
+
+__all__ = ["best_between", "choose_slots", "rising_bits"]
