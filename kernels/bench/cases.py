@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 KERNELS = Path(__file__).parents[1]
-if str(KERNELS) not in sys.path:
-    sys.path.insert(0, str(KERNELS))
+for place in (KERNELS, KERNELS / "bench"):
+    if str(place) not in sys.path:
+        sys.path.insert(0, str(place))
+
+import compactions  # noqa: E402
 
 from kvsearch_kernels.decode_attention import Part, decode_attention  # noqa: E402
 from kvsearch_kernels.gather_kv import gather_kv  # noqa: E402
@@ -54,7 +57,7 @@ OPS: dict[str, Op[Any, Any]] = {
     op.name: op
     for op in (
         decode_attention, scored_decode, lifetime_attention, scored_attention, quantize_kv,
-        dequantize_kv, gather_kv, score_keys,
+        dequantize_kv, gather_kv, score_keys, *compactions.OPS,
     )
 }  # fmt: skip
 # Share of slots, and bits of keys and values, of each part; `r` is a rotated format with Lloyd
@@ -134,6 +137,9 @@ def cases() -> Iterator[Case]:
         yield Case("gather_kv", model, 8, 512, "keep")
         yield Case("gather_kv", model, 8, 4096, "turn")
         yield Case("score_keys", model, 1, 4096, "last64")
+        for op in compactions.OPS:
+            for slots, batch, variant in compactions.shapes(op.name):
+                yield Case(op.name, model, batch, slots, variant)
 
 
 def implementations(op: str) -> tuple[str, ...]:
@@ -190,6 +196,10 @@ def build(
         return _decode(case, queries(1), pair, T, scale)
     if case.op in ("lifetime_attention", "score_keys", "scored_attention"):
         return _attend(case, queries(T), *pair(T), scale, tiny)
+    if case.op in compactions.VARIANTS:
+        fmt = form(case.variant, m.dim) if case.op == "repack_kv" else None
+        found = compactions.arguments(case.op, case.variant, fmt, pair, T, _packed)
+        return Work(OPS[case.op], *found)
     x = data(m.keys, T)
     if case.op in ("quantize_kv", "dequantize_kv"):
         fmt = form(case.variant, m.dim)
@@ -301,6 +311,8 @@ def tensors(result: Any) -> list[Tensor]:
     """What an op returned, one by one."""
     if isinstance(result, Tensor):
         return [result]
+    if result is None:
+        return []
     if isinstance(result, tuple):
-        return list(result)
+        return [x for part in result for x in tensors(part)]
     return [result.codes, result.scales]

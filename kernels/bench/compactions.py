@@ -1,0 +1,70 @@
+"""What the benchmark times of a compaction: who stays, and where what stays is then held.
+
+`append_kv` and `tally` write into what they are given, so a replayed graph would run past their
+end; they are timed within whole models (`end_to_end.py`).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.choose_slots import choose_slots
+from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.op import Op
+from kvsearch_kernels.quantize_kv import Format, Packed
+from kvsearch_kernels.repack_kv import repack_kv
+from kvsearch_kernels.settle_kv import settle_kv
+
+OPS: tuple[Op[Any, Any], ...] = (repack_kv, choose_slots, settle_kv)
+INTERVAL = 16  # tokens between compactions
+SHAPES = ((1024, 1), (1024, 8), (4080, 8))  # slots and sequences
+VARIANTS = {"repack_kv": ("4", "r4"), "choose_slots": ("evict", "tiers"), "settle_kv": ("8+4",)}
+
+
+def shapes(op: str) -> Iterator[tuple[int, int, str]]:
+    """Slots, sequences and variant of each case of an op."""
+    for slots, batch in SHAPES:
+        for variant in VARIANTS[op]:
+            yield slots, batch, variant
+
+
+def arguments(
+    op: str, variant: str, fmt: Format | None, pair: Callable[[int], tuple[Tensor, Tensor]],
+    slots: int, packed: Callable[[Tensor, Format], Packed],
+) -> tuple[tuple[Any, ...], dict[str, Any], int]:  # fmt: skip
+    """Arguments of one compaction that drops as many slots as came, and the bytes it must read.
+
+    Args:
+        op, variant: what to time.
+        fmt: the format that `variant` names, if it names one.
+        pair: makes keys and values `[B, H, n, D]`.
+        slots: that stay.
+        packed: packs keys or values.
+    """
+    new = min(INTERVAL, slots // 4)
+    n = slots + new
+    k, v = pair(n)
+    B, H, _, D = k.shape
+    device = k.device
+    if op == "repack_kv":
+        assert fmt is not None
+        k, v = pair(slots)
+        tier = Part(packed(k, fmt), packed(v, fmt), fmt, fmt)
+        fresh = Part(*pair(new))
+        stay = torch.rand(B, H, n, device=device).argsort(-1)[..., :slots].sort(-1).values
+        more = {"dtype": k.dtype, "native": k.dtype}
+        nbytes = tier.keys.nbytes + tier.values.nbytes + fresh.keys.nbytes + fresh.values.nbytes
+        return (stay, [tier, fresh], 0, (fmt, fmt)), more, nbytes
+    scores = torch.rand(B, H, n, device=device)
+    before = torch.randint(0, 3, (B, H, n), device=device).byte()
+    if op == "choose_slots":
+        counts = (slots // 4, slots - slots // 4) if variant == "tiers" else ()
+        more = {"gone": new, "recent": new, "counts": counts}
+        return (scores, before), more, scores.nbytes + before.nbytes
+    keep, after = choose_slots.run(
+        "reference", scores, before, gone=new, recent=new, counts=(slots // 4, slots - slots // 4)
+    )
+    tiers = [(Format(8, D), Format(8, D)), (Format(4, D), Format(4, D))]
+    return (k, v, before, after, tiers), {"keep": keep}, k.nbytes + v.nbytes
