@@ -1,16 +1,19 @@
 """From the runs to one row a text: what was recommended, and by how much it is ahead.
 
-`first-command.csv`; `python derive.py --out FOLDER`. Differences are dNLL on the report text, nats
-per token, negative where the recommended policy is better: against the best published method and
-the best textbook combination of that text, with 95 % intervals as the run prints them, and against
-the best policy that earlier searches found. `worse_than` are the rows within the budget that are
-ahead of it with an interval corrected for all rows of the run.
+`first-command.csv`, and `stops.csv` (see `stops.py`); `python derive.py --out FOLDER`. Differences
+are dNLL on the report text, nats per token, negative where the recommended policy is better:
+against the best published method and the best textbook combination of that text, with 95 %
+intervals as the run prints them, and against the best policy that earlier searches found.
+`worse_than` are the rows within the budget that are ahead of it with an interval corrected for all
+rows of the run.
 """
 
 import argparse
 import csv
 import json
 from pathlib import Path
+
+import stops
 
 from kvsearch.app import summary
 from kvsearch.records import Recheck, Summary
@@ -64,11 +67,15 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, default=HERE)
     o = ask.parse_args()
-    rows = [row(p) for p in sorted((HERE / "records").iterdir())]
-    with open(o.out / "first-command.csv", "w", newline="") as f:
-        writer = csv.DictWriter(f, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    found = {
+        "first-command.csv": [row(p) for p in sorted((HERE / "records").iterdir())],
+        "stops.csv": stops.table(HERE / "records"),
+    }
+    for name, rows in found.items():
+        with open(o.out / name, "w", newline="") as f:
+            writer = csv.DictWriter(f, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":
