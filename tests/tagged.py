@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ELSEWHERE = torch.device("meta")  # the only other device that every build of torch knows
 CPU = torch.device("cpu")
 _aten = torch.ops.aten
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 COPIES = (_aten._to_copy.default, _aten.copy_.default)
 WAITS = (
     _aten._local_scalar_dense.default,
@@ -90,6 +91,9 @@ class Device(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check, count, run on the CPU, and tag the result."""
         kwargs = dict(kwargs or {})
+        if func.has_kernel_for_dispatch_key(COMPOSITE):  # in inference mode nobody takes it apart
+            with self:
+                return func.decompose(*args, **kwargs)
         target = kwargs.get("device")
         flat = [y for x in args for y in (x if isinstance(x, list | tuple) else (x,))]
         given = [x for x in (*flat, *kwargs.values()) if isinstance(x, torch.Tensor)]
