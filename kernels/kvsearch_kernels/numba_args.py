@@ -85,8 +85,7 @@ def constants(fmt: Format, width: int) -> tuple[int, ...]:
     block = rotation_block(width, fmt.block) if fmt.rotate else 0
     along = fmt.group if fmt.along == "tokens" else 0
     group = 1 if along else fmt.group  # channels that share a scale
-    low = fmt.bits - 1 if fmt.bits in (3, 5) else fmt.bits
-    piece = math.gcd(group, width * low // 8, width * (fmt.bits - low) // 8)
+    piece = math.gcd(group, width * fmt.bits // 8)
     return (
         PACKED, width, fmt.bits, group, fmt.numbers, int(table == 0), first, table, block, along,
         piece,

@@ -100,7 +100,7 @@ def hadamard(x, block):
 
 @compiled()
 def _unpack_whole(side, codes_at, scales_at, first, count, out):
-    """`_unpack` of 8 or 4 bits with one scale a vector, in a third of its time.
+    """`_unpack_planes` of 8 or 4 bits with one scale a vector, in a third of its time.
 
     Both planes come at once. At 2 bits the same, with four planes, was slower.
     """
@@ -131,8 +131,8 @@ def _unpack_whole(side, codes_at, scales_at, first, count, out):
 
 
 @compiled()
-def _unpack(side, codes_at, scales_at, first, count, out):
-    """`count` packed vectors of a head to values, piece by piece.
+def _unpack_planes(side, codes_at, scales_at, first, count, out):
+    """`_unpack` of 8, 4, 2 or 1 bits, piece by piece.
 
     A piece is channels that share a plane of the codes and a scale. Loops over vectors are in here,
     since calls with slices of arrays cost more than what they would do.
@@ -140,14 +140,11 @@ def _unpack(side, codes_at, scales_at, first, count, out):
     width, bits, group, piece = side[WIDTH], side[BITS], side[GROUP], side[PIECE]
     even, along, numbers, lead = side[EVEN], side[ALONG], side[NUMBERS], side[LEAD] + first
     stride, scale_stride, group_stride = side[STRIDE_N], 2 * side[SCALE_N], 2 * side[SCALE_G]
-    low = bits - 1 if bits == 3 or bits == 5 else bits
-    share, mask, lowest = width * low // 8, np.uint8((1 << low) - 1), float32(side[FIRST])
-    up, levels = np.uint8(low), carray(_pointer(side[TABLE]), 256, np.float32)
+    share, mask, lowest = width * bits // 8, np.uint8((1 << bits) - 1), float32(side[FIRST])
+    levels = carray(_pointer(side[TABLE]), 256, np.float32)
     for start in range(0, width, piece):
-        shift = np.uint8(start // share * low)
+        shift = np.uint8(start // share * bits)
         codes, scales = codes_at + start % share, scales_at + start // group * group_stride
-        uppers = codes_at + share + start % (width // 8)
-        high = np.uint8(start // (width // 8))
         for t in range(count):
             row = (lead + t) // along if along else first + t
             pair = carray(_pointer(scales + row * scale_stride), 2, np.uint16)
@@ -155,18 +152,60 @@ def _unpack(side, codes_at, scales_at, first, count, out):
             zero = _from_half(pair[1]) if numbers == 2 else float32(-0.0)  # changes nothing
             part = out[t, start : start + piece]
             lower = carray(_pointer(codes + t * stride), piece, np.uint8)
-            if low != bits:
-                upper = carray(_pointer(uppers + t * stride), piece, np.uint8)
-                for i in range(piece):
-                    code = ((lower[i] >> shift) & mask) | (((upper[i] >> high) & np.uint8(1)) << up)
-                    level = float32(code) + lowest if even else levels[code]
-                    part[i] = level * step + zero
-            elif even:
+            if even:
                 for i in range(piece):
                     part[i] = (float32((lower[i] >> shift) & mask) + lowest) * step + zero
             else:
                 for i in range(piece):
                     part[i] = levels[(lower[i] >> shift) & mask] * step + zero
+
+
+@compiled()
+def _unpack_split(side, codes_at, scales_at, first, count, out):
+    """`_unpack` of 5 and 3 bits, whose highest bits lie apart: codes first, then their levels."""
+    width, bits, group = side[WIDTH], side[BITS], side[GROUP]
+    even, along, numbers, lead = side[EVEN], side[ALONG], side[NUMBERS], side[LEAD] + first
+    low = bits - 1
+    share, eighth = width * low // 8, width // 8
+    mask, up, one = np.uint8((1 << low) - 1), np.uint8(low), np.uint8(1)
+    lowest, levels = float32(side[FIRST]), carray(_pointer(side[TABLE]), 256, np.float32)
+    codes = np.empty(width, np.uint8)
+    for t in range(count):
+        at = codes_at + t * side[STRIDE_N]
+        lower = carray(_pointer(at), share, np.uint8)
+        for p in range(8 // low):
+            shift, plane = np.uint8(p * low), codes[p * share : (p + 1) * share]
+            for i in range(share):
+                plane[i] = (lower[i] >> shift) & mask
+        upper = carray(_pointer(at + share), eighth, np.uint8)
+        for p in range(8):
+            shift, plane = np.uint8(p), codes[p * eighth : (p + 1) * eighth]
+            for i in range(eighth):
+                plane[i] |= ((upper[i] >> shift) & one) << up
+        row = (lead + t) // along if along else first + t
+        for start in range(0, width, group):
+            number = scales_at + 2 * (row * side[SCALE_N] + start // group * side[SCALE_G])
+            pair = carray(_pointer(number), 2, np.uint16)
+            step = _from_half(pair[0]) if numbers else float32(1)
+            zero = _from_half(pair[1]) if numbers == 2 else float32(-0.0)  # changes nothing
+            mine, values = codes[start : start + group], out[t, start : start + group]
+            if even:
+                for i in range(group):
+                    values[i] = (float32(mine[i]) + lowest) * step + zero
+            else:
+                for i in range(group):
+                    values[i] = levels[mine[i]] * step + zero
+
+
+@compiled()
+def _unpack(side, codes_at, scales_at, first, count, out):
+    """`count` packed vectors of a head to values."""
+    if side[BITS] == 5 or side[BITS] == 3:
+        _unpack_split(side, codes_at, scales_at, first, count, out)
+    elif side[GROUP] == side[WIDTH] and side[BITS] >= 4:
+        _unpack_whole(side, codes_at, scales_at, first, count, out)
+    else:
+        _unpack_planes(side, codes_at, scales_at, first, count, out)
 
 
 @compiled()
@@ -203,12 +242,8 @@ def _read(side, b, h, first, count, plain, values, out):
         _copy(side[KIND], at, side[STRIDE_N], count, side[WIDTH], out)
         return
     scales = side[SCALES] + 2 * (b * side[SCALE_B] + h * side[SCALE_H])
-    whole = side[GROUP] == side[WIDTH] and side[BITS] in (8, 4)
-    if not plain or not side[BLOCK]:
-        if whole:
-            _unpack_whole(side, at, scales, first, count, out)
-        else:
-            _unpack(side, at, scales, first, count, out)
+    if not (plain and side[BLOCK]):
+        _unpack(side, at, scales, first, count, out)
         return
     _unpack(side, at, scales, first, count, values)
     for t in range(count):
@@ -399,6 +434,73 @@ def _slot(slots, b, h, i):
     return carray(_pointer(address + 8 * (b * of_batch + h * of_head + i * of_slot)), 1, np.int64)[
         0
     ]
+
+
+@compiled()
+def _store(new, pool, token, first, heads):
+    """Put a token's vectors at its slot of each head, in one side of a pool."""
+    size = new.shape[3]
+    for b in range(new.shape[0]):
+        for h in range(heads):
+            at = pool[AT] + b * pool[STRIDE_B] + h * pool[STRIDE_H] + token[b, h] * pool[STRIDE_N]
+            row, mine = carray(_pointer(at), size, np.uint8), new[b, first + h, 0]
+            for i in range(size):
+                row[i] = mine[i]
+
+
+@compiled()
+def _tally(received, row, alpha, keep, used):
+    """Add what slots received to a rule's sums, see `tally.reference`."""
+    sums_at, of_batch, of_voter, voters, count = row[3], row[4], row[5], row[6], row[7]
+    order, held, end, horizon = (row[8], row[9], row[10], row[11]), row[12], row[13], row[14]
+    batch, heads, _ = received.shape
+    weight = float32(1)
+    if alpha != 0 or horizon < 1 << 62:
+        weight = float32(float32(used + held) ** alpha) if end - used < horizon else float32(0)
+    each = heads // voters
+    for b in range(batch):
+        for w in range(voters):
+            sums = carray(_pointer(sums_at + 4 * (b * of_batch + w * of_voter)), count, np.float32)
+            for i in range(count):
+                at, total = _slot(order, b, w, i), float32(0)
+                for h in range(w * each, (w + 1) * each):
+                    total += received[b, h, at]
+                sums[i] = sums[i] * keep + total * weight / float32(each)
+
+
+@compiled()
+def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
+    """One token in all heads of a layer, see `decode_step.reference`.
+
+    Args:
+        q: queries `[B, Hq, D]` fp32 or fp64.
+        k, v: keys and values of the token `[B, H, 1, bytes]`, in the type of the pools.
+        parts: what is held, a row of integers for each part.
+        rows: of heads that are alike: their parts, how many they are, and their rule's sums.
+        numbers: of each of `rows`: the power of the slots seen, and the factor on the sums.
+        scale, softcap, plain: as in `attend`.
+        out: `[B, Hq, Dv]`, zeros.
+    """
+    batch, group, first = q.shape[0], q.shape[1] // k.shape[1], 0
+    for r in range(rows.shape[0]):
+        row = rows[r]
+        mine, heads = parts[row[0] : row[1]], row[2]
+        pool = mine[-1]
+        lengths = carray(_pointer(pool[LENGTHS]), (batch, heads), np.int32)
+        if lengths.max() < pool[SLOTS]:
+            _store(k, pool[:SIDE], lengths, first, heads)
+            _store(v, pool[SIDE : 2 * SIDE], lengths, first, heads)
+        lengths += 1
+        asks = slice(first * group, (first + heads) * group)
+        query, mean = q[:, asks], np.zeros((batch, heads * group, out.shape[2]), q.dtype)
+        slots = mine[:, SLOTS].sum() if row[3] else 0
+        received = np.empty((batch, heads, slots), q.dtype)
+        lse = np.empty((batch, heads * group), q.dtype)
+        attend(np.ascontiguousarray(query), mine, heads, scale, softcap, plain, mean, lse, received)
+        out[:, asks] = mean
+        if row[3]:
+            _tally(received, row, numbers[r, 0], float32(numbers[r, 1]), lengths[0, 0])
+        first += heads
 
 
 @compiled()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvsearch.cache import adakv, engine
+from kvsearch.cache import adakv, engine, steps
 from kvsearch.cache.state import LayerState
 
 
@@ -33,6 +33,10 @@ def advance(
     Returns:
         Attention output `[B, Hq, M, Dv]`.
     """
+    if q.shape[2] == 1:
+        found = steps.advance(states, q, k, v, scale=scale, softcap=softcap)
+        if found is not None:
+            return found
     if len(states) == 1:
         return engine.advance(states[0], q, k, v, scale=scale, softcap=softcap)
     if states[0].layer.policy.budgets.kind == "adakv":

@@ -8,9 +8,8 @@ compaction; where none is due, it is an eighth more than what is held.
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Held, Ran
+from kvsearch.cache.formats import Held
 from kvsearch.policy import LayerLayout
-from kvsearch_kernels.append_kv import append_kv
 
 LEAST = 32  # slots by which a pool grows that nothing bounds
 
@@ -51,11 +50,6 @@ class NativePool:
     def capacity(self) -> int:
         """Slots there is room for."""
         return self.keys.shape[2]
-
-    def append(self, ran: Ran, k: Tensor, v: Tensor) -> None:
-        """Write tokens `[B, H, M, D]` behind those in use."""
-        append_kv.record(ran, self.keys, self.values, self.lengths, k, v)
-        self.used += k.shape[2]
 
     def replace(self, held: tuple[Tensor, Tensor] | None) -> None:
         """Hold other slots, at the same place in memory."""

@@ -10,6 +10,7 @@ from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.store import entering
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
+from kvsearch_kernels.append_kv import append_kv
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.time_order import time_order
@@ -46,32 +47,47 @@ class PackedStore:
         self._parts: list[_Told | None] = [None] * len(self.codecs)  # what `parts` said last
         self._slots: Tensor | None = None  # see `order`
         self._slots_at: Tensor | None = None  # where it lay before
+        self.edition = 0  # whoever remembers what `parts` said asks whether this is as it was
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
         self.dtype = k.dtype
         if self.n == 0:
             self.pools = self.pools.to(k.device)
-        m, held = k.shape[2], self._native()
+        m = k.shape[2]
         if m == 1 and self.repeats(k.device):
-            pool = self.native_pool
-            if pool is None or pool.used == pool.capacity:
-                used = 0 if held is None else held[0].shape[2]
-                size, native = spare(self.layer, used, self.residual), self.codecs[-1][0].native
-                pool = self.native_pool = NativePool.of(held, (k, v), used + size, native)
-                self._forget_parts(-1)
-                self._tell_lengths()
-            pool.append(self.ran, k, v)
-            self.keys[-1], self.values[-1] = pool.shown()
-        else:
-            self._forget_parts(-1)
-            for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
-                (new,) = self.codecs[-1][which].encode(x, self.ran)
-                old = pools[-1]
-                pools[-1] = (new,) if old is None else (torch.cat([old[0], new], 2),)
-            self.native_pool = None
+            pool = self.reserve(k, v)
+            append_kv.record(self.ran, pool.keys, pool.values, pool.lengths, k, v)
+            self.counted()
+            return
+        self._forget_parts(-1)
+        for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
+            (new,) = self.codecs[-1][which].encode(x, self.ran)
+            old = pools[-1]
+            pools[-1] = (new,) if old is None else (torch.cat([old[0], new], 2),)
+        self.native_pool = None
         self.n += m
         self.residual += m
+
+    def reserve(self, k: Tensor, v: Tensor) -> NativePool:
+        """The 16-bit pool, with room for a token like `k` and `v` `[B, H, 1, D]`."""
+        pool, held = self.native_pool, self._native()
+        if pool is None or pool.used == pool.capacity:
+            used = 0 if held is None else held[0].shape[2]
+            size, native = spare(self.layer, used, self.residual), self.codecs[-1][0].native
+            pool = self.native_pool = NativePool.of(held, (k, v), used + size, native)
+            self._forget_parts(-1)
+            self._tell_lengths()
+        return pool
+
+    def counted(self) -> None:
+        """Count a token that was written behind those in use of the pool."""
+        pool = self.native_pool
+        assert pool is not None
+        pool.used += 1
+        self.n += 1
+        self.residual += 1
+        self.keys[-1], self.values[-1] = pool.shown()
 
     def _native(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values of the 16-bit pool."""
@@ -143,18 +159,17 @@ class PackedStore:
         found = []
         pools = None if rotary is None else self.slot_pools()
         for i, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
+            pool = self.native_pool if self.fixed else None
+            if pool is not None and i == self.residual_pool and rotary is None:
+                k, v = (pool.keys,), (pool.values,)  # the same part until it is full
             if k is None or v is None:
                 continue
             kc, vc = self.codecs[i]
             if rotary is None or pools is None:
-                held, last = (k, v, self.lead), self._parts[i]
+                held, last = (k, v, 0 if i == self.residual_pool else self.lead), self._parts[i]
                 lengths = None
-                if self.fixed and self.native_pool is not None:
-                    lengths = (
-                        self._lengths[i][1] if i in self._lengths else self.native_pool.lengths
-                    )
-                    if i == self.residual_pool:  # the same part until it is full
-                        held = ((self.native_pool.keys,), (self.native_pool.values,), 0)
+                if pool is not None:
+                    lengths = self._lengths[i][1] if i in self._lengths else pool.lengths
                 if last is None or not _same(held, last[0]):
                     keys, values = kc.packed(held[0], self.lead), vc.packed(held[1])
                     part = Part(keys, values, kc.fmt, vc.fmt, lengths)
@@ -175,6 +190,7 @@ class PackedStore:
         for i in range(len(self.codecs))[first:]:
             self._parts[i] = None
         self._slots = None
+        self.edition += 1
 
     def in_time(self, x: Tensor) -> Tensor:
         """Data `[B, H, N]` of the slots of `parts`, put into order of time; those in use."""

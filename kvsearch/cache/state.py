@@ -1,5 +1,7 @@
 """What one layer's cache holds. Data only: `kvsearch.cache.engine` acts on it."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,7 @@ class LayerState:
         peak_bytes: most bytes that the packed layer held at any step.
         impls: op -> the implementation of it that ran.
         weights: the newest row weights, see `segments`.
+        step: where the layer's next tokens go, in the first of its states; see `steps`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class LayerState:
         """Forget everything."""
         self.impls: dict[str, str] = {}
         self.weights: dict[tuple[int, int, int], Tensor] = {}
+        self.step: Any = None
         self.store: Store = DenseStore(self.layer, self.native, self.impls)
         if self.packed:
             self.store = PackedStore(self.layer, self.native, self.impls)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
+from kvsearch.rules.base import Ledger, Need, Place, Rule, Scorer, Segment, Slots, Votes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -236,20 +236,26 @@ class AttentionScorer(Scorer):
         """Add what slots received to sums that have room for them, where they are."""
         from kvsearch_kernels.tally import tally
 
-        r, slots = self.rule, votes.received.shape[-1]
+        slots = votes.received.shape[-1]
         if self.sums.dtype != votes.received.dtype:  # fp64 models
             return False
         if self._room is None or self.sums is not self._shown or self._room[0].shape[-1] != slots:
             self.reserve(seen, slots)
+        into = self.ledger()
+        tally.record(
+            votes.ran, into.sums, votes.received, votes.order, votes.lengths, held=votes.held,
+            end=votes.end, alpha=into.alpha, horizon=into.horizon, keep=into.keep,
+        )  # fmt: skip
+        self.counted(votes.count)
+        return True
+
+    def ledger(self) -> Ledger:
+        """The newest partial sums, in the room that `reserve` made."""
         assert self._room is not None
+        r = self.rule
         keep = 1 - 1 / r.horizon if r.kind == "decay" and r.horizon is not None else 1.0
         horizon = r.horizon if r.kind == "window" else None
-        tally.record(
-            votes.ran, self._room[0][0], votes.received, votes.order, votes.lengths,
-            held=votes.held, end=votes.end, alpha=r.alpha, horizon=horizon, keep=keep,
-        )  # fmt: skip
-        self._show(votes.count)
-        return True
+        return Ledger(self._room[0][0], r.alpha, horizon, keep)
 
     def reserve(self, seen: int, slots: int) -> None:
         """Have room for `slots`, of which the next will be born at `seen`."""
@@ -270,14 +276,14 @@ class AttentionScorer(Scorer):
             wide[..., n:] = torch.arange(
                 seen, seen + slots - n, dtype=torch.int32, device=wide.device
             )
-        self._show(n)
+        self.counted(n)
 
-    def _show(self, n: int) -> None:
-        """Let the first `n` slots of the room be those that there are."""
+    def counted(self, count: int) -> None:
+        """Let the first `count` slots of the room be those that there are."""
         assert self._room is not None
         sums, born = self._room
-        self.sums = self._shown = sums[..., :n]
-        self.born = None if born is None else born[..., :n]
+        self.sums = self._shown = sums[..., :count]
+        self.born = None if born is None else born[..., :count]
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Corrected sums, smoothed outside the recent window."""

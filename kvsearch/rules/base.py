@@ -86,6 +86,23 @@ class Votes:
 
 
 @dataclass(frozen=True)
+class Ledger:
+    """Sums of what slots receive, and what a token's votes count in them, see `tally.reference`.
+
+    Attributes:
+        sums: `[B, V, C]` fp32 in order of time, of all slots that there is room for.
+        alpha: power of the number of slots that the token sees.
+        horizon: last tokens before a compaction that count; None is all.
+        keep: factor on the sums before.
+    """
+
+    sums: "Tensor"
+    alpha: float
+    horizon: int | None
+    keep: float
+
+
+@dataclass(frozen=True)
 class Slots:
     """What a layer holds at a compaction; keys and values are read only when asked for.
 
@@ -130,6 +147,13 @@ class Scorer:
 
     def reserve(self, seen: int, slots: int) -> None:
         """After a compaction, `seen` tokens in all: there will be so many slots until the next."""
+
+    def ledger(self) -> "Ledger | None":
+        """After `reserve`: where to add what slots receive, if that is all that happens to it."""
+        return None
+
+    def counted(self, count: int) -> None:
+        """Somebody added a token's votes to the `ledger`; there are `count` slots now."""
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Ranks `[B, V, N]` fp32 of all slots, higher stays; `V` is the KV heads, or 1.

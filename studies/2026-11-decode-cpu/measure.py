@@ -11,6 +11,7 @@ Rows replace those of the same policy, context and threads in results.csv beside
 """
 
 import csv
+import json
 import os
 import platform
 import time
@@ -32,7 +33,9 @@ from kvsearch.text import builtin, tokenize, windows
 
 HERE = Path(__file__).parent
 FOUND = HERE.parent / "2026-11-outcome" / "b256" / "best.json"
+FIRST = HERE.parent / "2026-11-first-command" / "records" / "built-in" / "measured.json"
 WARM, PLAIN = 4, 16  # tokens before the clock starts, and of the full cache's half of a pair
+LEAST = 8  # tokens in a cache that is as good as empty: what the model itself takes
 KEYS = ("policy", "context", "threads")
 
 
@@ -43,9 +46,9 @@ KEYS = ("policy", "context", "threads")
     "--policy",
     "names",
     multiple=True,
-    default=("found at 256", "xmu"),
+    default=("found at 256", "first command", "xmu"),
     show_default=True,
-    help="that of the outcome study, or a method at 256 slots' bytes",
+    help="that of the outcome study, that of the first command, or a method at 256 slots' bytes",
 )
 @click.option("--pairs", default=4, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=HERE / "results.csv")
@@ -71,6 +74,10 @@ def chosen(name: str, loaded: Any, T: int) -> Policy:
     """The policy of a name."""
     if name == "found at 256":
         return Policy.from_json(FOUND)
+    if name == "first command":
+        measured = json.loads(FIRST.read_text())
+        row = next(r for r in measured["rows"] if r["name"] == measured["recommended"])
+        return Policy.model_validate(row["policy"])
     return at(name, Setting(loaded.shape, loaded.shape.budget_bytes(256), T))
 
 
@@ -90,14 +97,16 @@ def rows(
         start = T + WARM
         for count in threads:
             torch.set_num_threads(count)
-            load, seconds = os.getloadavg()[0], []
+            load, seconds, least = os.getloadavg()[0], [], full_cache(loaded.model)
+            decode(loaded, least, ids[:, :LEAST])
+            model = decode(loaded, least, ids[:, LEAST : LEAST + PLAIN])[0]
             for pair in range(pairs):
                 both = {}
                 for cache, n in ((mine, steps), (full, PLAIN))[:: 1 if pair % 2 else -1]:
                     both[cache is full] = decode(loaded, cache, ids[:, start : start + n])
                 seconds.append((both[False], both[True]))
                 start += steps
-            yield row(name, T, count, load, np.array(seconds), mine)
+            yield row(name, T, count, load, np.array(seconds), mine, model)
 
 
 def decode(loaded: Any, cache: Any, part: torch.Tensor) -> tuple[float, float]:
@@ -109,7 +118,9 @@ def decode(loaded: Any, cache: Any, part: torch.Tensor) -> tuple[float, float]:
     return (time.perf_counter() - wall) / n, (time.process_time() - cpu) / n
 
 
-def row(name: str, T: int, threads: int, load: float, seconds: Any, cache: PolicyCache) -> Any:
+def row(
+    name: str, T: int, threads: int, load: float, seconds: Any, cache: PolicyCache, model: float
+) -> Any:  # fmt: skip
     """One tidy row of `seconds` `[pairs, 2, 2]`: mine and full, wall and CPU."""
     wall, cpu = (seconds[:, 1, i] / seconds[:, 0, i] for i in (0, 1))
     mine, full = np.median(seconds, 0)
@@ -120,8 +131,8 @@ def row(name: str, T: int, threads: int, load: float, seconds: Any, cache: Polic
     return {
         "policy": name, "context": T, "threads": threads, "pairs": len(seconds),
         "tokens_per_s": f"{1 / mine[0]:.1f}", "full_tokens_per_s": f"{1 / full[0]:.1f}",
-        "ratio": f"{np.median(wall):.2f}", "lowest": f"{wall.min():.2f}",
-        "highest": f"{wall.max():.2f}",
+        "model_tokens_per_s": f"{1 / model:.1f}", "ratio": f"{np.median(wall):.2f}",
+        "lowest": f"{wall.min():.2f}", "highest": f"{wall.max():.2f}",
         "cpu_ms": f"{1000 * mine[1]:.1f}", "full_cpu_ms": f"{1000 * full[1]:.1f}",
         "cpu_ratio": f"{np.median(cpu):.2f}", "bytes": cache.bytes_resident, "load": f"{load:.1f}",
         "ran": "; ".join(ran), "torch": torch.__version__, "machine": platform.machine(),

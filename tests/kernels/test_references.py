@@ -13,6 +13,7 @@ from kvsearch_kernels.choose_slots import choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 from kvsearch_kernels.decode_attention import Part, decode_attention
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.op import Op, UnsupportedError
@@ -36,7 +37,7 @@ from kvsearch_kernels.time_order import time_order
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
     decode_attention, scored_decode, time_order, append_kv, tally, repack_kv,
-    settle_kv, choose_slots,
+    settle_kv, choose_slots, decode_step,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -53,6 +54,9 @@ def call(op, device="cpu"):
     used = torch.full((1, 2), 3, dtype=torch.int32, device=device)
     packed = quantize(k, FMT)
     parts = [Part(k, k), Part(packed, packed, FMT, FMT)]
+    pool = Part(k.clone(), k.clone(), lengths=used)
+    sums = Sums(torch.zeros(1, 2, 12, device=device), None, 6, 6, 1.0, None, 1.0)
+    stores = Stores([Heads([parts[1], pool], sums)])
     at = {"first_query": 0, "scale": 0.1}
     return {
         "lifetime_attention": ((q, k, k, *lives), at),
@@ -68,6 +72,7 @@ def call(op, device="cpu"):
         "repack_kv": ((birth, parts, 1, (FMT, FMT)), {"dtype": k.dtype, "native": k.dtype}),
         "settle_kv": ((k, k, birth.byte(), birth.byte() // 2, [(FMT, None)]), {"keep": birth}),
         "choose_slots": ((torch.rand(1, 2, 6, device=device), birth.byte()), {"gone": 2}),
+        "decode_step": ((q[:, :, 0], k[:, :, :1], k[:, :, :1], stores), {"scale": 0.1}),
         "tally": ((torch.zeros(1, 2, 6), torch.ones(1, 2, 6), birth, used), {"held": 0}),
     }[op.name]
 

@@ -204,6 +204,14 @@ def plain(fmt):
     return replace(fmt, rotate=False)
 
 
+def kept(stores):
+    """Stores whose pools are copies."""
+    return type(stores)([
+        replace(h, parts=[*h.parts[:-1], replace(h.parts[-1], keys=h.parts[-1].keys.clone())])
+        for h in stores.heads
+    ])  # fmt: skip
+
+
 def nudged(packed):
     codes = packed.codes.clone()
     codes[0, 0, 0, 0] ^= 1
@@ -295,6 +303,14 @@ MUTANTS = {
         "lengths stay": lambda f, k, v, n, *new: (*f(k, v, n.clone(), *new)[:2], n),
         "a slot late": lambda f, k, v, n, *new: (*f(k, v, n + 1, *new)[:2], n.add_(
             new[0].shape[2])),
+    },
+    "decode_step": {
+        "wrong groups": lambda f, q, *a, **k: f(q.flip(1), *a, **k),
+        "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
+        "values for keys": lambda f, q, k, v, s, **m: f(q, v, v, s, **m),
+        "nothing stored": lambda f, q, k, v, s, **m: f(q, k, v, kept(s), **m),
+        "nothing counted": lambda f, q, k, v, s, **m: f(
+            q, k, v, type(s)([replace(h, sums=None) for h in s.heads]), **m),
     },
     "repack_kv": {
         "nothing moves": lambda f, source, parts, own, *a, **k: f(source, parts, None, *a, **k),

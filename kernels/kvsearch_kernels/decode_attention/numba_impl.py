@@ -98,7 +98,7 @@ def attend(
     B, Hq, _ = q.shape
     heads, width = _tensor(parts[0].keys).shape[1], _width(parts[0].values, parts[0].value_format)
     kind = torch.float64 if q.dtype is torch.float64 else torch.float32
-    table = np.array([_row(part) for part in parts])
+    table = np.array([row_of_part(part) for part in parts])
     slots = int(table[:, SLOTS].sum()) if scores else 0
     out = torch.zeros(B, Hq, width, dtype=kind)
     lse, received = torch.empty(B, Hq, dtype=kind), torch.empty(B, heads, slots, dtype=kind)
@@ -109,8 +109,8 @@ def attend(
     return out.to(q.dtype), lse, received
 
 
-def _row(part: Part) -> Integers:
-    """The integers of a part."""
+def row_of_part(part: Part) -> Integers:
+    """The integers of a part; they point into tensors that the part holds."""
     row: Integers | None = part.known.get("row of numba")
     if row is None:
         used = None if part.lengths is None else part.lengths.int().contiguous()

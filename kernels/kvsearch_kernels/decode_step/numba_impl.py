@@ -1,0 +1,116 @@
+"""Implementation of `decode_step` for a CPU: one call for a layer; importing it imports no numba.
+
+What each op costs before its loop starts is more than the loop, where the heads of a layer are
+stored apart. Here a layer is described once, as rows of integers, and the description serves until
+its next compaction.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.decode_attention.numba_impl import row_of_part
+from kvsearch_kernels.decode_attention.numba_impl import why_not as why_not_attend
+from kvsearch_kernels.decode_attention.reference import check_lengths
+from kvsearch_kernels.decode_step.reference import Heads, Stores
+from kvsearch_kernels.launch import checking
+from kvsearch_kernels.numba_args import KINDS, Integers, slots_at, why_not_memory
+
+__all__ = ["forward", "why_not"]
+
+NEVER = 1 << 62  # a horizon that nothing reaches
+
+
+def why_not(
+    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None
+) -> str | None:
+    """Reason why these arguments cannot be taken, or None."""
+    if reason := why_not_memory(q, k, v):
+        return reason
+    asked = (q.shape, q.dtype, k.shape, v.shape)
+    if stores.known.get("taken by numba") == asked:
+        return None
+    if k.shape[:3] != v.shape[:3] or k.dim() != 4 or k.shape[2] != 1:
+        return f"k and v must be one token [B, H, 1, D], got {tuple(k.shape)}, {tuple(v.shape)}"
+    first, group = 0, q.shape[1] // max(1, k.shape[1])
+    for heads in stores.heads:
+        count = _count(heads)
+        mine = q[:, first * group : (first + count) * group]
+        more = {"scale": scale, "softcap": softcap}
+        if reason := why_not_attend(mine, heads.parts, **more) or _why_not(heads, mine):  # type: ignore[arg-type]
+            return reason
+        first += count
+    if first != k.shape[1]:
+        return f"stores of {first} KV heads do not take {k.shape[1]}"
+    stores.known["taken by numba"] = asked
+    return None
+
+
+def _why_not(heads: Heads, q: Tensor) -> str | None:
+    """Reason why a token cannot be stored in these heads, or counted there."""
+    pool, found = heads.parts[-1], heads.sums
+    if not isinstance(pool.keys, Tensor) or not isinstance(pool.values, Tensor):
+        return "the last part must be in 16 bits"
+    if pool.lengths is None or pool.lengths.dtype is not torch.int32:
+        return "the last part must have int32 lengths"
+    if not pool.lengths.is_contiguous() or pool.keys.dtype is not pool.values.dtype:
+        return "lengths must be contiguous, and keys and values of one type"
+    if found is None:
+        return None
+    if found.sums.dtype is not torch.float32 or q.dtype is torch.float64:
+        return f"sums of {q.dtype} attention are kept in fp32 only"
+    return why_not_memory(found.sums, *([] if found.order is None else [found.order]))
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """As `reference`."""
+    from kvsearch_kernels.numba_kernels import step
+
+    if checking():
+        for heads in stores.heads:
+            check_lengths(heads.parts)
+    if "rows of numba" not in stores.known:
+        stores.known["rows of numba"] = _rows(stores)
+    parts, rows, numbers, dtype, _held = stores.known["rows of numba"]
+    kind = torch.float64 if q.dtype is torch.float64 else torch.float32
+    out = torch.zeros(*q.shape[:2], v.shape[3], dtype=kind)
+    new = (x.to(dtype).contiguous().view(torch.uint8).numpy() for x in (k, v))
+    step(
+        q.detach().to(kind).contiguous().numpy(), *new, parts, rows, numbers, float(scale),
+        float(softcap or 0.0), kind is torch.float64, out.numpy(),
+    )  # fmt: skip
+    return out.to(q.dtype)
+
+
+def _count(heads: Heads) -> int:
+    pool = heads.parts[-1].keys
+    return pool.shape[1] if isinstance(pool, Tensor) else pool.codes.shape[1]
+
+
+def _rows(stores: Stores) -> tuple[object, ...]:
+    """Rows of the parts, of the heads, and what the rows point to."""
+    parts: list[Integers] = []
+    rows, numbers, held = [], [], []
+    for heads in stores.heads:
+        found, first = heads.sums, len(parts)
+        parts += [row_of_part(part) for part in heads.parts]
+        row = [first, len(parts), _count(heads)]
+        if found is None:
+            row, number = [*row, *[0] * 12], [0.0, 1.0]
+        else:
+            B, V, _ = found.sums.shape
+            order, whole = slots_at(found.order, B, V)
+            horizon = NEVER if found.horizon is None else found.horizon
+            at = (found.sums.data_ptr(), *found.sums.stride()[:2], V, found.sums.shape[2])
+            row, number = [*row, *at, *order, found.held, found.end, horizon], [
+                found.alpha, found.keep,
+            ]  # fmt: skip
+            held.append(whole)
+        rows.append(row)
+        numbers.append(number)
+    pool = stores.heads[0].parts[-1].keys
+    assert isinstance(pool, Tensor) and pool.dtype in KINDS
+    table, integers = np.array(parts), np.array(rows, dtype=np.int64)
+    return table, integers, np.array(numbers), pool.dtype, (held, stores.heads)

@@ -1,0 +1,91 @@
+"""Meaning of `decode_step`: three ops, head group by head group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.append_kv.reference import reference as append_kv
+from kvsearch_kernels.decode_attention.reference import Part
+from kvsearch_kernels.decode_attention.reference import reference as decode_attention
+from kvsearch_kernels.scored_decode.reference import reference as scored_decode
+from kvsearch_kernels.tally.reference import reference as tally
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where a rule adds up what slots receive; fields as in `tally.reference`."""
+
+    sums: Tensor
+    order: Tensor | None
+    held: int
+    end: int
+    alpha: float
+    horizon: int | None
+    keep: float
+
+
+@dataclass(frozen=True)
+class Heads:
+    """KV heads of a layer that are alike in slots and formats.
+
+    Attributes:
+        parts: what they hold. The last one is a pool in 16 bits with room for the token, and has
+            lengths.
+        sums: of their rule, or None if nobody asks what slots receive.
+    """
+
+    parts: Sequence[Part]
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True)
+class Stores:
+    """All heads of a layer, in order.
+
+    Attributes:
+        heads: those that are alike go together.
+        known: what an implementation found out about them, for its next call.
+    """
+
+    heads: Sequence[Heads]
+    known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """Put a token behind those in use, attend from it, and add up what every slot received.
+
+    Args:
+        q: queries `[B, Hq, D]`.
+        k: the token's keys `[B, H, 1, D]`, rounded to the type of the pools.
+        v: its values `[B, H, 1, Dv]`, likewise.
+        stores: of the layer's heads; pools, lengths and sums are written to.
+        scale: factor on the dot products.
+        softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
+
+    Returns:
+        Output `[B, Hq, Dv]` in the type of `q`.
+    """
+    outs, first, group = [], 0, q.shape[1] // k.shape[1]
+    for heads in stores.heads:
+        pool = heads.parts[-1]
+        assert isinstance(pool.keys, Tensor) and isinstance(pool.values, Tensor)
+        assert pool.lengths is not None
+        mine = slice(first, first + pool.keys.shape[1])
+        append_kv(pool.keys, pool.values, pool.lengths, k[:, mine], v[:, mine])
+        query, found = q[:, mine.start * group : mine.stop * group], heads.sums
+        if found is None:
+            out, _ = decode_attention(query, heads.parts, scale=scale, softcap=softcap)
+        else:
+            out, received = scored_decode(query, heads.parts, scale=scale, softcap=softcap)
+            tally(
+                found.sums, received, found.order, pool.lengths, held=found.held, end=found.end,
+                alpha=found.alpha, horizon=found.horizon, keep=found.keep,
+            )  # fmt: skip
+        outs.append(out)
+        first = mine.stop
+    return torch.cat(outs, 1)

@@ -1,0 +1,111 @@
+"""One new token in all heads of a deployed layer with one op, where there are loops for it.
+
+Between two compactions nothing about a layer changes but how many tokens its 16-bit pools hold. So
+the layer is described once, and every token costs one call, whatever the number of its stores.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.segments import compact_state
+from kvsearch.cache.state import LayerState
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
+
+REFUSED = object()  # no implementation takes this layer's formats or types
+
+
+@dataclass(frozen=True)
+class Step:
+    """A layer between two compactions.
+
+    Attributes:
+        stores: of its heads, as the op takes them.
+        held: the store of each state, and which edition of it this describes.
+        due: the next compaction, in tokens seen.
+    """
+
+    stores: Stores
+    held: Sequence[tuple[PackedStore, int]]
+    due: int | None
+
+    def holds(self, states: Sequence[LayerState]) -> bool:
+        """Whether this still describes `states`, and there is room for a token."""
+        for state, (store, edition) in zip(states, self.held, strict=True):
+            pool = store.native_pool
+            if state.store is not store or store.edition != edition or pool is None:
+                return False
+            if pool.used == pool.capacity:
+                return False
+        return True
+
+
+def advance(
+    states: Sequence[LayerState],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Tensor | None:
+    """Take in one token, see `heads.advance`; None if that is to be done store by store."""
+    first = states[0]
+    if first.step is REFUSED or not q.is_cpu or not all(_served(state) for state in states):
+        return None
+    step = first.step
+    if step is None or not step.holds(states):
+        step = first.step = _described(states, k, v)
+    asked = q.squeeze(2), k.to(first.native), v.to(first.native), step.stores
+    if decode_step.pick(*asked, scale=scale, softcap=softcap) == "reference":
+        first.step = REFUSED
+        return None
+    out = decode_step.record(first.impls, *asked, scale=scale, softcap=softcap)
+    for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
+        store.counted()
+        if heads.sums is not None and state.scorer is not None:
+            state.scorer.counted(store.n)
+        state.seen += 1
+        state.note_peak()
+        if state.seen == step.due:
+            compact_state(state)
+            state.note_peak()
+    return out.unsqueeze(2)
+
+
+def _served(state: LayerState) -> bool:
+    """Whether a token's slots can be stored, attended to and counted by one op."""
+    p, rule = state.layer.policy, state.rule
+    if not (state.packed and state.fast and state.seen) or state.reindex:
+        return False
+    if type(state.store) is not PackedStore:  # one that wants to see what is appended
+        return False
+    if state.stream is not None or state.codecs[0][0].along_tokens or p.budgets.kind == "adakv":
+        return False
+    return rule is None or "queries" not in rule.needs
+
+
+def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step:
+    """The layer as it is before its next token `k`, `v` `[B, H, 1, D]`."""
+    first, found, held = states[0], [], []
+    due = first.layer.clock.after(first.seen, first.prompt)
+    for state in states:
+        store, mine = state.store, slice(state.layer.heads.start, state.layer.heads.stop)
+        assert isinstance(store, PackedStore)
+        pool = store.reserve(k[:, mine], v[:, mine])
+        sums = None
+        if state.rule is not None and "attention" in state.rule.needs:
+            assert state.scorer is not None
+            state.scorer.reserve(state.seen, store.capacity)
+            ledger = state.scorer.ledger()
+            assert ledger is not None
+            sums = Sums(
+                ledger.sums, store.order(), held=store.n - pool.used,
+                end=0 if due is None else pool.used + due - state.seen,
+                alpha=ledger.alpha, horizon=ledger.horizon, keep=ledger.keep,
+            )  # fmt: skip
+        found.append(Heads(store.parts(k.dtype), sums))
+        held.append((store, store.edition))
+    return Step(Stores(found), held, due)
