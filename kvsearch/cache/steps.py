@@ -14,7 +14,7 @@ from kvsearch.cache.segments import compact_state
 from kvsearch.cache.state import LayerState
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 
-REFUSED = object()  # no implementation takes this layer's formats or types
+REFUSED = object()  # no implementation takes this layer's formats, types or rule
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,11 @@ def advance(
         return None
     step = first.step
     if step is None or not step.holds(states):
-        step = first.step = _described(states, k, v)
+        step = _described(states, k, v)
+        if step is None:
+            first.step = REFUSED
+            return None
+        first.step = step
     asked = q.squeeze(2), k.to(first.native), v.to(first.native), step.stores
     if decode_step.pick(*asked, scale=scale, softcap=softcap) == "reference":
         first.step = REFUSED
@@ -87,8 +91,11 @@ def _served(state: LayerState) -> bool:
     return rule is None or "queries" not in rule.needs
 
 
-def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step:
-    """The layer as it is before its next token `k`, `v` `[B, H, 1, D]`."""
+def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | None:
+    """The layer as it is before its next token `k`, `v` `[B, H, 1, D]`.
+
+    None if a scorer does more with what slots receive than adding it up.
+    """
     first, found, held = states[0], [], []
     due = first.layer.clock.after(first.seen, first.prompt)
     for state in states:
@@ -100,7 +107,8 @@ def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step:
             assert state.scorer is not None
             state.scorer.reserve(state.seen, store.capacity)
             ledger = state.scorer.ledger()
-            assert ledger is not None
+            if ledger is None:
+                return None
             sums = Sums(
                 ledger.sums, store.order(), held=store.n - pool.used,
                 end=0 if due is None else pool.used + due - state.seen,
