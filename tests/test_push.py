@@ -55,7 +55,7 @@ def test_the_zoo_says_what_its_cards_and_runs_say() -> None:
     assert len(folders) == page.count("](smollm2-135m-b") >= 4
     for folder in folders:
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-        run = RUN.parent / folder.name.rpartition("-")[2]
+        run = RUN.parent / f"{folder.name.rpartition('-')[2]}-portfolio"
         best = Policy.from_json(run / "best.json")
         assert Policy.from_json(policy_file(str(folder))).fingerprint(30) == best.fingerprint(30)
         m = card["measured"]
@@ -65,6 +65,10 @@ def test_the_zoo_says_what_its_cards_and_runs_say() -> None:
             f"{d['mean']:+.3f} [{d['lo']:+.3f}, {d['hi']:+.3f}] | "
             f"{e['mean']:+.3f} [{e['lo']:+.3f}, {e['hi']:+.3f}] ({e['best']}) |"
         ) in page
+        told = f"{e['mean']:+.3f} [{e['lo']:+.3f}, {e['hi']:+.3f}] nats".replace(
+            "-", "\N{MINUS SIGN}"
+        )
+        assert told in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_shared_folder_serves_a_model(mine: Path, tiny_folder: Path, capsys: Any) -> None:

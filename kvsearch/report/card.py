@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsearch.models.aliases import ALIASES
 from kvsearch.policy import Policy
-from kvsearch.records import Row, Summary
+from kvsearch.records import Recheck, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
 from kvsearch.report.tables import bytes_text, interval_text, ppl_interval, ppl_text
@@ -93,8 +93,7 @@ def _figures(summary: Summary, row: Row) -> list[str]:
     ]
     if full is not None:
         rows.append(("full cache", f"PPL {ppl_text(full.ppl)}, {bytes_text(full.bytes_peak)}"))
-    best = summary.against("method") if row.name == summary.recommended else None
-    if best is not None:
+    if (best := _best(summary, row)) is not None:
         said = f"{interval_text(best.dnll)} nats per token, {best.tokens:,} tokens"
         rows.append((f"dNLL to the best published method ({best.against})", said))
     versions = summary.settings.get("versions")
@@ -102,6 +101,11 @@ def _figures(summary: Summary, row: Row) -> list[str]:
         rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     table = ["| what | value |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]
     return ["## Figures", "", "95 % intervals in brackets.", "", *table, ""]
+
+
+def _best(summary: Summary, row: Row) -> Recheck | None:
+    """The recommended policy against the best published method, as at the head of the report."""
+    return summary.against("method") if row.name == summary.recommended else None
 
 
 def _runs(exact: list[Proven]) -> list[str]:
@@ -128,7 +132,7 @@ def document(
     }
     if found is not None:
         summary, row = found
-        best = row.dnll_best
+        best = _best(summary, row)
         out["model"] = {k: summary.model.get(k) for k in ("name", "digest", "revision", "dtype")}
         out["measured"] = {
             "text": summary.text.get("report"),
@@ -139,7 +143,8 @@ def document(
             "nll": row.nll,
             "nll_se": row.nll_se,
             "dnll_full": row.dnll_full.__dict__,
-            "dnll_best": None if best is None else {"best": row.best, **best.__dict__},
+            "dnll_best": best
+            and {"best": best.against, **best.dnll.__dict__, "tokens": best.tokens},
             "bytes_peak": row.bytes_peak,
             "versions": summary.settings.get("versions"),
         }

@@ -21,7 +21,8 @@ from kvsearch.search.folder import RunFolder
 from kvsearch.stats import Blocks, corrected, paired
 
 HERE = Path(__file__).parent
-PARTS = {"report": "WikiText-2 report", "also0": "sotu report"}
+PARTS = {"report": "WikiText-2 report", "extra0": "sotu report"}
+FORMERLY = {"extra0": "also0"}  # names in older runs
 TUNED = "h2o+int4 tuned"
 TEXTBOOK = 0.05  # of PPL, below every published method and textbook combination
 GAP = 0.4  # of the tuned opponent's distance to the full cache
@@ -41,13 +42,20 @@ class Kept:
     def nll(self, part: str, name: str) -> Blocks | None:
         """Scored losses, if they were measured."""
         key = self.rows[name]["fingerprint"]
-        if not self.folder.has_losses(part, key):
-            return None
-        return self.folder.losses(part, key, self.start)
+        for known_as in (part, FORMERLY.get(part, part)):
+            if self.folder.has_losses(known_as, key):
+                return self.folder.losses(known_as, key, self.start)
+        return None
 
     @property
     def recommended(self) -> str:
         return self.measured["recommended"]
+
+    @property
+    def budget(self) -> int:
+        """In fp16 slots a layer, whatever the settings call it."""
+        asked = self.asked["settings"]
+        return int(asked["budget_slots"] if "budget_slots" in asked else asked["budget"])
 
     @property
     def tokens(self) -> int:
@@ -73,7 +81,7 @@ def rows(run: str, mine: Kept, tuned: Kept) -> list[dict]:
             out.append(
                 {
                     "run": run,
-                    "budget": int(mine.asked["settings"]["budget"]),
+                    "budget": mine.budget,
                     "text": label,
                     "policy": mine.recommended,
                     "opponent": name if kind != "tuned" else TUNED,
@@ -99,14 +107,15 @@ def targets(found: list[dict]) -> list[dict]:
     out = []
     for run in dict.fromkeys(r["run"] for r in found):
         every = [r for r in found if r["run"] == run]
-        rows = [r for r in every if r["kind"] != "full"]
+        rows = [r for r in every if r["kind"] not in ("full", "earlier")]
         full = next(r for r in every if r["kind"] == "full" and r["text"] == PARTS["report"])
         report = [r for r in rows if r["text"] == PARTS["report"]]
         textbook = [r for r in report if r["kind"] != "tuned" and r["opponent"] != FINE]
         near = max(textbook, key=lambda r: r["dnll"])
         tuned = next(r for r in report if r["kind"] == "tuned")
-        other = max((r for r in rows if r["text"] == PARTS["also0"]), key=lambda r: r["lo"])
+        other = max((r for r in rows if r["text"] == PARTS["extra0"]), key=lambda r: r["lo"])
         below = 1 - float(np.exp(near["dnll"]))
+        earlier = {k: nearest_earlier(every, label) for k, label in PARTS.items()}
         out.append(
             {
                 "run": run,
@@ -125,8 +134,17 @@ def targets(found: list[dict]) -> list[dict]:
                 "sotu_hi": other["hi"],
                 "c": "missed" if other["lo"] > 0 else "met",
             }
+            | {f"earlier_{k}_{x}": v for k, row in earlier.items() for x, v in row.items()}
         )
     return out
+
+
+def nearest_earlier(rows: list[dict], text: str) -> dict:
+    """The nearest policy of the portfolio on a text, which is no opponent; empty without one."""
+    names = ("opponent", "dnll", "lo", "hi")
+    mine = [r for r in rows if r["kind"] == "earlier" and r["text"] == text]
+    near = max(mine, key=lambda r: r["dnll"], default=dict.fromkeys(names, ""))
+    return {name: near[name] for name in names}
 
 
 def table(rows: list[dict]) -> str:

@@ -38,7 +38,7 @@ from kvsearch.stats import paired
 
 HERE = Path(__file__).parent
 MODEL = "smollm2-135m"
-ZOO = json.loads((HERE.parent.parent / "docs/zoo/smollm2-135m-b256/policy.json").read_text())
+ZOO = json.loads((HERE / "zoo-b256.json").read_text())  # docs/zoo's until 24 November 2026
 CHARACTERS = 20_000  # of the text
 STARTS = (0, 1000)  # of the requests in the text
 LENGTHS = (300, 200)
