@@ -96,3 +96,30 @@ def test_report_windows_go_to_those_that_are_not_certainly_behind(
     assert rows["8"]["stopped"]["mean"] == pytest.approx(0.1)  # search and report text together
     assert rows["8"]["stopped"]["lo"] > 0
     assert not any("stopped" in rows[n] for n in ("full", "10", "12", "16"))
+
+
+@pytest.mark.parametrize(("behind", "windows"), [(0.0, 4), (0.3, 2)], ids=["undecided", "clear"])
+def test_an_undecided_headline_takes_further_windows(
+    behind: float, windows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The combination is certainly behind and gets none; a second call finds all as it was."""
+    monkeypatch.setitem(LOSSES, "select1", {8: 0.5, 10: 0.5, 12: 0.5, 16: 0.0})
+    monkeypatch.setitem(LOSSES, "report", {8: behind + 0.01, 10: behind, 12: 0.2, 16: 0.0})
+    folder, trials = RunFolder(tmp_path / "run"), []
+    kinds: dict[int, Kind] = {8: "method", 10: "method", 12: "combined", 16: "searched"}
+    for number, (slots, kind) in enumerate(kinds.items()):
+        policy = Policy(slots=slots, name=str(slots))
+        key = policy.fingerprint(SHAPE.layers)
+        folder.save_nll("search", key, np.full((1, TOKENS - 1), 2, np.float32), {})
+        trials.append(Trial(number, str(slots), kind, "complete", policy, key, nll=2.0,
+                            bytes_peak=slots))  # fmt: skip
+    final = FinalEvaluation(
+        folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {},
+        {"select1": 1, "report": 4}, each=2,
+    )  # fmt: skip
+    for _ in range(2):
+        rows = {r["name"]: r["fingerprint"] for r in final.go(trials)["rows"]}
+        found = {n: len(folder.load_nll("report", key)[0]) for n, key in rows.items()}
+        most = {"full": windows, "16": windows, "10": windows, "12": 2}
+        assert {n: found[n] for n in most} == most and found["8"] <= 2
+    folder.close()

@@ -37,7 +37,7 @@ def asked(
         score_from: first scored position.
         portfolio: names of the policies of earlier searches that are evaluated first.
     """
-    o = options
+    o, headline = options, len(text.windows["report"])
     return {
         "schema": SCHEMA,
         "model": {
@@ -56,6 +56,7 @@ def asked(
             "context": o.text.context,
             "windows": o.text.windows,
             "report_windows": o.text.report_windows,
+            **({"headline_windows": headline} if headline > text.report else {}),
             "score_from": score_from,
             "seed": o.seed,
             "sampler": o.sampler,

@@ -41,7 +41,7 @@ class TextOptions:
         windows: search windows.
         fewer: take fewer search windows where the text is too short, and some for sensitivity.
         select_windows: of other text, for the selection; fewer where that text is too short.
-        report_windows: windows of the report text.
+        report_windows: windows of the report text; with `fewer` twice as many, where they fit.
     """
 
     files: tuple[TextLike, ...] = ()
@@ -64,6 +64,7 @@ class TextWindows:
     Attributes:
         parts: the texts that the windows are from.
         windows: by name.
+        report: windows of the report text for every row; those beyond are for the headline.
         select: name of the windows for the selection. It contains their number: a run that is
             resumed with more trials uses more windows, and losses on fewer are kept apart.
         extra: further texts.
@@ -71,6 +72,7 @@ class TextWindows:
 
     parts: Parts
     windows: dict[str, NDArray[np.int64]]
+    report: int
     select: str
     extra: tuple[Tokens, ...]
 
@@ -139,6 +141,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     else:
         parts = split(tokens)
     T, R = options.context, report_windows(parts.report, options, say)
+    headline = max(R, min(2 * R, fitting(parts.report, T))) if options.fewer else R
     W, own = search_windows(parts.search, options, say)
     S = min(options.select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"
@@ -147,7 +150,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     found = {
         "search": searched[:W],
         select: windows(parts.select, count=S, length=T),
-        "report": windows(parts.report, count=R, length=T),
+        "report": windows(parts.report, count=headline, length=T),
     }
     if own:
         found["sensitivity"] = searched[W:]
@@ -155,7 +158,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         f"extra{i}": windows(t, count=min(R, max(1, fitting(t, T))), length=T)
         for i, t in enumerate(further)
     }
-    return TextWindows(parts, found, select, further)
+    return TextWindows(parts, found, R, select, further)
 
 
 def fitting(tokens: Tokens, length: int) -> int:

@@ -103,7 +103,7 @@ class Run:
             measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
                 {part: len(ids) for part, ids in self.text.windows.items()}, self.text.select,
-                o.batch,
+                o.batch, self.text.report,
             ).go(trials)  # fmt: skip
             executor.close()
             self.loaded = evaluators.unpark(self.loaded)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvsearch.app.report_windows import LOOKS
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
@@ -75,7 +76,7 @@ def read(folder: RunFolder) -> Summary:
         trials=trials,
         recommended=measured["recommended"],
         counts=counts,
-        rechecks=_rechecks(folder, measured, nll, start),
+        rechecks=_rechecks(folder, measured, nll, start, _looks(asked)),
         seconds=float(measured["seconds"]),
         importances=_optional(folder.path / "importances.json"),
     )
@@ -194,8 +195,13 @@ def _row(
     )
 
 
+def _looks(asked: dict[str, Any]) -> int:
+    """How often the headline may have been looked at: twice if there were windows for it."""
+    return LOOKS if "headline_windows" in asked["settings"] else 1
+
+
 def _rechecks(
-    folder: RunFolder, measured: dict[str, Any], report: dict[str, Blocks], start: int
+    folder: RunFolder, measured: dict[str, Any], report: dict[str, Blocks], start: int, looks: int
 ) -> list[Recheck]:
     """The recommended policy against the best of each kind, on the report text and on others."""
     best = measured["recommended"]
@@ -218,7 +224,9 @@ def _rechecks(
             if best in nll and rivals:
                 rival = min(rivals, key=lambda n: _mean(nll[n], nll["full"]))
                 a, b = common(nll[best], nll[rival])
-                out.append(Recheck(label, best, rival, paired(a, b), a.size))
+                level = corrected(looks if text == "report" and kind != "earlier" else 1)
+                out.append(Recheck(label, best, rival, paired(a, b, level=level), a.size))
         if best in nll and "full" in nll and best != "full":
-            out.append(Recheck(label, best, "full", paired(nll[best], nll["full"]), nll[best].size))
+            a, b = common(nll[best], nll["full"])
+            out.append(Recheck(label, best, "full", paired(a, b), a.size))
     return out

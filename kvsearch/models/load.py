@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from kvsearch.errors import ModelError, TextError, nearest
-from kvsearch.models import given
+from kvsearch.models import given, products
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.gguf import converted, dequantised
 from kvsearch.models.locate import locate
@@ -170,6 +170,8 @@ def load_model(
     # Out of memory, or a device that this build of torch does not have.
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"{name} cannot be put on {device}: {brief(error)}") from error
+    if places == [cpu] and kind == torch.float32 and products.suits():
+        products.by_onednn(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

@@ -1,0 +1,150 @@
+"""How many windows of the report text each row gets: more where they decide."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.knobs import Setting
+from kvsearch.policy import Policy
+from kvsearch.records import Interval, Kind, plain
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.race import behind, rungs
+from kvsearch.stats import corrected, paired
+
+Nll = NDArray[np.float32]
+
+FALSE = 0.05  # chance that any of the rows called behind is not
+LOOKS = 2  # at a comparison of the headline that may take further windows
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy that may be in the report."""
+
+    name: str
+    kind: Kind
+    policy: Policy
+    key: str
+    speed: float | None = None
+
+
+@dataclass(frozen=True)
+class ReportWindows:
+    """Measures rows on one window of the report text, on two, on four.
+
+    Attributes:
+        folder: where losses go.
+        measure: brings losses of policies on a part into the folder, see `FinalEvaluation`.
+        setting: shape, budget and length of a window.
+        score_from: first scored position.
+        each: windows for every row that is not certainly behind.
+        headline: windows for the comparisons at the head of the report, where `each` leave them
+            undecided.
+        together: windows of a job, where there are several evaluators.
+    """
+
+    folder: RunFolder
+    measure: Callable[..., dict[str, str]]
+    setting: Setting
+    score_from: int
+    each: int
+    headline: int
+    together: int = 1
+
+    def rows(
+        self, chosen: list[Candidate], recommended: str | None
+    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Measure the rows on one window, on two, on four; who is certainly behind, no further.
+
+        Windows go where they decide: what is stopped is a method that the recommended policy beats
+        on the windows of search and report text that both have. That the policy was chosen on the
+        search text favours it there, by far less than a certain difference. The best published
+        method and the best combination so far always go on: the headline compares with them, on
+        report text alone.
+        """
+        failures: dict[str, str] = {}
+        stopped: dict[str, Interval] = {}
+        looks = [w for w, _ in rungs(self.setting.tokens, self.each, self.together)]
+        false, done = FALSE / (len(chosen) * len(looks)), 0
+        for windows in looks:
+            left = [c for c in chosen if c.key not in failures and c.key not in stopped]
+            title = "report text" if windows == looks[0] else f"report text, {windows} windows"
+            policies = [c.policy for c in left]
+            failures |= self.measure("report", title, policies, windows=windows, first=done)
+            done = windows
+            left = [c for c in left if c.key not in failures]
+            best = next((c for c in left if c.name == recommended), None)
+            if best is None:
+                continue
+            leads = self._leads(left, best, windows)
+            if windows == looks[-1]:
+                self._headline(chosen[0], best, leads)
+                continue
+            for c in left:
+                if c.kind in ("full", "searched") or c in (best, *leads):
+                    continue
+                mine, its = self._both(c.key, best.key, windows)
+                found = behind(mine, its, score_from=self.score_from, false=false)
+                if found is not None:
+                    stopped[c.key] = found
+        rows = []
+        for c in chosen:
+            if c.key not in failures:
+                _, about = self.folder.load_nll("report", c.key)
+                row = {"name": c.name, "kind": c.kind, "fingerprint": c.key, "speed": c.speed}
+                end = stopped.get(c.key)
+                row |= {} if end is None else {"stopped": plain(end)}
+                rows.append({**about, **row, "policy": plain(c.policy)})
+        return rows, {c.name: failures[c.key] for c in chosen if c.key in failures}
+
+    def _leads(self, left: list[Candidate], best: Candidate, windows: int) -> list[Candidate]:
+        """The opponents of the headline so far: the best published method and combination."""
+        found = []
+        for kind in ("method", "combined"):
+            rivals = [c for c in left if c.kind == kind and c != best]
+            found += sorted(rivals, key=lambda c: self.reported(c, windows))[:1]
+        return found
+
+    def _headline(self, full: Candidate, best: Candidate, leads: list[Candidate]) -> None:
+        """Further windows where the headline is undecided on those that every row has.
+
+        That is a second look, so both are at the level at which they hold together.
+        """
+        if self.each >= self.headline:
+            return
+        undecided = []
+        for c in leads:
+            mine, its = (self._losses("report", k, self.each) for k in (best.key, c.key))
+            scored = slice(self.score_from - 1, None)
+            gap = paired(mine[:, scored], its[:, scored], level=corrected(LOOKS))
+            if not (gap.hi < 0 or gap.lo > 0):
+                undecided.append(c)
+        if undecided:
+            policies = [c.policy for c in (full, best, *undecided)]
+            title = f"report text, {self.headline} windows"
+            self.measure("report", title, policies, windows=self.headline, first=self.each)
+
+    def _losses(self, part: str, key: str, windows: int | None = None) -> Nll:
+        """NLL of a policy on a part, or on its first windows: a resumed run may have more."""
+        return self.folder.load_nll(part, key)[0][:windows]
+
+    def reported(self, c: Candidate, windows: int | None = None) -> float:
+        """Loss over the full cache on the report text, on the first windows or all it has."""
+        full = self._losses("report", Policy().fingerprint(self.setting.shape.layers), windows)
+        nll = self._losses("report", c.key, windows)
+        return float((nll - full[: len(nll)])[:, self.score_from - 1 :].mean())
+
+    def _both(self, key: str, other: str, windows: int) -> tuple[Nll, Nll]:
+        """NLL of two policies on the search text, and on the first windows of the report text."""
+        mine, its = [], []
+        for part in ("search", "report"):
+            if self.folder.has_nll(part, key) and self.folder.has_nll(part, other):
+                most = windows if part == "report" else None
+                a, b = (self._losses(part, k, most) for k in (key, other))
+                both = min(len(a), len(b))
+                mine.append(a[:both])
+                its.append(b[:both])
+        return np.concatenate(mine), np.concatenate(its)
