@@ -98,7 +98,7 @@ def test_report_windows_go_to_those_that_are_not_certainly_behind(
     assert not any("stopped" in rows[n] for n in ("full", "10", "12", "16"))
 
 
-@pytest.mark.parametrize(("behind", "windows"), [(0.0, 4), (0.3, 2)], ids=["undecided", "clear"])
+@pytest.mark.parametrize(("behind", "windows"), [(0.0, 7), (0.3, 2)], ids=["undecided", "clear"])
 def test_an_undecided_headline_takes_further_windows(
     behind: float, windows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +115,7 @@ def test_an_undecided_headline_takes_further_windows(
                             bytes_peak=slots))  # fmt: skip
     final = FinalEvaluation(
         folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {},
-        {"select1": 1, "report": 4}, each=2,
+        {"select1": 1, "report": 7}, each=2,
     )  # fmt: skip
     for _ in range(2):
         rows = {r["name"]: r["fingerprint"] for r in final.go(trials)["rows"]}

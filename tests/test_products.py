@@ -34,6 +34,15 @@ def test_the_same_products(shape: tuple[int, ...]) -> None:
     assert fast.state_dict().keys() == plain.state_dict().keys()
 
 
+def test_other_types_go_to_torch() -> None:
+    plain = model().double()
+    fast = copy.deepcopy(plain)
+    by_onednn(fast)
+    x = torch.randn(ROWS, 256, dtype=torch.float64)
+    with torch.inference_mode():
+        assert torch.equal(fast(x), plain(x))
+
+
 def test_it_learns_as_before() -> None:
     fast = model()
     by_onednn(fast)

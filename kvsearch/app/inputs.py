@@ -25,6 +25,7 @@ from kvsearch.text.parts import Parts, Tokens, cut
 
 Say = Callable[[str], None]
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most
+HEADLINE = 4  # times as many report windows for the headline, at most
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class TextOptions:
         windows: search windows.
         fewer: take fewer search windows where the text is too short, and some for sensitivity.
         select_windows: of other text, for the selection; fewer where that text is too short.
-        report_windows: windows of the report text; with `fewer` twice as many, where they fit.
+        report_windows: windows of the report text; with `fewer`, `HEADLINE` times as many are
+            there, where they fit.
     """
 
     files: tuple[TextLike, ...] = ()
@@ -141,7 +143,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     else:
         parts = split(tokens)
     T, R = options.context, report_windows(parts.report, options, say)
-    headline = max(R, min(2 * R, fitting(parts.report, T))) if options.fewer else R
+    headline = max(R, min(HEADLINE * R, fitting(parts.report, T))) if options.fewer else R
     W, own = search_windows(parts.search, options, say)
     S = min(options.select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,19 @@ from kvsearch.stats import corrected, paired
 Nll = NDArray[np.float32]
 
 FALSE = 0.05  # chance that any of the rows called behind is not
-LOOKS = 2  # at a comparison of the headline that may take further windows
+
+
+def looks(each: int, headline: int) -> tuple[int, ...]:
+    """Windows at which a comparison of the headline is looked at: `each`, and doubled from there.
+
+    Args:
+        each: windows of every row.
+        headline: windows that there are for the headline.
+    """
+    found = [each]
+    while found[-1] < headline:
+        found.append(min(2 * found[-1], headline))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ReportWindows:
-    """Measures rows on one window of the report text, on two, on four.
+    """Measures rows on one window of the report text, on two, on four; few of them on more.
 
     Attributes:
         folder: where losses go.
@@ -67,11 +80,11 @@ class ReportWindows:
         """
         failures: dict[str, str] = {}
         stopped: dict[str, Interval] = {}
-        looks = [w for w, _ in rungs(self.setting.tokens, self.each, self.together)]
-        false, done = FALSE / (len(chosen) * len(looks)), 0
-        for windows in looks:
+        stops = [w for w, _ in rungs(self.setting.tokens, self.each, self.together)]
+        false, done = FALSE / (len(chosen) * len(stops)), 0
+        for windows in stops:
             left = [c for c in chosen if c.key not in failures and c.key not in stopped]
-            title = "report text" if windows == looks[0] else f"report text, {windows} windows"
+            title = "report text" if windows == stops[0] else f"report text, {windows} windows"
             policies = [c.policy for c in left]
             failures |= self.measure("report", title, policies, windows=windows, first=done)
             done = windows
@@ -80,7 +93,7 @@ class ReportWindows:
             if best is None:
                 continue
             leads = self._leads(left, best, windows)
-            if windows == looks[-1]:
+            if windows == stops[-1]:
                 self._headline(chosen[0], best, leads)
                 continue
             for c in left:
@@ -111,21 +124,25 @@ class ReportWindows:
     def _headline(self, full: Candidate, best: Candidate, leads: list[Candidate]) -> None:
         """Further windows where the headline is undecided on those that every row has.
 
-        That is a second look, so both are at the level at which they hold together.
+        Every look is at the level at which all of them hold together.
         """
-        if self.each >= self.headline:
-            return
-        undecided = []
-        for c in leads:
-            mine, its = (self._losses("report", k, self.each) for k in (best.key, c.key))
-            scored = slice(self.score_from - 1, None)
-            gap = paired(mine[:, scored], its[:, scored], level=corrected(LOOKS))
-            if not (gap.hi < 0 or gap.lo > 0):
-                undecided.append(c)
-        if undecided:
+        at = looks(self.each, self.headline)
+        level, scored = corrected(len(at)), slice(self.score_from - 1, None)
+        for windows, more in pairwise(at):
+            undecided = []
+            for c in leads:
+                mine, its = (self._losses("report", k, windows) for k in (best.key, c.key))
+                gap = paired(mine[:, scored], its[:, scored], level=level)
+                if gap.lo <= 0 <= gap.hi:
+                    undecided.append(c)
+            if not undecided:
+                return
             policies = [c.policy for c in (full, best, *undecided)]
-            title = f"report text, {self.headline} windows"
-            self.measure("report", title, policies, windows=self.headline, first=self.each)
+            title = f"report text, {more} windows"
+            failures = self.measure("report", title, policies, windows=more, first=windows)
+            leads = [c for c in undecided if c.key not in failures]
+            if best.key in failures:
+                return
 
     def _losses(self, part: str, key: str, windows: int | None = None) -> Nll:
         """NLL of a policy on a part, or on its first windows: a resumed run may have more."""

@@ -142,7 +142,7 @@ def search(
         grow: start every policy on one window and add windows for the best few; otherwise each is
             evaluated on all of them.
         report_windows: windows of the report, fewer for methods that are certainly behind, and up
-            to twice as many where they leave the headline undecided.
+            to four times as many where they leave the headline undecided.
         score_from: first scored position; by default the budget in slots.
         trials: policies to evaluate beyond the published methods.
         space: name or YAML file of the search space.

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvsearch.app.report_windows import LOOKS
+from kvsearch.app.report_windows import looks
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
@@ -196,12 +196,13 @@ def _row(
 
 
 def _looks(asked: dict[str, Any]) -> int:
-    """How often the headline may have been looked at: twice if there were windows for it."""
-    return LOOKS if "headline_windows" in asked["settings"] else 1
+    """How often the headline may have been looked at, where there were windows for it alone."""
+    s = asked["settings"]
+    return len(looks(s["report_windows"], s["headline_windows"])) if "headline_windows" in s else 1
 
 
 def _rechecks(
-    folder: RunFolder, measured: dict[str, Any], report: dict[str, Blocks], start: int, looks: int
+    folder: RunFolder, measured: dict[str, Any], report: dict[str, Blocks], start: int, often: int
 ) -> list[Recheck]:
     """The recommended policy against the best of each kind, on the report text and on others."""
     best = measured["recommended"]
@@ -224,7 +225,7 @@ def _rechecks(
             if best in nll and rivals:
                 rival = min(rivals, key=lambda n: _mean(nll[n], nll["full"]))
                 a, b = common(nll[best], nll[rival])
-                level = corrected(looks if text == "report" and kind != "earlier" else 1)
+                level = corrected(often if text == "report" and kind != "earlier" else 1)
                 out.append(Recheck(label, best, rival, paired(a, b, level=level), a.size))
         if best in nll and "full" in nll and best != "full":
             a, b = common(nll[best], nll["full"])

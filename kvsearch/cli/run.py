@@ -55,7 +55,7 @@ from kvsearch.search.samplers import DEFAULT, NAMES
     default=4,
     show_default=True,
     help="windows of the report; methods that are certainly behind are measured on fewer, and "
-    "where these leave the headline undecided, its policies on up to twice as many",
+    "where these leave the headline undecided, its policies on up to four times as many",
 )
 @click.option("--score-from", type=int, help="first scored position [default: the budget in slots]")
 @batch_option

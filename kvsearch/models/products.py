@@ -19,7 +19,8 @@ class OneDnnLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Output `[..., out]` of `input` `[..., in]`."""
         few = input.numel() < ROWS * self.in_features
-        if few or torch.is_grad_enabled() or input.device.type != "cpu":
+        plain = input.device.type == "cpu" and input.dtype == self.weight.dtype == torch.float32
+        if few or not plain or torch.is_grad_enabled():
             return super().forward(input)
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
             input, self.weight, self.bias, "none", [], ""

@@ -96,6 +96,9 @@ def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
     most = max((r.windows for r in summary.rows), default=0)
     count = most or s.get("report_windows") or s.get("windows")
     windows = "one window of " if count == 1 else f"{count or ''} windows of ".lstrip()
+    each = s.get("report_windows", most)
+    if "headline_windows" in s and most > each:
+        windows = f"{each} windows, few of them on {most}, of "
     start = f", scored from position {s['score_from']:,}" if s.get("score_from") else ""
     return {
         "text": facts.text_part(summary, "report").name,
@@ -181,6 +184,7 @@ def _how(summary: Summary) -> dict[str, Any]:
         shrink = {"n": len(drift), "mean": signed(sum(drift) / len(drift))}
     return {
         "stopped": any(r.stopped is not None for r in summary.rows),
+        "further": len({r.windows for r in summary.rows if r.stopped is None}) > 1,
         "trials": len(summary.trials),
         "compared": len(summary.rows) - 1,
         "blocks": max((r.blocks for r in summary.rows), default=0),

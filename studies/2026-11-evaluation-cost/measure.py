@@ -1,11 +1,12 @@
 """What an exact evaluation costs, and how exact it is, on the real default model.
 
-    python studies/2026-11-evaluation-cost/measure.py [--context 2048 8192] [--exact]
+    python studies/2026-11-evaluation-cost/measure.py [--context 2048] [--exact] [--products]
 
 Cost: CPU seconds of one thread for `Evaluator.quality`, divided by those of one plain full-cache
 forward of the same tokens with the same head, in interleaved pairs; the median pair is kept.
 CPU seconds, because wall seconds of a shared machine measure its other users. Exactness: largest
 per-token difference between the one-pass replay and a deployed cache filled token by token.
+Products: CPU seconds with products of weights by MKL, divided by those with oneDNN.
 Rows are appended to results.csv beside this file as they are measured.
 """
 
@@ -17,11 +18,13 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
+from torch import nn
 
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.methods import METHODS, at
 from kvsearch.models import load_model
+from kvsearch.models.products import SIZE, OneDnnLinear
 from kvsearch.policy import Policy
 from kvsearch.text import builtin, read_file, tokenize, windows
 
@@ -53,9 +56,11 @@ COSTED: dict[str, dict[str, Value]] = {
 @click.option("--text", default=None, help="FILE or FILE:START-END; default: the built-in corpus")
 @click.option("--only", multiple=True, help="a policy by its name; repeatable [default: all]")
 @click.option("--exact", is_flag=True, help="also compare with token by token (minutes)")
+@click.option("--products", is_flag=True, help="compare MKL with oneDNN instead")
 def main(
-    context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool
-) -> None:
+    context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool,
+    products: bool,
+) -> None:  # fmt: skip
     """Measure and append to results.csv."""
     torch.set_num_threads(1)
     loaded = load_model()
@@ -71,6 +76,10 @@ def main(
             if T > 4096 and knobs.get("rule", "none") != "none":
                 continue  # the promise for long windows is about policies that decide by age
             policy = build(knobs, setting, name=name)
+            if products:
+                ratios = [faster(evaluator, policy, ids) for _ in range(pairs)]
+                write(row("MKL / oneDNN", name, T, "fp32", float(np.median(ratios)), ratios))
+                continue
             ratios = []
             for _ in range(pairs):
                 base = plain(loaded, ids)
@@ -90,6 +99,20 @@ def plain(loaded, ids) -> float:
     with torch.inference_mode():
         head.nll(head.body(x, use_cache=False).last_hidden_state, x)
     return time.process_time() - start
+
+
+def faster(evaluator, policy, ids) -> float:
+    """CPU seconds of an evaluation by MKL, divided by those by oneDNN."""
+    layers = [m for m in evaluator.loaded.model.modules() if isinstance(m, nn.Linear)]
+    layers = [m for m in layers if m.weight.numel() >= SIZE]
+    seconds = []
+    for kind in (nn.Linear, OneDnnLinear):
+        for layer in layers:
+            layer.__class__ = kind
+        start = time.process_time()
+        evaluator.quality(policy, ids, resident=False)
+        seconds.append(time.process_time() - start)
+    return seconds[0] / seconds[1]
 
 
 def exactness(loaded, tokens):

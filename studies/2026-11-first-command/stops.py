@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app import summary
-from kvsearch.app.final_evaluation import FALSE
+from kvsearch.app.report_windows import FALSE
 from kvsearch.search.folder import RunFolder
 from kvsearch.stats import Blocks, common, standard_error
 from kvsearch.student import quantile

@@ -17,7 +17,7 @@ from kvsearch.stats import Blocks, common, paired
 from kvsearch.student import quantile
 
 HERE = Path(__file__).parent
-RECORDS = HERE.parent / "2026-11-first-command" / "records"
+RECORDS = HERE.parent / "2026-11-first-command" / "four-windows"
 ROLES = ("published", "combination", "portfolio")
 
 

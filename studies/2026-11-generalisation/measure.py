@@ -64,7 +64,7 @@ def main() -> None:
         file = HERE / "losses" / f"{name}.csv"
         if file.exists() or (o.only and name not in o.only):
             continue
-        run = RunFolder(FIRST / "records" / name, write=False)
+        run = RunFolder(FIRST / "four-windows" / name, write=False)
         asked = json.loads((run.path / "study.json").read_text())
         given = TextOptions(files=tuple(options[1:]), report_windows=WINDOWS)
         found = text(evaluator.loaded, given, print)
