@@ -13,8 +13,8 @@ from kvsearch.report.tables import at_least
 def closing(summary: Summary, folder: Path) -> str:
     """The end of a run: the table, the recommendation, and where everything is."""
     rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
-    counts = sorted({r.tokens for r in rows if r.stopped is None}) or [0]
-    n = " to ".join(str(x) for x in dict.fromkeys((counts[0], counts[-1])))
+    scored = sorted({r.tokens for r in rows if r.stopped is None}) or [0]
+    n = " to ".join(str(x) for x in dict.fromkeys((scored[0], scored[-1])))
     unit = (
         f"n = {n} tokens of report text; dNLL to the full cache in nats/token, 95 % intervals "
         f"corrected for {len(rows) - 1} rows"
