@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html import escape
 
 import numpy as np
@@ -332,6 +333,20 @@ def test_every_row_at_the_budget_is_compared_by_name():
     assert sorted(drawn) == sorted(p.name for p in rows)
     for p in rows:
         assert any(escape(p.name) in text for text in beside.layout.yaxis.ticktext)
+
+
+def test_a_row_that_was_stopped_is_drawn_from_where_it_is_at_least():
+    summary = make_summary()
+    best = summary.row("trial 31").dnll_full.mean
+    last = max(summary.rows, key=lambda r: r.dnll_full.mean)
+    far = replace(last, stopped=Interval(0.03, 0.02, 0.04))
+    rows = [far if r is last else r for r in summary.rows]
+    info = picture(replace(summary, rows=rows), SHAPE)
+    (drawn,) = (p for p in info.points if p.name == far.name)
+    assert (drawn.lo, drawn.y, drawn.hi) == (best + 0.02, far.dnll_full.mean, far.dnll_full.mean)
+    assert any("at least 0.020 behind" in line for line in drawn.hover)
+    assert not picture(summary, SHAPE).note
+    assert bool(info.note) is (drawn in info.at_budget())
 
 
 def test_page_names_every_row_and_loads_nothing(written):

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape
-from kvsearch.records import Kind, Row, Summary, Trial
+from kvsearch.records import Interval, Kind, Row, Summary, Trial
 from kvsearch.report import facts
 from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.tables import (
+    at_least,
     bytes_text,
     interval_text,
     ppl_interval,
@@ -31,7 +32,9 @@ class Point:
 
     Attributes:
         x: bytes per sequence, peak.
-        y: dNLL to the full cache, nats per token; `lo` and `hi` are its 95 % limits.
+        y: dNLL to the full cache, nats per token; `lo` and `hi` are its 95 % limits. Of a row that
+            was stopped because it is certainly behind the recommended policy, `lo` is how far at
+            least and `hi` is `y`: little is known of its loss itself.
         hover: lines of plain text.
     """
 
@@ -82,6 +85,12 @@ class Picture:
         return tuple(sorted(rows, key=lambda p: p.y))
 
     @property
+    def note(self) -> str:
+        """What a bar of the comparison means that has one end only; empty without such a row."""
+        one_sided = any(p.lo < p.y == p.hi for p in self.at_budget())
+        return "one-sided: at least so far behind" if one_sided else ""
+
+    @property
     def beyond(self) -> tuple[Point, ...]:
         """Rows whose loss is above the panel."""
         return tuple(p for p in self.points if p.y > self.y_range[1])
@@ -90,7 +99,8 @@ class Picture:
 def picture(summary: Summary, shape: ModelShape) -> Picture:
     """Compute the picture of a summary on a model of `shape`."""
     unit = shape.slot_bytes * shape.layers
-    points = tuple(_point(r, r.name == summary.recommended) for r in summary.rows)
+    best = next((r.dnll_full.mean for r in summary.rows if r.name == summary.recommended), 0.0)
+    points = tuple(_point(r, r.name == summary.recommended, best) for r in summary.rows)
     trials = tuple(
         _trial_point(t, unit)
         for t in summary.trials
@@ -146,7 +156,8 @@ def ppl_ticks(info: Picture, most: int) -> list[tuple[float, str]]:
     return [(math.log(v / info.ppl_full), f"{v:.4g}") for v in nice_steps(lo, hi, most) if v > 0]
 
 
-def _point(row: Row, recommended: bool) -> Point:
+def _point(row: Row, recommended: bool, best: float) -> Point:
+    """The mark of a row; `best` is the recommended policy's dNLL."""
     lo, hi = ppl_interval(row)
     against = "no other published method is as small"
     if row.dnll_best is not None and row.best != row.name:
@@ -158,12 +169,15 @@ def _point(row: Row, recommended: bool) -> Point:
         row.name,
         f"PPL {ppl_text(row.ppl)} [{ppl_text(lo)}, {ppl_text(hi)}], n = {row.tokens:,} tokens",
         f"dNLL to full {interval_text(row.dnll_full)} nats per token",
+        *([] if row.stopped is None else [at_least(row)]),
         against,
         f"{bytes_text(row.bytes_peak)} per sequence, peak = {row.slots16:,.4g} fp16 slots a layer",
         describe(row.policy),
         compact_json(row.policy),
     )
     d = row.dnll_full
+    if row.stopped is not None:
+        d = Interval(d.mean, min(best + row.stopped.lo, d.mean), d.mean)
     return Point(
         row.name,
         row.kind,

@@ -50,7 +50,8 @@ def _panels(info: Picture, narrow: bool) -> tuple[Any, Any, Any, Any]:
     """Figure, panels of rows and trials on the same bytes axis, and that of the comparison."""
     if narrow:
         width, least = NARROW
-        more = inches(info) + 1.0
+        below = 0.65 if info.note else 0.45
+        more = inches(info) + 0.55 + below
         height = least + more
         figure = new_figure(width, height)
         up = more / height  # of the comparison, below the other two
@@ -60,7 +61,7 @@ def _panels(info: Picture, narrow: bool) -> tuple[Any, Any, Any, Any]:
             "top": 1 - 1.0 / height,
             "bottom": up + 0.75 / height,
         }
-        under = {"left": 0.3, "right": 0.855, "top": up - 0.35 / height, "bottom": 0.45 / height}
+        under = {"left": 0.3, "right": 0.855, "top": up - 0.35 / height, "bottom": below / height}
     else:
         figure = new_figure(*WIDE)
         place = {"left": 0.055, "right": 0.635, "top": 0.915, "bottom": 0.095}
@@ -97,9 +98,11 @@ def _frame(info: Picture, top: Any, low: Any, narrow: bool) -> None:
     right.set_ylabel("PPL on the report text")
     right.spines["right"].set_visible(False)
     right.tick_params(colors=GREY, labelcolor=INK, length=3, width=0.7)
-    words = "report text" if narrow else f"Report text {info.report_text}"
+    title = (
+        f"Report text {info.report_text}, n = {info.tokens} scored tokens; bars are 95 % intervals"
+    )
     top.set_title(
-        f"{words}, n = {info.tokens} scored tokens; bars are 95 % intervals",
+        f"n = {info.tokens} scored tokens; bars are 95 %" if narrow else title,
         loc="left",
         fontsize=8 if narrow else 10,
         color=INK,
