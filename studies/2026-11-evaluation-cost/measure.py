@@ -151,7 +151,7 @@ def write(row) -> None:
     file = Path(__file__).with_name("results.csv")
     new = not file.exists()
     with file.open("a", newline="") as f:
-        out = csv.DictWriter(f, row.keys())
+        out = csv.DictWriter(f, row.keys(), lineterminator="\n")
         if new:
             out.writeheader()
         out.writerow(row)

@@ -27,7 +27,7 @@ RECORDS = HERE / "records"
 CONTEXT, WINDOWS = 1024, 2  # as in live.py
 MARKS = (25_600, 51_200, 102_400)  # search tokens: an eighth, a quarter and half of the opponent's
 EARLIER = "earlier-"  # runs of an earlier version: data about policies, not contenders
-NOISY = "kvei-warm-race"  # what others are compared with on the surrogate with noise
+NOISY = "kvei-warm-grow8"  # what others are compared with on the surrogate with noise
 OPPONENT = "nsga2-cold-full"  # KVTuner's settings: 2 generations of 50, all evaluated in full
 
 
