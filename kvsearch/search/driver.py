@@ -113,14 +113,15 @@ class Search(Loop[Evaluation]):
         """A contender on further windows, if it is the turn of one; or the full cache there.
 
         Free proposals and further windows take turns. When there are no more proposals, contenders
-        get windows until all have as many.
+        get windows until all have as many as any policy, contender or not: who once was one may
+        have the most windows, and only policies with the most are chosen.
         """
         if not self.task.growing:
             return None
         t, busy = self.task, [e for e in self.running.values() if isinstance(e, WiderEvaluation)]
         most = t.windows
         if not self._wanted():
-            most = max((c.windows for c in self._contenders()), default=0)
+            most = max((c.windows for c in self.trials if c.state == "complete"), default=0)
         elif self._turns(busy) >= self._proposed() and not self._waits():
             return None
         limit, numbers = t.setting.budget_bytes, [e.number for e in busy]
@@ -145,9 +146,6 @@ class Search(Loop[Evaluation]):
         return WiderEvaluation(
             policy=trial.policy, fingerprint=trial.fingerprint, trial=trial, **common
         )
-
-    def _contenders(self) -> list[Trial]:
-        return growing.contenders(self.trials, self.task.setting.budget_bytes)
 
     def _turns(self, busy: list[WiderEvaluation]) -> int:
         """How often a policy was given further windows."""

@@ -72,6 +72,31 @@ def test_windows_go_to_contenders_and_losses_are_those_of_the_windows(calm: Path
     assert free == TRIALS and more >= TRIALS - 1  # in turn
 
 
+class Lucky(Session):
+    """Windows on which a policy is much better or worse than on others."""
+
+    def run(self, job: Job) -> Measured:
+        found = super().run(job)
+        if job.policy.slots is not None:
+            key = int(job.policy.fingerprint(SHAPE.layers), 16) % 2**32
+            for i, w in enumerate(range(job.first, job.first + (job.windows or 1))):
+                found.nll[i] += np.random.default_rng([key, w]).normal(0, 0.5)
+        return found
+
+
+def test_who_was_once_a_contender_is_not_alone_in_having_the_most_windows(tmp_path: Path) -> None:
+    """Only policies with the most windows are chosen: the contenders have to be among them."""
+    for seed in range(8):
+        run = RunFolder(tmp_path / f"run{seed}")
+        what = task(10, "random", seed, growing=True, warm_start=False)
+        session = Lucky(Toy(tmp_path / "log", 0.0))
+        trials = Search(what, Inline(session), run, lambda *_: None).run()
+        run.close()
+        most = growing.most_measured([t for t in trials if t.state == "complete"])
+        best = growing.contenders(trials, what.setting.budget_bytes)
+        assert {t.name for t in best} <= {t.name for t in most}
+
+
 @pytest.mark.parametrize("where", ["inline", "processes"])
 def test_the_driver_is_killed_and_ends_like_an_uninterrupted_one(
     where: str, calm: Path, fork: Fork, tmp_path: Path
