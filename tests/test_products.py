@@ -6,6 +6,7 @@ import platform
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from kvsearch.models.products import ROWS, SIZE, OneDnnLinear, by_onednn, suits
 
@@ -32,6 +33,16 @@ def test_the_same_products(shape: tuple[int, ...]) -> None:
         strided = torch.randn(shape[-1], *shape[:-1]).movedim(0, -1)
         assert torch.allclose(fast(strided), plain(strided), rtol=1e-5, atol=1e-5)
     assert fast.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize(("rows", "runs"), [(ROWS, True), (ROWS - 1, False)])
+def test_it_runs_from_so_many_tokens_on(rows: int, runs: bool) -> None:
+    fast = model()
+    by_onednn(fast)
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
+        fast(torch.randn(rows, 256))
+    names = {event.key for event in seen.key_averages()}
+    assert ("mkldnn::_linear_pointwise" in names) is runs
 
 
 def test_other_types_go_to_torch() -> None:

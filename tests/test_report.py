@@ -25,7 +25,7 @@ from kvsearch.report.describe import describe
 from kvsearch.report.html import Images, render
 from kvsearch.report.labels import place
 from kvsearch.report.pareto_plot import picture
-from kvsearch.report.slotmap import AgeMap, SlotBars, held, slot_map
+from kvsearch.report.slotmap import AgeMap, SlotBars, slot_map
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, verdict
 from kvsearch.rules import Attention
 
@@ -338,15 +338,15 @@ def test_every_row_at_the_budget_is_compared_by_name():
 def test_a_row_that_was_stopped_is_drawn_from_where_it_is_at_least():
     summary = make_summary()
     best = summary.row("trial 31").dnll_full.mean
-    last = max(summary.rows, key=lambda r: r.dnll_full.mean)
+    at_budget = {p.name for p in picture(summary, SHAPE).at_budget()}
+    last = max((r for r in summary.rows if r.name in at_budget), key=lambda r: r.dnll_full.mean)
     far = replace(last, stopped=Interval(0.03, 0.02, 0.04))
     rows = [far if r is last else r for r in summary.rows]
     info = picture(replace(summary, rows=rows), SHAPE)
     (drawn,) = (p for p in info.points if p.name == far.name)
     assert (drawn.lo, drawn.y, drawn.hi) == (best + 0.02, far.dnll_full.mean, far.dnll_full.mean)
     assert any("at least 0.020 behind" in line for line in drawn.hover)
-    assert not picture(summary, SHAPE).note
-    assert bool(info.note) is (drawn in info.at_budget())
+    assert "at least" in info.note and not picture(summary, SHAPE).note
 
 
 def test_page_names_every_row_and_loads_nothing(written):
@@ -410,47 +410,6 @@ def test_cells_are_readable():
         "H2O-like: 4 sinks + 128 recent + best-scored, 700 slots, K4 V4 group 32, every 16 tokens"
     )
     assert describe(policies["trial 31"]).endswith("budgets by layer sensitivity")
-
-
-POSITION_ONLY = [
-    Policy(slots=20),
-    Policy(slots=40, sinks=4, interval=8),
-    Policy(slots=60, sinks=4, recent_window=8, ladder=Ladder(span=0.25, overlap=0.5)),
-    Policy(
-        slots=60,
-        sinks=4,
-        recent_window=30,
-        interval=5,
-        positions="cache",
-        ladder=Ladder(span=0.5, overlap=0.3, order="contiguous"),
-    ),
-    Policy(
-        slots=50,
-        sinks=2,
-        ladder=Ladder(span=0.8),
-        budgets=Budgets(kind="pyramid", beta=3),
-    ),
-    Policy(
-        slots=60,
-        sinks=4,
-        recent_window=9,
-        interval=16,
-        trigger="prompt+stream",
-        ladder=Ladder(span=0.5, overlap=0.5),
-    ),
-    Policy(slots=40, sinks=4, interval=8, trigger="prompt"),
-    Policy(interval=8, tiers=K4),
-]
-
-
-@pytest.mark.parametrize("policy", POSITION_ONLY)
-def test_slot_map_is_what_the_cache_holds(policy):
-    plans = pytest.importorskip("kvsearch.cache.plans")
-    for layer in layout(policy, SHAPE).layers[:8]:
-        for tokens in (10, 61, 97, 400):
-            prompt = 0 if policy.trigger == "stream" else 90
-            plan = plans.plan(layer, tokens, prompt)
-            assert held(layer, tokens, prompt)[0].tolist() == plan.held.tolist()
 
 
 def test_slot_map_shows_tiers_and_shares():

@@ -101,6 +101,8 @@ def test_a_run_leaves_everything(finished: Path) -> None:
         "study.json", "trials.jsonl", "trials.parquet", "front.csv", "pareto.html", "pareto.png",
         "report.html", "best.json", "policies", "nll", "sensitivity.json", "measured.json",
     }  # fmt: skip
+    settings = json.loads((finished / "study.json").read_text())["settings"]
+    assert (settings["report_windows"], settings["headline_windows"]) == (1, 4)
     trials = Journal(finished / "trials.jsonl").read()
     assert sum(t.kind == "searched" and t.state in ("complete", "pruned") for t in trials) == 3
     assert [t.kind for t in trials[:4]] == ["earlier"] * 3 + ["combined"]

@@ -1,7 +1,7 @@
 """Products of many tokens with a model's weights, in fp32 on a CPU that MKL serves badly.
 
-torch gives them to MKL, which takes slow code on processors that are not Intel's: on one core of
-a Zen 5, 100 GFLOP/s where oneDNN, which torch brings along as well, has 220. Both are fp32; sums
+torch gives them to MKL, which takes slow code on processors that are not Intel's; oneDNN, which
+torch brings along as well, is faster there (`studies/2026-11-evaluation-cost`). Both are fp32; sums
 are rounded in another order.
 """
 
