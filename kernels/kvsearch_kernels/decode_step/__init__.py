@@ -6,7 +6,10 @@ from kvsearch_kernels.op import Op
 decode_step = Op(
     "decode_step",
     reference,
-    {"numba": "kvsearch_kernels.decode_step.numba_impl"},  # CPU
+    {
+        "triton": "kvsearch_kernels.decode_step.triton_impl",
+        "numba": "kvsearch_kernels.decode_step.numba_impl",  # CPU
+    },
     "kvsearch_kernels.decode_step.probe",
 )
 
