@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,35 +31,37 @@ from tests.tagged import Device, tagged
 pytest.importorskip("triton", reason="triton is not installed")
 FILE = Path(__file__).parents[1] / "kernels" / "launches.json"
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, heads=6)
+WIDER = replace(SHAPE, kv_heads=4, heads=12)
 PROMPT, STEPS = 330, 140  # twice the longest interval, and some
 MORE = ("int4", "kivi4", "keydiff", "rotated+heads")  # beyond what a search starts from
 NAMES = [n for n, m in METHODS.items() if m.baseline or n in MORE]
+FOUR = "rotated+heads, 4 kinds"  # the same on a model of four KV heads, no two alike
 MAKES = ("aten::empty", "aten::new_empty", "aten::empty_like")  # memory, no launch
 WRITE = os.environ.get("KVSEARCH_WRITE_BUDGETS") == "1"
 
 
-def small(name: str) -> Policy:
+def small(name: str, shape: ModelShape = SHAPE) -> Policy:
     """A method that evicts after the prompt."""
     for slots in (76, 132, 200):
         with suppress(PolicyError):
             setting = Setting(
-                SHAPE, SHAPE.budget_bytes(slots), PROMPT + STEPS, (0.5, 0.7, 1.2, 1.6),
-                prompt=PROMPT, importance=importance(SHAPE), heads=losses(SHAPE),
+                shape, shape.budget_bytes(slots), PROMPT + STEPS, (0.5, 0.7, 1.2, 1.6),
+                prompt=PROMPT, importance=importance(shape), heads=losses(shape),
             )  # fmt: skip
             return at(name, setting)
     raise AssertionError(name)
 
 
 def calls(
-    states: list[LayerState], sizes: list[int], device: Device
+    states: list[LayerState], sizes: list[int], device: Device, shape: ModelShape = SHAPE
 ) -> Iterator[tuple[bool, Counter[str]]]:
     """Feed so many fp16 tokens a call; whether slots left or moved, and what was launched."""
     draw = torch.Generator().manual_seed(0)
     for m in sizes:
         held = [s.store.n for s in states]
         q, k, v = (
-            tagged(torch.randn(1, heads, m, SHAPE.head_dim, generator=draw).half())
-            for heads in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+            tagged(torch.randn(1, heads, m, shape.head_dim, generator=draw).half())
+            for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
         )
         before = Counter(device.launches)
         advance(states, q, k, v, scale=0.2)
@@ -71,12 +74,14 @@ def calls(
 def counts(name: str) -> dict[str, int]:
     """Most launches of layer 1: of a decoded token without and with a compaction, of a prompt."""
     device, found = Device(), dict[str, int]()
-    policy = small(name)
-    parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
+    shape = WIDER if name == FOUR else SHAPE
+    policy = small(name.partition(",")[0], shape)
+    parts = [part for part in layout(policy, shape).layers if part.layer == 1]
+    assert len(parts) == {"rotated+heads": 2, FOUR: 4}.get(name, 1)
     with kernels(device) as made, torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
         states = [LayerState(p, packed=True, rotary=rotary) for p in parts]
-        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * STEPS], device)):
+        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * STEPS], device, shape)):
             if i < STEPS // 2:  # tables are made, and kernels compiled, once
                 warm = {k: len(kernel.variants) for k, kernel in made.items()}
                 continue
@@ -91,12 +96,12 @@ def counts(name: str) -> dict[str, int]:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
         for what in ("evaluation", "evaluation, next layer"):
             states = [LayerState(p, packed=False, rotary=rotary) for p in parts]
-            ((_, ran),) = calls(states, [PROMPT], device)
+            ((_, ran),) = calls(states, [PROMPT], device, shape)
             found[what] = sum(n for op, n in ran.items() if op not in MAKES)
     return dict(sorted(found.items()))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, FOUR])
 def test_a_layer_launches_no_more_than_its_budget(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +120,8 @@ def test_a_layer_launches_no_more_than_its_budget(
     budget = json.loads(FILE.read_text())["methods"][name]
     assert found.keys() == budget.keys()  # a token without a compaction that is gone is no saving
     assert found["evaluation"] > 0  # and counting nothing is none either
+    if name == FOUR:  # a step costs the same, however many kinds of heads there are
+        assert found["step"] == json.loads(FILE.read_text())["methods"]["rotated+heads"]["step"]
     if name == "full":
         assert found["step, Triton"] == 3  # writing a slot, reading all, joining what was read
         layers, attend = 32, 1  # one launch is the model's own

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.segments import compact_state
 from kvsearch.cache.state import LayerState
-from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step, prepare
 
 REFUSED = object()  # no implementation takes this layer's formats, types or rule
 
@@ -78,6 +78,9 @@ def advance(
         if state.seen == step.due:
             compact_state(state)
             state.note_peak()
+    if first.seen == step.due and not q.is_cpu:  # now, so that tokens in between are all alike
+        first.step = _described(states, k, v)
+        prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
     return out.unsqueeze(2)
 
 

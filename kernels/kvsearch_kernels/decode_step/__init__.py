@@ -1,5 +1,8 @@
 """One new token in all heads of a deployed layer: stored, attended from, and counted."""
 
+from torch import Tensor
+
+from kvsearch_kernels.decode_step import triton_impl
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, reference
 from kvsearch_kernels.op import Op
 
@@ -13,4 +16,12 @@ decode_step = Op(
     "kvsearch_kernels.decode_step.probe",
 )
 
-__all__ = ["Heads", "Stores", "Sums", "decode_step"]
+
+
+def prepare(impl: str, q: Tensor, k: Tensor, stores: Stores) -> None:
+    """Make what `impl` keeps of newly described stores before the call that needs it."""
+    if impl == "triton":
+        triton_impl.planned(stores, q, k)
+
+
+__all__ = ["Heads", "Stores", "Sums", "decode_step", "prepare"]

@@ -154,8 +154,15 @@ class _Plan:
     like: Tensor
 
 
+def planned(stores: Stores, q: Tensor, k: Tensor) -> _Plan:
+    """The plan of a layer, made once for queries like `q` and keys like `k`."""
+    if "plan of triton" not in stores.known:
+        stores.known["plan of triton"] = _planned(stores, q, q.shape[1] // k.shape[1])
+    plan: _Plan = stores.known["plan of triton"]
+    return plan
+
+
 def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
-    """The plan of a layer, made once."""
     D, kinds = q.shape[-1], kinds_of(stores)
     formats = [f for pair in kinds for f in pair if f is not None]
     lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4, 5) for f in formats)
@@ -192,9 +199,7 @@ def forward(
         pool = heads.parts[-1]
         check_lengths(heads.parts)
         check_room(pool.keys, pool.lengths, k)  # type: ignore[arg-type]
-    plan = stores.known.get("plan of triton")
-    if plan is None:
-        plan = stores.known["plan of triton"] = _planned(stores, q, G)
+    plan = planned(stores, q, k)
     table, tile, last = plan.table, plan.tile, [x[-1] for x in plan.kinds]
     fp32 = partial(taken, room, dtype=torch.float32, device=q.device)
     out, lse = taken(room, "out", B, Hq, D, dtype=q.dtype, device=q.device), fp32("lse", B, Hq)
