@@ -34,6 +34,7 @@ class NativePool:
         self, keys: Tensor, values: Tensor, used: int, before: "NativePool | None" = None
     ) -> None:
         self.keys, self.values, self.used = keys, values, used
+        self.lengths: Tensor
         if before is None or before.lengths.shape != keys.shape[:2]:
             self.lengths = torch.full(keys.shape[:2], used, dtype=torch.int32, device=keys.device)
             return

@@ -84,6 +84,12 @@ def advance(
     return out.unsqueeze(2)
 
 
+def forget(states: Sequence[LayerState]) -> None:
+    """Let go of what a step is told of the layer, before several tokens replace what it holds."""
+    if states[0].step is not REFUSED:
+        states[0].step = None
+
+
 def _served(state: LayerState) -> bool:
     """Whether a token's slots can be stored, attended to and counted by one op."""
     p, rule = state.layer.policy, state.rule

@@ -17,7 +17,6 @@ decode_step = Op(
 )
 
 
-
 def prepare(impl: str, q: Tensor, k: Tensor, stores: Stores) -> None:
     """Make what `impl` keeps of newly described stores before the call that needs it."""
     if impl == "triton":

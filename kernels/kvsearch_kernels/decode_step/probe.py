@@ -54,8 +54,8 @@ def before(voters: int, D: int, device: torch.device, dtype: torch.dtype) -> Sto
                 order = torch.arange(held + ROOM, device=device).flip(0)
                 order = order.expand(2, V, -1).contiguous()
                 sums = Sums(ones, order, held, ROOM, 1.0, None if heads > 1 else 2, 0.9)
-            else:
-                sums = Sums(ones, None, held, ROOM, 0.5 * (voters - 1), None, 1.0)
+            else:  # of these the last do not count the token, which one more will follow
+                sums = Sums(ones, None, held, ROOM, 0.5 * (voters - 1), 3 - heads, 1.0)
         kinds.append(Heads(parts, sums))
     return Stores(kinds)
 

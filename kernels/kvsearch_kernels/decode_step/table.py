@@ -79,7 +79,7 @@ def kinds_of(stores: Stores) -> tuple[Pair, ...]:
 
 def rows_at(x: Tensor) -> Rows:
     """Addresses `[B, H]` of the rows of each head of `x` `[B, H, ...]`."""
-    b, h = (np.arange(n, dtype=np.int64) * s for n, s in zip(x.shape[:2], x.stride()[:2]))
+    b, h = (np.arange(x.shape[i], dtype=np.int64) * x.stride(i) for i in range(2))
     return x.data_ptr() + (b[:, None] + h) * x.element_size()
 
 
@@ -106,8 +106,10 @@ def made(stores: Stores, group: int, columns: int, device: torch.device) -> Tabl
     voters = _voters(stores.heads, B, H)
     sections = [x.reshape(-1, x.shape[-1]) for x in (programs, heads, voters)]
     most, total = int(heads[..., 1].max()), int(slots.sum())
-    on = placed(stores.kept, sections, device)
-    return Table(*on, kinds, held, most, total, int(voters[:, 2].max(initial=0)))
+    first_at, heads_at, voters_at = placed(stores.kept, sections, device)
+    return Table(
+        first_at, heads_at, voters_at, kinds, held, most, total, int(voters[:, 2].max(initial=0))
+    )
 
 
 def _splits(heads: Sequence[Heads], columns: int) -> list[list[int]]:
