@@ -26,6 +26,7 @@ from kvsearch.policy import ModelShape, Policy, layout
 from tests.heads import losses
 from tests.importance import importance
 from tests.launches import kernels
+from tests.random_policies import policies
 from tests.tagged import Device, tagged
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -129,3 +130,23 @@ def test_a_layer_launches_no_more_than_its_budget(
         assert every - layers * attend <= 60  # at any length: one launch is for all tokens
     more = {k: (n, budget[k]) for k, n in found.items() if n > budget[k]}
     assert not more, f"launches, found and allowed: {more}"
+
+
+def test_a_step_of_any_policy_is_four_launches_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that `decode_step` serves, where a token neither compacts nor fills a pool."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    served, device = Counter[int](), Device()
+    for policy in policies(60, SHAPE):
+        parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
+        with kernels(device), torch.inference_mode(), device:
+            rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+            states = [LayerState(p, packed=True, rotary=rotary) for p in parts]
+            for i, (compacts, ran) in enumerate(calls(states, [40, *[1] * 12], device)):
+                if i < 2 or compacts or "decode_step" not in states[0].impls:
+                    continue  # the first token after a prompt makes what the others find
+                served[len(parts)] += 1
+                assert ran.total() - sum(ran[op] for op in MAKES) <= 4, policy.to_json()
+                assert all(op.startswith("triton::") or op in MAKES for op in ran)
+        assert not device.waits, policy.to_json()
+    assert served[1] > 100
+    assert served[2] > 20

@@ -12,7 +12,9 @@ from kvsearch_kernels.decode_step.table import kinds_of, rows_at, sides_of
 from kvsearch_kernels.launch import why_not_here
 from kvsearch_kernels.room import Room
 
-MOST_KINDS = 8  # pairs of formats in a layer: each is code of its own in one kernel
+# Head size -> pairs of formats in a layer, at most: each is code of its own in one kernel, and with
+# 256 channels more of them spill.
+MOST_KINDS = {64: 8, 128: 8, 256: 4}
 
 
 def why_not(
@@ -104,7 +106,8 @@ def _why_not_together(stores: Stores) -> str | None:
         return f"16-bit parts must be of one type, got {sorted(map(str, types))}"
     if len({x.device for x in pools}) > 1:  # type: ignore[union-attr]
         return "stores are on different devices"
-    if (kinds := len(kinds_of(stores))) > MOST_KINDS:
-        return f"there must be at most {MOST_KINDS} pairs of formats in a layer, got {kinds}"
+    most = MOST_KINDS[pools[0].shape[-1]]  # type: ignore[union-attr]
+    if (kinds := len(kinds_of(stores))) > most:
+        return f"there must be at most {most} pairs of formats in a layer, got {kinds}"
     rules = {(s.alpha, s.keep) for h in stores.heads if (s := h.sums) is not None}
     return f"sums must be weighted alike, got {sorted(rules)}" if len(rules) > 1 else None

@@ -25,6 +25,7 @@ from kvsearch_kernels.configs import (
 )
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
 from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
+from kvsearch_kernels.decode_step.takes import MOST_KINDS
 from kvsearch_kernels.decode_step.triton_impl import ORDER
 from kvsearch_kernels.decode_step.triton_kernels import (
     attend_heads,
@@ -218,31 +219,35 @@ def test_decode_attention(name, kind, more):
     )  # fmt: skip
 
 
-# of a layer's heads; the last is what `rotated+heads` takes where heads differ in bits, too
-LAYERS = {
-    "16,4/128": (128, [(None, None), whole(4, 128)], False),
-    "16,8,4,2/128": (128, [(None, None), *(whole(b, 128) for b in (8, 4, 2))], False),
-    "16,5-4/64/lloyd": (64, PARTS["16,5-4/64/lloyd"][1], True),
-    "16,5-4,4-3,3-2,8/128/lloyd": (
-        128,
-        [(None, None), *(
-            (Format(k, 64, "lloyd", True), Format(v, 64, "lloyd", True))
-            for k, v in ((5, 4), (4, 3), (3, 2), (8, 8))
-        )],
-        True,
+def rotated(*bits):
+    """A 16-bit part, and tiers of such bits of keys and values, of rotated Lloyd levels."""
+    pairs = [[Format(b, 64, "lloyd", True) for b in pair] for pair in bits]
+    return [(None, None), *map(tuple, pairs)]
+
+
+LAYERS = {  # of heads that differ; the most formats that `decode_step` takes, with Lloyd levels
+    "16,4/128": (128, [(None, None), whole(4, 128)]),
+    "16,8,4,2/128": (128, [(None, None), *(whole(b, 128) for b in (8, 4, 2))]),
+    "16,5-4/64/lloyd": (64, rotated((5, 4))),
+    "8 kinds/128/lloyd": (
+        128, rotated((5, 4), (4, 3), (3, 2), (8, 8), (8, 4), (2, 2), (5, 5)),
     ),
+    "4 kinds/256/lloyd": (256, rotated((5, 4), (4, 3), (3, 2))),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("more", ["", "scores"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [*((name, "scores") for name in LAYERS), ("16,4/128", ""), ("16,5-4/64/lloyd", "")],
+)
 def test_decode_step(name, more):
-    D, parts, rotated = LAYERS[name]
+    D, parts = LAYERS[name]
     tile, dtype = decode_tile(D, 2, "lloyd" in name), torch.float16
     kinds = []
     for pair in parts:
         found = part_constants(*pair, D, dtype)
-        kinds.append((*(found[n] for n in ORDER), rotated and pair[0] is not None))
+        kinds.append((*(found[n] for n in ORDER), pair[0] is not None and pair[0].rotate))
+    assert len(kinds) <= MOST_KINDS[D]
     pointers = {
         "q rotated like": "fp16", "programs": "i64", "partial bits products levels": "fp32",
     }  # fmt: skip
