@@ -14,7 +14,7 @@ from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 
-PIECE = 192  # tokens that are scanned at once: their copies are memory beside the cache
+PIECE = 192  # tokens of a whole layer that are scanned at once: copies beside the cache
 
 
 def advance(
@@ -25,6 +25,7 @@ def advance(
     *,
     scale: float,
     softcap: float | None = None,
+    piece: int = PIECE,
 ) -> Tensor:
     """Take in new tokens and attend from them.
 
@@ -35,6 +36,7 @@ def advance(
         v: values `[B, H, M, Dv]`.
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
+        piece: tokens that a deployed layer scans at once.
 
     Returns:
         Attention output `[B, Hq, M, Dv]`.
@@ -51,7 +53,7 @@ def advance(
     if not staging.applies(state, k):
         return how(state, q, k, v)
     with staging.staged(state, k, v):
-        piece = max(PIECE, 2 * state.layer.policy.interval)
+        piece = max(piece, 2 * state.layer.policy.interval)
         pieces = zip(*(x.split(piece, 2) for x in (q, k, v)), strict=True)
         return torch.cat([how(state, *x) for x in pieces], 2)
 

@@ -43,13 +43,14 @@ def advance(
         return engine.advance(states[0], q, k, v, scale=scale, softcap=softcap)
     if states[0].layer.policy.budgets.kind == "adakv":
         return adakv.run(states, q, k, v, scale=scale, softcap=softcap)
-    group = q.shape[1] // k.shape[1]
+    every, group = k.shape[1], q.shape[1] // k.shape[1]
     out = q.new_empty(*q.shape[:3], v.shape[3])
     for state in states:
         heads = state.layer.heads
         mine = slice(heads.start, heads.stop)
         queries = slice(heads.start * group, heads.stop * group)
         out[:, queries] = engine.advance(
-            state, q[:, queries], k[:, mine], v[:, mine], scale=scale, softcap=softcap
-        )
+            state, q[:, queries], k[:, mine], v[:, mine], scale=scale, softcap=softcap,
+            piece=engine.PIECE * every // len(heads),  # copies of one kind of heads at a time
+        )  # fmt: skip
     return out

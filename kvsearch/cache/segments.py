@@ -34,7 +34,7 @@ def run(
 
     Arguments are as in `engine.advance`, after rounding; `quantised` is from `quantise_ahead`.
     """
-    out: Tensor | None = None
+    out: list[Tensor] = []
     done, total = 0, q.shape[2]
     while done < total:
         due = state.layer.clock.after(state.seen, state.prompt)
@@ -42,14 +42,13 @@ def run(
         if state.sequences is not None:
             left = closing.ahead(state, min(left, ROWS))
         part = slice(done, done + min(left, ROWS))
-        if part.stop == total and out is None:  # the call is one piece, as a decoded token is
+        if part.stop == total and not out:  # the call is one piece, as a decoded token is
             state.store.append(k, v, quantised)
-            out = _attend(state, q, due, scale, softcap)
+            out.append(_attend(state, q, due, scale, softcap))
         else:
             ready = None if quantised is None else tuple(x[:, :, part] for x in quantised)
             state.store.append(k[:, :, part], v[:, :, part], ready)  # type: ignore[arg-type]
-            out = q.new_empty(*q.shape[:3], v.shape[3]) if out is None else out
-            out[:, :, part] = _attend(state, q[:, :, part], due, scale, softcap)
+            out.append(_attend(state, q[:, :, part], due, scale, softcap))
         done = part.stop
         state.seen += part.stop - part.start
         state.note_peak()
@@ -58,8 +57,7 @@ def run(
         if state.seen == due and compacts:
             compact_state(state)
             state.note_peak()
-    assert out is not None
-    return out
+    return out[0] if len(out) == 1 else torch.cat(out, 2)
 
 
 def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -173,15 +171,20 @@ def _attend_dense(
 def _row_weights(state: LayerState, n: int, m: int, after: int, device: torch.device) -> Tensor:
     """Weights of the newest `m` of `n` tokens, `after` tokens before the next compaction.
 
-    Kept, because a full cache meets the same numbers at every compaction.
+    Kept, because a full cache meets the same numbers at every compaction, and all layers do.
     """
     assert state.scorer is not None
-    key = n, m, after
-    if key not in state.weights:
+    interval, inference = state.layer.policy.interval, torch.is_inference_mode_enabled()
+    key = state.rule, interval, n, m, after, device, inference
+    if key not in _weights:
+        if len(_weights) > 256:
+            _weights.clear()
         rows = torch.arange(m, device=device)
-        state.weights.clear()
-        state.weights[key] = state.scorer.row_weights(n - m + rows + 1, m + after - 1 - rows)
-    return state.weights[key]
+        _weights[key] = state.scorer.row_weights(n - m + rows + 1, m + after - 1 - rows)
+    return _weights[key]
+
+
+_weights: dict[tuple[object, ...], Tensor] = {}
 
 
 def wants_attention(state: LayerState) -> bool:

@@ -42,7 +42,6 @@ class LayerState:
             how many of its tokens are the prompt. None otherwise.
         peak_bytes: most bytes that the packed layer held at any step.
         impls: op -> the implementation of it that ran.
-        weights: the newest row weights, see `segments`.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
     """
 
@@ -68,7 +67,6 @@ class LayerState:
     def reset(self) -> None:
         """Forget everything."""
         self.impls: dict[str, str] = {}
-        self.weights: dict[tuple[int, int, int], Tensor] = {}
         self.step: Any = None
         self.store: Store = DenseStore(self.layer, self.native, self.impls)
         if self.packed:

@@ -218,16 +218,24 @@ class AttentionScorer(Scorer):
         self.add(segment.received, segment.seen, segment.count)
 
     def add(self, received: "Tensor", seen: int, m: int) -> None:
-        """Add `received` `[B, H, N]` of a segment whose `m` new tokens follow `seen` older ones."""
+        """Add `received` `[B, H, N]` of a segment whose `m` new tokens follow `seen` older ones.
+
+        It may be kept, and written to.
+        """
         import torch
 
         if self.sums.shape[2] == 1:
             received = received.mean(1, keepdim=True)
         old = self.sums.shape[-1]
-        if self.rule.kind == "decay" and self.rule.horizon is not None:
+        if old and self.rule.kind == "decay" and self.rule.horizon is not None:
             self.sums *= (1 - 1 / self.rule.horizon) ** m
-        self.sums = torch.constant_pad_nd(self.sums, (0, received.shape[-1] - old))
-        self.sums[0].add_(received)
+        if self.blocks == 1 and received.dtype == self.sums.dtype:
+            if old:
+                received[..., :old].add_(self.sums[0])
+            self.sums = received[None]
+        else:
+            self.sums = torch.constant_pad_nd(self.sums, (0, received.shape[-1] - old))
+            self.sums[0].add_(received)
         if self.born is not None:
             new = torch.arange(seen, seen + m, dtype=torch.int32, device=self.born.device)
             self.born = torch.cat([self.born, new.expand(*self.born.shape[:-1], m)], -1)

@@ -49,7 +49,8 @@ class Segment:
         seen: tokens of the stream before the segment.
         count: new tokens, `M`.
         received: attention that each held slot received from the segment's queries, weighted by
-            `Scorer.row_weights`, `[B, H, N]`; only for rules that need `attention`.
+            `Scorer.row_weights`, `[B, H, N]`; only for rules that need `attention`. It is the
+            scorer's own, to keep or write to.
         queries: without their rotation `[B, Hq, M, D]`; only for rules that need `queries`.
         taken: whether `Scorer.tally` has taken in what slots received.
     """

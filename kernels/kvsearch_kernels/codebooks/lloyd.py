@@ -42,12 +42,23 @@ class Lloyd(Codebook):
 
         g, levels = groups, lloyd_levels(bits).to(groups.device)
         scale = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-8)
-        edges = (levels[1:] + levels[:-1]) / 2
-        codes = torch.bucketize((g / scale).contiguous(), edges)
-        fitted = levels[codes]
+        codes = _nearest(g / scale, bits)
+        fitted = levels.index_select(0, codes.view(-1)).view(g.shape)
         scale = (g * fitted).sum(-1, keepdim=True) / fitted.square().sum(-1, keepdim=True)
         return codes, scale.to(torch.float16)
 
     def decode(self, codes: "Tensor", scales: "Tensor", bits: int) -> "Tensor":
         """`level * scale`."""
         return lloyd_levels(bits).to(codes.device)[codes.long()] * scales
+
+
+def _nearest(z: "Tensor", bits: int) -> "Tensor":
+    """Codes of the levels nearest to `z`."""
+    import torch
+
+    if z.device.type == "cpu" and z.dtype is torch.float32:
+        from kvsearch_kernels.codebooks.nearest import nearest_codes
+
+        return nearest_codes(z, bits)
+    levels = lloyd_levels(bits).to(z.device)
+    return torch.bucketize(z.contiguous(), (levels[1:] + levels[:-1]) / 2)

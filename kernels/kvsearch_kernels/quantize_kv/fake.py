@@ -5,12 +5,12 @@ are too short for a vector unit, and a binary search per channel.
 """
 
 from dataclasses import replace
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.codebooks.nearest import nearest_codes
 from kvsearch_kernels.quantize_kv import reference
 from kvsearch_kernels.quantize_kv.reference import Format
 
@@ -54,33 +54,7 @@ def _nearest_levels(x: Tensor, fmt: Format) -> Tensor:
     """Gaussian levels times their fitted scale, group by group, see `reference._encode`."""
     g = x.unflatten(-1, (x.shape[-1] // fmt.group, fmt.group))
     scale = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-8)
-    fitted = round_to_levels(g / scale, fmt.bits)
+    codes = nearest_codes(g / scale, fmt.bits)
+    fitted = lloyd_levels(fmt.bits).index_select(0, codes.view(-1)).view(g.shape)
     scale = (g * fitted).sum(-1, keepdim=True) / fitted.square().sum(-1, keepdim=True)
     return fitted.mul_(scale.to(torch.float16).float()).flatten(-2)
-
-
-def round_to_levels(z: Tensor, bits: int) -> Tensor:
-    """The level of each value, as a binary search over the edges between levels finds it.
-
-    A coarse grid has the nearest edge of each of its cells, and cells are narrower than half the
-    distance of two edges; so one comparison is enough.
-    """
-    levels, edges, nearest, width = _grid(bits)
-    # NaN may get any cell: the scale of its group is NaN as well
-    cell = ((z - edges[0]) / width).nan_to_num_(0.0).clamp_(0, len(nearest) - 1).int().reshape(-1)
-    edge = nearest.index_select(0, cell)
-    above = z.reshape(-1) > edges.index_select(0, edge)
-    return levels.index_select(0, edge.add_(above)).view(z.shape)
-
-
-@cache
-def _grid(bits: int) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Levels, edges between them, the edge nearest to each cell, and the width of a cell."""
-    levels = lloyd_levels(bits)
-    edges = (levels[1:] + levels[:-1]) / 2
-    gap = 1.0 if len(edges) == 1 else float((edges[1:] - edges[:-1]).min())
-    width = gap / 4
-    cells = int((edges[-1] - edges[0]) / width) + 1
-    centres = edges[0] + (torch.arange(cells) + 0.5) * width
-    nearest = (centres.unsqueeze(-1) - edges).abs().argmin(-1)
-    return levels, edges, nearest.int(), width
