@@ -44,6 +44,7 @@ class Table:
     """A layer's table, and what launches take from the host.
 
     Attributes:
+        rows: the whole of it, on the host.
         programs, heads, voters: sections, on the device.
         kinds: formats, in the order of their numbers.
         held: parts of a head, at most.
@@ -52,6 +53,7 @@ class Table:
         slots: of a voter, at most.
     """
 
+    rows: Rows
     programs: Tensor
     heads: Tensor
     voters: Tensor
@@ -60,6 +62,11 @@ class Table:
     programs_each: int
     products: int
     slots: int
+
+    def stands(self, stores: Stores) -> bool:
+        """Whether this is what is on the device now."""
+        rows, _ = stores.kept.get("table", (None, None))
+        return rows is self.rows
 
 
 def sides_of(part: Part) -> list[Tensor]:
@@ -106,10 +113,9 @@ def made(stores: Stores, group: int, columns: int, device: torch.device) -> Tabl
     voters = _voters(stores.heads, B, H)
     sections = [x.reshape(-1, x.shape[-1]) for x in (programs, heads, voters)]
     most, total = int(heads[..., 1].max()), int(slots.sum())
-    first_at, heads_at, voters_at = placed(stores.kept, sections, device)
-    return Table(
-        first_at, heads_at, voters_at, kinds, held, most, total, int(voters[:, 2].max(initial=0))
-    )
+    at = placed(stores.kept, sections, device)
+    rows, _ = stores.kept["table"]
+    return Table(rows, *at, kinds, held, most, total, int(voters[:, 2].max(initial=0)))
 
 
 def _splits(heads: Sequence[Heads], columns: int) -> list[list[int]]:
@@ -182,7 +188,9 @@ def _voters(heads: Sequence[Heads], batch: int, every: int) -> Rows:
     return np.concatenate(found)
 
 
-def placed(kept: dict[str, Any], sections: Sequence[Rows], device: torch.device) -> list[Tensor]:
+def placed(
+    kept: dict[str, Any], sections: Sequence[Rows], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sections on the device: where those of the layer lay before, if they are as long.
 
     Nothing waits. What did not change is not copied, so that a cache which is full, and repeats
@@ -198,4 +206,5 @@ def placed(kept: dict[str, Any], sections: Sequence[Rows], device: torch.device)
         at.copy_(host.pin_memory() if device.type == "cuda" else host, non_blocking=True)
         kept["table"] = rows, at
     whole = at.split([x.size for x in sections])
-    return [x.view(y.shape) for x, y in zip(whole, sections, strict=True)]
+    first, second, third = (x.view(y.shape) for x, y in zip(whole, sections, strict=True))
+    return first, second, third

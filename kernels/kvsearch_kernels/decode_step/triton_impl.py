@@ -57,14 +57,21 @@ class _Plan:
 
 
 def planned(stores: Stores, q: Tensor, k: Tensor) -> _Plan:
-    """The plan of a layer, made once for queries like `q` and keys like `k`."""
-    if "plan of triton" not in stores.known:
-        stores.known["plan of triton"] = _planned(stores, q, q.shape[1] // k.shape[1])
-    plan: _Plan = stores.known["plan of triton"]
-    return plan
+    """The plan of a layer, made once for queries like `q` and keys like `k`.
+
+    It is made anew if other stores have used the place of its table since.
+    """
+    asked = q.shape, q.dtype, k.shape
+    known, plan = stores.known.get("plan of triton", (None, None))
+    if plan is None or known != asked or not plan.table.stands(stores):
+        plan = _planned(stores, q, q.shape[1] // k.shape[1])
+        stores.known["plan of triton"] = asked, plan
+    found: _Plan = plan
+    return found
 
 
 def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
+    """The plan for `group` query heads a KV head."""
     D, kinds = q.shape[-1], kinds_of(stores)
     formats = [f for pair in kinds for f in pair if f is not None]
     lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4, 5) for f in formats)

@@ -167,12 +167,15 @@ def test_slots_not_in_use_may_hold_anything():
     assert all(torch.equal(h.sums.sums, x) for h, x in zip(stores.heads, sums, strict=True))
 
 
-def test_a_token_without_room_is_not_written():
+def test_a_token_without_room_is_not_written(monkeypatch):
     q, k, v, stores = layer(F16, votes=False, used=9)
     pools = [h.parts[-1].keys.clone() for h in stores.heads]
     decode_step.run("triton", q, k, v, stores, scale=0.1)
     for heads, pool in zip(stores.heads, pools, strict=True):
         assert torch.equal(heads.parts[-1].keys, pool)
+    monkeypatch.setenv("KVSEARCH_CHECK", "1")
+    with pytest.raises(IndexError, match="do not fit"):
+        decode_step.run("triton", *layer(F16, votes=False, used=9), scale=0.1)
 
 
 def test_what_a_layer_keeps_lies_where_it_lay():
@@ -189,6 +192,9 @@ def test_what_a_layer_keeps_lies_where_it_lay():
     got = take(q, k, v, other)
     assert other.kept["table"][1].data_ptr() == at
     assert torch.equal(got, take(q, k, v, layer(F16)[-1]))
+    used = stores.heads[0].parts[-1].lengths.clone()
+    take(q, k, v, stores)  # whose table is no longer there
+    assert torch.equal(stores.heads[0].parts[-1].lengths, used + 1)
     room = Room()
     assert take(q, k, v, stores, room=room) is take(q, k, v, stores, room=room)
 
