@@ -86,10 +86,7 @@ def _split(
         q, k, ks, v, vs, length, levels, products, own, split, splits, own, G, width, scale, cap,
         D, GP, BN if KF and VF else BN // 2, HAS_CAP, SCORES, KB, KG, KL, KF, VB, VG, VL, VF, ASM,
     )  # fmt: skip
-    _store(
-        acc, total, top, partial, bits, at.to(tl.int64), G, D, GP,
-        D // max(64, D * VB // 8) if VF else 1,
-    )  # fmt: skip
+    _store(acc, total, top, partial, bits, at.to(tl.int64), G, D, GP, len(acc))
 
 
 @triton.jit(do_not_specialize=["G"])
