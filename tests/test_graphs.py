@@ -34,9 +34,9 @@ OWN = {
 }  # fmt: skip
 # most launches of a step; whether a full cache repeats its addresses across compactions
 CASES = {
-    "full": (3, False), "int4": (3, False), "window+int4": (3, True), "h2o+int4": (6, True),
-    "xmu+int4": (7, True), "xmu": (7, True), "keydiff": (3, True),
-    "window of rows, heads together, tiers by rank": (7, True), "decay": (6, True),
+    "full": (3, False), "int4": (3, False), "window+int4": (3, True), "h2o+int4": (4, True),
+    "xmu+int4": (4, True), "xmu": (4, True), "keydiff": (3, True), "rotated+heads": (4, True),
+    "window of rows, heads together, tiers by rank": (4, True), "decay": (4, True),
 }  # fmt: skip
 
 
@@ -48,8 +48,8 @@ def steps(
     heads = (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
     with torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
-        (part,) = (p for p in layout(policy, SHAPE).layers if p.layer == 1)
-        state = LayerState(part, packed=True, rotary=rotary, room=room)
+        parts = [p for p in layout(policy, SHAPE).layers if p.layer == 1]
+        states = [LayerState(part, packed=True, rotary=rotary, room=room) for part in parts]
         token = [tagged(torch.empty(1, h, 1, SHAPE.head_dim).half()) for h in heads]
         for m in (PROMPT, *[1] * count):
             new = [torch.randn(1, h, m, SHAPE.head_dim, generator=draw).half() for h in heads]
@@ -58,8 +58,8 @@ def steps(
                     here(at).copy_(x)
             q, k, v = token if m == 1 else [tagged(x) for x in new]
             device.trace = []
-            outs.append(here(advance([state], q, k, v, scale=0.2)).clone())
-            found.append((state.store.residual == 0, device.trace))
+            outs.append(here(advance(states, q, k, v, scale=0.2)).clone())
+            found.append((states[0].store.residual == 0, device.trace))
     return found, torch.cat(outs, 2)
 
 

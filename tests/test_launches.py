@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,40 +26,43 @@ from kvsearch.policy import ModelShape, Policy, layout
 from tests.heads import losses
 from tests.importance import importance
 from tests.launches import kernels
+from tests.random_policies import policies
 from tests.tagged import Device, tagged
 
 pytest.importorskip("triton", reason="triton is not installed")
 FILE = Path(__file__).parents[1] / "kernels" / "launches.json"
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, heads=6)
+WIDER = replace(SHAPE, kv_heads=4, heads=12)
 PROMPT, STEPS = 330, 140  # twice the longest interval, and some
 MORE = ("int4", "kivi4", "keydiff", "rotated+heads")  # beyond what a search starts from
 NAMES = [n for n, m in METHODS.items() if m.baseline or n in MORE]
+FOUR = "rotated+heads, 4 kinds"  # the same on a model of four KV heads, no two alike
 MAKES = ("aten::empty", "aten::new_empty", "aten::empty_like")  # memory, no launch
 WRITE = os.environ.get("KVSEARCH_WRITE_BUDGETS") == "1"
 
 
-def small(name: str) -> Policy:
+def small(name: str, shape: ModelShape = SHAPE) -> Policy:
     """A method that evicts after the prompt."""
     for slots in (76, 132, 200):
         with suppress(PolicyError):
             setting = Setting(
-                SHAPE, SHAPE.budget_bytes(slots), PROMPT + STEPS, (0.5, 0.7, 1.2, 1.6),
-                prompt=PROMPT, importance=importance(SHAPE), heads=losses(SHAPE),
+                shape, shape.budget_bytes(slots), PROMPT + STEPS, (0.5, 0.7, 1.2, 1.6),
+                prompt=PROMPT, importance=importance(shape), heads=losses(shape),
             )  # fmt: skip
             return at(name, setting)
     raise AssertionError(name)
 
 
 def calls(
-    states: list[LayerState], sizes: list[int], device: Device
+    states: list[LayerState], sizes: list[int], device: Device, shape: ModelShape = SHAPE
 ) -> Iterator[tuple[bool, Counter[str]]]:
     """Feed so many fp16 tokens a call; whether slots left or moved, and what was launched."""
     draw = torch.Generator().manual_seed(0)
     for m in sizes:
         held = [s.store.n for s in states]
         q, k, v = (
-            tagged(torch.randn(1, heads, m, SHAPE.head_dim, generator=draw).half())
-            for heads in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+            tagged(torch.randn(1, heads, m, shape.head_dim, generator=draw).half())
+            for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
         )
         before = Counter(device.launches)
         advance(states, q, k, v, scale=0.2)
@@ -71,12 +75,14 @@ def calls(
 def counts(name: str) -> dict[str, int]:
     """Most launches of layer 1: of a decoded token without and with a compaction, of a prompt."""
     device, found = Device(), dict[str, int]()
-    policy = small(name)
-    parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
+    shape = WIDER if name == FOUR else SHAPE
+    policy = small(name.partition(",")[0], shape)
+    parts = [part for part in layout(policy, shape).layers if part.layer == 1]
+    assert len(parts) == {"rotated+heads": 2, FOUR: 4}.get(name, 1)
     with kernels(device) as made, torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
         states = [LayerState(p, packed=True, rotary=rotary) for p in parts]
-        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * STEPS], device)):
+        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * STEPS], device, shape)):
             if i < STEPS // 2:  # tables are made, and kernels compiled, once
                 warm = {k: len(kernel.variants) for k, kernel in made.items()}
                 continue
@@ -94,7 +100,7 @@ def counts(name: str) -> dict[str, int]:
             ("evaluation", PROMPT), ("evaluation, next layer", PROMPT), ("longer", PROMPT + more)
         ):  # fmt: skip
             states = [LayerState(p, packed=False, rotary=rotary) for p in parts]
-            ((_, ran),) = calls(states, [tokens], device)
+            ((_, ran),) = calls(states, [tokens], device, shape)
             found[what] = sum(n for op, n in ran.items() if op not in MAKES)
         if policy.active_rule is not None:
             again = found["evaluation, next layer"]
@@ -103,7 +109,7 @@ def counts(name: str) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, FOUR])
 def test_a_layer_launches_no_more_than_its_budget(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +129,8 @@ def test_a_layer_launches_no_more_than_its_budget(
     budget = json.loads(FILE.read_text())["methods"][name]
     assert found.keys() == budget.keys()  # a token without a compaction that is gone is no saving
     assert found["evaluation"] > 0  # and counting nothing is none either
+    if name == FOUR:  # a step costs the same, however many kinds of heads there are
+        assert found["step"] == json.loads(FILE.read_text())["methods"]["rotated+heads"]["step"]
     if name == "full":
         assert found["step, Triton"] == 3  # writing a slot, reading all, joining what was read
         layers, attend = 32, 1  # one launch is the model's own
@@ -130,3 +138,23 @@ def test_a_layer_launches_no_more_than_its_budget(
         assert every - layers * attend <= 60  # at any length: one launch is for all tokens
     more = {k: (n, budget[k]) for k, n in found.items() if n > budget[k]}
     assert not more, f"launches, found and allowed: {more}"
+
+
+def test_a_step_of_any_policy_is_four_launches_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that `decode_step` serves, where a token neither compacts nor fills a pool."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    served, device = Counter[int](), Device()
+    for policy in policies(60, SHAPE):
+        parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
+        with kernels(device), torch.inference_mode(), device:
+            rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+            states = [LayerState(p, packed=True, rotary=rotary) for p in parts]
+            for i, (compacts, ran) in enumerate(calls(states, [40, *[1] * 12], device)):
+                if i < 2 or compacts or "decode_step" not in states[0].impls:
+                    continue  # the first token after a prompt makes what the others find
+                served[len(parts)] += 1
+                assert ran.total() - sum(ran[op] for op in MAKES) <= 4, policy.to_json()
+                assert all(op.startswith("triton::") or op in MAKES for op in ran)
+        assert not device.waits, policy.to_json()
+    assert served[1] > 100
+    assert served[2] > 20

@@ -37,6 +37,8 @@ def advance(
         found = steps.advance(states, q, k, v, scale=scale, softcap=softcap)
         if found is not None:
             return found
+    else:
+        steps.forget(states)
     if len(states) == 1:
         return engine.advance(states[0], q, k, v, scale=scale, softcap=softcap)
     if states[0].layer.policy.budgets.kind == "adakv":

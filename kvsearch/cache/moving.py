@@ -42,14 +42,28 @@ class Pools(Protocol):
         """Where slots in order of time are when pools follow one another; None if in that order."""
 
 
-def move(store: Pools, keep: Tensor, pools: Tensor) -> None:
+def move(store: Pools, keep: Tensor | None, pools: Tensor) -> None:
     """Let `store` hold the slots `keep` in `pools`, see `DenseStore.compact`."""
-    if not _repacked(store, keep, pools):
-        _move_all(store, keep, pools)
+    stay = first_slots(pools.shape[-1], pools.device) if keep is None else keep
+    if not _repacked(store, stay, pools, every=keep is None):
+        _move_all(store, stay, pools)
 
 
-def _repacked(store: Pools, keep: Tensor, pools: Tensor) -> bool:
-    """`compact` where one kernel makes a whole pool: a launch for each; False if it cannot."""
+_slots: dict[torch.device, Tensor] = {}
+
+
+def first_slots(n: int, device: torch.device) -> Tensor:
+    """The indices of `n` slots, in a row; what is kept of them on a device is twice as long."""
+    if device not in _slots or _slots[device].shape[0] < n:
+        _slots[device] = torch.arange(max(2 * n, 1024), device=device)
+    return _slots[device][:n]
+
+
+def _repacked(store: Pools, keep: Tensor, pools: Tensor, *, every: bool) -> bool:
+    """`compact` where one kernel makes a whole pool: a launch for each; False if it cannot.
+
+    `every` says that all slots stay.
+    """
     there = [i for i, x in enumerate(store.keys) if x is not None and x[0].shape[2]]
     if not there:
         return False
@@ -68,7 +82,7 @@ def _repacked(store: Pools, keep: Tensor, pools: Tensor) -> bool:
             return False
         if source is keep:
             order = store.order_in_use()
-            old = keep if order is None else pick(order, keep)
+            old = keep if order is None else order if every else pick(order, keep)
             source = pick(old, pools.argsort(dim=-1, stable=True))
         mine = source[..., start : start + count]
         made.append(repack_kv.record(store.ran, mine, parts, own, formats, **more))

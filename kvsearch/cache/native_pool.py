@@ -30,21 +30,32 @@ class NativePool:
         used: the same as a number; all heads of a state are alike.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, used: int) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, used: int, before: "NativePool | None" = None
+    ) -> None:
         self.keys, self.values, self.used = keys, values, used
-        self.lengths = torch.full(keys.shape[:2], used, dtype=torch.int32, device=keys.device)
+        self.lengths: Tensor
+        if before is None or before.lengths.shape != keys.shape[:2]:
+            self.lengths = torch.full(keys.shape[:2], used, dtype=torch.int32, device=keys.device)
+            return
+        self.lengths = before.lengths  # where launches find them already
+        if before.used != used:
+            self.lengths.fill_(used)
 
     @classmethod
     def of(cls, held: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], capacity: int,
-           native: torch.dtype) -> "NativePool":  # fmt: skip
-        """Pools of `capacity` that hold what is `held`, for tokens like the `new` ones."""
+           native: torch.dtype, before: "NativePool | None" = None) -> "NativePool":  # fmt: skip
+        """Pools of `capacity` that hold what is `held`, for tokens like the `new` ones.
+
+        They take the place of those `before`, whose lengths they go on with.
+        """
         pools = [x.new_empty(*x.shape[:2], capacity, x.shape[3], dtype=native) for x in new]
         used = 0
         if held is not None:
             used = held[0].shape[2]
             for pool, old in zip(pools, held, strict=True):
                 pool[:, :, :used] = old
-        return cls(pools[0], pools[1], used)
+        return cls(pools[0], pools[1], used, before)
 
     @property
     def capacity(self) -> int:

@@ -75,7 +75,7 @@ class PackedStore:
         if pool is None or pool.used == pool.capacity:
             used = 0 if held is None else held[0].shape[2]
             size, native = spare(self.layer, used, self.residual), self.codecs[-1][0].native
-            pool = self.native_pool = NativePool.of(held, (k, v), used + size, native)
+            pool = self.native_pool = NativePool.of(held, (k, v), used + size, native, pool)
             self._forget_parts(-1)
             self._tell_lengths()
         return pool
@@ -206,12 +206,10 @@ class PackedStore:
             self.pools = pools
             self._land(before)
             return
-        if keep is None:
-            keep = torch.arange(self.n, device=self.device)
         if not self.tagged:
             pools = pools.reshape(-1, pools.shape[-1])[0]
         move(self, keep, pools)
-        self.n, self.residual = keep.shape[-1], 0
+        self.n, self.residual = pools.shape[-1], 0
         self.pools = pools.to(torch.uint8)
         self._land(before)
 
@@ -227,7 +225,7 @@ class PackedStore:
         if pool.capacity == size:
             pool.replace(held)
         else:
-            pool = NativePool.of(held, (pool.keys, pool.values), size, pool.keys.dtype)
+            pool = NativePool.of(held, (pool.keys, pool.values), size, pool.keys.dtype, pool)
             self.native_pool = pool
         self.keys[-1], self.values[-1] = pool.shown()
         _back(before, self.keys, self.values)

@@ -1,7 +1,8 @@
-"""One new token in all heads of a deployed layer with one op, where there are loops for it.
+"""One new token in all heads of a deployed layer with one op, where something implements that.
 
 Between two compactions nothing about a layer changes but how many tokens its 16-bit pools hold. So
-the layer is described once, and every token costs one call, whatever the number of its stores.
+the layer is described once, and every token costs one call, whatever the number of its stores: on a
+CPU a loop over them, on a GPU at most four launches.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.segments import compact_state
 from kvsearch.cache.state import LayerState
-from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step, prepare
 
 REFUSED = object()  # no implementation takes this layer's formats, types or rule
 
@@ -53,7 +54,7 @@ def advance(
 ) -> Tensor | None:
     """Take in one token, see `heads.advance`; None if that is to be done store by store."""
     first = states[0]
-    if first.step is REFUSED or not q.is_cpu or not all(_served(state) for state in states):
+    if first.step is REFUSED or not all(_served(state) for state in states):
         return None
     step = first.step
     if step is None or not step.holds(states):
@@ -63,10 +64,11 @@ def advance(
             return None
         first.step = step
     asked = q.squeeze(2), k.to(first.native), v.to(first.native), step.stores
-    if decode_step.pick(*asked, scale=scale, softcap=softcap) == "reference":
+    more = {"scale": scale, "softcap": softcap, "room": first.room}
+    if decode_step.pick(*asked, **more) == "reference":  # type: ignore[arg-type]
         first.step = REFUSED
         return None
-    out = decode_step.record(first.impls, *asked, scale=scale, softcap=softcap)
+    out = decode_step.record(first.impls, *asked, **more)  # type: ignore[arg-type]
     for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
         store.counted()
         if heads.sums is not None and state.scorer is not None:
@@ -76,7 +78,16 @@ def advance(
         if state.seen == step.due:
             compact_state(state)
             state.note_peak()
+    if first.seen == step.due and not q.is_cpu:  # now, so that tokens in between are all alike
+        first.step = _described(states, k, v)
+        prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
     return out.unsqueeze(2)
+
+
+def forget(states: Sequence[LayerState]) -> None:
+    """Let go of what a step is told of the layer, before several tokens replace what it holds."""
+    if states[0].step is not REFUSED:
+        states[0].step = None
 
 
 def _served(state: LayerState) -> bool:
@@ -116,4 +127,5 @@ def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | Non
             )  # fmt: skip
         found.append(Heads(store.parts(k.dtype), sums))
         held.append((store, store.edition))
-    return Step(Stores(found), held, due)
+    kept = first.step.stores.kept if isinstance(first.step, Step) else {}
+    return Step(Stores(found, kept), held, due)

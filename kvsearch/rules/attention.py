@@ -272,9 +272,10 @@ class AttentionScorer(Scorer):
         n, born = self.sums.shape[-1], self.born
         fits = (*self.sums.shape[:-1], slots)
         if self._room is not None and self._room[0].shape == fits:
-            if self.sums is not self._shown:
-                self._room[0][..., :n] = self.sums
-                self._room[0][..., n:] = 0
+            if self.sums is self._shown:
+                return  # nothing came since but tokens, whose births were written then
+            self._room[0][..., :n] = self.sums
+            self._room[0][..., n:] = 0
         else:
             wide = None if born is None else born.new_empty((*born.shape[:-1], slots))
             self._room = torch.constant_pad_nd(self.sums, (0, slots - n)), wide

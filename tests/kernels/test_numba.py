@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 from test_references import OPS, WIDTHS, call
 from test_trust import PROVEN
 
+from kvsearch_kernels.budget import HARDWARE, over_budget
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.decode_attention import Part, decode_attention
+from kvsearch_kernels.decode_step import decode_step
+from kvsearch_kernels.decode_step import probe as step_probe
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, dequantize_kv, quantize_kv
@@ -180,3 +184,19 @@ def test_a_second_process_compiles_nothing():
     here = __file__.rsplit("test_numba", 1)[0]
     run = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True)
     assert run.stdout.split() == ["1", "0"], run.stderr
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_a_step_is_computed_in_fp32_whatever_the_type(dtype):
+    # the probe allows what attention in 16 bits is off by; the loops are held to the reference
+    for args, kwargs in step_probe.cases(torch.device("cpu"), dtype):
+        q, k, v, stores = args
+        yard, exact = (deepcopy(stores) for _ in range(2))
+        got = decode_step.run("numba", *args, **kwargs)
+        want = decode_step.reference(q, k, v, yard, **kwargs)
+        right = decode_step.reference(q.double(), k, v, exact, **kwargs)
+        assert over_budget("output", got, want, right, slack=HARDWARE) is None
+        for mine, its, best in zip(stores.heads, yard.heads, exact.heads, strict=True):
+            if mine.sums is not None:
+                sums = (mine.sums.sums, its.sums.sums, best.sums.sums.double())
+                assert over_budget("sums", *sums, slack=HARDWARE) is None

@@ -212,6 +212,12 @@ def kept(stores):
     ])  # fmt: skip
 
 
+def rules(stores, **other):
+    """Stores that add up by another rule."""
+    return type(stores)([replace(h, sums=h.sums and replace(h.sums, **other))
+                         for h in stores.heads])  # fmt: skip
+
+
 def nudged(packed):
     codes = packed.codes.clone()
     codes[0, 0, 0, 0] ^= 1
@@ -311,6 +317,14 @@ MUTANTS = {
         "nothing stored": lambda f, q, k, v, s, **m: f(q, k, v, kept(s), **m),
         "nothing counted": lambda f, q, k, v, s, **m: f(
             q, k, v, type(s)([replace(h, sums=None) for h in s.heads]), **m),
+        "whole tiers": lambda f, q, k, v, s, **m: f(q, k, v, type(s)([replace(
+            h, parts=[*without_lengths(h.parts[:-1]), h.parts[-1]]) for h in s.heads]), **m),
+        "not in time": lambda f, q, k, v, s, **m: f(q, k, v, rules(s, order=None), **m),
+        "no window": lambda f, q, k, v, s, **m: f(q, k, v, rules(s, horizon=None), **m),
+        "no decay": lambda f, q, k, v, s, **m: f(q, k, v, rules(s, keep=1.0), **m),
+        "products of the head before": lambda f, q, k, v, s, **m: f(q, k, v, type(s)([replace(
+            h, sums=h.sums and replace(h.sums, sums=h.sums.sums.roll(1, 1)))
+            for h in s.heads]), **m),
     },
     "repack_kv": {
         "nothing moves": lambda f, source, parts, own, *a, **k: f(source, parts, None, *a, **k),

@@ -105,14 +105,15 @@ def levels_on(device: torch.device) -> Tensor:
     return _levels[device]
 
 
-def _lengths(part: Part, B: int, H: int, n: int, device: torch.device) -> Tensor:
-    """Slots in use `[B, H]` of a part; where all `n` are, that is written once."""
+def lengths_of(part: Part) -> Tensor:
+    """Slots in use `[B, H]` int32 of a part; where all are, that is written once."""
     if part.lengths is not None:
         return part.lengths.int().contiguous()
-    key = f"lengths of triton, {B} {H} {n} {device}"
-    if key not in part.known:
-        part.known[key] = torch.full((B, H), n, dtype=torch.int32, device=device)
-    made: Tensor = part.known[key]
+    if "lengths of triton" not in part.known:
+        held = part.keys.codes if isinstance(part.keys, Packed) else part.keys
+        full = torch.full(held.shape[:2], held.shape[2], dtype=torch.int32, device=held.device)
+        part.known["lengths of triton"] = full
+    made: Tensor = part.known["lengths of triton"]
     return made
 
 
@@ -224,7 +225,7 @@ def launch(
     fixed: dict[str, int | bool] = {}
     args: list[Tensor | int] = []
     turned: list[bool] = []
-    lengths = [_lengths(p, B, H, n, q.device) for (p, _, _), n in zip(found, sizes, strict=True)]
+    lengths = [lengths_of(p) for p, _, _ in found]
     for i in range(MOST_PARTS):  # the kernel takes as many: the last again, never read
         last = min(i, len(found) - 1)
         part, pools, capacity = found[last]

@@ -278,11 +278,25 @@ def combine(
 ):  # fmt: skip
     """One program: one query head. `turned` `[splits]` says whose values are rotated."""
     bh = tl.program_id(0).to(tl.int64)
-    g = tl.program_id(1)
+    join(
+        partial, bits, out, lse, turned, 1, bh * splits, bh, tl.program_id(1), G, splits, D, SP,
+        ROTATED, STEPS, NORM,
+    )  # fmt: skip
+
+
+@triton.jit
+def join(
+    partial, bits, out, lse, turned, apart, first, bh, g, G, splits,
+    D: tl.constexpr, SP: tl.constexpr, ROTATED: tl.constexpr, STEPS: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """Join the splits from `first` on for query head g of KV head bh.
+
+    `turned` says whose values are rotated, in numbers that lie `apart`.
+    """
     every = tl.arange(0, SP)
     d = tl.arange(0, D)
     c = tl.arange(0, 16)
-    first = bh * splits
     b = tl.load(bits + (first + every) * G + g, mask=every < splits, other=float("-inf"))
     top = tl.max(b, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
@@ -298,7 +312,7 @@ def combine(
         rows = tl.load(partial + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
         rows = rows * w[:, None]
         if ROTATED:
-            spin = tl.load(turned + i, mask=there, other=0) != 0
+            spin = tl.load(turned + i * apart, mask=there, other=0) != 0
             spun += tl.where(spin[:, None], rows, 0.0)
             rows = tl.where(spin[:, None], 0.0, rows)
         plain += rows

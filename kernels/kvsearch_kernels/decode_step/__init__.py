@@ -1,13 +1,26 @@
 """One new token in all heads of a deployed layer: stored, attended from, and counted."""
 
+from torch import Tensor
+
+from kvsearch_kernels.decode_step import triton_impl
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, reference
 from kvsearch_kernels.op import Op
 
 decode_step = Op(
     "decode_step",
     reference,
-    {"numba": "kvsearch_kernels.decode_step.numba_impl"},  # CPU
+    {
+        "triton": "kvsearch_kernels.decode_step.triton_impl",
+        "numba": "kvsearch_kernels.decode_step.numba_impl",  # CPU
+    },
     "kvsearch_kernels.decode_step.probe",
 )
 
-__all__ = ["Heads", "Stores", "Sums", "decode_step"]
+
+def prepare(impl: str, q: Tensor, k: Tensor, stores: Stores) -> None:
+    """Make what `impl` keeps of newly described stores before the call that needs it."""
+    if impl == "triton":
+        triton_impl.planned(stores, q, k)
+
+
+__all__ = ["Heads", "Stores", "Sums", "decode_step", "prepare"]

@@ -15,6 +15,7 @@ from kvsearch_kernels.decode_attention.reference import check_lengths
 from kvsearch_kernels.decode_step.reference import Heads, Stores
 from kvsearch_kernels.launch import checking
 from kvsearch_kernels.numba_args import KINDS, Integers, slots_at, why_not_memory
+from kvsearch_kernels.room import Room, kept
 
 __all__ = ["forward", "why_not"]
 
@@ -22,8 +23,9 @@ NEVER = 1 << 62  # a horizon that nothing reaches
 
 
 def why_not(
-    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None
-) -> str | None:
+    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> str | None:  # fmt: skip
     """Reason why these arguments cannot be taken, or None."""
     if reason := why_not_memory(q, k, v):
         return reason
@@ -63,8 +65,9 @@ def _why_not(heads: Heads, q: Tensor) -> str | None:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> Tensor:  # fmt: skip
     """As `reference`."""
     from kvsearch_kernels.numba_kernels import step
 
@@ -81,7 +84,7 @@ def forward(
         q.detach().to(kind).contiguous().numpy(), *new, parts, rows, numbers, float(scale),
         float(softcap or 0.0), kind is torch.float64, out.numpy(),
     )  # fmt: skip
-    return out.to(q.dtype)
+    return kept(room, "out", out.to(q.dtype))
 
 
 def _count(heads: Heads) -> int:

@@ -1,52 +1,100 @@
 """Probe of `decode_step`. The op writes to its arguments: what was there before is drawn anew."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.append_kv.reference import reference as append_kv
 from kvsearch_kernels.budget import HARDWARE, over_budget
+from kvsearch_kernels.decode_attention.probe import eager as attend
+from kvsearch_kernels.decode_attention.probe import lloyd
 from kvsearch_kernels.decode_attention.reference import Part
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, reference
 from kvsearch_kernels.probing import Case, Draw
 from kvsearch_kernels.quantize_kv.reference import Format, quantize
+from kvsearch_kernels.tally.reference import reference as tally
 
 VOTERS = (0, 1, 2)  # heads that vote apart in a store, at most; 0: nobody asks
 IN_USE, ROOM = 3, 5  # slots of the pools
+Tiers = Sequence[tuple[Format, Format]]
+
+# head size -> heads that are alike, their tiers, slots of each, how many of these are in use
+LAYERS: dict[int, Sequence[tuple[int, Tiers, int, int]]] = {
+    64: (
+        (1, ((lloyd(5, 64), lloyd(5, 64)),), 70, 70),
+        (2, ((Format(4, 32), Format(4, 32)), (lloyd(2, 64, False), lloyd(2, 64, False))), 33, 33),
+    ),
+    # one of four that holds nothing but its pool, one whose tier is empty
+    128: (
+        (1, (), 0, 0),
+        (1, ((Format(8, 128), Format(4, 128)), (lloyd(8, 64), lloyd(1, 64))), 131, 77),
+        (2, ((Format(8, 128), Format(4, 128)),), 9, 0),
+    ),
+}  # fmt: skip
 
 
-def before(voters: int, device: torch.device, dtype: torch.dtype) -> Stores:
-    """Two kinds of heads, one of them with two tiers, and sums that are in another order."""
+def before(voters: int, D: int, device: torch.device, dtype: torch.dtype) -> Stores:
+    """Heads that differ in tiers and slots, and sums that are in another order (of 64 channels)."""
     draw, native = Draw(device, dtype), torch.float16 if dtype is torch.float32 else dtype
-    tiers = Format(5, 64, "lloyd", True), Format(4, 32), Format(2, 64, "lloyd")
     kinds = []
-    for heads, formats, n in ((1, tiers[:1], 70), (2, tiers[1:], 33)):
+    for heads, tiers, n, used in LAYERS[D]:
         parts = []
-        for fmt in formats:
-            k, v = (quantize(draw.normal(2, heads, n, 64), fmt) for _ in "kv")
-            parts.append(Part(k, v, fmt, fmt))
+        for formats in tiers:
+            k, v = (quantize(draw.normal(2, heads, n, D), fmt) for fmt in formats)
+            lengths = torch.full((2, heads), used, dtype=torch.int32, device=device)
+            parts.append(Part(k, v, *formats, None if used == n else lengths))
         lengths = torch.full((2, heads), IN_USE, dtype=torch.int32, device=device)
-        keys, values = (draw.normal(2, heads, ROOM, 64, dtype=native) for _ in "kv")
+        keys, values = (draw.normal(2, heads, ROOM, D, dtype=native) for _ in "kv")
         parts.append(Part(keys, values, lengths=lengths))
-        sums, held, V = None, n * len(formats), min(voters, heads)
+        sums, held, V = None, n * len(tiers), min(voters, heads)
         if voters:
-            order = torch.arange(held + ROOM, device=device).flip(0).expand(2, V, -1).contiguous()
             ones = torch.ones(2, V, held + ROOM, device=device)
-            sums = Sums(ones, order, held, ROOM, 1.0, None if heads > 1 else 2, 0.9)
+            if D == 64:
+                order = torch.arange(held + ROOM, device=device).flip(0)
+                order = order.expand(2, V, -1).contiguous()
+                sums = Sums(ones, order, held, ROOM, 1.0, None if heads > 1 else 2, 0.9)
+            else:  # of these the last do not count the token, which one more will follow
+                sums = Sums(ones, None, held, ROOM, 0.5 * (voters - 1), 3 - heads, 1.0)
         kinds.append(Heads(parts, sums))
     return Stores(kinds)
 
 
 def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Without sums, and with those of heads together and apart."""
+    """Without sums, and with those of heads together and apart; heads of two and three kinds."""
     draw = Draw(device, dtype, seed=1)
-    for voters in VOTERS:
-        stores = before(voters, device, dtype)
-        native = stores.heads[0].parts[-1].keys
-        assert isinstance(native, Tensor)
-        k, v = (draw.normal(2, 3, 1, 64, dtype=native.dtype) for _ in "kv")
-        more = {"scale": 0.3, "softcap": 4.0 if voters == 1 else None}
-        yield (draw.normal(2, 6, 64), k, v, stores), more
+    for D, kinds in LAYERS.items():
+        H = sum(heads for heads, *_ in kinds)
+        for voters in VOTERS:
+            stores = before(voters, D, device, dtype)
+            native = stores.heads[0].parts[-1].keys
+            assert isinstance(native, Tensor)
+            k, v = (draw.normal(2, H, 1, D, dtype=native.dtype) for _ in "kv")
+            more = {"scale": 0.3 if D == 64 else D**-0.5, "softcap": 4.0 if voters == 1 else None}
+            yield (draw.normal(2, 2 * H, D), k, v, stores), more
+
+
+def plainly(
+    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """As the reference, but with plain attention, everything in the type of `q`."""
+    outs, first, group = [], 0, q.shape[1] // k.shape[1]
+    for heads in stores.heads:
+        pool, sums = heads.parts[-1], heads.sums
+        assert isinstance(pool.keys, Tensor) and isinstance(pool.values, Tensor)
+        assert pool.lengths is not None
+        mine = slice(first, first + pool.keys.shape[1])
+        append_kv(pool.keys, pool.values, pool.lengths, k[:, mine], v[:, mine])
+        query = q[:, mine.start * group : mine.stop * group]
+        out, _, received = attend(query, heads.parts, scale=scale, softcap=softcap)
+        outs.append(out)
+        if sums is not None:
+            tally(
+                sums.sums, received, sums.order, pool.lengths, held=sums.held, end=sums.end,
+                alpha=sums.alpha, horizon=sums.horizon, keep=sums.keep,
+            )  # fmt: skip
+        first = mine.stop
+    return torch.cat(outs, 1)
 
 
 def differs(
@@ -56,9 +104,9 @@ def differs(
     """Why the output, or what was written, is wrong; or None."""
     last = stores.heads[-1].sums
     voters, cpu = 0 if last is None else last.sums.shape[1], torch.device("cpu")
-    eager, exact = (before(voters, cpu, q.dtype) for _ in range(2))
+    eager, exact = (before(voters, q.shape[-1], cpu, q.dtype) for _ in range(2))
     more = {"scale": scale, "softcap": softcap}
-    out = reference(q, k, v, eager, **more)  # type: ignore[arg-type]
+    out = plainly(q, k, v, eager, **more)  # type: ignore[arg-type]
     right = reference(q.double(), k, v, exact, **more)  # type: ignore[arg-type]
     if reason := over_budget("output", got, out, right, slack=HARDWARE):
         return reason

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvsearch_kernels.append_kv.reference import reference as append_kv
 from kvsearch_kernels.decode_attention.reference import Part
 from kvsearch_kernels.decode_attention.reference import reference as decode_attention
+from kvsearch_kernels.room import Room, kept
 from kvsearch_kernels.scored_decode.reference import reference as scored_decode
 from kvsearch_kernels.tally.reference import reference as tally
 
@@ -47,16 +48,20 @@ class Stores:
 
     Attributes:
         heads: those that are alike go together.
+        kept: what an implementation keeps of a layer on the device. Whoever describes the layer
+            anew, as after a compaction, hands it on, so that it lies where it lay.
         known: what an implementation found out about them, for its next call.
     """
 
     heads: Sequence[Heads]
+    kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> Tensor:  # fmt: skip
     """Put a token behind those in use, attend from it, and add up what every slot received.
 
     Args:
@@ -66,6 +71,7 @@ def reference(
         stores: of the layer's heads; pools, lengths and sums are written to.
         scale: factor on the dot products.
         softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
+        room: where the output lies, until the next call with the same one; None takes fresh memory.
 
     Returns:
         Output `[B, Hq, Dv]` in the type of `q`.
@@ -88,4 +94,4 @@ def reference(
             )  # fmt: skip
         outs.append(out)
         first = mine.stop
-    return torch.cat(outs, 1)
+    return kept(room, "out", torch.cat(outs, 1))

@@ -11,6 +11,8 @@ from triton.backends.compiler import GPUTarget
 from kvsearch_kernels.configs import SCORE, attend_tile, decode_tile
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
 from kvsearch_kernels.decode_attention.triton_kernels import decode
+from kvsearch_kernels.decode_step.triton_impl import ORDER
+from kvsearch_kernels.decode_step.triton_kernels import attend_heads
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.score_keys.triton_kernels import score
@@ -62,3 +64,23 @@ def test_decode_attention(bits, D):
         fixed |= {f"{n}{i}": c for n, c in part_constants(use, use, D, torch.float16).items()}
     found = types(decode, pointers, "scale cap")
     fits(compile_kernel(decode, found, fixed, warps=tile.warps, stages=tile.stages, target=SM80))
+
+
+@pytest.mark.parametrize(
+    ("D", "pairs", "levels"),
+    [(64, ((5, 4), (2, 2)), "lloyd"), (128, ((8, 4), (2, 1)), "uniform"),
+     (128, ((5, 4), (4, 3), (3, 2)), "lloyd")],
+)  # fmt: skip
+def test_decode_step(D, pairs, levels):
+    tile = decode_tile(D, 2, levels == "lloyd", ampere=True)
+    kinds = [(None, None), *(tuple(Format(b, D, levels, True) for b in pair) for pair in pairs)]
+    found = [part_constants(*pair, D, torch.float16) for pair in kinds]
+    pointers = {
+        "q rotated like": "fp16", "programs": "i64", "partial bits products levels": "fp32",
+    }  # fmt: skip
+    fixed = {
+        "D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "SCORES": True, "ASM": True,
+        "KINDS": tuple((*(x[n] for n in ORDER), i > 0) for i, x in enumerate(found)),
+    }  # fmt: skip
+    fits(compile_kernel(attend_heads, types(attend_heads, pointers, "scale cap"), fixed,
+                        warps=tile.warps, stages=tile.stages, target=SM80))  # fmt: skip

@@ -25,6 +25,14 @@ from kvsearch_kernels.configs import (
 )
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
 from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
+from kvsearch_kernels.decode_step.takes import MOST_KINDS
+from kvsearch_kernels.decode_step.triton_impl import ORDER
+from kvsearch_kernels.decode_step.triton_kernels import (
+    attend_heads,
+    combine_heads,
+    count,
+    enter,
+)
 from kvsearch_kernels.gather_kv.triton_kernels import gather
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
@@ -208,6 +216,88 @@ def test_decode_attention(name, kind, more):
     check(
         label, cost, elements=2 * keys * D, warps=tile.warps,
         tensor=kind != "fp32", wide=name != "1/64",  # a row of 8 bytes
+    )  # fmt: skip
+
+
+def rotated(*bits):
+    """A 16-bit part, and tiers of such bits of keys and values, of rotated Lloyd levels."""
+    pairs = [[Format(b, 64, "lloyd", True) for b in pair] for pair in bits]
+    return [(None, None), *map(tuple, pairs)]
+
+
+LAYERS = {  # of heads that differ; the most formats that `decode_step` takes, with Lloyd levels
+    "16,4/128": (128, [(None, None), whole(4, 128)]),
+    "16,8,4,2/128": (128, [(None, None), *(whole(b, 128) for b in (8, 4, 2))]),
+    "16,5-4/64/lloyd": (64, rotated((5, 4))),
+    "8 kinds/128/lloyd": (
+        128, rotated((5, 4), (4, 3), (3, 2), (8, 8), (8, 4), (2, 2), (5, 5)),
+    ),
+    "4 kinds/256/lloyd": (256, rotated((5, 4), (4, 3), (3, 2))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [*((name, "scores") for name in LAYERS), ("16,4/128", ""), ("16,5-4/64/lloyd", "")],
+)
+def test_decode_step(name, more):
+    D, parts = LAYERS[name]
+    tile, dtype = decode_tile(D, 2, "lloyd" in name), torch.float16
+    kinds = []
+    for pair in parts:
+        found = part_constants(*pair, D, dtype)
+        kinds.append((*(found[n] for n in ORDER), pair[0] is not None and pair[0].rotate))
+    assert len(kinds) <= MOST_KINDS[D]
+    pointers = {
+        "q rotated like": "fp16", "programs": "i64", "partial bits products levels": "fp32",
+    }  # fmt: skip
+    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False,
+             "SCORES": more == "scores", "ASM": True, "KINDS": tuple(kinds)}  # fmt: skip
+    cost = compile_kernel(
+        attend_heads, types(attend_heads, pointers, "scale cap"), fixed, warps=tile.warps,
+        stages=tile.stages,
+    )  # fmt: skip
+    label = "/".join(x for x in ("decode_step", name, more) if x)
+    check(label, cost, elements=2 * tile.columns * D, warps=tile.warps, tensor=True)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_the_other_kernels_of_decode_step(kind):
+    spun = {"D": 128, "HEAD": 14, "STEPS": 7, "NORM": 128**-0.5}
+    cost = compile_kernel(
+        enter,
+        types(enter, {"q k v rotated like": kind, "heads": "i64"}, even="skb skh svb svh"),
+        spun,
+        warps=1,
+        stages=1,
+    )
+    check(f"decode_step/enter/{kind}", cost, elements=256, warps=1, tensor=False, wide=False)
+    cost = compile_kernel(
+        combine_heads,
+        types(combine_heads, {"partial bits lse": "fp32", "out": kind, "programs heads": "i64"}),
+        {**spun, "SP": 64, "ROTATED": True},
+        warps=4,
+        stages=2,
+    )
+    check(f"decode_step/combine/{kind}", cost, elements=16 * 128, warps=4, tensor=False)
+
+
+@pytest.mark.parametrize("more", ["plain", "every"])
+def test_count(more):
+    every = more == "every"
+    cost = compile_kernel(
+        count,
+        types(count, {"voters heads": "i64", "products lse": "fp32"}, "alpha keep"),
+        {
+            "POWER": 2 if every else 0, "WINDOW": every, "DECAY": every, "HELD": 4, "HEAD": 16,
+            "BN": RECEIVE_COLUMNS,
+        },
+        warps=RECEIVE_WARPS,
+        stages=1,
+    )  # fmt: skip
+    check(
+        f"decode_step/count/{more}", cost, elements=RECEIVE_COLUMNS, warps=RECEIVE_WARPS,
+        tensor=False, wide=False,
     )  # fmt: skip
 
 

@@ -1,0 +1,210 @@
+"""Where the heads of a layer lie, as one table of 64-bit integers on the device.
+
+It has three sections. Addresses are in bytes; those of keys and values are of the head's own rows.
+
+    programs: a split of a part of a KV head each, those of a head one after the other
+        0 formats, 1 KV head, 2 split, 3 of how many, 4 keys, 5 their scales, 6 values, 7 theirs,
+        8 length, 9 first product, 10 slots of the head, 11 whether values are rotated
+    heads: a KV head of a batch row each
+        0 first program, 1 programs, 2 keys of its pool, 3 values, 4 length, 5 capacity,
+        6 first product, 7 slots; then first slot and length of each part, 0 and 0 of none
+    voters: whoever adds up what slots receive
+        0 sums, 1 order or 0, 2 slots, 3 first KV head, 4 how many, 5 slots of other parts than the
+        pool, 6 length at the next compaction, 7 last tokens that count
+
+A head's query heads share its programs and slots; products `[G, slots]` of a head follow those of
+the head before. Programs are as many for a part as it costs, so that heads with many slots get more
+than those with few, and all programs take about equally long.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS
+from kvsearch_kernels.decode_attention.reference import Part, slots_of
+from kvsearch_kernels.decode_attention.triton_impl import lengths_of
+from kvsearch_kernels.decode_step.reference import Heads, Stores
+from kvsearch_kernels.launch import ceil_div
+from kvsearch_kernels.quantize_kv.reference import Format, Packed
+
+PROGRAM, HEAD, VOTER = 12, 8, 8  # columns; those of a head without its parts
+NEVER = 1 << 62  # a horizon that nothing reaches
+Pair = tuple[Format | None, Format | None]  # of keys and values
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A layer's table, and what launches take from the host.
+
+    Attributes:
+        rows: the whole of it, on the host.
+        programs, heads, voters: sections, on the device.
+        kinds: formats, in the order of their numbers.
+        held: parts of a head, at most.
+        programs_each: programs of a head, at most.
+        products: of all heads, over query heads per KV head.
+        slots: of a voter, at most.
+    """
+
+    rows: Rows
+    programs: Tensor
+    heads: Tensor
+    voters: Tensor
+    kinds: tuple[Pair, ...]
+    held: int
+    programs_each: int
+    products: int
+    slots: int
+
+    def stands(self, stores: Stores) -> bool:
+        """Whether this is what is on the device now."""
+        rows, _ = stores.kept.get("table", (None, None))
+        return rows is self.rows
+
+
+def sides_of(part: Part) -> list[Tensor]:
+    """Keys, their scales, values and theirs `[B, H, N, w]`; those of 16 bits stand for scales."""
+    sides: list[Tensor] = []
+    for held in (part.keys, part.values):
+        packed = isinstance(held, Packed)
+        sides += [held.codes, held.scales.flatten(-2)] if packed else [held, held]  # type: ignore
+    return sides
+
+
+def kinds_of(stores: Stores) -> tuple[Pair, ...]:
+    """The formats of a layer's parts, each once."""
+    every = [(p.key_format, p.value_format) for h in stores.heads for p in h.parts if slots_of(p)]
+    return tuple(dict.fromkeys(every))
+
+
+def rows_at(x: Tensor) -> Rows:
+    """Addresses `[B, H]` of the rows of each head of `x` `[B, H, ...]`."""
+    b, h = (np.arange(x.shape[i], dtype=np.int64) * x.stride(i) for i in range(2))
+    return x.data_ptr() + (b[:, None] + h) * x.element_size()
+
+
+def made(stores: Stores, group: int, columns: int, device: torch.device) -> Table:
+    """The table of `stores`, for `group` query heads a KV head and tiles of `columns` slots."""
+    kinds = kinds_of(stores)
+    parts = [[p for p in h.parts if slots_of(p)] for h in stores.heads]
+    held = max(map(len, parts))
+    lie = [_heads(mine, held) for mine in parts]
+    run = [_programs(*x, kinds) for x in zip(parts, _splits(stores.heads, columns), strict=True)]
+    first = 0
+    for mine, its in zip(lie, run, strict=True):
+        H, n = its.shape[1:3]
+        mine[..., 0], mine[..., 1], first = first + np.arange(H) * n, n, first + H * n
+    heads = np.concatenate(lie, 1)  # of all stores, side by side
+    B, H = heads.shape[:2]
+    heads[..., 0] += np.arange(B)[:, None] * first
+    slots = heads[..., 7].ravel()
+    heads[..., 6] = ((slots.cumsum() - slots) * group).reshape(B, H)
+    programs = np.concatenate([x.reshape(B, -1, PROGRAM) for x in run], 1)
+    programs[..., 1] = np.repeat(np.arange(H), heads[0, :, 1])
+    programs[..., 9] += np.take_along_axis(heads[..., 6], programs[..., 1], 1)
+    programs[..., 1] += np.arange(B)[:, None] * H
+    voters = _voters(stores.heads, B, H)
+    sections = [x.reshape(-1, x.shape[-1]) for x in (programs, heads, voters)]
+    most, total = int(heads[..., 1].max()), int(slots.sum())
+    at = placed(stores.kept, sections, device)
+    rows, _ = stores.kept["table"]
+    return Table(rows, *at, kinds, held, most, total, int(voters[:, 2].max(initial=0)))
+
+
+def _splits(heads: Sequence[Heads], columns: int) -> list[list[int]]:
+    """Programs for each part of a head, so that all take about equally long."""
+    costs, sizes = [], []
+    for mine in heads:
+        parts = [p for p in mine.parts if slots_of(p)]
+        each = ([p.key_format, p.value_format] for p in parts)
+        weights = [sum(DECODE_COST[16 if f is None else f.bits] for f in x) for x in each]
+        sizes.append([slots_of(p) for p in parts])
+        costs.append([w * n for w, n in zip(weights, sizes[-1], strict=True)])
+    rows = [mine.parts[-1].keys.shape[:2].numel() for mine in heads]  # type: ignore[union-attr]
+    total = sum(n * sum(x) for n, x in zip(rows, costs, strict=True))
+    return [
+        [
+            max(1, min(ceil_div(n, columns), round(DECODE_PROGRAMS * cost / total)))
+            for cost, n in zip(*x, strict=True)
+        ]
+        for x in zip(costs, sizes, strict=True)
+    ]
+
+
+def _programs(parts: Sequence[Part], splits: Sequence[int], kinds: Sequence[Pair]) -> Rows:
+    """Rows `[B, H, programs, columns]` of a store; which head, and its first product, is open."""
+    found, start = [], 0
+    for part, count in zip(parts, splits, strict=True):
+        sides = [rows_at(x) for x in (*sides_of(part), lengths_of(part))]
+        rows = np.zeros((*sides[0].shape, count, PROGRAM), np.int64)
+        rows[..., 0] = kinds.index((part.key_format, part.value_format))
+        rows[..., 2], rows[..., 3] = np.arange(count), count
+        rows[..., 4:9] = np.stack(sides, -1)[:, :, None]
+        rows[..., 9], rows[..., 10] = start, sum(slots_of(p) for p in parts)
+        rows[..., 11] = part.value_format is not None and part.value_format.rotate
+        found.append(rows)
+        start += slots_of(part)
+    return np.concatenate(found, 2)
+
+
+def _heads(parts: Sequence[Part], held: int) -> Rows:
+    """Rows `[B, H, columns]` of a store; where programs and products start is open."""
+    pool = parts[-1]
+    assert isinstance(pool.keys, Tensor) and isinstance(pool.values, Tensor)
+    lengths = [rows_at(lengths_of(p)) for p in parts]
+    rows = np.zeros((*lengths[0].shape, HEAD + 2 * held), np.int64)
+    rows[..., 2], rows[..., 3] = rows_at(pool.keys), rows_at(pool.values)
+    rows[..., 4], rows[..., 5] = lengths[-1], pool.keys.shape[2]
+    for i, (part, at) in enumerate(zip(parts, lengths, strict=True)):
+        rows[..., HEAD + 2 * i], rows[..., HEAD + 2 * i + 1] = rows[..., 7], at
+        rows[..., 7] += slots_of(part)
+    return rows
+
+
+def _voters(heads: Sequence[Heads], batch: int, every: int) -> Rows:
+    """Rows `[voters, columns]` of all stores whose rule adds up what slots receive."""
+    found, first = [np.zeros((0, VOTER), np.int64)], 0
+    for mine in heads:
+        count, sums = mine.parts[-1].keys.shape[1], mine.sums  # type: ignore[union-attr]
+        if sums is not None:
+            V = sums.sums.shape[1]
+            rows = np.zeros((batch, V, VOTER), np.int64)
+            rows[..., 0] = rows_at(sums.sums)
+            if sums.order is not None:
+                rows[..., 1] = rows_at(sums.order.expand(batch, V, -1))
+            rows[..., 2], rows[..., 4] = sums.sums.shape[2], count // V
+            rows[..., 3] = np.arange(batch)[:, None] * every + first + np.arange(V) * (count // V)
+            rows[..., 5], rows[..., 6] = sums.held, sums.end
+            rows[..., 7] = NEVER if sums.horizon is None else sums.horizon
+            found.append(rows.reshape(-1, VOTER))
+        first += count
+    return np.concatenate(found)
+
+
+def placed(
+    kept: dict[str, Any], sections: Sequence[Rows], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sections on the device: where those of the layer lay before, if they are as long.
+
+    Nothing waits. What did not change is not copied, so that a cache which is full, and repeats
+    its addresses at every compaction, can go on with the same captured launches.
+    """
+    rows = np.concatenate([x.ravel() for x in sections])
+    before, at = kept.get("table", (None, None))
+    if before is None or before.shape != rows.shape or at.device != device:
+        at = torch.empty(rows.shape, dtype=torch.int64, device=device)
+    if before is None or not np.array_equal(before, rows):
+        host = torch.from_numpy(rows)
+        # from memory that may be swapped out, CUDA copies only after a wait
+        at.copy_(host.pin_memory() if device.type == "cuda" else host, non_blocking=True)
+        kept["table"] = rows, at
+    whole = at.split([x.size for x in sections])
+    first, second, third = (x.view(y.shape) for x, y in zip(whole, sections, strict=True))
+    return first, second, third

@@ -1,0 +1,148 @@
+"""Triton implementation of `decode_step`; importing it imports no Triton.
+
+Three launches serve all heads of a layer, and a fourth where their rule asks what slots received.
+Between two compactions nothing is made on the host: where everything lies is in a table on the
+device (`table`).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.append_kv.reference import check_room
+from kvsearch_kernels.configs import RECEIVE_COLUMNS, RECEIVE_WARPS, Tile, decode_tile
+from kvsearch_kernels.decode_attention.reference import check_lengths
+from kvsearch_kernels.decode_attention.triton_impl import constants, levels_on
+from kvsearch_kernels.decode_step.reference import Stores
+from kvsearch_kernels.decode_step.table import Table, kinds_of, made
+from kvsearch_kernels.decode_step.takes import why_not
+from kvsearch_kernels.launch import (
+    ampere,
+    ceil_div,
+    emulated,
+    on,
+    rows_last,
+)
+from kvsearch_kernels.room import Room, taken
+
+__all__ = ["emulated", "forward", "why_not"]
+
+ORDER = ("KB", "KG", "KL", "KF", "VB", "VG", "VL", "VF")  # of a kind's constants in the kernel
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a layer's launches take, from one description of it to the next.
+
+    Attributes:
+        table: where everything lies.
+        tile: of the kernel that reads keys and values.
+        kinds: constants of each pair of formats, and whether keys are rotated.
+        turned: whether some values are rotated.
+        alpha, keep: of the rule.
+        window: whether some rule has a horizon.
+        like: a pool, for its type.
+    """
+
+    table: Table
+    tile: Tile
+    kinds: tuple[tuple[int | bool, ...], ...]
+    turned: bool
+    alpha: float
+    keep: float
+    window: bool
+    like: Tensor
+
+
+def planned(stores: Stores, q: Tensor, k: Tensor) -> _Plan:
+    """The plan of a layer, made once for queries like `q` and keys like `k`.
+
+    It is made anew if other stores have used the place of its table since.
+    """
+    asked = q.shape, q.dtype, k.shape
+    known, plan = stores.known.get("plan of triton", (None, None))
+    if plan is None or known != asked or not plan.table.stands(stores):
+        plan = _planned(stores, q, q.shape[1] // k.shape[1])
+        stores.known["plan of triton"] = asked, plan
+    found: _Plan = plan
+    return found
+
+
+def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
+    """The plan for `group` query heads a KV head."""
+    D, kinds = q.shape[-1], kinds_of(stores)
+    formats = [f for pair in kinds for f in pair if f is not None]
+    lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4, 5) for f in formats)
+    tile = decode_tile(D, q.element_size(), lookups, ampere=ampere(q.device))
+    table = made(stores, group, tile.columns, q.device)
+    sums = [h.sums for h in stores.heads if h.sums is not None]
+    found = []
+    for key, value in kinds:
+        fixed = constants(key, value, D, q.dtype)
+        rotated = key is not None and key.rotate
+        found.append((*(fixed[name] for name in ORDER), rotated))
+    like = stores.heads[0].parts[-1].keys
+    assert isinstance(like, Tensor)
+    return _Plan(
+        table, tile, tuple(found), any(v is not None and v.rotate for _, v in kinds),
+        float(sums[0].alpha) if sums else 0.0, float(sums[0].keep) if sums else 1.0,
+        any(s.horizon is not None for s in sums), like,
+    )  # fmt: skip
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
+    room: Room | None = None,
+) -> Tensor:  # fmt: skip
+    """As `reference`."""
+    from kvsearch_kernels.decode_step.triton_kernels import (
+        attend_heads,
+        combine_heads,
+        count,
+        enter,
+    )
+
+    (B, Hq, D), H = q.shape, k.shape[1]
+    G = Hq // H
+    for heads in stores.heads:
+        pool = heads.parts[-1]
+        check_lengths(heads.parts)
+        check_room(pool.keys, pool.lengths, k)  # type: ignore[arg-type]
+    plan = planned(stores, q, k)
+    table, tile, last = plan.table, plan.tile, [x[-1] for x in plan.kinds]
+    fp32 = partial(taken, room, dtype=torch.float32, device=q.device)
+    out, lse = taken(room, "out", B, Hq, D, dtype=q.dtype, device=q.device), fp32("lse", B, Hq)
+    if out.numel() == 0:
+        return out
+    programs, scores = table.programs.shape[0], table.voters.shape[0] > 0
+    outs, bits = fp32("partial", programs, G, D), fp32("bits", programs, G)
+    products = fp32("products", table.products * G) if scores else bits
+    q, k, v = q.contiguous(), rows_last(k), rows_last(v)
+    rotated = taken(room, "rotated", *q.shape, dtype=q.dtype, device=q.device) if any(last) else q
+    spun = {"D": D, "HEAD": table.heads.shape[1], "STEPS": D.bit_length() - 1, "NORM": D**-0.5}
+    with on(q.device):
+        enter[(B * H, 1 + G * any(last))](
+            q, k, v, rotated, plan.like, table.heads, *k.stride()[:2], *v.stride()[:2], H, G,
+            **spun, num_warps=1,
+        )  # fmt: skip
+        attend_heads[(programs,)](
+            q, rotated, plan.like, table.programs, outs, bits, products, levels_on(q.device),
+            G, scale, softcap or 1.0,
+            D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
+            HAS_CAP=softcap is not None, SCORES=scores, ASM=not emulated(), KINDS=plan.kinds,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        combine_heads[(B * H, G)](
+            outs, bits, out, lse, table.programs, table.heads, G, **spun,
+            SP=1 << (table.programs_each - 1).bit_length(), ROTATED=plan.turned, num_warps=4,
+        )  # fmt: skip
+        if scores:
+            count[(ceil_div(table.slots, RECEIVE_COLUMNS), table.voters.shape[0])](
+                table.voters, table.heads, products, lse, G, plan.alpha, plan.keep,
+                POWER={0.0: 0, 1.0: 1}.get(plan.alpha, 2), WINDOW=plan.window,
+                DECAY=plan.keep != 1.0, HELD=table.held, HEAD=table.heads.shape[1],
+                BN=RECEIVE_COLUMNS, num_warps=RECEIVE_WARPS,
+            )  # fmt: skip
+    return out

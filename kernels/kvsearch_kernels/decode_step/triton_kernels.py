@@ -1,0 +1,181 @@
+# mypy: ignore-errors
+"""Kernels of `decode_step`: four launches serve all heads of a layer, however they are stored.
+
+Where things lie is read from `table.Table`, whose columns are named there: the heads of a layer
+may be in as many stores as there are heads, and no launch has an argument for each of them.
+"""
+
+import triton
+import triton.language as tl
+
+from kvsearch_kernels.decode_attention.triton_kernels import _part, _store, join
+from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
+
+PROGRAM = tl.constexpr(12)  # columns of a row of programs, and of one of voters
+VOTER = tl.constexpr(8)
+
+
+@triton.jit
+def _pointer(at, kind: tl.constexpr, BYTES: tl.constexpr):
+    """What an address in a table points to: rows of `BYTES`, so it divides by that, up to 16.
+
+    The hint is for the pointer: Triton forgets what is said about an integer that becomes one, and
+    would load byte by byte.
+    """
+    EVEN: tl.constexpr = 16 if BYTES % 16 == 0 else (8 if BYTES % 8 == 0 else 4)
+    found = tl.load(at).to(tl.pointer_type(kind))
+    return tl.multiple_of(found, EVEN if BYTES % 4 == 0 else 2)
+
+
+@triton.jit(do_not_specialize=["H", "G"])
+def enter(
+    q, k, v, rotated, like, heads, skb, skh, svb, svh, H, G,
+    D: tl.constexpr, HEAD: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Program (i, 0): the token of KV head i goes behind those in use of the head's pool.
+
+    Program (i, 1 + g): query g of KV head i, rotated as packed keys are. `like` has the type of
+    the pools. A token without room is not written.
+    """
+    bh = tl.program_id(0).to(tl.int64)
+    g = tl.program_id(1)
+    d = tl.arange(0, D)
+    if g == 0:
+        row = heads + bh * HEAD
+        kind: tl.constexpr = like.dtype.element_ty
+        keys = tl.load(row + 2).to(tl.pointer_type(kind))
+        values = tl.load(row + 3).to(tl.pointer_type(kind))
+        length = tl.load(row + 4).to(tl.pointer_type(tl.int32))
+        used = tl.load(length).to(tl.int64)
+        inside = d < tl.where(used < tl.load(row + 5), D, 0)
+        b = bh // H
+        h = bh % H
+        key = tl.load(k + b * skb + h * skh + d)
+        tl.store(keys + used * D + d, key.to(kind), mask=inside)
+        value = tl.load(v + b * svb + h * svh + d)
+        tl.store(values + used * D + d, value.to(kind), mask=inside)
+        tl.debug_barrier()  # no thread may still have to read the length
+        tl.store(length, (used + 1).to(tl.int32))
+    else:
+        at = (bh * G + g - 1) * D + d
+        x = hadamard(tl.load(q + at).to(tl.float32)[None, :], 1, D, STEPS, NORM)
+        tl.store(rotated + at, tl.sum(x, 0).to(rotated.dtype.element_ty))
+
+
+@triton.jit
+def _split(
+    q, like, row, partial, bits, products, levels, at, G, scale, cap,
+    D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
+    SCORES: tl.constexpr, ASM: tl.constexpr,
+    KB: tl.constexpr, KG: tl.constexpr, KL: tl.constexpr, KF: tl.constexpr,
+    VB: tl.constexpr, VG: tl.constexpr, VL: tl.constexpr, VF: tl.constexpr,
+):  # fmt: skip
+    """Attend to the split of a part that `row` of the programs describes."""
+    k = _pointer(row + 4, tl.uint8 if KB < 16 else like.dtype.element_ty, D * KB // 8)
+    ks = _pointer(row + 5, tl.float16, D // KG * (2 if KL else 4))
+    v = _pointer(row + 6, tl.uint8 if VB < 16 else like.dtype.element_ty, D * VB // 8)
+    vs = _pointer(row + 7, tl.float16, D // VG * (2 if VL else 4))
+    q += tl.load(row + 1) * G * D
+    split = tl.load(row + 2).to(tl.int32)
+    splits = tl.load(row + 3).to(tl.int32)
+    length = tl.load(row + 8).to(tl.pointer_type(tl.int32))
+    products += tl.load(row + 9)
+    width = tl.load(row + 10).to(tl.int32)
+    own = at * 0  # addresses are those of the head: it is number 0, whatever a pool's capacity
+    acc, total, top = _part(
+        q, k, ks, v, vs, length, levels, products, own, split, splits, own, G, width, scale, cap,
+        D, GP, BN if KF and VF else BN // 2, HAS_CAP, SCORES, KB, KG, KL, KF, VB, VG, VL, VF, ASM,
+    )  # fmt: skip
+    _store(acc, total, top, partial, bits, at.to(tl.int64), G, D, GP, len(acc))
+
+
+@triton.jit(do_not_specialize=["G"])
+def attend_heads(
+    q, rotated, like, programs, partial, bits, products, levels, G, scale, cap,
+    D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
+    SCORES: tl.constexpr, ASM: tl.constexpr, KINDS: tl.constexpr,
+):  # fmt: skip
+    """One program: one split of one part of one KV head, for all its query heads.
+
+    `KINDS` are the formats of a layer's parts, each the constants of `_part` and whether keys are
+    rotated. Each is a branch of its own, and a program takes one.
+    """
+    at = tl.program_id(0)
+    row = programs + at * PROGRAM
+    kind = tl.load(row)
+    for i in tl.static_range(len(KINDS)):
+        if kind == i:
+            _split(
+                rotated if KINDS[i][8] else q, like, row, partial, bits, products, levels, at, G,
+                scale, cap, D, GP, BN, HAS_CAP, SCORES, ASM, KINDS[i][0], KINDS[i][1], KINDS[i][2],
+                KINDS[i][3], KINDS[i][4], KINDS[i][5], KINDS[i][6], KINDS[i][7],
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["G"])
+def combine_heads(
+    partial, bits, out, lse, programs, heads, G,
+    D: tl.constexpr, HEAD: tl.constexpr, SP: tl.constexpr, ROTATED: tl.constexpr,
+    STEPS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program: one query head. A head's programs follow one another."""
+    bh = tl.program_id(0).to(tl.int64)
+    first = tl.load(heads + bh * HEAD)
+    splits = tl.load(heads + bh * HEAD + 1).to(tl.int32)
+    turned = programs + first * PROGRAM + 11
+    join(
+        partial, bits, out, lse, turned, PROGRAM, first, bh, tl.program_id(1), G, splits, D, SP,
+        ROTATED, STEPS, NORM,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["G"])
+def count(
+    voters, heads, products, lse, G, alpha, keep,
+    POWER: tl.constexpr, WINDOW: tl.constexpr, DECAY: tl.constexpr, HELD: tl.constexpr,
+    HEAD: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """One program: BN slots of one voter, in order of time; what they received is added.
+
+    As `scored_decode`'s second kernel and `tally` in one. Products of slots that are not in use
+    were never written: lengths, `HELD` of a head at most, say which those are. POWER 2 is any.
+    """
+    row = voters + tl.program_id(1) * VOTER
+    N = tl.load(row + 2)
+    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    inside = n < N
+    order = tl.load(row + 1)
+    ordered = n < tl.where(order != 0, N, 0)
+    picks = order.to(tl.pointer_type(tl.int64))
+    at = tl.where(ordered, tl.load(picks + n, mask=ordered, other=0), n)
+    head = tl.load(row + 3)
+    each = tl.load(row + 4).to(tl.int32)
+    used = tl.load(tl.load(heads + head * HEAD + 4).to(tl.pointer_type(tl.int32)))
+    weight = 1.0
+    if POWER == 1:
+        weight = (tl.load(row + 5) + used).to(tl.float32)
+    if POWER == 2:
+        weight = tl.exp2(alpha * tl.log2((tl.load(row + 5) + used).to(tl.float32)))
+    if WINDOW:
+        weight = tl.where(tl.load(row + 6) - used < tl.load(row + 7), weight, 0.0)
+    total = tl.zeros([BN], tl.float32)
+    for i in range(0, each):
+        mine = heads + (head + i) * HEAD
+        there = n < 0
+        for j in tl.static_range(HELD):
+            start = tl.load(mine + 8 + 2 * j)
+            where = tl.load(mine + 9 + 2 * j)
+            some = tl.load(where.to(tl.pointer_type(tl.int32)), mask=where != 0, other=0)
+            there = there | ((at >= start) & (at < start + some))
+        received = products + tl.load(mine + 6) + at
+        width = tl.load(mine + 7)
+        for g in range(0, G):
+            norm = tl.load(lse + (head + i) * G + g) * 1.4426950408889634
+            norm = tl.where(norm == float("-inf"), 0.0, norm)  # nothing in use: -inf - -inf is NaN
+            s = tl.load(received + g * width, mask=inside & there, other=float("-inf"))
+            total += tl.exp2(s - norm)
+    to = tl.load(row).to(tl.pointer_type(tl.float32)) + n
+    before = tl.load(to, mask=inside, other=0.0)
+    if DECAY:
+        before *= keep
+    tl.store(to, before + total * (weight / (each * G)), mask=inside)

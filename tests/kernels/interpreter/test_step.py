@@ -1,0 +1,228 @@
+"""A decoded token in all stores of a layer at once, on the kernels alone."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from kernel_tools import arena, close, poisoned
+
+from kvsearch.cache.heads import advance
+from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.state import LayerState
+from kvsearch.policy import Budgets, HeadTiers, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
+from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
+from kvsearch_kernels.decode_step.probe import plainly
+from kvsearch_kernels.op import Op, UnsupportedError
+from kvsearch_kernels.quantize_kv import Format, Packed, quantize
+from kvsearch_kernels.room import Room
+
+D, F16, F32 = 64, torch.float16, torch.float32
+SHAPE = ModelShape(1, 3, D, 6)
+OWN = Budgets(kind="sensitivity", weights=((0.5, 1.0, 2.0),))
+ROTATED = Quantizer(levels="lloyd", rotate=True, fp16_sinks=True)
+TIERS = (Tier(share=0.4, key_bits=5, value_bits=4), Tier(share=0.6, key_bits=2, value_bits=2))
+OTHER = HeadTiers(
+    others=((Tier(key_bits=8, value_bits=4),), (Tier(share=0.5), Tier(share=0.5, key_bits=4))),
+    of=((0, 1, 2),),
+)
+POLICIES = {
+    "as the tool recommends": Policy(
+        slots=30, sinks=2, recent_window=4, interval=3, budgets=OWN, quantizer=ROTATED,
+        tiers=(TIERS[0].model_copy(update={"share": 1.0}),), rule=Attention(alpha=1, beta=1),
+    ),
+    "tiers of heads, two votes": Policy(
+        slots=30, sinks=2, recent_window=4, interval=3, budgets=OWN, quantizer=ROTATED,
+        tiers=TIERS, head_tiers=OTHER, rule=Attention(alpha=0.5, horizon=2, share="layer"),
+    ),
+    "tiers of heads by age": Policy(
+        slots=30, interval=4, budgets=OWN, quantizer=Quantizer(group=32), tiers=TIERS,
+        head_tiers=OTHER,
+    ),
+    "decay": Policy(
+        slots=30, recent_window=4, interval=3, budgets=OWN,
+        rule=Attention(horizon=20, kind="decay"),
+    ),
+    "full": Policy(),
+}  # fmt: skip
+
+
+def replay(policy, dtype, softcap=None, room=None):
+    draw = torch.Generator().manual_seed(0)
+    rotary = Rotary(100.0 ** (-torch.arange(D // 2) / (D // 2)))
+    states = [
+        LayerState(part, packed=True, rotary=rotary, room=room)
+        for part in layout(policy, SHAPE).layers
+    ]
+    outs = []
+    for m in (50, *[1] * 7):
+        q, k, v = (torch.randn(2, h, m, D, generator=draw).to(dtype) for h in (6, 3, 3))
+        outs.append(advance(states, q, k, v, scale=0.2, softcap=softcap).clone())
+    return torch.cat(outs, 2), states
+
+
+# fp16 rounding may change which token is dropped, and all that follows: scores are run in fp32
+CASES = [(name, F32 if p.scored else F16) for name, p in POLICIES.items()]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_a_layer_decodes_on_one_set_of_launches(name, dtype, monkeypatch):
+    policy, cap = POLICIES[name], 5.0 if name == "decay" else None
+    want, plain = replay(policy, dtype, cap)
+    assert len(plain) == (1 if name == "full" else 3)
+
+    def pick(op, *args, **kwargs):
+        if op.name == "time_order":  # has no Triton kernel yet
+            return "reference"
+        reason = op._why_not("triton", *args, **kwargs)
+        assert reason is None, f"{op.name}: {reason}"
+        return "triton"
+
+    monkeypatch.setattr(Op, "pick", pick)
+    monkeypatch.setattr(PackedStore, "repeats", lambda self, device: True)  # as on a GPU
+    got, states = replay(policy, dtype, cap, Room())
+    assert states[0].impls["decode_step"] == "triton"
+    assert not {"append_kv", "decode_attention", "scored_decode", "tally"} & {
+        op for state in states for op in state.impls
+    }
+    room = 4e-3 if dtype is F16 else 1e-5
+    torch.testing.assert_close(got, want, rtol=room, atol=room)
+    for a, b in zip(states, plain, strict=True):
+        assert (a.nbytes, a.peak_bytes) == (b.nbytes, b.peak_bytes)
+        if a.scorer is not None:
+            torch.testing.assert_close(a.scorer.sums, b.scorer.sums, rtol=1e-4, atol=1e-5)
+
+
+FORMATS = {
+    0: (),
+    1: ((Format(4, 64), Format(4, 64), 133),),
+    2: ((Format(5, 64, "lloyd", True), Format(4, 64, "lloyd", True), 67),
+        (Format(3, 32), Format(1, 64), 1), (Format(8, 64, "lloyd", True), Format(2, 64), 40)),
+}  # fmt: skip
+
+
+def held(x, fmt):
+    if fmt is None:
+        return arena(x)
+    packed = quantize(x, fmt)
+    return Packed(arena(packed.codes), arena(packed.scales))
+
+
+def layer(dtype, *, votes=True, B=2, room=9, used=4):
+    """Stores of 1, 2 and 1 KV heads, the first of which has no tier; the token that comes."""
+    torch.manual_seed(0)
+    stores = []
+    for i, heads in enumerate((1, 2, 1)):
+        parts, N = [], room
+        for key, value, n in FORMATS[i]:
+            k, v = (torch.randn(B, heads, n, D).to(dtype) for _ in "kv")
+            lengths = arena(torch.randint(0, n + 1, (B, heads)).int())
+            parts.append(Part(held(k, key), held(v, value), key, value, lengths))
+            N += n
+        k, v = (torch.randn(B, heads, room, D).to(dtype) for _ in "kv")
+        parts.append(Part(arena(k), arena(v), lengths=torch.full((B, heads), used).int()))
+        order = torch.stack([torch.randperm(N) for _ in range(B * heads)]).view(B, heads, N)
+        sums = Sums(arena(torch.rand(B, heads, N)), order if i else None, N - room, room, 0.5,
+                    7 if i else None, 0.9)  # fmt: skip
+        stores.append(Heads(parts, sums if votes else None))
+    q = torch.randn(B, 12, D).to(dtype)
+    k, v = (torch.randn(B, 1, 4, D).to(dtype).transpose(1, 2) for _ in "kv")
+    return q, k, v, Stores(stores)
+
+
+@pytest.mark.parametrize("votes", [True, False])
+@pytest.mark.parametrize("dtype", [F16, F32])
+@pytest.mark.parametrize("more", [{"scale": 0.125}, {"scale": 0.3, "softcap": 3.0}])
+def test_every_store_is_served(votes, dtype, more):
+    q, k, v, got = layer(dtype, votes=votes)
+    with poisoned():
+        out = decode_step.run("triton", q, k, v, got, **more)
+    yard, exact = (layer(dtype, votes=votes)[-1] for _ in range(2))
+    eager = plainly(q, k, v, yard, **more)
+    close(out, eager, decode_step.reference(q.double(), k, v, exact, **more))
+    for mine, plain, right in zip(got.heads, yard.heads, exact.heads, strict=True):
+        for what in ("keys", "values", "lengths"):
+            assert torch.equal(getattr(mine.parts[-1], what), getattr(right.parts[-1], what))
+        if votes:
+            close(mine.sums.sums, plain.sums.sums, right.sums.sums.double())
+
+
+def test_slots_not_in_use_may_hold_anything():
+    q, k, v, stores = layer(F16)
+    want = decode_step.run("triton", q, k, v, stores, scale=0.1)
+    sums = [h.sums.sums.clone() for h in stores.heads]
+    q, k, v, stores = layer(F16)
+    for heads in stores.heads:
+        heads.parts[-1].keys[:, :, 5:] = float("nan")
+        heads.parts[-1].values[:, :, 5:] = float("nan")
+        for part in heads.parts[:-1]:
+            beyond = torch.arange(part.keys.codes.shape[2]) >= part.lengths.unsqueeze(-1)
+            part.keys.scales[beyond] = float("nan")
+            part.values.scales[beyond] = float("inf")
+    with poisoned():
+        assert torch.equal(decode_step.run("triton", q, k, v, stores, scale=0.1), want)
+    assert all(torch.equal(h.sums.sums, x) for h, x in zip(stores.heads, sums, strict=True))
+
+
+def test_a_token_without_room_is_not_written(monkeypatch):
+    q, k, v, stores = layer(F16, votes=False, used=9)
+    pools = [h.parts[-1].keys.clone() for h in stores.heads]
+    decode_step.run("triton", q, k, v, stores, scale=0.1)
+    for heads, pool in zip(stores.heads, pools, strict=True):
+        assert torch.equal(heads.parts[-1].keys, pool)
+    monkeypatch.setenv("KVSEARCH_CHECK", "1")
+    with pytest.raises(IndexError, match="do not fit"):
+        decode_step.run("triton", *layer(F16, votes=False, used=9), scale=0.1)
+
+
+def test_what_a_layer_keeps_lies_where_it_lay():
+    q, k, v, stores = layer(F16)
+    take = partial(decode_step.run, "triton", scale=0.1)
+    take(q, k, v, stores)
+    rows, table = stores.kept["table"]
+    again = Stores(stores.heads, stores.kept)
+    take(q, k, v, again)
+    assert again.kept["table"][0] is rows  # nothing moved, nothing was copied
+    moved = layer(F16)[-1].heads
+    other = Stores(moved, stores.kept)
+    at = table.data_ptr()
+    got = take(q, k, v, other)
+    assert other.kept["table"][1].data_ptr() == at
+    assert torch.equal(got, take(q, k, v, layer(F16)[-1]))
+    used = stores.heads[0].parts[-1].lengths.clone()
+    take(q, k, v, stores)  # whose table is no longer there
+    assert torch.equal(stores.heads[0].parts[-1].lengths, used + 1)
+    room = Room()
+    assert take(q, k, v, stores, room=room) is take(q, k, v, stores, room=room)
+
+
+def test_what_cannot_be_taken_is_named():
+    q, k, v, stores = layer(F16)
+    first, *others = stores.heads
+
+    def taken(*heads):
+        decode_step.run("triton", q, k, v, Stores(heads), scale=0.1)
+
+    with pytest.raises(UnsupportedError, match="of 3 KV heads do not take 4"):
+        taken(*others)
+    with pytest.raises(UnsupportedError, match="weighted alike"):
+        taken(replace(first, sums=replace(first.sums, alpha=1.0)), *others)
+    with pytest.raises(UnsupportedError, match="order must be"):
+        taken(replace(first, sums=replace(first.sums, order=torch.arange(3))), *others)
+    wide = [replace(p, keys=p.keys.float()) for p in first.parts]
+    with pytest.raises(UnsupportedError, match="dtype of the queries"):
+        taken(replace(first, parts=wide), *others)
+    with pytest.raises(UnsupportedError, match="must have slots, and lengths"):
+        taken(replace(first, parts=[replace(first.parts[-1], lengths=None)]), *others)
+    pool = first.parts[-1]
+    every = [Part(held(pool.keys, f), held(pool.values, f), f, f)
+             for bits in (1, 2, 3, 4, 8) for f in (Format(bits, 64), Format(bits, 32))]  # fmt: skip
+    with pytest.raises(UnsupportedError, match="at most 8 pairs of formats"):
+        taken(
+            *(Heads([*every[3 * i : 3 * i + 3], *store.parts[-1:]]) for i, store in enumerate(
+                [first, first, first, first]
+            ))
+        )  # fmt: skip
