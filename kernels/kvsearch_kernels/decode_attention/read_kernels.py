@@ -57,6 +57,8 @@ def affine(
         s = s.to(tl.float32)
         if BITS == 1:
             return s * 1.5958, s * -0.7979, size + 690.0
+        elif BITS < 8:
+            return s, s, size
         else:
             return s * (8.4 / 255), s * -4.2, size - 5043.0
     else:
@@ -102,9 +104,10 @@ def words(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr):
     Like 16-bit keys these reach the product without a detour. Word w holds bytes `2 * (w % S)` and
     the next, of the `2 * S` bytes of a row; the lower one is used in place, see `upper`.
     """
-    S: tl.constexpr = D * BITS // 16
+    S: tl.constexpr = D * (4 if BITS == 5 else BITS) // 16  # of 5 bits, the lower 4
     w = tl.arange(0, W)
-    return tl.load(held.to(tl.pointer_type(tl.uint16)) + row[:, None] * S + (w % S)[None, :])
+    at = held.to(tl.pointer_type(tl.uint16)) + row[:, None] * (D * BITS // 16)
+    return tl.load(at + (w % S)[None, :])
 
 
 @triton.jit
@@ -174,14 +177,13 @@ def query_plane(
     q, G, factor, D: tl.constexpr, GP: tl.constexpr, S: tl.constexpr, W: tl.constexpr,
     PLANE: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Queries `[W, GP]` in fp16, times `factor`, over `place_of`: what meets a plane of keys.
+    """Queries `[W, GP]` in fp16, times `factor` `[W]`: what meets a plane of keys.
 
     Channels are those that `mantissa` takes from the lower (HALF 0) or upper bytes of `words`.
     """
-    BITS: tl.constexpr = 16 * S // D
     g = tl.arange(0, GP)
     w = tl.arange(0, W)
     channel = (w // S + PLANE * (W // S)) * (2 * S) + 2 * (w % S) + HALF
     found = tl.load(q + g[None, :] * D + channel[:, None], mask=(g < G)[None, :], other=0.0)
-    scaled = found.to(tl.float32) * (factor / place_of(S, BITS, W, PLANE))[:, None]
+    scaled = found.to(tl.float32) * factor[:, None]
     return scaled.to(tl.float16)

@@ -1,13 +1,14 @@
 """Triton implementation of `decode_attention`; importing it imports no Triton."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
-from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, decode_tile
+from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, Tile, decode_tile
+from kvsearch_kernels.decode_attention.lookup_asm import tables
 from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of
 from kvsearch_kernels.launch import (
     DTYPES,
@@ -97,11 +98,16 @@ def why_not(
 
 
 def levels_on(device: torch.device) -> Tensor:
-    """Lloyd-Max levels of 1 to 5 and of 8 bits, one table after the other, then 2**0 to 2**7."""
+    """What decoding reads of formats, fp32.
+
+    Lloyd-Max levels of 1 to 5 and of 8 bits, one table after the other; 2**0 to 2**7; and twice the
+    bits of `lookup_asm.tables` of 4 and 5 bits.
+    """
     if device not in _levels:
-        tables = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
+        levels = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
         powers = torch.exp2(torch.arange(8, dtype=torch.float32))
-        _levels[device] = torch.cat([*tables, powers]).to(device)
+        words = torch.tensor([*tables(4), *tables(5)] * 2, dtype=torch.int32)
+        _levels[device] = torch.cat([*levels, powers, words.view(torch.float32)]).to(device)
     return _levels[device]
 
 
@@ -127,20 +133,33 @@ def _flags_on(flags: Sequence[bool], device: torch.device) -> Tensor:
 def constants(
     key: Format | None, value: Format | None, D: int, dtype: torch.dtype
 ) -> dict[str, int | bool]:
-    """Compile-time arguments of one part, without its number."""
+    """Compile-time arguments of one part, without its number.
+
+    How a side is read, KF and VF: 0 as values; in registers of the product, 1 codes in place, 2
+    levels looked up.
+    """
     found: dict[str, int | bool] = {}
     for side, fmt in (("K", key), ("V", value)):
         bits, group = (16, D) if fmt is None else (fmt.bits, fmt.group)
         lloyd = fmt is not None and fmt.levels == "lloyd"
         found |= {f"{side}B": bits, f"{side}G": group, f"{side}L": lloyd}
-        # evenly spaced levels, and groups of whole planes (as wide as in the kernel)
-        plane = max(32 if side == "K" else 64, D * bits // 8)
-        found[f"{side}F"] = (
-            bits in ((1, 8) if lloyd else (1, 2, 4, 8))
-            and group % plane == 0
-            and dtype is not torch.float32
-        )
+        # groups of whole planes, as wide as in the kernel
+        plane = max(32 if side == "K" else 64, D * (4 if bits == 5 else bits) // 8)
+        whole = group % plane == 0 and dtype is not torch.float32
+        in_place = bits in ((1, 8) if lloyd else (1, 2, 4, 8))
+        looked_up = lloyd and (bits == 4 or (bits == 5 and side == "K"))
+        found[f"{side}F"] = (1 if in_place else 2 if looked_up else 0) * whole
     return found
+
+
+def tile_of(fixed: Mapping[str, int | bool], D: int, itemsize: int, *, ampere: bool) -> Tile:
+    """Tile of a launch, by the `constants` of its parts."""
+    slow = any(
+        fixed[f"{side}L{i}"] and fixed[f"{side}B{i}"] in (2, 3, 4, 5) and not fixed[f"{side}F{i}"]
+        for side in "KV"
+        for i in range(MOST_PARTS)
+    )
+    return decode_tile(D, itemsize, slow, ampere=ampere)
 
 
 def pools_of(part: Part) -> tuple[list[Tensor], int]:
@@ -211,9 +230,12 @@ def launch(
         return out.zero_(), lse.fill_(float("-inf")), products
     H = found[0][1][0].shape[1]
     G = Hq // H
-    formats = [f for p, _, _ in found for f in (p.key_format, p.value_format) if f is not None]
-    lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4, 5) for f in formats)
-    tile = decode_tile(D, q.element_size(), lookups, ampere=ampere(q.device))
+    fixed: dict[str, int | bool] = {}
+    for i in range(MOST_PARTS):  # the kernel takes as many: the last again, never read
+        part = found[min(i, len(found) - 1)][0]
+        own_constants = constants(part.key_format, part.value_format, D, q.dtype)
+        fixed |= {f"{name}{i}": value for name, value in own_constants.items()}
+    tile = tile_of(fixed, D, q.element_size(), ampere=ampere(q.device))
     sizes = [slots_of(p) for p, _, _ in found]
     counts = _splits(
         [p for p, _, _ in found], sizes, max(1, DECODE_PROGRAMS // (B * H)), tile.columns
@@ -221,11 +243,10 @@ def launch(
     splits = sum(counts)
     q = q.contiguous()
     rotated: Tensor | None = None
-    fixed: dict[str, int | bool] = {}
     args: list[Tensor | int] = []
     turned: list[bool] = []
     lengths = [_lengths(p, B, H, n, q.device) for (p, _, _), n in zip(found, sizes, strict=True)]
-    for i in range(MOST_PARTS):  # the kernel takes as many: the last again, never read
+    for i in range(MOST_PARTS):
         last = min(i, len(found) - 1)
         part, pools, capacity = found[last]
         own = q
@@ -239,8 +260,6 @@ def launch(
             own = rotated
         count = counts[i] if i < len(found) else 0
         args += [own, *pools, lengths[last], capacity, count, sum(sizes[:i])]
-        own_constants = constants(part.key_format, part.value_format, D, q.dtype)
-        fixed |= {f"{name}{i}": value for name, value in own_constants.items()}
         turned += [part.value_format is not None and part.value_format.rotate] * count
     outs, bits = fp32("partial", B * H, splits, G, D), fp32("bits", B * H, splits, G)
     with on(q.device):

@@ -5,6 +5,13 @@
 import triton
 import triton.language as tl
 
+from kvsearch_kernels.decode_attention.lookup_kernels import (
+    key_levels,
+    sizes_of,
+    top_shifts,
+    top_words,
+    value_levels,
+)
 from kvsearch_kernels.decode_attention.read_kernels import (
     affine,
     first_bits,
@@ -54,13 +61,13 @@ def _part(
 
     UNIT: tl.constexpr = 16777216.0  # codes are in units of fp16's least number, see `mantissa`
     # a product takes 16 channels at least, and is cheaper with 32
-    KS: tl.constexpr = D * KB // 16  # words of two bytes in a row
-    KW: tl.constexpr = max(32 if KG % 64 == 0 else 16, KS) if KF else D
+    KS: tl.constexpr = D * (4 if KB == 5 else KB) // 16  # words of two bytes in a row
+    KW: tl.constexpr = (KS if KF == 2 else max(32 if KG % 64 == 0 else 16, KS)) if KF else D
     KP: tl.constexpr = D // (2 * KW)
     bits_scale = scale * 1.4426950408889634
     # Products in bits, over SU: with packed keys they are left in units, which the fused
     # multiply-add that subtracts the maximum takes away, unless they are needed as they are.
-    SU: tl.constexpr = UNIT if KF and not (SCORES or HAS_CAP) else 1.0
+    SU: tl.constexpr = UNIT if KF == 1 and not (SCORES or HAS_CAP) else 1.0
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes
     q_sums = ()
     # Planes of the query made before the loop stay in shared memory; made in it they are stored at
@@ -70,9 +77,9 @@ def _part(
         for j in tl.static_range(KN):
             whole = tl.zeros([GP], tl.float32)
             for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
-                place = place_of(KS, KB, KW, i)
+                place = place_of(KS, KB, KW, i) if KF == 1 else tl.full([KW], 1.0, tl.float32)
                 for half in tl.static_range(2):
-                    plane = query_plane(q, G, bits_scale, D, GP, KS, KW, i, half)
+                    plane = query_plane(q, G, bits_scale / place, D, GP, KS, KW, i, half)
                     planes = planes + (plane,)
                     part = plane.to(tl.float32)
                     whole += tl.sum(part * place[:, None], 0)
@@ -89,10 +96,13 @@ def _part(
     total = tl.zeros([BN, GP], tl.float32)
     VN: tl.constexpr = D // VG if VF else 1
     zeros = ()
-    for _ in tl.static_range(VN):
+    for _ in tl.static_range(VN if VF < 2 else 0):
         zeros = zeros + (tl.zeros([BN, GP], tl.float32),)
-    k_first = first_bits(levels, KS, KB, KW) if KF else 0
-    v_first = first_bits(levels, VS, VB, VW) if VF else 0
+    k_first = first_bits(levels, KS, KB, KW) if KF == 1 else 0
+    v_first = first_bits(levels, VS, VB, VW) if VF == 1 else 0
+    k_sizes = sizes_of(levels, KB, ASM) if KF == 2 else ()
+    v_sizes = sizes_of(levels, VB, ASM) if VF == 2 else ()
+    k_shifts = top_shifts(levels, D) if KF == 2 and KB == 5 else 0
     for start in range(begin, end, BN):
         inside = start + n < end
         # the last row again beyond the end, so that no load needs a mask; its weight there is 0
@@ -100,25 +110,34 @@ def _part(
         beyond = tl.where(inside, 0.0, float("-inf"))
         if KF:
             low = words(k, row, D, KB, KW)
-            high = upper(low, ASM)
+            if KF == 1:
+                high = upper(low, ASM)
+            else:
+                top_bits = top_words(k, row, D) if KB == 5 else 0
+                looked = key_levels(low, top_bits, k_shifts, k_sizes, levels, KB, ASM)
             for j in tl.static_range(KN):
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
-                    in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
+                    if KF == 1:
+                        in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
+                        in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
+                    else:
+                        in_low = looked[i]
+                        in_high = looked[2 + i]
                     dots = tl.dot(in_low, planes[2 * i], dots)
-                    in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
                     dots = tl.dot(in_high, planes[2 * i + 1], dots)
                 step, zero, _size = affine(ks, row, KB, KL, KN, j)
-                if SCORES:
+                if SCORES and KF == 1:
                     step *= UNIT
                 # two fused multiply-adds; the first also masks, for less than a select would take
                 if j == 0:
                     s = dots * step[:, None] + beyond[:, None]
                 else:
                     s = dots * step[:, None] + s
-                s += q_sums[j][None, :] * zero[:, None]
+                if KF == 1:
+                    s += q_sums[j][None, :] * zero[:, None]
             if HAS_CAP:
-                s = soften(s, (1.0 if SCORES else UNIT) * 0.6931471805599453, cap, True)
+                s = soften(s, (1.0 if SCORES or KF == 2 else UNIT) * 0.6931471805599453, cap, True)
         else:
             keys = values_of(k, ks, levels, row, inside, D, KB, KG, KL, kind)
             s = soften(tl.dot(keys, qt, input_precision="ieee"), scale, cap, HAS_CAP)
@@ -141,8 +160,8 @@ def _part(
             # Weight x step has to fit fp16, and next to a sink it is far smaller than the weight
             # alone. So `top` is about the largest of the products, in bits, and sums stay finite
             # because no step counts as nothing, see `affine`.
-            sizes = tl.broadcast_to(largest[:, None], s.shape) * (0.0009765625 / SU)
-            higher = tl.maximum(top, tl.max(s + sizes, 0) * SU - 15.0)
+            step_sizes = tl.broadcast_to(largest[:, None], s.shape) * (0.0009765625 / SU)
+            higher = tl.maximum(top, tl.max(s + step_sizes, 0) * SU - 15.0)
         else:
             higher = tl.maximum(top, tl.max(s, 0) * SU)
         p = tl.exp2(s * SU - higher[None, :])
@@ -150,21 +169,28 @@ def _part(
         total = total * shrink[None, :] + p
         top = higher
         if VF:
-            packed = spread(v, row, D, VB, VW, ASM)
+            if VF == 1:
+                packed = spread(v, row, D, VB, VW, ASM)
+            else:
+                looked_v = value_levels(v, row, v_sizes, levels, D, BN, ASM)
             new = ()
             new_zeros = ()
             for j in tl.static_range(VN):
                 w = (p * v_steps[j][:, None]).to(tl.float16)
-                new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * v_zeros[j][:, None],)
+                if VF == 1:
+                    new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * v_zeros[j][:, None],)
                 for i in tl.static_range(j * VP // VN, (j + 1) * VP // VN):
-                    values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
+                    if VF == 1:
+                        values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
+                    else:
+                        values = looked_v[i]
                     new = new + (tl.dot(tl.trans(values), w, acc[i] * shrink[None, :]),)
             acc = new
             zeros = new_zeros
         else:
             values = tl.trans(values_of(v, vs, levels, row, inside, D, VB, VG, VL, kind))
             acc = (tl.dot(values, p.to(kind), acc[0] * shrink[None, :], input_precision="ieee"),)
-    if VF:
+    if VF == 1:
         new = ()
         for i in tl.static_range(VP):
             plane = acc[i] * (UNIT / place_of(VS, VB, VW, i))[:, None]

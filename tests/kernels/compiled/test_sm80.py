@@ -8,8 +8,9 @@ import torch
 from kernel_aot import compile_kernel, types
 from triton.backends.compiler import GPUTarget
 
-from kvsearch_kernels.configs import SCORE, attend_tile, decode_tile
+from kvsearch_kernels.configs import SCORE, attend_tile
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
+from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import decode
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
@@ -47,18 +48,24 @@ def test_attention_and_scores(D):
 
 
 @pytest.mark.parametrize(
-    ("bits", "D"), [(8, 64), (2, 64), (8, 128), (4, 128), (1, 128), (8, 256), (1, 256)]
-)
-def test_decode_attention(bits, D):
-    tile = decode_tile(D, 2, False, ampere=True)
-    fmt = Format(bits, D)
+    ("bits", "D", "levels"),
+    [
+        *((bits, D, "uniform") for bits, D in
+          [(8, 64), (2, 64), (8, 128), (4, 128), (1, 128), (8, 256), (1, 256)]),
+        *((4, D, "lloyd") for D in (64, 128, 256)),
+        *((5, D, "lloyd") for D in (64, 128)),
+    ],
+)  # fmt: skip
+def test_decode_attention(bits, D, levels):
+    key, value = (Format(b, D, levels) for b in (bits, 4 if bits == 5 else bits))
     pointers = {"partial bits products levels": "fp32"}
-    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "SCORES": bits == 4,
-             "PARTS": 2, "ASM": True}  # fmt: skip
+    fixed = {"D": D, "HAS_CAP": False, "SCORES": bits == 4, "PARTS": 2, "ASM": True}
     for i in range(4):
-        use = fmt if i else None
+        use = (key, value) if i else (None, None)
         pointers |= {f"q{i} ks{i} vs{i}": "fp16", f"n{i}": "i32"}
-        pointers |= {f"k{i} v{i}": "u8" if use else "fp16"}
-        fixed |= {f"{n}{i}": c for n, c in part_constants(use, use, D, torch.float16).items()}
+        pointers |= {f"k{i} v{i}": "u8" if i else "fp16"}
+        fixed |= {f"{n}{i}": c for n, c in part_constants(*use, D, torch.float16).items()}
+    tile = tile_of(fixed, D, 2, ampere=True)
+    fixed |= {"GP": tile.rows, "BN": tile.columns}
     found = types(decode, pointers, "scale cap")
     fits(compile_kernel(decode, found, fixed, warps=tile.warps, stages=tile.stages, target=SM80))

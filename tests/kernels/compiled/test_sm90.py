@@ -21,9 +21,9 @@ from kvsearch_kernels.configs import (
     SETTLE_WARPS,
     attend_tile,
     choose_warps,
-    decode_tile,
 )
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
+from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
 from kvsearch_kernels.gather_kv.triton_kernels import gather
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
@@ -168,6 +168,11 @@ PARTS = {  # name -> head_dim and formats of keys and values of each part
         128,
         [(None, None), (Format(2, 64), Format(2, 64)), (Format(1, 64), Format(1, 64))],
     ),
+    **{f"4/{D}/lloyd": (D, [whole(4, D, "lloyd")]) for D in (64, 128, 256)},
+    "4/128/group64/lloyd": (128, [(Format(4, 64, "lloyd"), Format(4, 64, "lloyd"))]),
+    **{
+        f"5-4/{D}/lloyd": (D, [(Format(5, 64, "lloyd"), Format(4, 64, "lloyd"))]) for D in (64, 128)
+    },
     "2,4/128/lloyd": (128, [whole(2, 128, "lloyd"), whole(4, 128, "lloyd")]),
     "16,5-4/64/lloyd": (64, [(None, None), (Format(5, 64, "lloyd"), Format(4, 64, "lloyd"))]),
     "16,4,1/128": (128, [(None, None), whole(4, 128), whole(1, 128)]),
@@ -186,17 +191,18 @@ VARIANTS = [
 @pytest.mark.parametrize(("name", "kind", "more"), VARIANTS)
 def test_decode_attention(name, kind, more):
     D, parts = PARTS[name]
-    tile = decode_tile(D, TYPES[kind], "lloyd" in name)
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[kind]
     pointers = {"partial bits products levels": "fp32"}
-    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": more == "softcap",
-             "SCORES": more == "scores", "PARTS": len(parts), "ASM": True}  # fmt: skip
+    fixed = {"D": D, "HAS_CAP": more == "softcap", "SCORES": more == "scores",
+             "PARTS": len(parts), "ASM": True}  # fmt: skip
     for i in range(4):
         key, value = parts[min(i, len(parts) - 1)]
         pointers |= {f"q{i}": kind, f"ks{i} vs{i}": "fp16", f"n{i}": "i32"}
         pointers |= {f"k{i}": "u8" if key else kind, f"v{i}": "u8" if value else kind}
         found = part_constants(key, value, D, dtype)
         fixed |= {f"{n}{i}": c for n, c in found.items()}
+    tile = tile_of(fixed, D, TYPES[kind], ampere=False)
+    fixed |= {"GP": tile.rows, "BN": tile.columns}
     cost = compile_kernel(
         decode, types(decode, pointers, "scale cap"), fixed, warps=tile.warps, stages=tile.stages
     )

@@ -67,7 +67,11 @@ def test_every_bit_width_of_the_mantissa_path(bits, D, G):
 
 @pytest.mark.parametrize("share", [0.8, 0.95])
 @pytest.mark.parametrize(
-    "value", [uniform(8, 64), uniform(4, 64), uniform(2, 64), uniform(1, 64), lloyd(8, 64)]
+    "value",
+    [
+        *(uniform(bits, 64) for bits in (8, 4, 2, 1)),
+        *(lloyd(bits, 64) for bits in (8, 4)),
+    ],
 )
 def test_values_next_to_an_attention_sink(value, share, monkeypatch):
     # one split: the sink's weight is what those of thousands of other slots are relative to
@@ -81,6 +85,26 @@ def test_values_next_to_an_attention_sink(value, share, monkeypatch):
     v[0, 0, 1001] = v[0, 0, 1001] * 2**-10
     fmt = uniform(8, 64)
     verify(q, [Part(held(k, fmt), held(v, value), fmt, value)], 0.125)
+
+
+def direct(key, value, D):
+    """Whether both sides take a path without expanding to values."""
+    found = triton_impl.constants(key, value, D, F16)
+    return bool(found["KF"] and found["VF"])
+
+
+@pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4)])
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize(("keys", "values"), [(4, 4), (5, 4)])
+def test_lloyd_levels_in_registers(keys, values, group, D, G):
+    if group > D:
+        pytest.skip("one scale a vector is as wide as the vector")
+    key, value = lloyd(keys, D, group), lloyd(values, D, group)
+    assert direct(key, value, D)
+    q, parts = build(G, D, F16, [(key, value, 150)], H=1)
+    verify(q, parts, D**-0.5)
+    q, parts = probe.with_sinks(probe.Draw("cpu", F16, D), G, D, [(key, value, 150)])
+    verify(q, parts, D**-0.5)
 
 
 @pytest.mark.parametrize(
