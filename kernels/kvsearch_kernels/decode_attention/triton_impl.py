@@ -143,10 +143,9 @@ def constants(
         bits, group = (16, D) if fmt is None else (fmt.bits, fmt.group)
         lloyd = fmt is not None and fmt.levels == "lloyd"
         found |= {f"{side}B": bits, f"{side}G": group, f"{side}L": lloyd}
-        # groups of whole planes, as wide as in the kernel
-        plane = max(32 if side == "K" else 64, D * (4 if bits == 5 else bits) // 8)
-        whole = group % plane == 0 and dtype is not torch.float32
-        in_place = bits in ((1, 8) if lloyd else (1, 2, 4, 8))
+        # every group costs sums of its own
+        whole = group % 32 == 0 and D // group <= 4 and dtype is not torch.float32
+        in_place = bits in ((1, 2, 8) if lloyd else (1, 2, 4, 8))
         looked_up = lloyd and (bits == 4 or (bits == 5 and side == "K"))
         found[f"{side}F"] = (1 if in_place else 2 if looked_up else 0) * whole
     return found
