@@ -1,15 +1,17 @@
 # mypy: ignore-errors
 # ruff: noqa: RUF005
-"""Lloyd levels of 4 and 5 bits as tensor-core operands: a byte permute looks up four codes at once.
+"""Lloyd levels as tensor-core operands: a byte permute looks up four codes at once.
 
-Levels are symmetric, so a code is a sign and a size, and `prmt` picks four bytes among eight: once
-for the lower and once for the upper bytes of eight sizes in fp16. Nothing is rounded but the
-levels, to fp16, as values in 16 bits are. `prmt` also spreads the top bit of a nibble over a byte:
-that selects between two tables of eight sizes, and puts signs into upper bytes before bytes are
-joined. Keys cost 18 instructions for eight codes, 31 at 5 bits, values 17.
+`prmt` picks four bytes among eight: once for the lower and once for the upper bytes of levels in
+fp16. Nothing is rounded but the levels, as values in 16 bits are. Eight entries are all levels of 2
+and 3 bits, and the sizes of 4 bits, whose levels are symmetric; the sizes of 5 bits are two tables.
+`prmt` also spreads the top bit of a nibble over a byte, which selects a table and puts signs into
+upper bytes before bytes are joined. At 2, 3, 4 and 5 bits eight keys take 12, 15, 18 and 31
+instructions, and eight values one less.
 
-A word of asm is 32 bits with eight codes, numbered from the lowest. There is no asm in Triton's
-interpreter: `level_of` replaces it there, and `tests/kernels/test_lookups.py` carries it out.
+Codes are looked up a nibble each. Those of 2 bits, and the lower ones of 3, are two to a nibble: a
+word is read twice, and shifted the second time. There is no asm in Triton's interpreter: `level_of`
+replaces it there, and `tests/kernels/test_lookups.py` carries the asm out.
 """
 
 import triton
@@ -17,124 +19,160 @@ import triton.language as tl
 
 from kvsearch_kernels.decode_attention import lookup_asm
 
-KEYS_4 = tl.constexpr(lookup_asm.KEYS_4)
-KEYS_5 = tl.constexpr(lookup_asm.KEYS_5)
-VALUES_LOW = tl.constexpr(lookup_asm.VALUES_LOW)
-VALUES_HIGH = tl.constexpr(lookup_asm.VALUES_HIGH)
+BITS_2, BITS_3, BITS_4, BITS_5 = (
+    tl.constexpr((*lookup_asm.keys(b), *lookup_asm.values(b, False), *lookup_asm.values(b, True)))
+    for b in (2, 3, 4, 5)
+)
+
+
+@triton.constexpr_function
+def asm_of(BITS, WHICH):
+    """Text 0 or constraints 1, for keys, 2 more for lower codes of values, 4 more for upper ones."""
+    return (BITS_2, BITS_3, BITS_4, BITS_5)[BITS - 2].value[WHICH]
+
+
+@triton.constexpr_function
+def first_of(BITS):
+    """Where the tables of 2, 3, 4 and 5 bits start in a copy, and where the copy ends."""
+    return (0, 2, 6, 10, 18)[BITS - 2]
 
 
 @triton.jit
-def sizes_of(levels, BITS: tl.constexpr, ASM: tl.constexpr):
+def tables_of(levels, BITS: tl.constexpr, ASM: tl.constexpr):
     """`lookup_asm.tables`, words `[1, 1]`, read from one of two copies in memory behind the levels.
 
     Constants, or words that are the same in all threads, would lie in uniform registers and be
     copied to others at every use; so threads take turns in which copy they read. The shape is there
     because with scalars Triton moves levels, not words, into the layout of the product.
     """
-    at = tl.arange(0, 1)[:, None] + tl.arange(0, 1)[None, :] + (326 if BITS == 4 else 330)
+    at = tl.arange(0, 1)[:, None] + tl.arange(0, 1)[None, :] + 326
     if ASM:
         at = tl.inline_asm_elementwise(
-            "{ .reg .b32 t; mov.u32 t, %tid.x; and.b32 t, t, 1; mad.lo.s32 $0, t, 12, $1; }",
+            "{ .reg .b32 t; mov.u32 t, %tid.x; and.b32 t, t, 1; mad.lo.s32 $0, t, 18, $1; }",
             "=r,r", [at], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
-    words = levels.to(tl.pointer_type(tl.int32)) + at
-    found = tl.load(words), tl.load(words + 1), tl.load(words + 2), tl.load(words + 3)
-    if BITS == 4:
-        return found
+    words = levels.to(tl.pointer_type(tl.int32)) + at + first_of(BITS)
+    found = ()
+    for i in tl.static_range(first_of(BITS + 1) - first_of(BITS)):
+        found = found + (tl.load(words + i),)
+    return found
+
+
+@triton.jit
+def shifts_of(levels, BITS: tl.constexpr, W: tl.constexpr):
+    """How far words `[W]` of codes and of top bits are shifted, see `lookup_words`.
+
+    From powers of two in memory, as `first_bits`; what a width does not need is left out.
+    """
+    w = tl.arange(0, W)
+    found = ()
+    if BITS < 4:
+        power = tl.load(levels + 318 + w // (W // 2) * 2)
+        found = found + ((power.to(tl.int32, bitcast=True) >> 23) - 127,)
+    if BITS == 3 or BITS == 5:
+        power = tl.load(levels + 318 + w // (W // 4))
+        found = found + ((power.to(tl.int32, bitcast=True) >> 23) - 127,)
+    return found
+
+
+@triton.jit
+def lookup_words(held, row, W: tl.constexpr, BITS: tl.constexpr):
+    """Words `[BN, W]`, of the type that `held` points to, that hold a code a nibble once shifted.
+
+    A row holds `W * BITS / 4` words. Half a row of codes lies between the codes of a nibble and of
+    the one above, a quarter between those of 2 bits, an eighth between top bits: so words and top
+    bits are read as often as they have codes for a nibble, and shifted to the next each time.
+    """
+    w = tl.arange(0, W)
+    S: tl.constexpr = W if BITS > 3 else W // 2
+    at = held + row[:, None] * (W * BITS // 4)
+    codes = tl.load(at + (w % S)[None, :])
+    if BITS == 3 or BITS == 5:
+        return codes, tl.load(at + S + (w % (W // 4))[None, :])
     else:
-        return found + (
-            tl.load(words + 4), tl.load(words + 5), tl.load(words + 6), tl.load(words + 7)
-        )  # fmt: skip
+        return (codes,)
 
 
 @triton.jit
-def level_of(codes, levels, BITS: tl.constexpr):
-    """Levels in fp16 of codes; what asm is replaced by where there is none."""
-    return tl.load(levels + ((1 << BITS) - 2) + codes.to(tl.int32)).to(tl.float16)
+def level_of(words, shifts, levels, BITS: tl.constexpr, NIBBLE: tl.constexpr):
+    """Levels in fp16 of the codes in a nibble of `lookup_words`; what there is without asm."""
+    codes = words[0].to(tl.int32)
+    if BITS < 4:
+        codes = codes >> shifts[0][None, :] + 4 * NIBBLE & 3
+    else:
+        codes = codes >> 4 * NIBBLE & 15
+    if BITS == 3 or BITS == 5:
+        top = words[1].to(tl.int32) >> shifts[-1][None, :] + 4 * NIBBLE & 1
+        codes = codes | top << BITS - 1
+    return tl.load(levels + ((1 << BITS) - 2) + codes).to(tl.float16)
 
 
 @triton.jit
-def top_words(held, row, D: tl.constexpr):
-    """Words of two bytes that hold the top bits of 5-bit keys, `[BN, D / 4]`, as `words` does.
+def operands_of(words, shifts, tables, BITS: tl.constexpr):
+    """What the asm takes, in its order."""
+    found = (words[0],)
+    if BITS < 4:
+        found = found + (tl.broadcast_to(shifts[0][None, :], words[0].shape),)
+    if BITS == 3 or BITS == 5:
+        found = found + (words[1], tl.broadcast_to(shifts[-1][None, :], words[0].shape))
+    return found + tables
 
-    The top bit of the code in nibble n of word w is bit `4 * n + first` of its word here, see
-    `top_shifts`: channels a quarter of D apart are half a byte apart in either plane.
+
+@triton.jit
+def key_levels(
+    held, row, shifts, tables, levels, D: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr
+):
+    """Levels of rows of keys, four times `[BN, D / 4]` fp16, by nibbles of words of two bytes.
+
+    Nibble n of word w is channel `2 * w + n // 2`, and half of D more where n is odd.
     """
-    w = tl.arange(0, D // 4)
-    at = held.to(tl.pointer_type(tl.uint16)) + D // 4 + row[:, None] * (D * 5 // 16)
-    return tl.load(at + (w % (D // 16))[None, :])
-
-
-@triton.jit
-def top_shifts(levels, D: tl.constexpr):
-    """`first` of `top_words`, `[D / 4]`; from powers of two in memory, as `first_bits`."""
-    power = tl.load(levels + 318 + tl.arange(0, D // 4) // (D // 16))
-    return (power.to(tl.int32, bitcast=True) >> 23) - 127
-
-
-@triton.jit
-def key_levels(packed, top, shifts, sizes, levels, BITS: tl.constexpr, ASM: tl.constexpr):
-    """Levels of words `[BN, W]`, of 4 bits a code: four times `[BN, W]` fp16, lowest nibble first.
-
-    At 5 bits those are the lower ones, and `top` and `shifts` say where the others are.
-    """
+    words = lookup_words(held.to(tl.pointer_type(tl.uint16)), row, D // 4, BITS)
     if ASM:
-        if BITS == 4:
-            return tl.inline_asm_elementwise(
-                KEYS_4, "=r,=r,=r,=r" + ",r" * 9,
-                [packed, sizes[0], sizes[1], sizes[2], sizes[3]],
-                dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
-            )  # fmt: skip
-        else:
-            shift = tl.broadcast_to(shifts[None, :], top.shape)
-            return tl.inline_asm_elementwise(
-                KEYS_5, "=r,=r,=r,=r" + ",r" * 20,
-                [packed, top, shift, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
-                 sizes[6], sizes[7]],
-                dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
-            )  # fmt: skip
+        return tl.inline_asm_elementwise(
+            asm_of(BITS, 0), asm_of(BITS, 1), operands_of(words, shifts, tables, BITS),
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
     else:
-        if BITS == 4:
-            upper = tl.zeros_like(packed)
-        else:
-            upper = top >> shifts[None, :].to(tl.uint16)
         return (
-            level_of((packed & 15) | (upper & 1) << 4, levels, BITS),
-            level_of((packed >> 4 & 15) | (upper >> 4 & 1) << 4, levels, BITS),
-            level_of((packed >> 8 & 15) | (upper >> 8 & 1) << 4, levels, BITS),
-            level_of((packed >> 12 & 15) | (upper >> 12 & 1) << 4, levels, BITS),
+            level_of(words, shifts, levels, BITS, 0),
+            level_of(words, shifts, levels, BITS, 1),
+            level_of(words, shifts, levels, BITS, 2),
+            level_of(words, shifts, levels, BITS, 3),
         )
 
 
 @triton.jit
-def value_levels(held, row, sizes, levels, D: tl.constexpr, BN: tl.constexpr, ASM: tl.constexpr):
-    """Levels of rows of 4 bits: planes of 64 channels at least, `[BN, max(64, D / 2)]` fp16.
+def value_levels(
+    held, row, shifts, tables, levels, D: tl.constexpr, BITS: tl.constexpr, BN: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Levels of rows of values: planes of 64 channels at least, `[BN, max(64, D / 2)]` fp16.
 
     Looked up where bytes are loaded, not in the layout of the product, which values reach through
     shared memory: there every byte would be alone in 16 bits, and half of every `prmt` idle.
     """
-    S: tl.constexpr = D // 2
-    w = tl.arange(0, S)
-    packed = tl.load(held + row[:, None] * S + w[None, :])
+    words = lookup_words(held, row, D // 2, BITS)
     if ASM:
         # no instruction: the second operand keeps Triton from moving bytes, see `spread`
-        nothing = tl.broadcast_to((w // S)[None, :].to(tl.uint8), packed.shape)
-        packed = tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r,r", [packed, nothing], dtype=tl.uint8, is_pure=True, pack=4
+        nothing = tl.broadcast_to((tl.arange(0, D // 2) // D)[None, :].to(tl.uint8), words[0].shape)
+        own = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", [words[0], nothing], dtype=tl.uint8, is_pure=True, pack=4
         )
-        # what both have in common is done once
+        if BITS == 3 or BITS == 5:
+            words = (own, words[1])
+        else:
+            words = (own,)
+        operands = operands_of(words, shifts, tables, BITS)
         low = tl.inline_asm_elementwise(
-            VALUES_LOW, "=r,=r" + ",r" * 17, [packed, sizes[0], sizes[1], sizes[2], sizes[3]],
-            dtype=tl.float16, is_pure=True, pack=4,
-        )  # fmt: skip
+            asm_of(BITS, 2), asm_of(BITS, 3), operands, dtype=tl.float16, is_pure=True, pack=4
+        )
         high = tl.inline_asm_elementwise(
-            VALUES_HIGH, "=r,=r" + ",r" * 17, [packed, sizes[0], sizes[1], sizes[2], sizes[3]],
-            dtype=tl.float16, is_pure=True, pack=4,
-        )  # fmt: skip
+            asm_of(BITS, 4), asm_of(BITS, 5), operands, dtype=tl.float16, is_pure=True, pack=4
+        )
     else:
-        low = level_of(packed & 15, levels, 4)
-        high = level_of(packed >> 4, levels, 4)
-    if S < 64:
+        low = level_of(words, shifts, levels, BITS, 0)
+        high = level_of(words, shifts, levels, BITS, 1)
+    if D < 128:
         return (tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), [BN, D]),)
     else:
         return low, high

@@ -106,10 +106,9 @@ def words(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr):
     Like 16-bit keys these reach the product without a detour. Word w holds bytes `2 * (w % S)` and
     the next, of the `2 * S` bytes of a row; the lower one is used in place, see `upper`.
     """
-    S: tl.constexpr = D * (4 if BITS == 5 else BITS) // 16  # of 5 bits, the lower 4
+    S: tl.constexpr = D * BITS // 16
     w = tl.arange(0, W)
-    at = held.to(tl.pointer_type(tl.uint16)) + row[:, None] * (D * BITS // 16)
-    return tl.load(at + (w % S)[None, :])
+    return tl.load(held.to(tl.pointer_type(tl.uint16)) + row[:, None] * S + (w % S)[None, :])
 
 
 @triton.jit

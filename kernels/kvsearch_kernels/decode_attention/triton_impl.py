@@ -26,6 +26,8 @@ from kvsearch_kernels.room import Room, taken
 __all__ = ["emulated", "forward", "why_not"]
 
 MOST_PARTS = 4
+# at 2 bits a code is two, which keys can be for less than a look-up
+LLOYD_IN_PLACE = {"K": (1, 2, 8), "V": (1, 8)}
 _levels: dict[torch.device, Tensor] = {}
 _flags: dict[tuple[tuple[bool, ...], torch.device], Tensor] = {}
 
@@ -101,12 +103,12 @@ def levels_on(device: torch.device) -> Tensor:
     """What decoding reads of formats, fp32.
 
     Lloyd-Max levels of 1 to 5 and of 8 bits, one table after the other; 2**0 to 2**7; and twice the
-    bits of `lookup_asm.tables` of 4 and 5 bits.
+    bits of `lookup_asm.tables` of 2 to 5 bits.
     """
     if device not in _levels:
         levels = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
         powers = torch.exp2(torch.arange(8, dtype=torch.float32))
-        words = torch.tensor([*tables(4), *tables(5)] * 2, dtype=torch.int32)
+        words = torch.tensor([w for b in (2, 3, 4, 5) for w in tables(b)] * 2, dtype=torch.int32)
         _levels[device] = torch.cat([*levels, powers, words.view(torch.float32)]).to(device)
     return _levels[device]
 
@@ -145,8 +147,8 @@ def constants(
         found |= {f"{side}B": bits, f"{side}G": group, f"{side}L": lloyd}
         # every group costs sums of its own
         whole = group % 32 == 0 and D // group <= 4 and dtype is not torch.float32
-        in_place = bits in ((1, 2, 8) if lloyd else (1, 2, 4, 8))
-        looked_up = lloyd and (bits == 4 or (bits == 5 and side == "K"))
+        in_place = bits in (LLOYD_IN_PLACE[side] if lloyd else (1, 2, 4, 8))
+        looked_up = lloyd and bits in (2, 3, 4, 5)
         found[f"{side}F"] = (1 if in_place else 2 if looked_up else 0) * whole
     return found
 

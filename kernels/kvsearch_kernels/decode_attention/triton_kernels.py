@@ -7,9 +7,8 @@ import triton.language as tl
 
 from kvsearch_kernels.decode_attention.lookup_kernels import (
     key_levels,
-    sizes_of,
-    top_shifts,
-    top_words,
+    shifts_of,
+    tables_of,
     value_levels,
 )
 from kvsearch_kernels.decode_attention.read_kernels import (
@@ -63,7 +62,7 @@ def _part(
 
     UNIT: tl.constexpr = 16777216.0  # codes are in units of fp16's least number, see `mantissa`
     # a product takes 16 channels at least, and is cheaper with 32
-    KS: tl.constexpr = D * (4 if KB == 5 else KB) // 16  # words of two bytes in a row
+    KS: tl.constexpr = D * (4 if KF == 2 else KB) // 16  # words of two bytes in a row
     KW: tl.constexpr = (KS if KF == 2 else max(32 if KG % 64 == 0 else 16, KS)) if KF else D
     KC: tl.constexpr = 2 * KW  # channels of a plane, in lower and upper bytes
     bits_scale = scale * 1.4426950408889634
@@ -71,7 +70,7 @@ def _part(
     # multiply-add that subtracts the maximum takes away, unless they are needed as they are.
     SU: tl.constexpr = UNIT if KF == 1 and not (SCORES or HAS_CAP) else 1.0
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes or whole in one plane
-    KH: tl.constexpr = parts_of(KB, KL)
+    KH: tl.constexpr = parts_of(KB, KL) if KF == 1 else 1
     q_sums = ()
     # Planes of the query made before the loop stay in shared memory; made in it they are stored at
     # every turn, with two barriers each.
@@ -93,12 +92,12 @@ def _part(
     KA: tl.constexpr = max(1, KG // KC) * 2 * KH  # products of a group
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
-    VS: tl.constexpr = D * VB // 8  # bytes in a row
+    VS: tl.constexpr = D * (4 if VF == 2 else VB) // 8  # bytes in a row
     VW: tl.constexpr = max(64, VS) if VF else D
     VP: tl.constexpr = D // VW
     VN: tl.constexpr = D // VG if VF else 1
     VM: tl.constexpr = max(1, VW // VG) if VF else 1  # groups in a plane
-    VH: tl.constexpr = parts_of(VB, VL)
+    VH: tl.constexpr = parts_of(VB, VL) if VF == 1 else 1
     # a plane with several groups is multiplied by the weights of each; rows are chosen at the end
     VA: tl.constexpr = max(1, VG // VW) * VH  # products of a group
     acc = ()
@@ -111,21 +110,21 @@ def _part(
         zeros = zeros + (tl.zeros([BN, GP], tl.float32),)
     k_first = first_bits(levels, KS, KB, KW) if KF == 1 else 0
     v_first = first_bits(levels, VS, VB, VW) if VF == 1 else 0
-    k_sizes = sizes_of(levels, KB, ASM) if KF == 2 else ()
-    v_sizes = sizes_of(levels, VB, ASM) if VF == 2 else ()
-    k_shifts = top_shifts(levels, D) if KF == 2 and KB == 5 else 0
+    k_shifts = shifts_of(levels, KB, KW) if KF == 2 else ()
+    k_tables = tables_of(levels, KB, ASM) if KF == 2 else ()
+    v_shifts = shifts_of(levels, VB, D // 2) if VF == 2 else ()
+    v_tables = tables_of(levels, VB, ASM) if VF == 2 else ()
     for start in range(begin, end, BN):
         inside = start + n < end
         # the last row again beyond the end, so that no load needs a mask; its weight there is 0
         row = tl.minimum(start + n, end - 1).to(tl.int64)
         beyond = tl.where(inside, 0.0, float("-inf"))
         if KF:
-            low = words(k, row, D, KB, KW)
             if KF == 1:
+                low = words(k, row, D, KB, KW)
                 high = upper(low, ASM)
             else:
-                top_bits = top_words(k, row, D) if KB == 5 else 0
-                looked = key_levels(low, top_bits, k_shifts, k_sizes, levels, KB, ASM)
+                looked = key_levels(k, row, k_shifts, k_tables, levels, D, KB, ASM)
             for j in tl.static_range(KN):
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KG // KC, (j * KG + KG + KC - 1) // KC):
@@ -186,7 +185,7 @@ def _part(
             if VF == 1:
                 packed = spread(v, row, D, VB, VW, ASM)
             else:
-                looked_v = value_levels(v, row, v_sizes, levels, D, BN, ASM)
+                looked_v = value_levels(v, row, v_shifts, v_tables, levels, D, VB, BN, ASM)
             new = ()
             new_zeros = ()
             for j in tl.static_range(VN):
@@ -292,28 +291,28 @@ def decode(
             q0, k0, ks0, v0, vs0, n0, levels, products + o0, c0, split, s0, bh, G, width, scale, cap, D, GP,
             BN if KF0 and VF0 else BN // 2, HAS_CAP, SCORES, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM,
         )  # fmt: skip
-        _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB0 // 8) if VF0 else 1)  # fmt: skip
+        _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * (4 if VF0 == 2 else VB0) // 8) if VF0 else 1)  # fmt: skip
     if PARTS > 1:
         if (split >= s0) & (split < s0 + s1):
             acc, total, top = _part(
                 q1, k1, ks1, v1, vs1, n1, levels, products + o1, c1, split - s0, s1, bh, G, width, scale, cap, D, GP,
                 BN if KF1 and VF1 else BN // 2, HAS_CAP, SCORES, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB1 // 8) if VF1 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * (4 if VF1 == 2 else VB1) // 8) if VF1 else 1)  # fmt: skip
     if PARTS > 2:
         if (split >= s0 + s1) & (split < s0 + s1 + s2):
             acc, total, top = _part(
                 q2, k2, ks2, v2, vs2, n2, levels, products + o2, c2, split - s0 - s1, s2, bh, G, width, scale, cap, D, GP,
                 BN if KF2 and VF2 else BN // 2, HAS_CAP, SCORES, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB2 // 8) if VF2 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * (4 if VF2 == 2 else VB2) // 8) if VF2 else 1)  # fmt: skip
     if PARTS > 3:
         if split >= s0 + s1 + s2:
             acc, total, top = _part(
                 q3, k3, ks3, v3, vs3, n3, levels, products + o3, c3, split - s0 - s1 - s2, s3, bh, G, width, scale, cap, D, GP,
                 BN if KF3 and VF3 else BN // 2, HAS_CAP, SCORES, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB3 // 8) if VF3 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * (4 if VF3 == 2 else VB3) // 8) if VF3 else 1)  # fmt: skip
 
 
 @triton.jit
