@@ -33,6 +33,7 @@ RULES = {
     "shl.b32": lambda a, b: a << b if b < 32 else 0,
     "shr.u32": lambda a, b: a >> b if b < 32 else 0,
     "mul.lo.u32": lambda a, b: a * b,
+    "mad.lo.u32": lambda a, b, c: a * b + c,
     "mul.hi.u32": lambda a, b: a * b >> 32,
     "prmt.b32": prmt,
     "lop3.b32": lop3,

@@ -1,14 +1,18 @@
 """The asm of `lookup_asm`, carried out: every code in every place, against the levels."""
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from ptx import carry_out
 
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
-from kvsearch_kernels.decode_attention import lookup_asm
-from kvsearch_kernels.decode_attention.lookup_asm import tables
+from kvsearch_kernels.decode_attention.lookup_asm import keys, tables, values
+from kvsearch_kernels.quantize_kv.reference import Format, dequantize, quantize
+
+NOISE = 0x5A5A5A5A  # copies of an operand that are not to be read
 
 
 def halves(word):
@@ -21,45 +25,85 @@ def wanted(codes, bits):
     return lloyd_levels(bits).half()[codes].tolist()
 
 
-def words(n=400):
-    """Eight codes a word: each code in each place, then any."""
+def words(n=300):
+    """Eight nibbles a word: each one in each place, then any."""
     draw = random.Random(0)
-    for code in range(16):
-        yield code * 0x11111111
+    for nibble in range(16):
+        yield nibble * 0x11111111
     for _ in range(n):
         yield draw.getrandbits(32)
 
 
-def nibbles(word):
-    return [word >> (4 * i) & 15 for i in range(8)]
-
-
-def test_keys_of_4_bits():
-    # an operand of 32 bits an element comes twice a word, of which the first is used
-    sizes = [x for word in tables(4) for x in (word, 0)]
+def cases(bits):
+    """Words, top words, their shifts, and the codes that they mean."""
+    draw = random.Random(1)
     for word in words():
-        found = carry_out(lookup_asm.KEYS_4, 4, [word, *sizes])
-        code = nibbles(word)
-        for i, out in enumerate(found):
-            assert halves(out) == wanted([code[i], code[i + 4]], 4)
+        shift, first = draw.choice((0, 2)), draw.randrange(4)
+        top = draw.choice([0, 0xFFFFFFFF, draw.getrandbits(32)])
+        low = [word >> (4 * i) & 15 for i in range(8)]
+        if bits < 4:
+            low = [x >> shift & 3 for x in low]
+        if bits in (3, 5):
+            low = [x | (top >> (4 * i + first) & 1) << (bits - 1) for i, x in enumerate(low)]
+        yield word, shift, top, first, low
 
 
-@pytest.mark.parametrize("shift", range(4))
-def test_keys_of_5_bits(shift):
-    sizes = [x for word in tables(5) for x in (word, 0)]
-    tops = random.Random(1)
-    for word in words():
-        top = tops.choice([0, 0xFFFFFFFF, tops.getrandbits(32)])
-        found = carry_out(lookup_asm.KEYS_5, 4, [word, top, shift, 99, *sizes])
-        code = [c | (t >> shift & 1) << 4 for c, t in zip(nibbles(word), nibbles(top), strict=True)]
-        for i, out in enumerate(found):
-            assert halves(out) == wanted([code[i], code[i + 4]], 5)
+def operands(bits, pack, word, shift, top, first):
+    """As Triton numbers them: one of 32 bits an element comes `pack` times a word."""
+    found = [word]
+    if bits < 4:
+        found += [shift] + [NOISE] * (pack - 1)
+    if bits in (3, 5):
+        found += [top, first] + [NOISE] * (pack - 1)
+    for table in tables(bits):
+        found += [table] + [NOISE] * (pack - 1)
+    return found
 
 
-def test_values_of_4_bits():
-    sizes = [x for word in tables(4) for x in (word, 0, 0, 0)]
-    for word in words():
-        code = nibbles(word)  # byte i holds codes 2i and 2i + 1, of the lower and the upper channel
-        for first, text in enumerate((lookup_asm.VALUES_LOW, lookup_asm.VALUES_HIGH)):
-            found = carry_out(text, 2, [word, *sizes])
-            assert [x for out in found for x in halves(out)] == wanted(code[first::2], 4)
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+def test_keys(bits):
+    text, constraints = keys(bits)
+    for *held, codes in cases(bits):
+        given = operands(bits, 2, *held)
+        assert constraints == ",".join(["=r"] * 4 + ["r"] * len(given))
+        for i, out in enumerate(carry_out(text, 4, given)):
+            assert halves(out) == wanted([codes[i], codes[i + 4]], bits)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+def test_values(bits):
+    for *held, codes in cases(bits):
+        given = operands(bits, 4, *held)
+        for upper in (False, True):
+            text, constraints = values(bits, upper)
+            assert constraints == ",".join(["=r"] * 2 + ["r"] * len(given))
+            found = [x for out in carry_out(text, 2, given) for x in halves(out)]
+            assert found == wanted(codes[upper::2], bits)
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+def test_where_channels_are(bits, D):
+    """Packed rows, read as `lookup_words` reads them: which channels come out where."""
+    fmt = Format(bits, D, "lloyd")
+    packed = quantize(torch.randn(D), fmt)
+    row = packed.codes.numpy()
+    level = dequantize(replace(packed, scales=torch.ones_like(packed.scales)), fmt).half().tolist()
+    for held, pack, W in ((row.view("<u2"), 2, D // 4), (row, 4, D // 2)):
+        S = W if bits > 3 else W // 2
+        for w in range(0, W, pack):
+            at = np.arange(w, w + pack)
+            word = int.from_bytes(held[at % S].tobytes(), "little")
+            top = 0
+            if bits in (3, 5):
+                top = int.from_bytes(held[S + at % (W // 4)].tobytes(), "little")
+            given = operands(bits, pack, word, w // (W // 2) * 2, top, w // (W // 4))
+            if pack == 2:
+                for n, out in enumerate(carry_out(keys(bits)[0], 4, given)):
+                    assert halves(out) == [level[2 * v + n // 2 + n % 2 * D // 2] for v in at]
+            else:
+                for n in range(2):
+                    found = carry_out(values(bits, n == 1)[0], 2, given)
+                    assert [x for out in found for x in halves(out)] == [
+                        level[v + n * W] for v in at
+                    ]

@@ -27,7 +27,7 @@ BITS_2, BITS_3, BITS_4, BITS_5 = (
 
 @triton.constexpr_function
 def asm_of(BITS, WHICH):
-    """Text 0 or constraints 1, for keys, 2 more for lower codes of values, 4 more for upper ones."""
+    """Text 0 or constraints 1 for keys; 2 more for lower, 4 more for upper codes of values."""
     return (BITS_2, BITS_3, BITS_4, BITS_5)[BITS - 2].value[WHICH]
 
 

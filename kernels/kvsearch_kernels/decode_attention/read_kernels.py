@@ -57,8 +57,6 @@ def affine(
         s = s.to(tl.float32)
         if BITS == 1:
             return s * 1.5958, s * -0.7979, size + 690.0
-        elif BITS == 2:
-            return s, s * -1.5104, size
         elif BITS < 8:
             return s, s, size  # levels as they are: there is no zero
         else:
@@ -132,35 +130,19 @@ def first_bits(levels, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr):
     return tl.load(levels + 318 + tl.arange(0, W) // S * BITS).to(tl.uint32)
 
 
-@triton.constexpr_function
-def parts_of(BITS, LLOYD):
-    """Into how many parts codes are taken apart, because their weights are no powers of two.
-
-    Lloyd levels of 2 bits are -1.5104 + 1.0576 * (lower bit) + 1.9632 * (upper bit).
-    """
-    return 2 if LLOYD and BITS == 2 else 1
-
-
-@triton.constexpr_function
-def weight_of(PARTS, PART):
-    """Weight of a part of a code, over the power of two of its place within the code."""
-    return 1.0 if PARTS == 1 else (1.0576, 1.9632 / 2)[PART]
-
-
 @triton.jit
 def mantissa(
     packed, firsts, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr,
-    PARTS: tl.constexpr, PART: tl.constexpr, ASM: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     """code * 2**(place - 24) in fp16, from words `[BN, W]` that hold `S` different bytes.
 
     The code of word w is number `w // S + PLANE * W / S` of its byte. It stays where it is, under
     the exponent of the subnormal numbers. Where words look for different codes in the same bytes,
     their masks differ, see `first_bits`; they do not change in the loop, so that costs nothing
-    there. Of a code in several parts, see `parts_of`, only one is taken.
+    there.
     """
-    WIDTH: tl.constexpr = BITS // PARTS
-    MASK: tl.constexpr = ((1 << WIDTH) - 1) << (PLANE * (W // S) * BITS + PART * WIDTH)
+    MASK: tl.constexpr = ((1 << BITS) - 1) << (PLANE * (W // S) * BITS)
     if W == S:
         if ASM:  # one instruction for two codes
             both: tl.constexpr = MASK * 65537

@@ -26,8 +26,6 @@ from kvsearch_kernels.room import Room, taken
 __all__ = ["emulated", "forward", "why_not"]
 
 MOST_PARTS = 4
-# at 2 bits a code is two, which keys can be for less than a look-up
-LLOYD_IN_PLACE = {"K": (1, 2, 8), "V": (1, 8)}
 _levels: dict[torch.device, Tensor] = {}
 _flags: dict[tuple[tuple[bool, ...], torch.device], Tensor] = {}
 
@@ -145,11 +143,13 @@ def constants(
         bits, group = (16, D) if fmt is None else (fmt.bits, fmt.group)
         lloyd = fmt is not None and fmt.levels == "lloyd"
         found |= {f"{side}B": bits, f"{side}G": group, f"{side}L": lloyd}
-        # every group costs sums of its own
-        whole = group % 32 == 0 and D // group <= 4 and dtype is not torch.float32
-        in_place = bits in (LLOYD_IN_PLACE[side] if lloyd else (1, 2, 4, 8))
+        in_place = bits in ((1, 8) if lloyd else (1, 2, 4, 8))
         looked_up = lloyd and bits in (2, 3, 4, 5)
-        found[f"{side}F"] = (1 if in_place else 2 if looked_up else 0) * whole
+        # every group costs sums of its own, and one that shares a plane its products as well
+        plane = max(64, D * (4 if looked_up else bits) // 8)
+        few = group % 32 == 0 and D // group <= 4 and plane // group <= 2
+        direct = few and dtype is not torch.float32
+        found[f"{side}F"] = (1 if in_place else 2 if looked_up else 0) * direct
     return found
 
 

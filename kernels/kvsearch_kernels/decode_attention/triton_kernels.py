@@ -15,13 +15,11 @@ from kvsearch_kernels.decode_attention.read_kernels import (
     affine,
     first_bits,
     mantissa,
-    parts_of,
     place_of,
     query_plane,
     spread,
     upper,
     values_of,
-    weight_of,
     words,
 )
 from kvsearch_kernels.lifetime_attention.triton_kernels import soften
@@ -70,7 +68,6 @@ def _part(
     # multiply-add that subtracts the maximum takes away, unless they are needed as they are.
     SU: tl.constexpr = UNIT if KF == 1 and not (SCORES or HAS_CAP) else 1.0
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes or whole in one plane
-    KH: tl.constexpr = parts_of(KB, KL) if KF == 1 else 1
     q_sums = ()
     # Planes of the query made before the loop stay in shared memory; made in it they are stored at
     # every turn, with two barriers each.
@@ -81,15 +78,14 @@ def _part(
             for i in tl.static_range(j * KG // KC, (j * KG + KG + KC - 1) // KC):
                 place = place_of(KS, KB, KW, i) if KF == 1 else tl.full([KW], 1.0, tl.float32)
                 for half in tl.static_range(2):
-                    for h in tl.static_range(KH):
-                        factor = bits_scale * weight_of(KH, h) / place
-                        plane = query_plane(q, G, factor, D, GP, KS, KW, i, half, KG, j)
-                        planes = planes + (plane,)
-                        part = plane.to(tl.float32)
-                        whole += tl.sum(part * (place * (1 << h))[:, None], 0)
-            whole *= 1.0 if KH == 1 else 1 / 3.0208  # of both weights, see `weight_of`
+                    plane = query_plane(
+                        q, G, bits_scale / place, D, GP, KS, KW, i, half, KG, j
+                    )  # fmt: skip
+                    planes = planes + (plane,)
+                    part = plane.to(tl.float32)
+                    whole += tl.sum(part * place[:, None], 0)
             q_sums = q_sums + (whole if SCORES else whole / UNIT,)
-    KA: tl.constexpr = max(1, KG // KC) * 2 * KH  # products of a group
+    KA: tl.constexpr = max(1, KG // KC) * 2  # products of a group
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
     VS: tl.constexpr = D * (4 if VF == 2 else VB) // 8  # bytes in a row
@@ -97,11 +93,10 @@ def _part(
     VP: tl.constexpr = D // VW
     VN: tl.constexpr = D // VG if VF else 1
     VM: tl.constexpr = max(1, VW // VG) if VF else 1  # groups in a plane
-    VH: tl.constexpr = parts_of(VB, VL) if VF == 1 else 1
     # a plane with several groups is multiplied by the weights of each; rows are chosen at the end
-    VA: tl.constexpr = max(1, VG // VW) * VH  # products of a group
+    VA: tl.constexpr = max(1, VG // VW)  # products of a group
     acc = ()
-    for _ in tl.static_range(VP * VM * VH):
+    for _ in tl.static_range(VP * VM):
         acc = acc + (tl.zeros([VW, GP], tl.float32),)
     top = tl.full([GP], float("-inf"), tl.float32)
     total = tl.zeros([BN, GP], tl.float32)
@@ -128,17 +123,14 @@ def _part(
             for j in tl.static_range(KN):
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KG // KC, (j * KG + KG + KC - 1) // KC):
-                    for h in tl.static_range(KH):
-                        if KF == 1:
-                            in_low = mantissa(low, k_first, KS, KB, KW, i, KH, h, ASM)
-                            in_high = mantissa(high, k_first, KS, KB, KW, i, KH, h, ASM)
-                        else:
-                            in_low = looked[i]
-                            in_high = looked[2 + i]
-                        for_low = planes[j * KA + (i - j * KG // KC) * 2 * KH + h]
-                        for_high = planes[j * KA + (i - j * KG // KC) * 2 * KH + KH + h]
-                        dots = tl.dot(in_low, for_low, dots)
-                        dots = tl.dot(in_high, for_high, dots)
+                    if KF == 1:
+                        in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
+                        in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
+                    else:
+                        in_low = looked[i]
+                        in_high = looked[2 + i]
+                    dots = tl.dot(in_low, planes[j * KA + (i - j * KG // KC) * 2], dots)
+                    dots = tl.dot(in_high, planes[j * KA + (i - j * KG // KC) * 2 + 1], dots)
                 step, zero, _size = affine(ks, row, KB, KL, KN, j)
                 if SCORES and KF == 1:
                     step *= UNIT
@@ -193,13 +185,12 @@ def _part(
                 if VF == 1:
                     new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * v_zeros[j][:, None],)
                 for i in tl.static_range(j * VG // VW, (j * VG + VG + VW - 1) // VW):
-                    for h in tl.static_range(VH):
-                        if VF == 1:
-                            values = mantissa(packed, v_first, VS, VB, VW, i, VH, h, ASM)
-                        else:
-                            values = looked_v[i]
-                        before = acc[j * VA + (i - j * VG // VW) * VH + h] * shrink[None, :]
-                        new = new + (tl.dot(tl.trans(values), w, before),)
+                    if VF == 1:
+                        values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
+                    else:
+                        values = looked_v[i]
+                    before = acc[j * VA + i - j * VG // VW] * shrink[None, :]
+                    new = new + (tl.dot(tl.trans(values), w, before),)
             acc = new
             zeros = new_zeros
         else:
@@ -211,10 +202,7 @@ def _part(
         for i in tl.static_range(VP):
             unit = UNIT / place_of(VS, VB, VW, i) if VF == 1 else tl.full([VW], 1.0, tl.float32)
             for m in tl.static_range(VM):
-                rows = acc[(i * VM + m) * VH] * weight_of(VH, 0)
-                for h in tl.static_range(1, VH):
-                    rows += acc[(i * VM + m) * VH + h] * weight_of(VH, h)
-                rows *= unit[:, None]
+                rows = acc[i * VM + m] * unit[:, None]
                 if VF == 1:
                     rows += tl.sum(zeros[i * VW // VG + m], 0)[None, :]
                 if m == 0:

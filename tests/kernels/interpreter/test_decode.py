@@ -70,7 +70,7 @@ def test_every_bit_width_of_the_mantissa_path(bits, D, G):
     "value",
     [
         *(uniform(bits, 64) for bits in (8, 4, 2, 1)),
-        *(lloyd(bits, 64) for bits in (8, 4)),
+        *(lloyd(bits, 64) for bits in (8, 5, 4, 3, 2)),
     ],
 )
 def test_values_next_to_an_attention_sink(value, share, monkeypatch):
@@ -93,18 +93,29 @@ def direct(key, value, D):
     return bool(found["KF"] and found["VF"])
 
 
-@pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4)])
-@pytest.mark.parametrize("group", [64, 128])
-@pytest.mark.parametrize(("keys", "values"), [(4, 4), (5, 4)])
-def test_lloyd_levels_in_registers(keys, values, group, D, G):
-    if group > D:
-        pytest.skip("one scale a vector is as wide as the vector")
-    key, value = lloyd(keys, D, group), lloyd(values, D, group)
-    assert direct(key, value, D)
+def verify_flat_and_peaked(D, G, key, value):
+    """Gaussian keys, and next to an attention sink."""
     q, parts = build(G, D, F16, [(key, value, 150)], H=1)
     verify(q, parts, D**-0.5)
     q, parts = probe.with_sinks(probe.Draw("cpu", F16, D), G, D, [(key, value, 150)])
     verify(q, parts, D**-0.5)
+
+
+@pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4)])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("keys", "values"), [(4, 4), (5, 4), (2, 2), (3, 3), (4, 5)])
+def test_lloyd_levels_are_looked_up(keys, values, group, D, G):
+    key, value = lloyd(keys, D, min(group, D)), lloyd(values, D, min(group, D))
+    assert direct(key, value, D)
+    verify_flat_and_peaked(D, G, key, value)
+
+
+@pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4)])
+@pytest.mark.parametrize(("keys", "values"), [(4, 4), (2, 2), (4, 2), (1, 1), (8, 8)])
+def test_groups_of_32(keys, values, D, G):
+    key, value = uniform(keys, D, 32), uniform(values, D, 32)
+    assert direct(key, value, D) == (keys < 8 or D == 64)
+    verify_flat_and_peaked(D, G, key, value)
 
 
 @pytest.mark.parametrize(
