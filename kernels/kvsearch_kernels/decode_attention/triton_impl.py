@@ -155,12 +155,12 @@ def constants(
 
 def tile_of(fixed: Mapping[str, int | bool], D: int, itemsize: int, *, ampere: bool) -> Tile:
     """Tile of a launch, by the `constants` of its parts."""
+    sides = [f"{side}%s{i}" for side in "KV" for i in range(MOST_PARTS)]
     slow = any(
-        fixed[f"{side}L{i}"] and fixed[f"{side}B{i}"] in (2, 3, 4, 5) and not fixed[f"{side}F{i}"]
-        for side in "KV"
-        for i in range(MOST_PARTS)
+        fixed[x % "L"] and fixed[x % "B"] in (2, 3, 4, 5) and not fixed[x % "F"] for x in sides
     )
-    return decode_tile(D, itemsize, slow, ampere=ampere)
+    groups = max(D // fixed[x % "G"] if fixed[x % "F"] else 1 for x in sides)
+    return decode_tile(D, itemsize, slow, groups, ampere=ampere)
 
 
 def pools_of(part: Part) -> tuple[list[Tensor], int]:
