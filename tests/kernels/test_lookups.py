@@ -21,8 +21,8 @@ def halves(word):
     return bits.view(torch.float16).tolist()
 
 
-def wanted(codes, bits):
-    return lloyd_levels(bits).half()[codes].tolist()
+def wanted(codes, bits, lloyd=True):
+    return lloyd_levels(bits).half()[codes].tolist() if lloyd else codes
 
 
 def words(n=300):
@@ -48,47 +48,53 @@ def cases(bits):
         yield word, shift, top, first, low
 
 
-def operands(bits, pack, word, shift, top, first):
+KINDS = pytest.mark.parametrize(
+    ("bits", "lloyd"), [(2, True), (3, True), (4, True), (5, True), (3, False)]
+)
+
+
+def operands(bits, lloyd, pack, word, shift, top, first):
     """As Triton numbers them: one of 32 bits an element comes `pack` times a word."""
     found = [word]
     if bits < 4:
         found += [shift] + [NOISE] * (pack - 1)
     if bits in (3, 5):
         found += [top, first] + [NOISE] * (pack - 1)
-    for table in tables(bits):
+    for table in tables(bits, lloyd):
         found += [table] + [NOISE] * (pack - 1)
     return found
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5])
-def test_keys(bits):
-    text, constraints = keys(bits)
+@KINDS
+def test_keys(bits, lloyd):
+    text, constraints = keys(bits, lloyd)
     for *held, codes in cases(bits):
-        given = operands(bits, 2, *held)
+        given = operands(bits, lloyd, 2, *held)
         assert constraints == ",".join(["=r"] * 4 + ["r"] * len(given))
         for i, out in enumerate(carry_out(text, 4, given)):
-            assert halves(out) == wanted([codes[i], codes[i + 4]], bits)
+            assert halves(out) == wanted([codes[i], codes[i + 4]], bits, lloyd)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5])
-def test_values(bits):
+@KINDS
+def test_values(bits, lloyd):
     for *held, codes in cases(bits):
-        given = operands(bits, 4, *held)
+        given = operands(bits, lloyd, 4, *held)
         for upper in (False, True):
-            text, constraints = values(bits, upper)
+            text, constraints = values(bits, upper, lloyd)
             assert constraints == ",".join(["=r"] * 2 + ["r"] * len(given))
             found = [x for out in carry_out(text, 2, given) for x in halves(out)]
-            assert found == wanted(codes[upper::2], bits)
+            assert found == wanted(codes[upper::2], bits, lloyd)
 
 
 @pytest.mark.parametrize("D", [64, 128])
-@pytest.mark.parametrize("bits", [2, 3, 4, 5])
-def test_where_channels_are(bits, D):
+@KINDS
+def test_where_channels_are(bits, lloyd, D):
     """Packed rows, read as `lookup_words` reads them: which channels come out where."""
-    fmt = Format(bits, D, "lloyd")
+    fmt = Format(bits, D, "lloyd" if lloyd else "uniform")
     packed = quantize(torch.randn(D), fmt)
     row = packed.codes.numpy()
-    level = dequantize(replace(packed, scales=torch.ones_like(packed.scales)), fmt).half().tolist()
+    units = torch.tensor([1.0, 0.0])[: fmt.numbers].half()  # steps of 1, zeros of 0
+    level = dequantize(replace(packed, scales=units[None]), fmt).half().tolist()
     for held, pack, W in ((row.view("<u2"), 2, D // 4), (row, 4, D // 2)):
         S = W if bits > 3 else W // 2
         for w in range(0, W, pack):
@@ -97,13 +103,13 @@ def test_where_channels_are(bits, D):
             top = 0
             if bits in (3, 5):
                 top = int.from_bytes(held[S + at % (W // 4)].tobytes(), "little")
-            given = operands(bits, pack, word, w // (W // 2) * 2, top, w // (W // 4))
+            given = operands(bits, lloyd, pack, word, w // (W // 2) * 2, top, w // (W // 4))
             if pack == 2:
-                for n, out in enumerate(carry_out(keys(bits)[0], 4, given)):
+                for n, out in enumerate(carry_out(keys(bits, lloyd)[0], 4, given)):
                     assert halves(out) == [level[2 * v + n // 2 + n % 2 * D // 2] for v in at]
             else:
                 for n in range(2):
-                    found = carry_out(values(bits, n == 1)[0], 2, given)
+                    found = carry_out(values(bits, n == 1, lloyd)[0], 2, given)
                     assert [x for out in found for x in halves(out)] == [
                         level[v + n * W] for v in at
                     ]

@@ -1,4 +1,4 @@
-"""PTX that looks up Lloyd levels of eight codes, and the tables that it reads.
+"""PTX that looks up the levels of eight codes, and the tables that it reads.
 
 Operands are the results; the word of codes, a nibble each; at 2 and 3 bits how far to shift it; at
 3 and 5 bits the word of top bits and how far to shift that; and the tables. A word is two elements
@@ -9,13 +9,17 @@ first is used.
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
 
 
-def tables(bits: int) -> list[int]:
+def tables(bits: int, lloyd: bool = True) -> list[int]:
     """Levels in fp16 as words (int32): of all lower bytes, then of all upper ones.
 
-    At 2 and 3 bits the levels in rising order; at 4 and 5 their sizes, the largest first.
+    At 2 and 3 bits the levels in rising order; at 4 and 5 their sizes, the largest first. Evenly
+    spaced ones are the codes themselves, of 3 bits: their lower bytes are 0 and left out.
     """
     import torch
 
+    if not lloyd:
+        uppers = torch.arange(8).half().view(torch.int16) >> 8
+        return [int.from_bytes(bytes(uppers[i : i + 4].tolist()), "little") for i in (0, 4)]
     levels = lloyd_levels(bits)
     chosen = levels if bits < 4 else levels[: 2 ** (bits - 1)].neg()
     bytes_of = [x & 0xFFFF for x in chosen.half().view(torch.int16).tolist()]
@@ -27,7 +31,7 @@ def tables(bits: int) -> list[int]:
 class _Operands:
     """Names of the operands of a text, by what they are."""
 
-    def __init__(self, bits: int, pack: int, outputs: int) -> None:
+    def __init__(self, bits: int, lloyd: bool, pack: int, outputs: int) -> None:
         at = outputs
         self.word, at = f"${at}", at + 1
         if bits < 4:
@@ -35,9 +39,9 @@ class _Operands:
         if bits in (3, 5):
             self.top, at = f"${at}", at + 1
             self.first, at = f"${at}", at + pack
-        n = len(tables(bits))
+        n = len(tables(bits, lloyd))
         words = [f"${at + i * pack}" for i in range(n)]
-        self.tables = {"l": words[: n // 2], "h": words[n // 2 :]}
+        self.tables = {"l": words[: n // 2], "h": words[n // 2 :]} if lloyd else {"h": words}
         self.count = at + n * pack - outputs
 
 
@@ -72,12 +76,14 @@ def _codes(bits: int, o: _Operands) -> list[str]:
 
 
 def _asm(
-    bits: int, pack: int, outputs: int, halves: list[str], spread: tuple[int, int], joins: list[str]
-) -> str:
+    bits: int, lloyd: bool, pack: int, outputs: int, halves: list[str], spread: tuple[int, int],
+    joins: list[str],
+) -> str:  # fmt: skip
     """PTX from a word of codes to words of two levels.
 
     Args:
         bits: of a code.
+        lloyd: whether levels are Lloyd's, or the codes themselves.
         pack: elements of a word.
         outputs: results.
         halves: makes `a` and `b` of `i`; their four lowest nibbles are four of the eight codes.
@@ -85,7 +91,7 @@ def _asm(
             the codes in `a`, and in `b`.
         joins: results, from lower bytes `la`, `lb` and upper ones `ha`, `hb`.
     """
-    o = _Operands(bits, pack, outputs)
+    o = _Operands(bits, lloyd, pack, outputs)
     masks = [f"prmt.b32 s{x}, %s, m, 0x{y:04x}" for x, y in zip("ab", spread, strict=True)]
     lines = [".reg .b32 i, j, m, n, a, b, sa, sb, la, lb, ha, hb, far", *_codes(bits, o), *halves]
     for y, words in o.tables.items():
@@ -102,14 +108,16 @@ def _asm(
     if bits in (4, 5):
         lines += ["shl.b32 m, n, 4", *(x % "n" for x in masks)]
         lines += [f"lop3.b32 h{x}, h{x}, s{x}, 0x80808080, 0xf2" for x in "ab"]  # h | (~s & 80s)
+    if not lloyd:
+        lines += ["mov.b32 la, 0", "mov.b32 lb, 0"]
     return "{ " + "; ".join([*lines, *joins]) + "; }"
 
 
-def _constraints(bits: int, pack: int, outputs: int) -> str:
-    return ",".join(["=r"] * outputs + ["r"] * _Operands(bits, pack, outputs).count)
+def _constraints(bits: int, lloyd: bool, pack: int, outputs: int) -> str:
+    return ",".join(["=r"] * outputs + ["r"] * _Operands(bits, lloyd, pack, outputs).count)
 
 
-def keys(bits: int) -> tuple[str, str]:
+def keys(bits: int, lloyd: bool = True) -> tuple[str, str]:
     """Text and constraints, for words of two elements of 16 bits.
 
     Four results, of the lowest to the highest nibble of both elements. Every element stands for
@@ -122,10 +130,11 @@ def keys(bits: int) -> tuple[str, str]:
         "prmt.b32 $2, lb, hb, 0x6240",
         "prmt.b32 $3, lb, hb, 0x7351",
     ]
-    return _asm(bits, 2, 4, halves, (0xAE8C, 0xBF9D), joins), _constraints(bits, 2, 4)
+    text = _asm(bits, lloyd, 2, 4, halves, (0xAE8C, 0xBF9D), joins)
+    return text, _constraints(bits, lloyd, 2, 4)
 
 
-def values(bits: int, upper: bool) -> tuple[str, str]:
+def values(bits: int, upper: bool, lloyd: bool = True) -> tuple[str, str]:
     """Text and constraints, for words of four bytes: two results, of their lower or upper codes.
 
     What the texts of both have in common is done once, as nothing in them has an effect.
@@ -133,4 +142,5 @@ def values(bits: int, upper: bool) -> tuple[str, str]:
     halves = ["mov.b32 a, i", "shr.u32 b, i, 16"]
     which = "0x7351" if upper else "0x6240"
     joins = [f"prmt.b32 $0, la, ha, {which}", f"prmt.b32 $1, lb, hb, {which}"]
-    return _asm(bits, 4, 2, halves, (0x9D8C, 0xBFAE), joins), _constraints(bits, 4, 2)
+    text = _asm(bits, lloyd, 4, 2, halves, (0x9D8C, 0xBFAE), joins)
+    return text, _constraints(bits, lloyd, 4, 2)

@@ -1,13 +1,14 @@
 # mypy: ignore-errors
 # ruff: noqa: RUF005
-"""Lloyd levels as tensor-core operands: a byte permute looks up four codes at once.
+"""Levels as tensor-core operands: a byte permute looks up four codes at once.
 
 `prmt` picks four bytes among eight: once for the lower and once for the upper bytes of levels in
 fp16. Nothing is rounded but the levels, as values in 16 bits are. Eight entries are all levels of 2
 and 3 bits, and the sizes of 4 bits, whose levels are symmetric; the sizes of 5 bits are two tables.
 `prmt` also spreads the top bit of a nibble over a byte, which selects a table and puts signs into
 upper bytes before bytes are joined. At 2, 3, 4 and 5 bits eight keys take 12, 15, 18 and 31
-instructions, and eight values one less.
+instructions, and eight values one less. Evenly spaced levels of 3 bits are looked up too, as the
+codes themselves, for two instructions less; in other widths they take one AND, see `mantissa`.
 
 Codes are looked up a nibble each. Those of 2 bits, and the lower ones of 3, are two to a nibble: a
 word is read twice, and shifted the second time. There is no asm in Triton's interpreter: `level_of`
@@ -19,26 +20,37 @@ import triton.language as tl
 
 from kvsearch_kernels.decode_attention import lookup_asm
 
-BITS_2, BITS_3, BITS_4, BITS_5 = (
-    tl.constexpr((*lookup_asm.keys(b), *lookup_asm.values(b, False), *lookup_asm.values(b, True)))
-    for b in (2, 3, 4, 5)
-)
+EVEN = 6  # evenly spaced levels of 3 bits, behind Lloyd levels of 2 to 5
+ASM_OF = {
+    kind: (
+        *lookup_asm.keys(bits, lloyd),
+        *lookup_asm.values(bits, False, lloyd),
+        *lookup_asm.values(bits, True, lloyd),
+    )
+    for kind, bits, lloyd in ((2, 2, True), (3, 3, True), (4, 4, True), (5, 5, True), (6, 3, False))
+}
 
 
 @triton.constexpr_function
-def asm_of(BITS, WHICH):
+def asm_of(BITS, LLOYD, WHICH):
     """Text 0 or constraints 1 for keys; 2 more for lower, 4 more for upper codes of values."""
-    return (BITS_2, BITS_3, BITS_4, BITS_5)[BITS - 2].value[WHICH]
+    return ASM_OF[BITS if LLOYD else EVEN][WHICH]
 
 
 @triton.constexpr_function
-def first_of(BITS):
-    """Where the tables of 2, 3, 4 and 5 bits start in a copy, and where the copy ends."""
-    return (0, 2, 6, 10, 18)[BITS - 2]
+def tables_at(BITS, LLOYD):
+    """Where the tables of a kind start in a copy."""
+    return (0, 2, 6, 10, 18)[(BITS if LLOYD else EVEN) - 2]
+
+
+@triton.constexpr_function
+def tables_end(BITS, LLOYD):
+    """Where they end."""
+    return (2, 6, 10, 18, 20)[(BITS if LLOYD else EVEN) - 2]
 
 
 @triton.jit
-def tables_of(levels, BITS: tl.constexpr, ASM: tl.constexpr):
+def tables_of(levels, BITS: tl.constexpr, LLOYD: tl.constexpr, ASM: tl.constexpr):
     """`lookup_asm.tables`, words `[1, 1]`, read from one of two copies in memory behind the levels.
 
     Constants, or words that are the same in all threads, would lie in uniform registers and be
@@ -48,12 +60,12 @@ def tables_of(levels, BITS: tl.constexpr, ASM: tl.constexpr):
     at = tl.arange(0, 1)[:, None] + tl.arange(0, 1)[None, :] + 326
     if ASM:
         at = tl.inline_asm_elementwise(
-            "{ .reg .b32 t; mov.u32 t, %tid.x; and.b32 t, t, 1; mad.lo.s32 $0, t, 18, $1; }",
+            "{ .reg .b32 t; mov.u32 t, %tid.x; and.b32 t, t, 1; mad.lo.s32 $0, t, 20, $1; }",
             "=r,r", [at], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
-    words = levels.to(tl.pointer_type(tl.int32)) + at + first_of(BITS)
+    words = levels.to(tl.pointer_type(tl.int32)) + at + tables_at(BITS, LLOYD)
     found = ()
-    for i in tl.static_range(first_of(BITS + 1) - first_of(BITS)):
+    for i in tl.static_range(tables_end(BITS, LLOYD) - tables_at(BITS, LLOYD)):
         found = found + (tl.load(words + i),)
     return found
 
@@ -94,7 +106,7 @@ def lookup_words(held, row, W: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def level_of(words, shifts, levels, BITS: tl.constexpr, NIBBLE: tl.constexpr):
+def level_of(words, shifts, levels, BITS: tl.constexpr, LLOYD: tl.constexpr, NIBBLE: tl.constexpr):
     """Levels in fp16 of the codes in a nibble of `lookup_words`; what there is without asm."""
     codes = words[0].to(tl.int32)
     if BITS < 4:
@@ -104,7 +116,10 @@ def level_of(words, shifts, levels, BITS: tl.constexpr, NIBBLE: tl.constexpr):
     if BITS == 3 or BITS == 5:
         top = words[1].to(tl.int32) >> shifts[-1][None, :] + 4 * NIBBLE & 1
         codes = codes | top << BITS - 1
-    return tl.load(levels + ((1 << BITS) - 2) + codes).to(tl.float16)
+    if LLOYD:
+        return tl.load(levels + ((1 << BITS) - 2) + codes).to(tl.float16)
+    else:
+        return codes.to(tl.float16)
 
 
 @triton.jit
@@ -120,8 +135,9 @@ def operands_of(words, shifts, tables, BITS: tl.constexpr):
 
 @triton.jit
 def key_levels(
-    held, row, shifts, tables, levels, D: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr
-):
+    held, row, shifts, tables, levels, D: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
     """Levels of rows of keys, four times `[BN, D / 4]` fp16, by nibbles of words of two bytes.
 
     Nibble n of word w is channel `2 * w + n // 2`, and half of D more where n is odd.
@@ -129,22 +145,23 @@ def key_levels(
     words = lookup_words(held.to(tl.pointer_type(tl.uint16)), row, D // 4, BITS)
     if ASM:
         return tl.inline_asm_elementwise(
-            asm_of(BITS, 0), asm_of(BITS, 1), operands_of(words, shifts, tables, BITS),
+            asm_of(BITS, LLOYD, 0), asm_of(BITS, LLOYD, 1),
+            operands_of(words, shifts, tables, BITS),
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
         )  # fmt: skip
     else:
         return (
-            level_of(words, shifts, levels, BITS, 0),
-            level_of(words, shifts, levels, BITS, 1),
-            level_of(words, shifts, levels, BITS, 2),
-            level_of(words, shifts, levels, BITS, 3),
+            level_of(words, shifts, levels, BITS, LLOYD, 0),
+            level_of(words, shifts, levels, BITS, LLOYD, 1),
+            level_of(words, shifts, levels, BITS, LLOYD, 2),
+            level_of(words, shifts, levels, BITS, LLOYD, 3),
         )
 
 
 @triton.jit
 def value_levels(
-    held, row, shifts, tables, levels, D: tl.constexpr, BITS: tl.constexpr, BN: tl.constexpr,
-    ASM: tl.constexpr,
+    held, row, shifts, tables, levels, D: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
+    BN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Levels of rows of values: planes of 64 channels at least, `[BN, max(64, D / 2)]` fp16.
 
@@ -164,14 +181,16 @@ def value_levels(
             words = (own,)
         operands = operands_of(words, shifts, tables, BITS)
         low = tl.inline_asm_elementwise(
-            asm_of(BITS, 2), asm_of(BITS, 3), operands, dtype=tl.float16, is_pure=True, pack=4
-        )
+            asm_of(BITS, LLOYD, 2), asm_of(BITS, LLOYD, 3), operands, dtype=tl.float16,
+            is_pure=True, pack=4,
+        )  # fmt: skip
         high = tl.inline_asm_elementwise(
-            asm_of(BITS, 4), asm_of(BITS, 5), operands, dtype=tl.float16, is_pure=True, pack=4
-        )
+            asm_of(BITS, LLOYD, 4), asm_of(BITS, LLOYD, 5), operands, dtype=tl.float16,
+            is_pure=True, pack=4,
+        )  # fmt: skip
     else:
-        low = level_of(words, shifts, levels, BITS, 0)
-        high = level_of(words, shifts, levels, BITS, 1)
+        low = level_of(words, shifts, levels, BITS, LLOYD, 0)
+        high = level_of(words, shifts, levels, BITS, LLOYD, 1)
     if D < 128:
         return (tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), [BN, D]),)
     else:

@@ -101,13 +101,14 @@ def levels_on(device: torch.device) -> Tensor:
     """What decoding reads of formats, fp32.
 
     Lloyd-Max levels of 1 to 5 and of 8 bits, one table after the other; 2**0 to 2**7; and twice the
-    bits of `lookup_asm.tables` of 2 to 5 bits.
+    bits of `lookup_asm.tables`, of Lloyd's 2 to 5 bits and of 3 even ones.
     """
     if device not in _levels:
         levels = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
         powers = torch.exp2(torch.arange(8, dtype=torch.float32))
-        words = torch.tensor([w for b in (2, 3, 4, 5) for w in tables(b)] * 2, dtype=torch.int32)
-        _levels[device] = torch.cat([*levels, powers, words.view(torch.float32)]).to(device)
+        words = [*tables(2), *tables(3), *tables(4), *tables(5), *tables(3, lloyd=False)]
+        twice = torch.tensor(words * 2, dtype=torch.int32).view(torch.float32)
+        _levels[device] = torch.cat([*levels, powers, twice]).to(device)
     return _levels[device]
 
 
@@ -144,11 +145,12 @@ def constants(
         lloyd = fmt is not None and fmt.levels == "lloyd"
         found |= {f"{side}B": bits, f"{side}G": group, f"{side}L": lloyd}
         in_place = bits in ((1, 8) if lloyd else (1, 2, 4, 8))
-        looked_up = lloyd and bits in (2, 3, 4, 5)
-        # every group costs sums of its own, and one that shares a plane its products as well
-        plane = max(64, D * (4 if looked_up else bits) // 8)
-        few = group % 32 == 0 and D // group <= 4 and plane // group <= 2
-        direct = few and dtype is not torch.float32
+        looked_up = bits in ((2, 3, 4, 5) if lloyd else (3,))
+        # groups of whole planes, as wide as in the kernel; others cost products of their own
+        plane = D * (4 if looked_up else bits) // 8
+        whole = group % max(32 if side == "K" else 64, plane) == 0
+        few = group % 32 == 0 and D // group <= 4 and max(64, plane) // group <= 2
+        direct = (whole or few) and dtype is not torch.float32
         found[f"{side}F"] = (1 if in_place else 2 if looked_up else 0) * direct
     return found
 

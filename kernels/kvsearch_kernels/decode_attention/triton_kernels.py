@@ -68,6 +68,8 @@ def _part(
     # multiply-add that subtracts the maximum takes away, unless they are needed as they are.
     SU: tl.constexpr = UNIT if KF == 1 and not (SCORES or HAS_CAP) else 1.0
     KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes or whole in one plane
+    KZ: tl.constexpr = KF == 1 or not KL  # Lloyd levels that are looked up have no zero
+    VZ: tl.constexpr = VF == 1 or not VL
     q_sums = ()
     # Planes of the query made before the loop stay in shared memory; made in it they are stored at
     # every turn, with two barriers each.
@@ -84,7 +86,7 @@ def _part(
                     planes = planes + (plane,)
                     part = plane.to(tl.float32)
                     whole += tl.sum(part * place[:, None], 0)
-            q_sums = q_sums + (whole if SCORES else whole / UNIT,)
+            q_sums = q_sums + (whole if SCORES or KF == 2 else whole / UNIT,)
     KA: tl.constexpr = max(1, KG // KC) * 2  # products of a group
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
@@ -101,14 +103,14 @@ def _part(
     top = tl.full([GP], float("-inf"), tl.float32)
     total = tl.zeros([BN, GP], tl.float32)
     zeros = ()
-    for _ in tl.static_range(VN if VF < 2 else 0):
+    for _ in tl.static_range(VN if VZ else 0):
         zeros = zeros + (tl.zeros([BN, GP], tl.float32),)
     k_first = first_bits(levels, KS, KB, KW) if KF == 1 else 0
     v_first = first_bits(levels, VS, VB, VW) if VF == 1 else 0
     k_shifts = shifts_of(levels, KB, KW) if KF == 2 else ()
-    k_tables = tables_of(levels, KB, ASM) if KF == 2 else ()
+    k_tables = tables_of(levels, KB, KL, ASM) if KF == 2 else ()
     v_shifts = shifts_of(levels, VB, D // 2) if VF == 2 else ()
-    v_tables = tables_of(levels, VB, ASM) if VF == 2 else ()
+    v_tables = tables_of(levels, VB, VL, ASM) if VF == 2 else ()
     for start in range(begin, end, BN):
         inside = start + n < end
         # the last row again beyond the end, so that no load needs a mask; its weight there is 0
@@ -119,7 +121,7 @@ def _part(
                 low = words(k, row, D, KB, KW)
                 high = upper(low, ASM)
             else:
-                looked = key_levels(k, row, k_shifts, k_tables, levels, D, KB, ASM)
+                looked = key_levels(k, row, k_shifts, k_tables, levels, D, KB, KL, ASM)
             for j in tl.static_range(KN):
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KG // KC, (j * KG + KG + KC - 1) // KC):
@@ -139,7 +141,7 @@ def _part(
                     s = dots * step[:, None] + beyond[:, None]
                 else:
                     s = dots * step[:, None] + s
-                if KF == 1:
+                if KZ:
                     s += q_sums[j][None, :] * zero[:, None]
             if HAS_CAP:
                 s = soften(s, (1.0 if SCORES or KF == 2 else UNIT) * 0.6931471805599453, cap, True)
@@ -177,12 +179,12 @@ def _part(
             if VF == 1:
                 packed = spread(v, row, D, VB, VW, ASM)
             else:
-                looked_v = value_levels(v, row, v_shifts, v_tables, levels, D, VB, BN, ASM)
+                looked_v = value_levels(v, row, v_shifts, v_tables, levels, D, VB, VL, BN, ASM)
             new = ()
             new_zeros = ()
             for j in tl.static_range(VN):
                 w = (p * v_steps[j][:, None]).to(tl.float16)
-                if VF == 1:
+                if VZ:
                     new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * v_zeros[j][:, None],)
                 for i in tl.static_range(j * VG // VW, (j * VG + VG + VW - 1) // VW):
                     if VF == 1:
@@ -203,7 +205,7 @@ def _part(
             unit = UNIT / place_of(VS, VB, VW, i) if VF == 1 else tl.full([VW], 1.0, tl.float32)
             for m in tl.static_range(VM):
                 rows = acc[i * VM + m] * unit[:, None]
-                if VF == 1:
+                if VZ:
                     rows += tl.sum(zeros[i * VW // VG + m], 0)[None, :]
                 if m == 0:
                     plane = rows

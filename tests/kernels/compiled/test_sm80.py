@@ -48,16 +48,18 @@ def test_attention_and_scores(D):
 
 
 @pytest.mark.parametrize(
-    ("bits", "D", "levels"),
+    ("bits", "D", "group", "levels"),
     [
-        *((bits, D, "uniform") for bits, D in
-          [(8, 64), (2, 64), (8, 128), (4, 128), (1, 128), (8, 256), (1, 256)]),
-        *((4, D, "lloyd") for D in (64, 128, 256)),
-        *((5, D, "lloyd") for D in (64, 128)),
+        *((bits, D, D, "uniform") for bits, D in
+          [(8, 64), (2, 64), (8, 128), (4, 128), (1, 128), (8, 256), (1, 256), (3, 128)]),
+        *((4, D, 32, "uniform") for D in (64, 128)),
+        *((bits, D, D, "lloyd") for bits in (2, 3, 4, 5) for D in (64, 128)),
+        *((bits, D, 32, "lloyd") for bits in (4, 5) for D in (64, 128)),
+        *((4, 256, group, "lloyd") for group in (64, 256)),
     ],
 )  # fmt: skip
-def test_decode_attention(bits, D, levels):
-    key, value = (Format(b, D, levels) for b in (bits, 4 if bits == 5 else bits))
+def test_decode_attention(bits, D, group, levels):
+    key, value = (Format(b, group, levels) for b in (bits, 4 if bits == 5 else bits))
     pointers = {"partial bits products levels": "fp32"}
     fixed = {"D": D, "HAS_CAP": False, "SCORES": bits == 4, "PARTS": 2, "ASM": True}
     for i in range(4):

@@ -58,9 +58,9 @@ def verify(q, parts, scale, softcap=None):
     torch.testing.assert_close(lse.double(), exact[1], rtol=1e-6, atol=float(room))
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
 @pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4), (256, 1)])
-def test_every_bit_width_of_the_mantissa_path(bits, D, G):
+def test_every_bit_width_of_even_levels_in_registers(bits, D, G):
     q, parts = build(G, D, F16, [(uniform(bits, D), uniform(bits, D), 150)], H=1)
     verify(q, parts, D**-0.5)
 
@@ -69,7 +69,7 @@ def test_every_bit_width_of_the_mantissa_path(bits, D, G):
 @pytest.mark.parametrize(
     "value",
     [
-        *(uniform(bits, 64) for bits in (8, 4, 2, 1)),
+        *(uniform(bits, 64) for bits in (8, 4, 3, 2, 1)),
         *(lloyd(bits, 64) for bits in (8, 5, 4, 3, 2)),
     ],
 )
@@ -111,7 +111,7 @@ def test_lloyd_levels_are_looked_up(keys, values, group, D, G):
 
 
 @pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4)])
-@pytest.mark.parametrize(("keys", "values"), [(4, 4), (2, 2), (4, 2), (1, 1), (8, 8)])
+@pytest.mark.parametrize(("keys", "values"), [(4, 4), (3, 3), (2, 2), (4, 2), (1, 1), (8, 8)])
 def test_groups_of_32(keys, values, D, G):
     key, value = uniform(keys, D, 32), uniform(values, D, 32)
     assert direct(key, value, D) == (keys < 8 or D == 64)
