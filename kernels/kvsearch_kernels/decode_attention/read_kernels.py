@@ -14,6 +14,12 @@ import triton.language as tl
 from kvsearch_kernels.quantize_kv.triton_kernels import read_codes
 
 
+@triton.constexpr_function
+def bits_of(BITS, HOW):
+    """Bits of a code as products see it: where levels are looked up, HOW 2, all take a nibble."""
+    return 4 if HOW == 2 else BITS
+
+
 @triton.jit
 def values_of(
     held, scales, levels, row, inside, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,

@@ -13,6 +13,7 @@ from kvsearch_kernels.decode_attention.lookup_kernels import (
 )
 from kvsearch_kernels.decode_attention.read_kernels import (
     affine,
+    bits_of,
     first_bits,
     mantissa,
     place_of,
@@ -37,11 +38,11 @@ def _part(
     """Attend to split `split` of one part.
 
     Keys are the rows of the scores `[BN, GP]` and channels those of the output: the few heads of a
-    group are padded to 8 that way, not to 16. KF and VF say whether keys and values take the
-    mantissa path. With SCORES, what goes into the softmax is written to `products` `[G, width]`,
-    which points at the part's first slot. Returns planes of the output `[D / planes, GP]`, and the
-    sum of weights and what they are relative to, in bits, `[GP]`: the largest weight, with VF the
-    largest product of a weight and a step.
+    group are padded to 8 that way, not to 16. KF and VF say how keys and values are read: 0 as
+    values, 1 as codes in place, 2 as levels looked up. With SCORES, what goes into the softmax is
+    written to `products` `[G, width]`, which points at the part's first slot. Returns planes of the
+    output `[D / planes, GP]`, and the sum of weights and what they are relative to, in bits,
+    `[GP]`: the largest weight, with VF the largest product of a weight and a step.
     """
     kind: tl.constexpr = q.dtype.element_ty
     length = tl.load(lengths + bh)
@@ -60,7 +61,7 @@ def _part(
 
     UNIT: tl.constexpr = 16777216.0  # codes are in units of fp16's least number, see `mantissa`
     # a product takes 16 channels at least, and is cheaper with 32
-    KS: tl.constexpr = D * (4 if KF == 2 else KB) // 16  # words of two bytes in a row
+    KS: tl.constexpr = D * bits_of(KB, KF) // 16  # words of two bytes in a row
     KW: tl.constexpr = (KS if KF == 2 else max(32 if KG % 64 == 0 else 16, KS)) if KF else D
     KC: tl.constexpr = 2 * KW  # channels of a plane, in lower and upper bytes
     bits_scale = scale * 1.4426950408889634
@@ -90,7 +91,7 @@ def _part(
     KA: tl.constexpr = max(1, KG // KC) * 2  # products of a group
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
-    VS: tl.constexpr = D * (4 if VF == 2 else VB) // 8  # bytes in a row
+    VS: tl.constexpr = D * bits_of(VB, VF) // 8  # bytes in a row
     VW: tl.constexpr = max(64, VS) if VF else D
     VP: tl.constexpr = D // VW
     VN: tl.constexpr = D // VG if VF else 1
@@ -281,28 +282,28 @@ def decode(
             q0, k0, ks0, v0, vs0, n0, levels, products + o0, c0, split, s0, bh, G, width, scale, cap, D, GP,
             BN if KF0 and VF0 else BN // 2, HAS_CAP, SCORES, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM,
         )  # fmt: skip
-        _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * (4 if VF0 == 2 else VB0) // 8) if VF0 else 1)  # fmt: skip
+        _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB0, VF0) // 8) if VF0 else 1)  # fmt: skip
     if PARTS > 1:
         if (split >= s0) & (split < s0 + s1):
             acc, total, top = _part(
                 q1, k1, ks1, v1, vs1, n1, levels, products + o1, c1, split - s0, s1, bh, G, width, scale, cap, D, GP,
                 BN if KF1 and VF1 else BN // 2, HAS_CAP, SCORES, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * (4 if VF1 == 2 else VB1) // 8) if VF1 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB1, VF1) // 8) if VF1 else 1)  # fmt: skip
     if PARTS > 2:
         if (split >= s0 + s1) & (split < s0 + s1 + s2):
             acc, total, top = _part(
                 q2, k2, ks2, v2, vs2, n2, levels, products + o2, c2, split - s0 - s1, s2, bh, G, width, scale, cap, D, GP,
                 BN if KF2 and VF2 else BN // 2, HAS_CAP, SCORES, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * (4 if VF2 == 2 else VB2) // 8) if VF2 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB2, VF2) // 8) if VF2 else 1)  # fmt: skip
     if PARTS > 3:
         if split >= s0 + s1 + s2:
             acc, total, top = _part(
                 q3, k3, ks3, v3, vs3, n3, levels, products + o3, c3, split - s0 - s1 - s2, s3, bh, G, width, scale, cap, D, GP,
                 BN if KF3 and VF3 else BN // 2, HAS_CAP, SCORES, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * (4 if VF3 == 2 else VB3) // 8) if VF3 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB3, VF3) // 8) if VF3 else 1)  # fmt: skip
 
 
 @triton.jit
