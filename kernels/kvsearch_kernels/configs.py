@@ -87,10 +87,24 @@ DECODE_PROGRAMS = 264  # aimed at: two waves of an H200's 132 multiprocessors
 DECODE_COST = {16: 7.4, 8: 3.8, 5: 2.4, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
 
 
-def decode_tile(head_dim: int, itemsize: int, lookups: bool, *, ampere: bool = False) -> Tile:
-    """Tile of `decode_attention`; `lookups` if some levels come from a table."""
+def decode_tile(
+    head_dim: int, itemsize: int, lookups: bool, groups: int = 1, *, ampere: bool = False
+) -> Tile:
+    """Tile of `decode_attention`.
+
+    Args:
+        head_dim: of keys and values.
+        itemsize: bytes of an element of the queries.
+        lookups: whether some levels come from a table in memory.
+        groups: most scales of a vector of what is unpacked in registers; four need more of those.
+        ampere: for GPUs before sm_90.
+    """
     key = head_dim, itemsize
     tile = DECODE_AMPERE.get(key, DECODE[key]) if ampere else DECODE[key]
+    if groups == 4 and head_dim == 128:
+        tile = replace(tile, columns=64)
+    elif groups == 4 and ampere:
+        tile = replace(tile, stages=1)
     return replace(tile, warps=8) if lookups else tile
 
 

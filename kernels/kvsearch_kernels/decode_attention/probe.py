@@ -29,7 +29,12 @@ MIXED: tuple[Mixed, ...] = (
              (lloyd(8, 64), lloyd(1, 64), 130), (Format(2, 64), Format(8, 64), 33))),
     (128, 1, ((lloyd(4, 128), lloyd(3, 64), 65), (Format(1, 64), lloyd(2, 128, False), 40),
               (lloyd(3, 128, False), Format(8, 32), 9), (lloyd(1, 128), lloyd(4, 128), 1))),
-    (256, 8, ((None, None, 33), (Format(4, 64), Format(4, 64), 129))),
+    (64, 2, ((lloyd(5, 64), lloyd(4, 64), 150), (lloyd(4, 32), lloyd(2, 32), 40),
+             (lloyd(2, 64), lloyd(5, 64), 33), (Format(4, 32), Format(2, 32), 65))),
+    (128, 2, ((lloyd(4, 32), lloyd(3, 32), 70), (lloyd(5, 32), lloyd(5, 128), 40),
+              (Format(3, 128), Format(4, 32), 33), (Format(4, 32), Format(3, 32), 65))),
+    (256, 8, ((None, None, 33), (Format(4, 64), Format(4, 64), 129),
+              (lloyd(4, 256), lloyd(4, 64), 40))),
 )  # fmt: skip
 
 

@@ -14,6 +14,12 @@ import triton.language as tl
 from kvsearch_kernels.quantize_kv.triton_kernels import read_codes
 
 
+@triton.constexpr_function
+def bits_of(BITS, HOW):
+    """Bits of a code as products see it: where levels are looked up, HOW 2, all take a nibble."""
+    return 4 if HOW == 2 else BITS
+
+
 @triton.jit
 def values_of(
     held, scales, levels, row, inside, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
@@ -57,6 +63,8 @@ def affine(
         s = s.to(tl.float32)
         if BITS == 1:
             return s * 1.5958, s * -0.7979, size + 690.0
+        elif BITS < 8:
+            return s, s, size  # levels as they are: there is no zero
         else:
             return s * (8.4 / 255), s * -4.2, size - 5043.0
     else:
@@ -172,16 +180,17 @@ def place_of(S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.con
 @triton.jit
 def query_plane(
     q, G, factor, D: tl.constexpr, GP: tl.constexpr, S: tl.constexpr, W: tl.constexpr,
-    PLANE: tl.constexpr, HALF: tl.constexpr,
+    PLANE: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Queries `[W, GP]` in fp16, times `factor`, over `place_of`: what meets a plane of keys.
+    """Queries `[W, GP]` in fp16, times `factor` `[W]`: what meets a plane of keys.
 
-    Channels are those that `mantissa` takes from the lower (HALF 0) or upper bytes of `words`.
+    Channels are those that `mantissa` takes from the lower (HALF 0) or upper bytes of `words`;
+    those outside of group number `OWN` are 0.
     """
-    BITS: tl.constexpr = 16 * S // D
     g = tl.arange(0, GP)
     w = tl.arange(0, W)
     channel = (w // S + PLANE * (W // S)) * (2 * S) + 2 * (w % S) + HALF
-    found = tl.load(q + g[None, :] * D + channel[:, None], mask=(g < G)[None, :], other=0.0)
-    scaled = found.to(tl.float32) * (factor / place_of(S, BITS, W, PLANE))[:, None]
+    inside = (g < G)[None, :] & (channel // GROUP == OWN)[:, None]
+    found = tl.load(q + g[None, :] * D + channel[:, None], mask=inside, other=0.0)
+    scaled = found.to(tl.float32) * factor[:, None]
     return scaled.to(tl.float16)

@@ -1,13 +1,15 @@
 """Triton implementation of `decode_attention`; importing it imports no Triton."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from kvsearch_kernels.codebooks.lloyd import lloyd_levels
-from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, decode_tile
+from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, Tile, decode_tile
+from kvsearch_kernels.decode_attention.lookup_asm import tables
 from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of
 from kvsearch_kernels.launch import (
     DTYPES,
@@ -97,11 +99,17 @@ def why_not(
 
 
 def levels_on(device: torch.device) -> Tensor:
-    """Lloyd-Max levels of 1 to 5 and of 8 bits, one table after the other, then 2**0 to 2**7."""
+    """What decoding reads of formats, fp32.
+
+    Lloyd-Max levels of 1 to 5 and of 8 bits, one table after the other; 2**0 to 2**7; and twice the
+    bits of `lookup_asm.tables`, of Lloyd's 2 to 5 bits and of 3 even ones.
+    """
     if device not in _levels:
-        tables = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
+        levels = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
         powers = torch.exp2(torch.arange(8, dtype=torch.float32))
-        _levels[device] = torch.cat([*tables, powers]).to(device)
+        words = [*tables(2), *tables(3), *tables(4), *tables(5), *tables(3, lloyd=False)]
+        twice = torch.tensor(words * 2, dtype=torch.int32).view(torch.float32)
+        _levels[device] = torch.cat([*levels, powers, twice]).to(device)
     return _levels[device]
 
 
@@ -128,20 +136,37 @@ def _flags_on(flags: Sequence[bool], device: torch.device) -> Tensor:
 def constants(
     key: Format | None, value: Format | None, D: int, dtype: torch.dtype
 ) -> dict[str, int | bool]:
-    """Compile-time arguments of one part, without its number."""
+    """Compile-time arguments of one part, without its number.
+
+    How a side is read, KF and VF: 0 as values; in registers of the product, 1 codes in place, 2
+    levels looked up.
+    """
     found: dict[str, int | bool] = {}
     for side, fmt in (("K", key), ("V", value)):
         bits, group = (16, D) if fmt is None else (fmt.bits, fmt.group)
         lloyd = fmt is not None and fmt.levels == "lloyd"
         found |= {f"{side}B": bits, f"{side}G": group, f"{side}L": lloyd}
-        # evenly spaced levels, and groups of whole planes (as wide as in the kernel)
-        plane = max(32 if side == "K" else 64, D * bits // 8)
-        found[f"{side}F"] = (
-            bits in ((1, 8) if lloyd else (1, 2, 4, 8))
-            and group % plane == 0
-            and dtype is not torch.float32
-        )
+        in_place = bits in ((1, 8) if lloyd else (1, 2, 4, 8))
+        looked_up = bits in ((2, 3, 4, 5) if lloyd else (3,))
+        # groups of whole planes, as wide as in the kernel; others cost products of their own
+        plane = D * (4 if looked_up else bits) // 8
+        whole = group % max(32 if side == "K" else 64, plane) == 0
+        few = group % 32 == 0 and D // group <= 4 and max(64, plane) // group <= 2
+        direct = (whole or few) and dtype is not torch.float32
+        found[f"{side}F"] = (1 if in_place else 2 if looked_up else 0) * direct
     return found
+
+
+def tile_of(
+    kinds: Sequence[Mapping[str, int | bool]], D: int, itemsize: int, *, ampere: bool
+) -> Tile:
+    """Tile of a launch, by the `constants` of its parts."""
+    sides = [{name: fixed[side + name] for name in "BGLF"} for fixed in kinds for side in "KV"]
+    slow = any(x["L"] and x["B"] in (2, 3, 4, 5) and not x["F"] for x in sides)
+    groups = max(D // x["G"] if x["F"] else 1 for x in sides)
+    tile = decode_tile(D, itemsize, slow, groups, ampere=ampere)
+    # a kernel with the code of many kinds (`decode_step`) spills where a thread has as much to do
+    return replace(tile, warps=8) if len(kinds) > MOST_PARTS else tile
 
 
 def pools_of(part: Part) -> tuple[list[Tensor], int]:
@@ -212,9 +237,8 @@ def launch(
         return out.zero_(), lse.fill_(float("-inf")), products
     H = found[0][1][0].shape[1]
     G = Hq // H
-    formats = [f for p, _, _ in found for f in (p.key_format, p.value_format) if f is not None]
-    lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4, 5) for f in formats)
-    tile = decode_tile(D, q.element_size(), lookups, ampere=ampere(q.device))
+    kinds = [constants(p.key_format, p.value_format, D, q.dtype) for p, _, _ in found]
+    tile = tile_of(kinds, D, q.element_size(), ampere=ampere(q.device))
     sizes = [slots_of(p) for p, _, _ in found]
     counts = _splits(
         [p for p, _, _ in found], sizes, max(1, DECODE_PROGRAMS // (B * H)), tile.columns
@@ -222,8 +246,8 @@ def launch(
     splits = sum(counts)
     q = q.contiguous()
     rotated: Tensor | None = None
-    fixed: dict[str, int | bool] = {}
     args: list[Tensor | int] = []
+    fixed: dict[str, int | bool] = {}
     turned: list[bool] = []
     lengths = [lengths_of(p) for p, _, _ in found]
     for i in range(MOST_PARTS):  # the kernel takes as many: the last again, never read
@@ -240,8 +264,7 @@ def launch(
             own = rotated
         count = counts[i] if i < len(found) else 0
         args += [own, *pools, lengths[last], capacity, count, sum(sizes[:i])]
-        own_constants = constants(part.key_format, part.value_format, D, q.dtype)
-        fixed |= {f"{name}{i}": value for name, value in own_constants.items()}
+        fixed |= {f"{name}{i}": value for name, value in kinds[last].items()}
         turned += [part.value_format is not None and part.value_format.rotate] * count
     outs, bits = fp32("partial", B * H, splits, G, D), fp32("bits", B * H, splits, G)
     with on(q.device):

@@ -5,8 +5,15 @@
 import triton
 import triton.language as tl
 
+from kvsearch_kernels.decode_attention.lookup_kernels import (
+    key_levels,
+    shifts_of,
+    tables_of,
+    value_levels,
+)
 from kvsearch_kernels.decode_attention.read_kernels import (
     affine,
+    bits_of,
     first_bits,
     mantissa,
     place_of,
@@ -31,11 +38,11 @@ def _part(
     """Attend to split `split` of one part.
 
     Keys are the rows of the scores `[BN, GP]` and channels those of the output: the few heads of a
-    group are padded to 8 that way, not to 16. KF and VF say whether keys and values take the
-    mantissa path. With SCORES, what goes into the softmax is written to `products` `[G, width]`,
-    which points at the part's first slot. Returns planes of the output `[D / planes, GP]`, and the
-    sum of weights and what they are relative to, in bits, `[GP]`: the largest weight, with VF the
-    largest product of a weight and a step.
+    group are padded to 8 that way, not to 16. KF and VF say how keys and values are read: 0 as
+    values, 1 as codes in place, 2 as levels looked up. With SCORES, what goes into the softmax is
+    written to `products` `[G, width]`, which points at the part's first slot. Returns planes of the
+    output `[D / planes, GP]`, and the sum of weights and what they are relative to, in bits,
+    `[GP]`: the largest weight, with VF the largest product of a weight and a step.
     """
     kind: tl.constexpr = q.dtype.element_ty
     length = tl.load(lengths + bh)
@@ -54,14 +61,16 @@ def _part(
 
     UNIT: tl.constexpr = 16777216.0  # codes are in units of fp16's least number, see `mantissa`
     # a product takes 16 channels at least, and is cheaper with 32
-    KS: tl.constexpr = D * KB // 16  # words of two bytes in a row
-    KW: tl.constexpr = max(32 if KG % 64 == 0 else 16, KS) if KF else D
-    KP: tl.constexpr = D // (2 * KW)
+    KS: tl.constexpr = D * bits_of(KB, KF) // 16  # words of two bytes in a row
+    KW: tl.constexpr = (KS if KF == 2 else max(32 if KG % 64 == 0 else 16, KS)) if KF else D
+    KC: tl.constexpr = 2 * KW  # channels of a plane, in lower and upper bytes
     bits_scale = scale * 1.4426950408889634
     # Products in bits, over SU: with packed keys they are left in units, which the fused
     # multiply-add that subtracts the maximum takes away, unless they are needed as they are.
-    SU: tl.constexpr = UNIT if KF and not (SCORES or HAS_CAP) else 1.0
-    KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes
+    SU: tl.constexpr = UNIT if KF == 1 and not (SCORES or HAS_CAP) else 1.0
+    KN: tl.constexpr = D // KG if KF else 1  # groups, each of whole planes or whole in one plane
+    KZ: tl.constexpr = KF == 1 or not KL  # Lloyd levels that are looked up have no zero
+    VZ: tl.constexpr = VF == 1 or not VL
     q_sums = ()
     # Planes of the query made before the loop stay in shared memory; made in it they are stored at
     # every turn, with two barriers each.
@@ -69,56 +78,74 @@ def _part(
     if KF:
         for j in tl.static_range(KN):
             whole = tl.zeros([GP], tl.float32)
-            for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
-                place = place_of(KS, KB, KW, i)
+            for i in tl.static_range(j * KG // KC, (j * KG + KG + KC - 1) // KC):
+                place = place_of(KS, KB, KW, i) if KF == 1 else tl.full([KW], 1.0, tl.float32)
                 for half in tl.static_range(2):
-                    plane = query_plane(q, G, bits_scale, D, GP, KS, KW, i, half)
+                    plane = query_plane(
+                        q, G, bits_scale / place, D, GP, KS, KW, i, half, KG, j
+                    )  # fmt: skip
                     planes = planes + (plane,)
                     part = plane.to(tl.float32)
                     whole += tl.sum(part * place[:, None], 0)
-            q_sums = q_sums + (whole if SCORES else whole / UNIT,)
+            q_sums = q_sums + (whole if SCORES or KF == 2 else whole / UNIT,)
+    KA: tl.constexpr = max(1, KG // KC) * 2  # products of a group
 
     # 64 channels at least: the smallest tile that four warps share without repeating work
-    VS: tl.constexpr = D * VB // 8  # bytes in a row
+    VS: tl.constexpr = D * bits_of(VB, VF) // 8  # bytes in a row
     VW: tl.constexpr = max(64, VS) if VF else D
     VP: tl.constexpr = D // VW
+    VN: tl.constexpr = D // VG if VF else 1
+    VM: tl.constexpr = max(1, VW // VG) if VF else 1  # groups in a plane
+    # a plane with several groups is multiplied by the weights of each; rows are chosen at the end
+    VA: tl.constexpr = max(1, VG // VW)  # products of a group
     acc = ()
-    for _ in tl.static_range(VP):
+    for _ in tl.static_range(VP * VM):
         acc = acc + (tl.zeros([VW, GP], tl.float32),)
     top = tl.full([GP], float("-inf"), tl.float32)
     total = tl.zeros([BN, GP], tl.float32)
-    VN: tl.constexpr = D // VG if VF else 1
     zeros = ()
-    for _ in tl.static_range(VN):
+    for _ in tl.static_range(VN if VZ else 0):
         zeros = zeros + (tl.zeros([BN, GP], tl.float32),)
-    k_first = first_bits(levels, KS, KB, KW) if KF else 0
-    v_first = first_bits(levels, VS, VB, VW) if VF else 0
+    k_first = first_bits(levels, KS, KB, KW) if KF == 1 else 0
+    v_first = first_bits(levels, VS, VB, VW) if VF == 1 else 0
+    k_shifts = shifts_of(levels, KB, KW) if KF == 2 else ()
+    k_tables = tables_of(levels, KB, KL, ASM) if KF == 2 else ()
+    v_shifts = shifts_of(levels, VB, D // 2) if VF == 2 else ()
+    v_tables = tables_of(levels, VB, VL, ASM) if VF == 2 else ()
     for start in range(begin, end, BN):
         inside = start + n < end
         # the last row again beyond the end, so that no load needs a mask; its weight there is 0
         row = tl.minimum(start + n, end - 1).to(tl.int64)
         beyond = tl.where(inside, 0.0, float("-inf"))
         if KF:
-            low = words(k, row, D, KB, KW)
-            high = upper(low, ASM)
+            if KF == 1:
+                low = words(k, row, D, KB, KW)
+                high = upper(low, ASM)
+            else:
+                looked = key_levels(k, row, k_shifts, k_tables, levels, D, KB, KL, ASM)
             for j in tl.static_range(KN):
                 dots = tl.zeros([BN, GP], tl.float32)
-                for i in tl.static_range(j * KP // KN, (j + 1) * KP // KN):
-                    in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
-                    dots = tl.dot(in_low, planes[2 * i], dots)
-                    in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
-                    dots = tl.dot(in_high, planes[2 * i + 1], dots)
+                for i in tl.static_range(j * KG // KC, (j * KG + KG + KC - 1) // KC):
+                    if KF == 1:
+                        in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
+                        in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
+                    else:
+                        in_low = looked[i]
+                        in_high = looked[2 + i]
+                    dots = tl.dot(in_low, planes[j * KA + (i - j * KG // KC) * 2], dots)
+                    dots = tl.dot(in_high, planes[j * KA + (i - j * KG // KC) * 2 + 1], dots)
                 step, zero, _size = affine(ks, row, KB, KL, KN, j)
-                if SCORES:
+                if SCORES and KF == 1:
                     step *= UNIT
                 # two fused multiply-adds; the first also masks, for less than a select would take
                 if j == 0:
                     s = dots * step[:, None] + beyond[:, None]
                 else:
                     s = dots * step[:, None] + s
-                s += q_sums[j][None, :] * zero[:, None]
+                if KZ:
+                    s += q_sums[j][None, :] * zero[:, None]
             if HAS_CAP:
-                s = soften(s, (1.0 if SCORES else UNIT) * 0.6931471805599453, cap, True)
+                s = soften(s, (1.0 if SCORES or KF == 2 else UNIT) * 0.6931471805599453, cap, True)
         else:
             keys = values_of(k, ks, levels, row, inside, D, KB, KG, KL, kind)
             s = soften(tl.dot(keys, qt, input_precision="ieee"), scale, cap, HAS_CAP)
@@ -141,8 +168,8 @@ def _part(
             # Weight x step has to fit fp16, and next to a sink it is far smaller than the weight
             # alone. So `top` is about the largest of the products, in bits, and sums stay finite
             # because no step counts as nothing, see `affine`.
-            sizes = tl.broadcast_to(largest[:, None], s.shape) * (0.0009765625 / SU)
-            higher = tl.maximum(top, tl.max(s + sizes, 0) * SU - 15.0)
+            step_sizes = tl.broadcast_to(largest[:, None], s.shape) * (0.0009765625 / SU)
+            higher = tl.maximum(top, tl.max(s + step_sizes, 0) * SU - 15.0)
         else:
             higher = tl.maximum(top, tl.max(s, 0) * SU)
         p = tl.exp2(s * SU - higher[None, :])
@@ -150,15 +177,23 @@ def _part(
         total = total * shrink[None, :] + p
         top = higher
         if VF:
-            packed = spread(v, row, D, VB, VW, ASM)
+            if VF == 1:
+                packed = spread(v, row, D, VB, VW, ASM)
+            else:
+                looked_v = value_levels(v, row, v_shifts, v_tables, levels, D, VB, VL, BN, ASM)
             new = ()
             new_zeros = ()
             for j in tl.static_range(VN):
                 w = (p * v_steps[j][:, None]).to(tl.float16)
-                new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * v_zeros[j][:, None],)
-                for i in tl.static_range(j * VP // VN, (j + 1) * VP // VN):
-                    values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
-                    new = new + (tl.dot(tl.trans(values), w, acc[i] * shrink[None, :]),)
+                if VZ:
+                    new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * v_zeros[j][:, None],)
+                for i in tl.static_range(j * VG // VW, (j * VG + VG + VW - 1) // VW):
+                    if VF == 1:
+                        values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
+                    else:
+                        values = looked_v[i]
+                    before = acc[j * VA + i - j * VG // VW] * shrink[None, :]
+                    new = new + (tl.dot(tl.trans(values), w, before),)
             acc = new
             zeros = new_zeros
         else:
@@ -166,9 +201,18 @@ def _part(
             acc = (tl.dot(values, p.to(kind), acc[0] * shrink[None, :], input_precision="ieee"),)
     if VF:
         new = ()
+        group = tl.arange(0, VW) // VG
         for i in tl.static_range(VP):
-            plane = acc[i] * (UNIT / place_of(VS, VB, VW, i))[:, None]
-            new = new + (plane + tl.sum(zeros[i * VN // VP], 0)[None, :],)
+            unit = UNIT / place_of(VS, VB, VW, i) if VF == 1 else tl.full([VW], 1.0, tl.float32)
+            for m in tl.static_range(VM):
+                rows = acc[i * VM + m] * unit[:, None]
+                if VZ:
+                    rows += tl.sum(zeros[i * VW // VG + m], 0)[None, :]
+                if m == 0:
+                    plane = rows
+                else:
+                    plane = tl.where((group == m)[:, None], rows, plane)
+            new = new + (plane,)
         acc = new
     return acc, tl.sum(total, 0), top
 
@@ -238,28 +282,28 @@ def decode(
             q0, k0, ks0, v0, vs0, n0, levels, products + o0, c0, split, s0, bh, G, width, scale, cap, D, GP,
             BN if KF0 and VF0 else BN // 2, HAS_CAP, SCORES, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM,
         )  # fmt: skip
-        _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB0 // 8) if VF0 else 1)  # fmt: skip
+        _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB0, VF0) // 8) if VF0 else 1)  # fmt: skip
     if PARTS > 1:
         if (split >= s0) & (split < s0 + s1):
             acc, total, top = _part(
                 q1, k1, ks1, v1, vs1, n1, levels, products + o1, c1, split - s0, s1, bh, G, width, scale, cap, D, GP,
                 BN if KF1 and VF1 else BN // 2, HAS_CAP, SCORES, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB1 // 8) if VF1 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB1, VF1) // 8) if VF1 else 1)  # fmt: skip
     if PARTS > 2:
         if (split >= s0 + s1) & (split < s0 + s1 + s2):
             acc, total, top = _part(
                 q2, k2, ks2, v2, vs2, n2, levels, products + o2, c2, split - s0 - s1, s2, bh, G, width, scale, cap, D, GP,
                 BN if KF2 and VF2 else BN // 2, HAS_CAP, SCORES, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB2 // 8) if VF2 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB2, VF2) // 8) if VF2 else 1)  # fmt: skip
     if PARTS > 3:
         if split >= s0 + s1 + s2:
             acc, total, top = _part(
                 q3, k3, ks3, v3, vs3, n3, levels, products + o3, c3, split - s0 - s1 - s2, s3, bh, G, width, scale, cap, D, GP,
                 BN if KF3 and VF3 else BN // 2, HAS_CAP, SCORES, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * VB3 // 8) if VF3 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB3, VF3) // 8) if VF3 else 1)  # fmt: skip
 
 
 @triton.jit

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.append_kv.reference import check_room
-from kvsearch_kernels.configs import RECEIVE_COLUMNS, RECEIVE_WARPS, Tile, decode_tile
+from kvsearch_kernels.configs import RECEIVE_COLUMNS, RECEIVE_WARPS, Tile
 from kvsearch_kernels.decode_attention.reference import check_lengths
-from kvsearch_kernels.decode_attention.triton_impl import constants, levels_on
+from kvsearch_kernels.decode_attention.triton_impl import constants, levels_on, tile_of
 from kvsearch_kernels.decode_step.reference import Stores
 from kvsearch_kernels.decode_step.table import Table, kinds_of, made
 from kvsearch_kernels.decode_step.takes import why_not
@@ -73,16 +73,14 @@ def planned(stores: Stores, q: Tensor, k: Tensor) -> _Plan:
 def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
     """The plan for `group` query heads a KV head."""
     D, kinds = q.shape[-1], kinds_of(stores)
-    formats = [f for pair in kinds for f in pair if f is not None]
-    lookups = any(f.levels == "lloyd" and f.bits in (2, 3, 4, 5) for f in formats)
-    tile = decode_tile(D, q.element_size(), lookups, ampere=ampere(q.device))
+    fixed = [constants(key, value, D, q.dtype) for key, value in kinds]
+    tile = tile_of(fixed, D, q.element_size(), ampere=ampere(q.device))
     table = made(stores, group, tile.columns, q.device)
     sums = [h.sums for h in stores.heads if h.sums is not None]
     found = []
-    for key, value in kinds:
-        fixed = constants(key, value, D, q.dtype)
+    for (key, _), mine in zip(kinds, fixed, strict=True):
         rotated = key is not None and key.rotate
-        found.append((*(fixed[name] for name in ORDER), rotated))
+        found.append((*(mine[name] for name in ORDER), rotated))
     like = stores.heads[0].parts[-1].keys
     assert isinstance(like, Tensor)
     return _Plan(

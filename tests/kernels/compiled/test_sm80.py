@@ -8,8 +8,9 @@ import torch
 from kernel_aot import compile_kernel, types
 from triton.backends.compiler import GPUTarget
 
-from kvsearch_kernels.configs import SCORE, attend_tile, decode_tile
+from kvsearch_kernels.configs import SCORE, attend_tile
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
+from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import decode
 from kvsearch_kernels.decode_step.triton_impl import ORDER
 from kvsearch_kernels.decode_step.triton_kernels import attend_heads
@@ -49,19 +50,27 @@ def test_attention_and_scores(D):
 
 
 @pytest.mark.parametrize(
-    ("bits", "D"), [(8, 64), (2, 64), (8, 128), (4, 128), (1, 128), (8, 256), (1, 256)]
-)
-def test_decode_attention(bits, D):
-    tile = decode_tile(D, 2, False, ampere=True)
-    fmt = Format(bits, D)
+    ("bits", "D", "group", "levels"),
+    [
+        *((bits, D, D, "uniform") for bits, D in
+          [(8, 64), (2, 64), (8, 128), (4, 128), (1, 128), (8, 256), (1, 256), (3, 128)]),
+        *((4, D, 32, "uniform") for D in (64, 128)),
+        *((bits, D, D, "lloyd") for bits in (2, 3, 4, 5) for D in (64, 128)),
+        *((bits, D, 32, "lloyd") for bits in (4, 5) for D in (64, 128)),
+        *((4, 256, group, "lloyd") for group in (64, 256)),
+    ],
+)  # fmt: skip
+def test_decode_attention(bits, D, group, levels):
+    key, value = (Format(b, group, levels) for b in (bits, 4 if bits == 5 else bits))
     pointers = {"partial bits products levels": "fp32"}
-    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "SCORES": bits == 4,
-             "PARTS": 2, "ASM": True}  # fmt: skip
+    fixed = {"D": D, "HAS_CAP": False, "SCORES": bits == 4, "PARTS": 2, "ASM": True}
+    kinds = [part_constants(*use, D, torch.float16) for use in ((None, None), (key, value))]
     for i in range(4):
-        use = fmt if i else None
         pointers |= {f"q{i} ks{i} vs{i}": "fp16", f"n{i}": "i32"}
-        pointers |= {f"k{i} v{i}": "u8" if use else "fp16"}
-        fixed |= {f"{n}{i}": c for n, c in part_constants(use, use, D, torch.float16).items()}
+        pointers |= {f"k{i} v{i}": "u8" if i else "fp16"}
+        fixed |= {f"{n}{i}": c for n, c in kinds[min(i, 1)].items()}
+    tile = tile_of(kinds, D, 2, ampere=True)
+    fixed |= {"GP": tile.rows, "BN": tile.columns}
     found = types(decode, pointers, "scale cap")
     fits(compile_kernel(decode, found, fixed, warps=tile.warps, stages=tile.stages, target=SM80))
 
@@ -72,9 +81,9 @@ def test_decode_attention(bits, D):
      (128, ((5, 4), (4, 3), (3, 2)), "lloyd")],
 )  # fmt: skip
 def test_decode_step(D, pairs, levels):
-    tile = decode_tile(D, 2, levels == "lloyd", ampere=True)
     kinds = [(None, None), *(tuple(Format(b, D, levels, True) for b in pair) for pair in pairs)]
     found = [part_constants(*pair, D, torch.float16) for pair in kinds]
+    tile = tile_of(found, D, 2, ampere=True)
     pointers = {
         "q rotated like": "fp16", "programs": "i64", "partial bits products levels": "fp32",
     }  # fmt: skip

@@ -21,9 +21,9 @@ from kvsearch_kernels.configs import (
     SETTLE_WARPS,
     attend_tile,
     choose_warps,
-    decode_tile,
 )
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
+from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
 from kvsearch_kernels.decode_step.takes import MOST_KINDS
 from kvsearch_kernels.decode_step.triton_impl import ORDER
@@ -166,9 +166,11 @@ PARTS = {  # name -> head_dim and formats of keys and values of each part
     **{f"{b}/{D}": (D, [whole(b, D)]) for b in (8, 4, 2, 1) for D in (64, 128)},
     "8/256": (256, [whole(8, 256)]),
     "1/256": (256, [whole(1, 256)]),
-    "3/128": (128, [whole(3, 128)]),
+    **{f"3/{D}": (D, [whole(3, D)]) for D in (64, 128)},
     "4-2/64/group32": (64, [(Format(4, 32), Format(2, 32))]),
     "4/128/group64": (128, [(Format(4, 64), Format(4, 64))]),
+    "4/64/group32": (64, [(Format(4, 32), Format(4, 32))]),
+    "4/128/group32": (128, [(Format(4, 32), Format(4, 32))]),
     "2/128/group32": (128, [(Format(2, 32), Format(2, 32))]),
     "1/256/group64": (256, [(Format(1, 64), Format(1, 64))]),
     "1/256/group32": (256, [(Format(1, 32), Format(1, 32))]),
@@ -176,6 +178,15 @@ PARTS = {  # name -> head_dim and formats of keys and values of each part
         128,
         [(None, None), (Format(2, 64), Format(2, 64)), (Format(1, 64), Format(1, 64))],
     ),
+    **{f"{b}/{D}/lloyd": (D, [whole(b, D, "lloyd")]) for b in (2, 3, 4) for D in (64, 128)},
+    "4/256/lloyd": (256, [whole(4, 256, "lloyd")]),
+    "4/128/group64/lloyd": (128, [(Format(4, 64, "lloyd"), Format(4, 64, "lloyd"))]),
+    **{
+        f"{b}/{D}/group32/lloyd": (D, [(Format(b, 32, "lloyd"), Format(b, 32, "lloyd"))])
+        for b in (2, 4)
+        for D in (64, 128)
+    },
+    **{f"5-4/{D}/lloyd": (D, [(Format(5, D, "lloyd"), Format(4, D, "lloyd"))]) for D in (64, 128)},
     "2,4/128/lloyd": (128, [whole(2, 128, "lloyd"), whole(4, 128, "lloyd")]),
     "16,5-4/64/lloyd": (64, [(None, None), (Format(5, 64, "lloyd"), Format(4, 64, "lloyd"))]),
     "16,4,1/128": (128, [(None, None), whole(4, 128), whole(1, 128)]),
@@ -188,23 +199,26 @@ VARIANTS = [
     ("16/128", "bf16", ""), ("4/128", "bf16", "softcap"), ("4/128/group64", "bf16", ""),
     ("16/64", "fp32", ""), ("16,4,1/128", "fp32", ""), ("1/256", "fp32", ""),
     ("4/128", "fp16", "scores"), ("16,4,1/128", "fp16", "scores"),
+    ("16,5-4/64/lloyd", "fp16", "scores"), ("4/128/group32/lloyd", "fp16", "scores"),
+    ("4/128/lloyd", "bf16", "softcap"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "kind", "more"), VARIANTS)
 def test_decode_attention(name, kind, more):
     D, parts = PARTS[name]
-    tile = decode_tile(D, TYPES[kind], "lloyd" in name)
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[kind]
     pointers = {"partial bits products levels": "fp32"}
-    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": more == "softcap",
-             "SCORES": more == "scores", "PARTS": len(parts), "ASM": True}  # fmt: skip
+    fixed = {"D": D, "HAS_CAP": more == "softcap", "SCORES": more == "scores",
+             "PARTS": len(parts), "ASM": True}  # fmt: skip
+    kinds = [part_constants(*part, D, dtype) for part in parts]
     for i in range(4):
         key, value = parts[min(i, len(parts) - 1)]
         pointers |= {f"q{i}": kind, f"ks{i} vs{i}": "fp16", f"n{i}": "i32"}
         pointers |= {f"k{i}": "u8" if key else kind, f"v{i}": "u8" if value else kind}
-        found = part_constants(key, value, D, dtype)
-        fixed |= {f"{n}{i}": c for n, c in found.items()}
+        fixed |= {f"{n}{i}": c for n, c in kinds[min(i, len(parts) - 1)].items()}
+    tile = tile_of(kinds, D, TYPES[kind], ampere=False)
+    fixed |= {"GP": tile.rows, "BN": tile.columns}
     cost = compile_kernel(
         decode, types(decode, pointers, "scale cap"), fixed, warps=tile.warps, stages=tile.stages
     )
@@ -215,7 +229,7 @@ def test_decode_attention(name, kind, more):
     )
     check(
         label, cost, elements=2 * keys * D, warps=tile.warps,
-        tensor=kind != "fp32", wide=name != "1/64",  # a row of 8 bytes
+        tensor=kind != "fp32", wide=name not in ("1/64", "3/64", "3/64/lloyd"),  # rows of 8 bytes
     )  # fmt: skip
 
 
@@ -242,10 +256,9 @@ LAYERS = {  # of heads that differ; the most formats that `decode_step` takes, w
 )
 def test_decode_step(name, more):
     D, parts = LAYERS[name]
-    tile, dtype = decode_tile(D, 2, "lloyd" in name), torch.float16
-    kinds = []
-    for pair in parts:
-        found = part_constants(*pair, D, dtype)
+    every = [part_constants(*pair, D, torch.float16) for pair in parts]
+    tile, kinds = tile_of(every, D, 2, ampere=False), []
+    for pair, found in zip(parts, every, strict=True):
         kinds.append((*(found[n] for n in ORDER), pair[0] is not None and pair[0].rotate))
     assert len(kinds) <= MOST_KINDS[D]
     pointers = {

@@ -58,16 +58,20 @@ def verify(q, parts, scale, softcap=None):
     torch.testing.assert_close(lse.double(), exact[1], rtol=1e-6, atol=float(room))
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
 @pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4), (256, 1)])
-def test_every_bit_width_of_the_mantissa_path(bits, D, G):
+def test_every_bit_width_of_even_levels_in_registers(bits, D, G):
     q, parts = build(G, D, F16, [(uniform(bits, D), uniform(bits, D), 150)], H=1)
     verify(q, parts, D**-0.5)
 
 
 @pytest.mark.parametrize("share", [0.8, 0.95])
 @pytest.mark.parametrize(
-    "value", [uniform(8, 64), uniform(4, 64), uniform(2, 64), uniform(1, 64), lloyd(8, 64)]
+    "value",
+    [
+        *(uniform(bits, 64) for bits in (8, 4, 3, 2, 1)),
+        *(lloyd(bits, 64) for bits in (8, 5, 4, 3, 2)),
+    ],
 )
 def test_values_next_to_an_attention_sink(value, share, monkeypatch):
     # one split: the sink's weight is what those of thousands of other slots are relative to
@@ -81,6 +85,37 @@ def test_values_next_to_an_attention_sink(value, share, monkeypatch):
     v[0, 0, 1001] = v[0, 0, 1001] * 2**-10
     fmt = uniform(8, 64)
     verify(q, [Part(held(k, fmt), held(v, value), fmt, value)], 0.125)
+
+
+def direct(key, value, D):
+    """Whether both sides take a path without expanding to values."""
+    found = triton_impl.constants(key, value, D, F16)
+    return bool(found["KF"] and found["VF"])
+
+
+def verify_flat_and_peaked(D, G, key, value):
+    """Gaussian keys, and next to an attention sink."""
+    q, parts = build(G, D, F16, [(key, value, 150)], H=1)
+    verify(q, parts, D**-0.5)
+    q, parts = probe.with_sinks(probe.Draw("cpu", F16, D), G, D, [(key, value, 150)])
+    verify(q, parts, D**-0.5)
+
+
+@pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4)])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("keys", "values"), [(4, 4), (5, 4), (2, 2), (3, 3), (4, 5)])
+def test_lloyd_levels_are_looked_up(keys, values, group, D, G):
+    key, value = lloyd(keys, D, min(group, D)), lloyd(values, D, min(group, D))
+    assert direct(key, value, D)
+    verify_flat_and_peaked(D, G, key, value)
+
+
+@pytest.mark.parametrize(("D", "G"), [(64, 3), (128, 4)])
+@pytest.mark.parametrize(("keys", "values"), [(4, 4), (3, 3), (2, 2), (4, 2), (1, 1), (8, 8)])
+def test_groups_of_32(keys, values, D, G):
+    key, value = uniform(keys, D, 32), uniform(values, D, 32)
+    assert direct(key, value, D) == (keys < 8 or D == 64)
+    verify_flat_and_peaked(D, G, key, value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""PTX that looks up the levels of eight codes, and the tables that it reads.
+
+Operands are the results; the word of codes, a nibble each; at 2 and 3 bits how far to shift it; at
+3 and 5 bits the word of top bits and how far to shift that; and the tables. A word is two elements
+of 16 bits or four of 8; an operand of 32 bits an element comes once for each element, and only the
+first is used.
+"""
+
+from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+
+
+def tables(bits: int, lloyd: bool = True) -> list[int]:
+    """Levels in fp16 as words (int32): of all lower bytes, then of all upper ones.
+
+    At 2 and 3 bits the levels in rising order; at 4 and 5 their sizes, the largest first. Evenly
+    spaced ones are the codes themselves, of 3 bits: their lower bytes are 0 and left out.
+    """
+    import torch
+
+    if not lloyd:
+        uppers = torch.arange(8).half().view(torch.int16) >> 8
+        return [int.from_bytes(bytes(uppers[i : i + 4].tolist()), "little") for i in (0, 4)]
+    levels = lloyd_levels(bits)
+    chosen = levels if bits < 4 else levels[: 2 ** (bits - 1)].neg()
+    bytes_of = [x & 0xFFFF for x in chosen.half().view(torch.int16).tolist()]
+    rows = [x & 255 for x in bytes_of] + [x >> 8 for x in bytes_of]
+    words = [rows[i : i + 4] for i in range(0, len(rows), 4)]
+    return [int.from_bytes(bytes(four), "little", signed=True) for four in words]
+
+
+class _Operands:
+    """Names of the operands of a text, by what they are."""
+
+    def __init__(self, bits: int, lloyd: bool, pack: int, outputs: int) -> None:
+        at = outputs
+        self.word, at = f"${at}", at + 1
+        if bits < 4:
+            self.shift, at = f"${at}", at + pack
+        if bits in (3, 5):
+            self.top, at = f"${at}", at + 1
+            self.first, at = f"${at}", at + pack
+        n = len(tables(bits, lloyd))
+        words = [f"${at + i * pack}" for i in range(n)]
+        self.tables = {"l": words[: n // 2], "h": words[n // 2 :]} if lloyd else {"h": words}
+        self.count = at + n * pack - outputs
+
+
+def _codes(bits: int, o: _Operands) -> list[str]:
+    """`i`, what is looked up, a nibble each; at 5 bits `j`, the same with a fourth bit.
+
+    Where levels have sizes, the top bits of `n` are set where they are positive, one a nibble.
+    """
+    if bits == 4:
+        return [
+            f"and.b32 n, {o.word}, 0x88888888",
+            "mul.hi.u32 m, n, 0xe0000000",  # 7 in nibbles of positive levels
+            f"lop3.b32 i, {o.word}, m, 0x77777777, 0x28",  # (word ^ m) & 7s: size 0 is the largest
+            f"mov.b32 n, {o.word}",
+        ]
+    if bits == 5:
+        return [
+            f"shr.u32 n, {o.top}, {o.first}",
+            "and.b32 n, n, 0x11111111",
+            "mul.lo.u32 n, n, 15",  # 15 in nibbles of positive levels
+            f"xor.b32 j, {o.word}, n",
+            "and.b32 i, j, 0x77777777",
+        ]
+    lines = [f"shr.u32 i, {o.word}, {o.shift}", "and.b32 i, i, 0x33333333"]
+    if bits == 3:
+        lines += [
+            f"shr.u32 n, {o.top}, {o.first}",
+            "and.b32 n, n, 0x11111111",
+            "mad.lo.u32 i, n, 4, i",
+        ]
+    return lines
+
+
+def _asm(
+    bits: int, lloyd: bool, pack: int, outputs: int, halves: list[str], spread: tuple[int, int],
+    joins: list[str],
+) -> str:  # fmt: skip
+    """PTX from a word of codes to words of two levels.
+
+    Args:
+        bits: of a code.
+        lloyd: whether levels are Lloyd's, or the codes themselves.
+        pack: elements of a word.
+        outputs: results.
+        halves: makes `a` and `b` of `i`; their four lowest nibbles are four of the eight codes.
+        spread: bytes of a word and of that word, shifted by a nibble, whose top bits are those of
+            the codes in `a`, and in `b`.
+        joins: results, from lower bytes `la`, `lb` and upper ones `ha`, `hb`.
+    """
+    o = _Operands(bits, lloyd, pack, outputs)
+    masks = [f"prmt.b32 s{x}, %s, m, 0x{y:04x}" for x, y in zip("ab", spread, strict=True)]
+    lines = [".reg .b32 i, j, m, n, a, b, sa, sb, la, lb, ha, hb, far", *_codes(bits, o), *halves]
+    for y, words in o.tables.items():
+        near = (words * 2)[:2]
+        lines += [f"prmt.b32 {y}{x}, {near[0]}, {near[1]}, {x}" for x in "ab"]
+    if bits == 5:
+        lines += ["shl.b32 m, j, 4", *(x % "j" for x in masks)]
+        for y, words in o.tables.items():
+            for x in "ab":
+                lines += [
+                    f"prmt.b32 far, {words[2]}, {words[3]}, {x}",
+                    f"lop3.b32 {y}{x}, s{x}, far, {y}{x}, 0xca",  # s ? far : near
+                ]
+    if bits in (4, 5):
+        lines += ["shl.b32 m, n, 4", *(x % "n" for x in masks)]
+        lines += [f"lop3.b32 h{x}, h{x}, s{x}, 0x80808080, 0xf2" for x in "ab"]  # h | (~s & 80s)
+    if not lloyd:
+        lines += ["mov.b32 la, 0", "mov.b32 lb, 0"]
+    return "{ " + "; ".join([*lines, *joins]) + "; }"
+
+
+def _constraints(bits: int, lloyd: bool, pack: int, outputs: int) -> str:
+    return ",".join(["=r"] * outputs + ["r"] * _Operands(bits, lloyd, pack, outputs).count)
+
+
+def keys(bits: int, lloyd: bool = True) -> tuple[str, str]:
+    """Text and constraints, for words of two elements of 16 bits.
+
+    Four results, of the lowest to the highest nibble of both elements. Every element stands for
+    itself: codes 0, 1, 4, 5 are in `a` and 2, 3, 6, 7 in `b`.
+    """
+    halves = ["prmt.b32 a, i, 0, 0x4420", "prmt.b32 b, i, 0, 0x4431"]
+    joins = [
+        "prmt.b32 $0, la, ha, 0x6240",
+        "prmt.b32 $1, la, ha, 0x7351",
+        "prmt.b32 $2, lb, hb, 0x6240",
+        "prmt.b32 $3, lb, hb, 0x7351",
+    ]
+    text = _asm(bits, lloyd, 2, 4, halves, (0xAE8C, 0xBF9D), joins)
+    return text, _constraints(bits, lloyd, 2, 4)
+
+
+def values(bits: int, upper: bool, lloyd: bool = True) -> tuple[str, str]:
+    """Text and constraints, for words of four bytes: two results, of their lower or upper codes.
+
+    What the texts of both have in common is done once, as nothing in them has an effect.
+    """
+    halves = ["mov.b32 a, i", "shr.u32 b, i, 16"]
+    which = "0x7351" if upper else "0x6240"
+    joins = [f"prmt.b32 $0, la, ha, {which}", f"prmt.b32 $1, lb, hb, {which}"]
+    text = _asm(bits, lloyd, 4, 2, halves, (0x9D8C, 0xBFAE), joins)
+    return text, _constraints(bits, lloyd, 4, 2)

@@ -1,0 +1,115 @@
+"""The asm of `lookup_asm`, carried out: every code in every place, against the levels."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from ptx import carry_out
+
+from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.decode_attention.lookup_asm import keys, tables, values
+from kvsearch_kernels.quantize_kv.reference import Format, dequantize, quantize
+
+NOISE = 0x5A5A5A5A  # copies of an operand that are not to be read
+
+
+def halves(word):
+    """The two fp16 numbers of a word."""
+    bits = torch.tensor([word & 0xFFFF, word >> 16], dtype=torch.int32).to(torch.int16)
+    return bits.view(torch.float16).tolist()
+
+
+def wanted(codes, bits, lloyd=True):
+    return lloyd_levels(bits).half()[codes].tolist() if lloyd else codes
+
+
+def words(n=300):
+    """Eight nibbles a word: each one in each place, then any."""
+    draw = random.Random(0)
+    for nibble in range(16):
+        yield nibble * 0x11111111
+    for _ in range(n):
+        yield draw.getrandbits(32)
+
+
+def cases(bits):
+    """Words, top words, their shifts, and the codes that they mean."""
+    draw = random.Random(1)
+    for word in words():
+        shift, first = draw.choice((0, 2)), draw.randrange(4)
+        top = draw.choice([0, 0xFFFFFFFF, draw.getrandbits(32)])
+        low = [word >> (4 * i) & 15 for i in range(8)]
+        if bits < 4:
+            low = [x >> shift & 3 for x in low]
+        if bits in (3, 5):
+            low = [x | (top >> (4 * i + first) & 1) << (bits - 1) for i, x in enumerate(low)]
+        yield word, shift, top, first, low
+
+
+KINDS = pytest.mark.parametrize(
+    ("bits", "lloyd"), [(2, True), (3, True), (4, True), (5, True), (3, False)]
+)
+
+
+def operands(bits, lloyd, pack, word, shift, top, first):
+    """As Triton numbers them: one of 32 bits an element comes `pack` times a word."""
+    found = [word]
+    if bits < 4:
+        found += [shift] + [NOISE] * (pack - 1)
+    if bits in (3, 5):
+        found += [top, first] + [NOISE] * (pack - 1)
+    for table in tables(bits, lloyd):
+        found += [table] + [NOISE] * (pack - 1)
+    return found
+
+
+@KINDS
+def test_keys(bits, lloyd):
+    text, constraints = keys(bits, lloyd)
+    for *held, codes in cases(bits):
+        given = operands(bits, lloyd, 2, *held)
+        assert constraints == ",".join(["=r"] * 4 + ["r"] * len(given))
+        for i, out in enumerate(carry_out(text, 4, given)):
+            assert halves(out) == wanted([codes[i], codes[i + 4]], bits, lloyd)
+
+
+@KINDS
+def test_values(bits, lloyd):
+    for *held, codes in cases(bits):
+        given = operands(bits, lloyd, 4, *held)
+        for upper in (False, True):
+            text, constraints = values(bits, upper, lloyd)
+            assert constraints == ",".join(["=r"] * 2 + ["r"] * len(given))
+            found = [x for out in carry_out(text, 2, given) for x in halves(out)]
+            assert found == wanted(codes[upper::2], bits, lloyd)
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@KINDS
+def test_where_channels_are(bits, lloyd, D):
+    """Packed rows, read as `lookup_words` reads them: which channels come out where."""
+    fmt = Format(bits, D, "lloyd" if lloyd else "uniform")
+    packed = quantize(torch.randn(D), fmt)
+    row = packed.codes.numpy()
+    units = torch.tensor([1.0, 0.0])[: fmt.numbers].half()  # steps of 1, zeros of 0
+    level = dequantize(replace(packed, scales=units[None]), fmt).half().tolist()
+    for held, pack, W in ((row.view("<u2"), 2, D // 4), (row, 4, D // 2)):
+        S = W if bits > 3 else W // 2
+        for w in range(0, W, pack):
+            at = np.arange(w, w + pack)
+            word = int.from_bytes(held[at % S].tobytes(), "little")
+            top = 0
+            if bits in (3, 5):
+                top = int.from_bytes(held[S + at % (W // 4)].tobytes(), "little")
+            given = operands(bits, lloyd, pack, word, w // (W // 2) * 2, top, w // (W // 4))
+            if pack == 2:
+                for n, out in enumerate(carry_out(keys(bits, lloyd)[0], 4, given)):
+                    assert halves(out) == [level[2 * v + n // 2 + n % 2 * D // 2] for v in at]
+            else:
+                for n in range(2):
+                    found = carry_out(values(bits, n == 1, lloyd)[0], 2, given)
+                    assert [x for out in found for x in halves(out)] == [
+                        level[v + n * W] for v in at
+                    ]
