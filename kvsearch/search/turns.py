@@ -26,6 +26,11 @@ class FullEvaluation(Evaluation):
     """The full cache on further windows: the reference of the policies that follow there."""
 
 
+def at_once(left: int) -> int:
+    """Free proposals that are evaluated at once at most, if so many are not yet evaluated."""
+    return max(1, int(AT_ONCE * left))
+
+
 def waits(under_way: Sequence[Kind], unmade: int) -> bool:
     """Whether a free proposal, though wanted, waits for what others will have found.
 
@@ -36,5 +41,18 @@ def waits(under_way: Sequence[Kind], unmade: int) -> bool:
         unmade: free proposals that are still to be made.
     """
     proposals = under_way.count("searched")
-    most = max(1, int(AT_ONCE * (unmade + proposals)))
-    return proposals < len(under_way) or proposals >= most
+    return proposals < len(under_way) or proposals >= at_once(unmade + proposals)
+
+
+def kept_free(under_way: Sequence[Kind], unmade: int, slots: int) -> int:
+    """Evaluators for the proposals that come all at once when the methods have ended.
+
+    A window that was begun just before would delay a proposal by its whole length, and all that
+    follows from it. Where there are more such proposals than evaluators, all are at work anyway.
+
+    Args:
+        under_way, unmade: as for `waits`.
+        slots: evaluators.
+    """
+    due = at_once(unmade) if set(under_way) - {"searched"} else 0
+    return due if due < slots else 0
