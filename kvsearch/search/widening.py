@@ -53,7 +53,6 @@ class Widening(Loop[Evaluation]):
         self._full_key = self._full_policy.fingerprint(task.setting.shape.layers)
         self._pieces = Pieces(folder, PART)
         self._alone: set[str] = set()  # fingerprints of which nothing more is measured ahead
-        self._idle_windows = 0  # that were given to evaluators without a job
 
     # -- what a search is else -----------------------------------------------------------------
 
@@ -128,9 +127,7 @@ class Widening(Loop[Evaluation]):
         )  # fmt: skip
         if trial is None:
             return None
-        evaluation = self._further(trial, covered[trial.number])
-        self._idle_windows += isinstance(evaluation, WiderEvaluation)
-        return evaluation
+        return self._further(trial, covered[trial.number])
 
     def _further(self, trial: Trial, first: int) -> Evaluation:
         """A trial on the windows from `first` on, or the full cache if it is not there yet."""
@@ -201,10 +198,10 @@ class Widening(Loop[Evaluation]):
         return max((covered[t.number] for t in self.trials if t.state == "complete"), default=0)
 
     def _turns(self, covered: Mapping[int, int]) -> int:
-        """How often a policy was given further windows, those of idle evaluators left out."""
+        """How often a policy was given further windows, ahead of its turn or not."""
         twins = {t.number for t in self.trials if t.state == "duplicate"}
         rest = [max(0, w - self._first) for n, w in covered.items() if n not in twins]
-        return sum(-(-r // self._first) for r in rest) - self._idle_windows
+        return sum(-(-r // self._first) for r in rest)
 
     # -- what comes of it ----------------------------------------------------------------------
 

@@ -126,7 +126,8 @@ def test_no_evaluator_idles_while_a_contender_waits(tmp_path: Path) -> None:
     assert sum(t.kind == "searched" and t.state == "complete" for t in trials) == 160
     assert fleet.idle < 0.1 * fleet.now * fleet.slots
     best = growing.contenders(trials, SETTING.budget_bytes)
-    assert {t.windows for t in best} == {GROWN}
+    most = max(t.windows for t in trials if t.state == "complete")
+    assert {t.windows for t in best} == {most} and most > 3
     assert all(times == 1 for times in ends(tmp_path / "log").values())
     right(tmp_path, trials)
 
