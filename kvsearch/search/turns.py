@@ -18,7 +18,13 @@ class TrialEvaluation(Evaluation):
 
 @dataclass(kw_only=True)
 class WiderEvaluation(TrialEvaluation):
-    """A trial that is complete, on further windows."""
+    """A trial on further windows.
+
+    Attributes:
+        due: whether it is the turn of the trial; else its evaluator had nothing to do.
+    """
+
+    due: bool = True
 
 
 @dataclass(kw_only=True)

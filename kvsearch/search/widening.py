@@ -120,6 +120,8 @@ class Widening(Loop[Evaluation]):
             return None
         covered, running = self._covered(), self._under_way()
         waits = self._wanted() or running
+        if not waits and not any(getattr(e, "due", True) for e in self.running.values()):
+            return None  # the search has ended but for what is under way
         most = self.task.windows if self._wanted() else self._most(covered)
         trial = growing.likely(
             self.trials, running, self._limit, most, self._open(covered),
@@ -127,9 +129,9 @@ class Widening(Loop[Evaluation]):
         )  # fmt: skip
         if trial is None:
             return None
-        return self._further(trial, covered[trial.number])
+        return self._further(trial, covered[trial.number], due=False)
 
-    def _further(self, trial: Trial, first: int) -> Evaluation:
+    def _further(self, trial: Trial, first: int, due: bool = True) -> Evaluation:
         """A trial on the windows from `first` on, or the full cache if it is not there yet."""
         t = self.task
         full = self._next_window(self._full_key, len(self.full), self._flying())
@@ -139,7 +141,7 @@ class Widening(Loop[Evaluation]):
         return WiderEvaluation(
             policy=trial.policy, fingerprint=trial.fingerprint, trial=trial, part=PART,
             number=trial.number, first=first, rungs=self._looks(first), piece=ahead,
-            tries=1 if ahead else ATTEMPTS,
+            tries=1 if ahead else ATTEMPTS, due=due,
         )  # fmt: skip
 
     def _full_from(self, first: int, number: int) -> FullEvaluation:
