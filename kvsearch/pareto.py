@@ -34,6 +34,10 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 def nondominated(points: Sequence[Sequence[float]]) -> list[int]:
     """Indices of the points that no other dominates, in any number of dimensions, as in `front`."""
     xs = np.asarray(points, dtype=np.float64)
+    differing = [i for i, x in enumerate(xs.T) if not (x == x[0]).all()]
+    if len(differing) < 3 <= len(xs.T):  # a sort is enough
+        plane = (*differing, *(i for i in range(len(xs.T)) if i not in differing))[:2]
+        return sorted(front([(x[plane[0]], x[plane[1]]) for x in xs.tolist()]))
     kept = []
     for i, x in enumerate(xs):
         better = (xs <= x).all(1) & (xs < x).any(1)

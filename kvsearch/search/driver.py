@@ -20,16 +20,17 @@ from kvsearch.errors import RunError
 from kvsearch.knobs import Value
 from kvsearch.policy import Policy
 from kvsearch.records import Kind, Trial
-from kvsearch.search import growing, race
+from kvsearch.search import race
 from kvsearch.search.attempts import ATTEMPTS
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.loop import Evaluation, Loop
+from kvsearch.search.loop import Evaluation
 from kvsearch.search.measure import GIVEN_UP, PART, measure
 from kvsearch.search.rivals import Rivals
 from kvsearch.search.study import Study
 from kvsearch.search.task import KINDS, Task, admitted, baselines
-from kvsearch.search.turns import FullEvaluation, TrialEvaluation, WiderEvaluation, waits
+from kvsearch.search.turns import FullEvaluation, TrialEvaluation, WiderEvaluation, kept_free, waits
+from kvsearch.search.widening import Widening
 from kvsearch.search.work import Measured
 
 HOPELESS = 5  # failures in a row, without one success, that end a run
@@ -37,7 +38,7 @@ HOPELESS = 5  # failures in a row, without one success, that end a run
 Watch = Callable[[Trial, list[Trial]], None]
 
 
-class Search(Loop[Evaluation]):
+class Search(Widening):
     """Runs a task in a folder, and picks up where an earlier run of it stopped.
 
     Args:
@@ -48,9 +49,10 @@ class Search(Loop[Evaluation]):
     """
 
     def __init__(self, task: Task, executor: Executor, folder: RunFolder, watch: Watch) -> None:
-        super().__init__(executor, folder)
-        self.task, self.watch = task, watch
-        self.trials = [_dated(t, task.windows) for t in folder.trials()]
+        trials = [_dated(t, task.windows) for t in folder.trials()]
+        super().__init__(task, executor, folder, trials)
+        self.watch = watch
+        self._held: list[TrialEvaluation] = []  # measured before the full cache was
         budget = task.setting.budget_bytes
         self.study = Study(task.space, task.sampler, task.seed, budget, task.speed is not None)
         self._interrupted = folder.running()
@@ -68,9 +70,13 @@ class Search(Loop[Evaluation]):
         Raises:
             RunError: nothing works, or the folder cannot be written.
         """
-        self.prepare()
+        if self.task.growing and self.executor.slots > 1:
+            self._resume()
+        else:
+            self.prepare()
         self.drive()
         self._renew()
+        self._pieces.clear()
         return self.trials
 
     def prepare(self) -> None:
@@ -81,13 +87,23 @@ class Search(Loop[Evaluation]):
             windows=self._first if self.task.growing else self.task.windows,
             together=self.task.together,
         )  # fmt: skip
-        self.full = self._load(full.fingerprint(self.task.setting.shape.layers))
+        self._resume()
+
+    def _resume(self) -> None:
+        """Take up the full cache as far as it is measured, and windows that waited for others."""
+        if self.folder.has_nll(PART, self._full_key):
+            self.full = self._load(self._full_key)
+        if self.task.growing:
+            self._pieces.restore()
+            self._join_full()
 
     # -- what comes next -----------------------------------------------------------------------
 
     def next(self) -> Evaluation | None:
         """The next evaluation that is needed, or None when there is nothing to start now."""
         while True:
+            if self._lacks_full():
+                return self._full_from(0, 0)
             if self._interrupted:
                 trial = self._again(self._interrupted.pop(0))
             elif self._methods:
@@ -102,55 +118,12 @@ class Search(Loop[Evaluation]):
                 asked, knobs = self.study.ask()
                 trial = self._check(asked, f"trial {asked.number}", "searched", knobs)
             else:
-                return None
+                return self._ahead()
             if trial is None:
                 continue
             evaluation = self._evaluation(trial)
             if not self._known(evaluation):
                 return evaluation
-
-    def _wider(self) -> Evaluation | None:
-        """A contender on further windows, if it is the turn of one; or the full cache there.
-
-        Free proposals and further windows take turns. When there are no more proposals, contenders
-        get windows until all have as many as any policy, contender or not: who once was one may
-        have the most windows, and only policies with the most are chosen.
-        """
-        if not self.task.growing:
-            return None
-        t, busy = self.task, [e for e in self.running.values() if isinstance(e, WiderEvaluation)]
-        most = t.windows
-        if not self._wanted():
-            most = max((c.windows for c in self.trials if c.state == "complete"), default=0)
-        elif self._turns(busy) >= self._proposed() and not self._waits():
-            return None
-        limit, numbers = t.setting.budget_bytes, [e.number for e in busy]
-        trial = growing.least_measured(self.trials, limit, most, numbers)
-        if trial is None:
-            return None
-        if self.folder.attempts.of(PART, trial.fingerprint) >= ATTEMPTS:
-            self._lost(trial, GIVEN_UP)
-            return self._wider()
-        common: dict[str, Any] = {"part": PART, "number": trial.number, "first": trial.windows}
-        width = min(self._first, t.windows - trial.windows)
-        common["rungs"] = ((width, t.setting.tokens),)
-        if len(self.full) < trial.windows + width:
-            if any(isinstance(e, FullEvaluation) for e in self.running.values()):
-                return None
-            full = Policy(name="full")
-            key = full.fingerprint(t.setting.shape.layers)
-            if self._on_disk(key) >= trial.windows + width:  # a kill came after it was saved
-                self.full = self._load(key)
-            else:
-                return FullEvaluation(policy=full, fingerprint=key, counted=False, **common)
-        return WiderEvaluation(
-            policy=trial.policy, fingerprint=trial.fingerprint, trial=trial, **common
-        )
-
-    def _turns(self, busy: list[WiderEvaluation]) -> int:
-        """How often a policy was given further windows."""
-        rest = [max(0, t.windows - self._first) for t in self.trials if t.state != "duplicate"]
-        return sum(-(-r // self._first) for r in rest) + len(busy)
 
     def _proposed(self) -> int:
         """Free proposals that are evaluated, or were."""
@@ -160,11 +133,6 @@ class Search(Loop[Evaluation]):
         )
         return spent + sum(t.kind == "searched" for t in self._under_way())
 
-    @property
-    def _first(self) -> int:
-        """Windows that a policy starts with, and gets at a time."""
-        return min(self.task.together, self.task.windows)
-
     def _wanted(self) -> bool:
         """Whether another free proposal should be started."""
         more = self._proposed() < self.task.trials
@@ -173,6 +141,10 @@ class Search(Loop[Evaluation]):
     def _waits(self) -> bool:
         kinds = [t.kind for t in self._under_way()]
         return waits(kinds, self.task.trials - self._proposed())
+
+    def _kept_free(self) -> int:
+        kinds = [t.kind for t in self._under_way()]
+        return kept_free(kinds, self.task.trials - self._proposed(), self.executor.slots)
 
     def _again(self, before: Trial) -> Trial | None:
         """A trial that was under way when the driver or its evaluator was killed."""
@@ -229,8 +201,13 @@ class Search(Loop[Evaluation]):
 
     def _under_way(self) -> list[Trial]:
         """Trials that are evaluated for the first time."""
-        first = (e for e in self.running.values() if not isinstance(e, WiderEvaluation))
-        return [e.trial for e in first if isinstance(e, TrialEvaluation)]
+        first = [e for e in self.running.values() if not isinstance(e, WiderEvaluation)]
+        return [e.trial for e in [*self._held, *first] if isinstance(e, TrialEvaluation)]
+
+    def _lacks_full(self) -> bool:
+        """Whether the full cache is to be measured beside the first policies."""
+        under_way = any(isinstance(e, FullEvaluation) for e in self.running.values())
+        return self.task.growing and not len(self.full) and not under_way
 
     def _evaluation(self, trial: Trial) -> TrialEvaluation:
         t = self.task
@@ -249,7 +226,11 @@ class Search(Loop[Evaluation]):
             return False
         nll, about = self.folder.load_nll(PART, e.fingerprint)
         e.tokens, e.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
-        self._complete(e, nll)
+        if isinstance(e, WiderEvaluation):
+            e.trial = replace(e.trial, tokens=e.tokens, seconds=e.seconds)
+            self._replace(self._record(e.trial, nll))
+        else:
+            self._complete(e, nll)
         self.folder.attempts.end(PART, e.fingerprint)
         return True
 
@@ -269,16 +250,13 @@ class Search(Loop[Evaluation]):
     def measured(self, evaluation: Evaluation, found: Measured) -> bool:
         """Finish a trial at its last rung or where it is clearly behind, or let it continue."""
         e, nll = evaluation, found.nll
-        if not isinstance(e, TrialEvaluation):
-            self.full = self._save(e, nll, {"name": "full"})
+        if isinstance(e, WiderEvaluation) or not isinstance(e, TrialEvaluation):
+            self._widened(e, found)
             return False
-        tokens, seconds = e.tokens, e.seconds
-        if isinstance(e, WiderEvaluation):
-            tokens, seconds = e.trial.tokens + tokens, (e.trial.seconds or 0.0) + seconds
-        about = {"name": e.trial.name, "tokens": tokens, "seconds": seconds}
+        about = {"name": e.trial.name, "tokens": e.tokens, "seconds": e.seconds}
         if e.last:
-            e.tokens, e.seconds = tokens, seconds
-            self._complete(e, self._save(e, nll, about))
+            self.folder.save_nll(PART, e.fingerprint, nll, about)
+            self._complete(e, nll)
             return False
         e.seen.append((len(nll), nll.shape[1] + 1, self._dnll(nll)))
         if reason := self._rivals.verdict(e.trial, nll, self.trials):
@@ -289,22 +267,13 @@ class Search(Loop[Evaluation]):
             return False
         return True
 
-    def _save(
-        self, e: Evaluation, nll: NDArray[np.float32], about: dict[str, Any]
-    ) -> NDArray[np.float32]:
-        """Save the NLL with that of the windows before; returns both together."""
-        if e.first:
-            nll = np.concatenate([self._load(e.fingerprint)[: e.first], nll])
-        self.folder.save_nll(PART, e.fingerprint, nll, about)
-        return nll
-
     def failed(self, evaluation: Evaluation, error: str) -> None:
         """Finish a trial without a measurement; too many of these alone end the run."""
         e = evaluation
         if not isinstance(e, TrialEvaluation):
             raise RunError(f"the full cache cannot be evaluated: {error}")
         if isinstance(e, WiderEvaluation):
-            self._lost(e.trial, f"on further windows: {error}")
+            self._unwidened(e, error)
             return
         self._finish(self._done(e, state="failed", error=error))
         worked = any(t.state in ("complete", "pruned") for t in self.trials)
@@ -313,23 +282,38 @@ class Search(Loop[Evaluation]):
             raise RunError(f"the first {len(failures)} policies all failed: {failures[0].error}")
 
     def _complete(self, e: TrialEvaluation, nll: NDArray[np.float32]) -> None:
-        start = self.task.score_from - 1
+        """Finish a trial on its first windows; without the full cache there, it has to wait."""
+        if len(nll) > len(self.full):
+            self._held.append(e)
+            return
+        self._finish(self._record(self._done(e), nll, e.rungs))
+
+    def _join_full(self) -> None:
+        """Policies that were measured before the full cache can be compared now, too."""
+        super()._join_full()
+        held, self._held = self._held, []
+        for e in held:
+            self._complete(e, self._load(e.fingerprint))
+
+    def _record(
+        self,
+        trial: Trial,
+        nll: NDArray[np.float32],
+        rungs: tuple[tuple[int | None, int], ...] = (),
+    ) -> Trial:
+        """A complete trial with what follows from its NLL; of a race, with its rungs."""
         if self.task.growing:
             looks = [(w, nll.shape[1] + 1) for w in range(1, len(nll) + 1)]
         else:
-            looks = [(w or len(nll), t) for w, t in e.rungs] if self.task.racing else []
-        done = self._done(
-            e,
+            looks = [(w or len(nll), t) for w, t in rungs] if self.task.racing else []
+        return replace(
+            trial,
             state="complete",
-            nll=float(nll[:, start:].mean()),
+            nll=float(nll[:, self.task.score_from - 1 :].mean()),
             dnll=self._dnll(nll),
             rungs=tuple((w, t, self._dnll(nll[:w, : t - 1])) for w, t in looks),
             windows=len(nll),
         )
-        if isinstance(e, WiderEvaluation):
-            self._replace(done)
-        else:
-            self._finish(done)
 
     def _done(self, e: TrialEvaluation, **how: Any) -> Trial:
         return replace(e.trial, tokens=e.tokens, seconds=e.seconds, **how)
@@ -342,16 +326,13 @@ class Search(Loop[Evaluation]):
             self.study.tell(trial)
         self._misses += trial.state in ("rejected", "duplicate")
         self.watch(trial, self.trials)
+        self._join(trial.fingerprint)
 
     def _replace(self, trial: Trial) -> None:
         """A trial that was complete and has more windows, or failed there, in its old place."""
         self.folder.append(trial)
         self.trials[[t.number for t in self.trials].index(trial.number)] = trial
         self._stale = True
-
-    def _lost(self, trial: Trial, error: str) -> None:
-        """A trial that was complete and failed on further windows; it counts no longer."""
-        self._replace(replace(trial, state="failed", error=error, nll=None, dnll=None))
 
     def _renew(self) -> None:
         """Give Optuna all trials anew if losses changed."""
@@ -366,9 +347,6 @@ class Search(Loop[Evaluation]):
         start = self.task.score_from - 1
         full = self.full[: len(nll), start : nll.shape[1]]
         return float((nll[:, start:] - full).mean())
-
-    def _load(self, fingerprint: str) -> NDArray[np.float32]:
-        return self.folder.load_nll(PART, fingerprint)[0]
 
 
 def _dated(trial: Trial, windows: int) -> Trial:

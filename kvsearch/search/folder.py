@@ -170,6 +170,11 @@ class RunFolder:
         """Forget what was saved of a policy on a part of the text."""
         self._nll(part, fingerprint).unlink(missing_ok=True)
 
+    def pieces(self, part: str) -> list[tuple[int, str]]:
+        """First window and fingerprint of what was saved as `PART.FIRST`, see `pieces`."""
+        names = (f.stem.rpartition("-") for f in (self.path / "nll").glob(f"{part}.*-*.parquet"))
+        return sorted((int(name.rpartition(".")[2]), key) for name, _, key in names)
+
     # -- losses in blocks ----------------------------------------------------------------------
 
     def has_losses(self, part: str, fingerprint: str) -> bool:

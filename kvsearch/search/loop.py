@@ -32,6 +32,7 @@ class Evaluation:
         counted: whether attempts of earlier processes count, too.
         first: number of the first of its windows.
         piece: whether it is a part of what one record will hold, see `measure`.
+        tries: how often it is begun at most, if it kills its evaluator.
         attempt: how often it was begun.
         rung: the one that it is on.
         tokens: that went through the model for it.
@@ -48,6 +49,7 @@ class Evaluation:
     counted: bool = True
     first: int = 0
     piece: bool = False
+    tries: int = ATTEMPTS
     attempt: int = 0
     rung: int = 0
     tokens: int = 0
@@ -167,7 +169,7 @@ class Loop(ABC, Generic[E]):
             if self.measured(e, outcome.measured):
                 e.rung += 1
                 return e.job()
-        elif outcome.status == "died" and e.attempt < ATTEMPTS:
+        elif outcome.status == "died" and e.attempt < e.tries:
             e.rung, e.seen = 0, []
             self._begin(e)
             return e.job()

@@ -51,14 +51,11 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self.space, self._sampler, self._seed, self._limit = space, sampler, seed, limit
-        self._speed = speed
-        self._begin()
-
-    def _begin(self) -> None:
         self._study = optuna.create_study(
-            directions=["minimize", "minimize", *(["maximize"] if self._speed else [])]
+            directions=["minimize", "minimize", *(["maximize"] if speed else [])]
         )
         self._open: dict[int, optuna.Trial] = {}
+        self._kept: dict[int, Trial] = {}  # as the study has them, by number
 
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
@@ -97,9 +94,21 @@ class Study:
             self._study.tell(trial, _values(done))
 
     def renew(self, trials: list[Trial]) -> None:
-        """Begin again with these trials: losses changed, and Optuna's trials cannot."""
-        self._begin()
-        self.restore(trials)
+        """Bring trials up to date, and add those of an earlier process.
+
+        Optuna never changes a trial that has ended, but the loss of a policy changes with further
+        windows. A study made anew for each change would cost as much as it has trials, so the
+        changed ones are overwritten where the storage holds them.
+        """
+        self.restore([t for t in trials if t.number >= self.next_number])
+        known = self.trials
+        for t in trials:
+            if t.number >= 0 and t.state != "running" and self._kept.get(t.number) is not t:
+                old, new = known[t.number], self._frozen(t)
+                old.state, old.values = new.state, new.values
+                old.params, old.distributions = new.params, new.distributions
+                old.user_attrs, old.system_attrs = new.user_attrs, new.system_attrs
+                self._kept[t.number] = t
 
     def restore(self, trials: list[Trial]) -> None:
         """Bring back trials of an earlier process, running ones included, in order of number."""
@@ -115,18 +124,21 @@ class Study:
             if t.state == "running":
                 self.ask(t.params)
                 continue
-            values = _values(t)
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    state=_STATES["complete"] if values else optuna.trial.TrialState.PRUNED,
-                    values=values,
-                    params=t.params,
-                    distributions={k: _distribution(self.space.axes[k]) for k in t.params},
-                    user_attrs={"rungs": [list(r) for r in t.rungs]} if t.rungs else {},
-                    system_attrs=dict(t.system),  # Optuna adds to it
-                    constraints={FITS: self._excess(t)},
-                )
-            )
+            self._study.add_trial(self._frozen(t))
+            self._kept[t.number] = t
+
+    def _frozen(self, t: Trial) -> optuna.trial.FrozenTrial:
+        """A trial that has ended, as Optuna keeps it."""
+        values = _values(t)
+        return optuna.trial.create_trial(
+            state=_STATES["complete"] if values else optuna.trial.TrialState.PRUNED,
+            values=values,
+            params=t.params,
+            distributions={k: _distribution(self.space.axes[k]) for k in t.params},
+            user_attrs={"rungs": [list(r) for r in t.rungs]} if t.rungs else {},
+            system_attrs=dict(t.system),  # Optuna adds to it
+            constraints={FITS: self._excess(t)},
+        )
 
     def _excess(self, done: Trial) -> float:
         if done.state in ("rejected", "failed") or done.bytes_peak is None:

@@ -18,12 +18,23 @@ class TrialEvaluation(Evaluation):
 
 @dataclass(kw_only=True)
 class WiderEvaluation(TrialEvaluation):
-    """A trial that is complete, on further windows."""
+    """A trial on further windows.
+
+    Attributes:
+        due: whether it is the turn of the trial; else its evaluator had nothing to do.
+    """
+
+    due: bool = True
 
 
 @dataclass(kw_only=True)
 class FullEvaluation(Evaluation):
     """The full cache on further windows: the reference of the policies that follow there."""
+
+
+def at_once(left: int) -> int:
+    """Free proposals that are evaluated at once at most, if so many are not yet evaluated."""
+    return max(1, int(AT_ONCE * left))
 
 
 def waits(under_way: Sequence[Kind], unmade: int) -> bool:
@@ -36,5 +47,18 @@ def waits(under_way: Sequence[Kind], unmade: int) -> bool:
         unmade: free proposals that are still to be made.
     """
     proposals = under_way.count("searched")
-    most = max(1, int(AT_ONCE * (unmade + proposals)))
-    return proposals < len(under_way) or proposals >= most
+    return proposals < len(under_way) or proposals >= at_once(unmade + proposals)
+
+
+def kept_free(under_way: Sequence[Kind], unmade: int, slots: int) -> int:
+    """Evaluators for the proposals that come all at once when the methods have ended.
+
+    A window that was begun just before would delay a proposal by its whole length, and all that
+    follows from it. Where there are more such proposals than evaluators, all are at work anyway.
+
+    Args:
+        under_way, unmade: as for `waits`.
+        slots: evaluators.
+    """
+    due = at_once(unmade) if set(under_way) - {"searched"} else 0
+    return due if due < slots else 0

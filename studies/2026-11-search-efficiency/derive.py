@@ -231,31 +231,37 @@ def noisy() -> list[dict]:
 
 
 def side_by_side() -> list[dict]:
-    """Runs with several evaluators, now and before proposals waited, against one evaluator now."""
-    found: dict[tuple[str, int], dict[int, dict]] = {}
+    """Runs with several evaluators, now and by earlier versions, against kvei with one now."""
+    found: dict[tuple[str, str, int], dict[int, dict]] = {}
     for file in sorted(RECORDS.glob("side-by-side/*.parquet")):
         rows = pq.read_table(file).to_pylist()
-        name = rows[0]["contender"].removesuffix("-evaluators")
-        many = int(name.rpartition("-")[2]) if "-evaluators" in rows[0]["contender"] else 1
-        version = "before" if file.stem.startswith("before") else "now"
-        found[version, many] = {r["seed"]: r for r in rows}
+        contender = rows[0]["contender"]
+        name = contender.removesuffix("-evaluators")
+        many = int(name.rpartition("-")[2]) if name != contender else 1
+        version = file.stem.partition(contender)[0].rstrip("-") or "now"
+        found[version, contender.partition("-")[0], many] = {r["seed"]: r for r in rows}
+    one = found["now", "kvei", 1]
     out = []
-    for (version, many), rows in sorted(found.items()):
-        one = found["now", 1]
+    for (version, sampler, many), rows in sorted(found.items()):
         v = np.array([r["volume"] for r in rows.values()])
+        alike = sampler == "kvei"
         lead = v - np.array([one[seed]["volume"] for seed in rows])
         out.append(
             {
                 "version": version,
+                "sampler": sampler,
                 "evaluators": many,
+                "policies": rows[min(rows)]["evaluated"],
                 "seeds": len(rows),
                 "tokens": round(fmean(r["tokens"] for r in rows.values())),
                 "time": round(fmean(r["time"] for r in rows.values())),
                 "busy": fmean(r["busy"] for r in rows.values()),
                 "volume": float(v.mean()),
-                "volume_se": float(v.std(ddof=1) / len(v) ** 0.5),
-                "share_of_one": float(v.mean() / np.mean([r["volume"] for r in one.values()])),
-                "lead_se": float(lead.std(ddof=1) / len(lead) ** 0.5),
+                "volume_se": float(v.std(ddof=1) / len(v) ** 0.5) if len(v) > 1 else "",
+                "share_of_one": float(v.mean() / np.mean([r["volume"] for r in one.values()]))
+                if alike
+                else "",
+                "lead_se": float(lead.std(ddof=1) / len(lead) ** 0.5) if alike else "",
             }
         )
     return out

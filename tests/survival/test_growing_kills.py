@@ -192,8 +192,15 @@ def test_the_least_measured_contender_is_next() -> None:
     found = [*best, small, worse, trial(8, 0.01, 1, 101)]
     names = [t.number for t in growing.contenders(found, 100)]
     assert names == [0, 1, 2, 3, 6]  # the best four, and the smallest
-    assert growing.least_measured(found, 100, 3, ()) is best[1]
-    assert growing.least_measured(found, 100, 3, (1,)) is best[3]
-    assert growing.least_measured(found, 100, 3, (1, 3, 6)) is None  # the others have all
-    assert growing.least_measured(found, 100, 4, (1, 3, 6)) is best[0]
+
+    def least(most: int, **under_way: int) -> Trial | None:
+        """Under way are further windows of some trials, so many of each."""
+        windows = {t.number: t.windows + under_way.get(f"t{t.number}", 0) for t in found}
+        return growing.least_measured(found, 100, most, windows)
+
+    assert least(3) is best[1]
+    assert least(3, t1=1) is best[3]
+    assert least(3, t1=1, t3=1, t6=1) is None  # the others have all
+    assert least(4, t1=2, t3=2, t6=2) is best[0]
+    assert least(4, t1=1, t3=1, t6=1) is best[0]  # all have three: the best one
     assert [t.number for t in growing.most_measured(found)] == [0, 2, 4]
