@@ -8,7 +8,7 @@ import pytest
 import torch
 from ptx import carry_out
 
-from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.decode_attention.lookup_asm import keys, tables, values
 from kvsearch_kernels.quantize_kv.reference import Format, dequantize, quantize
 

@@ -11,7 +11,7 @@ import torch
 from kvsearch_kernels.append_kv import append_kv
 from kvsearch_kernels.choose_slots import choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
-from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.codebooks.nearest import nearest_codes
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 
 
 def nearest_codes(z: Tensor, bits: int) -> Tensor:

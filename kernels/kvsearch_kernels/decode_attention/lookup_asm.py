@@ -6,7 +6,7 @@ of 16 bits or four of 8; an operand of 32 bits an element comes once for each el
 first is used.
 """
 
-from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 
 
 def tables(bits: int, lloyd: bool = True) -> list[int]:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, Tile, decode_tile
 from kvsearch_kernels.decode_attention.lookup_asm import tables
 from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of

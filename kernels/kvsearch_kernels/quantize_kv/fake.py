@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.codebooks.nearest import nearest_codes
 from kvsearch_kernels.quantize_kv import reference
 from kvsearch_kernels.quantize_kv.reference import Format

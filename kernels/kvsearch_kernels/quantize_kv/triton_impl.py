@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.codebooks.lloyd import lloyd_levels
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
 from kvsearch_kernels.launch import (
     DTYPES,
