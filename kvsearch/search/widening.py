@@ -54,7 +54,7 @@ class Widening(Loop[Evaluation]):
         self._pieces = Pieces(folder, PART)
         self._alone: set[str] = set()  # fingerprints of which nothing more is measured ahead
 
-    # -- what a search is else -----------------------------------------------------------------
+    # -- what the rest of a search says --------------------------------------------------------
 
     @abstractmethod
     def _wanted(self) -> bool:

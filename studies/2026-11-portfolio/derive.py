@@ -1,7 +1,8 @@
 """From losses of candidates on tasks to the portfolio, and its worth where it was not learned.
 
 `points.csv`, what `kvsearch/search/portfolio.yaml` ships; `losses.csv`, every candidate on every
-task; `left-out.csv`, what portfolios learned on the other texts, or at the other budget, reach.
+task; `another-model.csv`, the shipped points on a model that none of them was found on;
+`left-out.csv`, what portfolios learned on the other texts, or at the other budget, reach.
 `python derive.py --out FOLDER`.
 
 A portfolio is learned greedily: each next point lowers the mean over tasks of the best point's loss
@@ -48,9 +49,10 @@ class Task:
         return fmean(found)
 
 
-def tasks() -> list[Task]:
+def tasks(model: str = "") -> list[Task]:
+    """Of SmolLM2-135M, or of another model."""
     found = []
-    for file in sorted((HERE / "records").glob("*-b*.json")):
+    for file in sorted((HERE / "records" / model).glob("*-b*.json")):
         text, _, budget = file.stem.rpartition("-b")
         rows = json.loads(file.read_text())
         full = np.array(rows["full"]["sums"]).sum(1)
@@ -82,11 +84,14 @@ def learned(on: Sequence[Task]) -> list[str]:
 
 def tables() -> dict[str, list[dict[str, object]]]:
     every = tasks()
-    losses = [
-        {"text": t.text, "budget": t.budget, "policy": n, "dnll": f"{t.mean(n):.4f}",
-         "windows": " ".join(f"{x:.4f}" for x in t.losses[n])}
-        for t in every for n in t.losses if n != "full"
-    ]  # fmt: skip
+    losses, other = (
+        [
+            {"text": t.text, "budget": t.budget, "policy": n, "dnll": f"{t.mean(n):.4f}",
+             "windows": " ".join(f"{x:.4f}" for x in t.losses[n])}
+            for t in some for n in t.losses if n != "full"
+        ]
+        for some in (every, tasks("gemma3-270m"))
+    )  # fmt: skip
     left = []
     for what in ("text", "budget"):
         for out in sorted({getattr(t, what) for t in every}):
@@ -105,7 +110,10 @@ def tables() -> dict[str, list[dict[str, object]]]:
          "knobs": json.dumps(candidates()[n][1])}
         for i, n in enumerate(learned(every), 1)
     ]  # fmt: skip
-    return {"points.csv": points, "losses.csv": losses, "left-out.csv": left}
+    return {
+        "points.csv": points, "losses.csv": losses, "left-out.csv": left,
+        "another-model.csv": other,
+    }  # fmt: skip
 
 
 def main() -> None:
