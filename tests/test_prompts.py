@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import PolicyCache
+from kvsearch.cache import PolicyCache, engine, heads
+from kvsearch.cache.state import LayerState
 from kvsearch.models.load import LoadedModel
-from kvsearch.policy import HeadTiers, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Budgets, HeadTiers, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
 from tests.cache_cases import head_dim, policy_of, tiny
 from tests.random_policies import policies
 
@@ -76,3 +78,25 @@ def test_policies_that_behave_alike_share_no_pools(models: dict[int, LoadedModel
         want, _ = taken(policy, loaded, (1,) * 60)
         got, _ = taken(policy, loaded, (20, 1, 39))
         assert (got - want).abs().max() < 1e-9
+
+
+def test_heads_that_differ_are_scanned_in_longer_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ModelShape(layers=1, kv_heads=2, head_dim=16, heads=2)
+    policy = Policy(
+        slots=40,
+        interval=4,
+        rule=Attention(),
+        budgets=Budgets(kind="sensitivity", weights=((1.0, 2.0),)),
+    )
+    states = [LayerState(part, packed=True) for part in layout(policy, shape).layers]
+    assert len(states) == 2
+    found, whole = [], engine._piecewise
+
+    def counted(state: LayerState, q: torch.Tensor, *args: object, **kwargs: object) -> object:
+        found.append(q.shape[2])
+        return whole(state, q, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "_piecewise", counted)
+    q, k, v = (torch.randn(1, 2, 2 * engine.PIECE, 16) for _ in "qkv")
+    heads.advance(states, q, k, v, scale=0.25)
+    assert found == [2 * engine.PIECE] * 2  # half of the heads, so pieces are twice as long

@@ -2,4 +2,27 @@
 
 import os
 
+import pytest
+
+from kvsearch.cache.packed import PackedStore
+from kvsearch_kernels.op import Op
+
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
+
+
+@pytest.fixture
+def kernels_alone(monkeypatch):
+    """Call it, and from then on every op runs on its Triton kernel, or says why not."""
+
+    def pick(op, *args, **kwargs):
+        if op.name == "time_order":  # has no Triton kernel yet
+            return "reference"
+        reason = op._why_not("triton", *args, **kwargs)
+        assert reason is None, f"{op.name}: {reason}"
+        return "triton"
+
+    def start():
+        monkeypatch.setattr(Op, "pick", pick)
+        monkeypatch.setattr(PackedStore, "repeats", lambda self, device: True)  # as on a GPU
+
+    return start

@@ -4,12 +4,10 @@ import pytest
 import torch
 
 from kvsearch.cache.engine import advance
-from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
-from kvsearch_kernels.op import Op
 
 D = 64
 SHAPE = ModelShape(1, 2, D, 6)
@@ -61,21 +59,13 @@ CASES = [(name, torch.float32 if p.scored else torch.float16) for name, p in POL
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*CASES, ("re-indexed", torch.float32)])
-def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, monkeypatch):
+def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, kernels_alone):
     policy = POLICIES[name]
     cap = 5.0 if name == "window" else None
     want, state = replay(policy, dtype, cap)
     assert "triton" not in state.impls.values()
 
-    def pick(op, *args, **kwargs):
-        if op.name == "time_order":  # has no Triton kernel yet
-            return "reference"
-        reason = op._why_not("triton", *args, **kwargs)
-        assert reason is None, f"{op.name}: {reason}"
-        return "triton"
-
-    monkeypatch.setattr(Op, "pick", pick)
-    monkeypatch.setattr(PackedStore, "repeats", lambda self, device: True)  # as on a GPU
+    kernels_alone()
     got, other = replay(policy, dtype, cap)
     ops = {"scored_decode"} if policy.scored else {"decode_attention"}
     ops |= {"append_kv"} | ({"repack_kv"} if policy.compacts else set())

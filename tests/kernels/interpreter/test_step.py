@@ -8,7 +8,6 @@ import torch
 from kernel_tools import arena, close, poisoned
 
 from kvsearch.cache.heads import advance
-from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Budgets, HeadTiers, ModelShape, Policy, Quantizer, Tier, layout
@@ -16,7 +15,7 @@ from kvsearch.rules import Attention
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.decode_step.probe import plainly
-from kvsearch_kernels.op import Op, UnsupportedError
+from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
 from kvsearch_kernels.room import Room
 
@@ -69,20 +68,12 @@ CASES = [(name, F32 if p.scored else F16) for name, p in POLICIES.items()]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_a_layer_decodes_on_one_set_of_launches(name, dtype, monkeypatch):
+def test_a_layer_decodes_on_one_set_of_launches(name, dtype, kernels_alone):
     policy, cap = POLICIES[name], 5.0 if name == "decay" else None
     want, plain = replay(policy, dtype, cap)
     assert len(plain) == (1 if name == "full" else 3)
 
-    def pick(op, *args, **kwargs):
-        if op.name == "time_order":  # has no Triton kernel yet
-            return "reference"
-        reason = op._why_not("triton", *args, **kwargs)
-        assert reason is None, f"{op.name}: {reason}"
-        return "triton"
-
-    monkeypatch.setattr(Op, "pick", pick)
-    monkeypatch.setattr(PackedStore, "repeats", lambda self, device: True)  # as on a GPU
+    kernels_alone()
     got, states = replay(policy, dtype, cap, Room())
     assert states[0].impls["decode_step"] == "triton"
     assert not {"append_kv", "decode_attention", "scored_decode", "tally"} & {
