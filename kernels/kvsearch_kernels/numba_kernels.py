@@ -350,6 +350,14 @@ def _slots_in_use(part, b, h, heads):
 
 
 @compiled()
+def _slots_of(parts):
+    slots = 0
+    for part in parts:
+        slots += part[SLOTS]
+    return slots
+
+
+@compiled()
 def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
     """Attention of one query token, see `decode_attention.reference`.
 
@@ -365,7 +373,7 @@ def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
     """
     group, kind = q.shape[1] // heads, q.dtype.type
     wide, width = q.shape[2], out.shape[2]
-    slots = parts[:, SLOTS].sum()
+    slots = _slots_of(parts)
     s = np.empty((group, slots), q.dtype)
     rows = np.empty((ROWS, max(wide, width)), q.dtype)
     values = np.empty((ROWS, max(wide, width)), np.float32)
@@ -373,16 +381,20 @@ def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
     total = np.empty((group, width), q.dtype)
     for b in range(q.shape[0]):
         for h in range(heads):
-            mine = slice(h * group, (h + 1) * group)
-            query[:] = q[b, mine] * kind(scale)
-            s[:] = -np.inf
+            for g in range(group):
+                asked = q[b, h * group + g]
+                for d in range(wide):
+                    query[g, d] = asked[d] * kind(scale)
+                for i in range(slots):
+                    s[g, i] = -np.inf
             first = 0
             for part in parts:
                 side, asks = part[:SIDE], query
                 if side[BLOCK] and not plain:
                     asks = turned
                     for g in range(group):
-                        turned[g] = query[g]
+                        for d in range(wide):
+                            turned[g, d] = query[g, d]
                         hadamard(turned[g], side[BLOCK])
                 used = _slots_in_use(part, b, h, heads)
                 for start in range(0, used, ROWS):
@@ -409,7 +421,9 @@ def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
             first = 0
             for part in parts:
                 side = part[SIDE : 2 * SIDE]
-                total[:] = 0
+                for g in range(group):
+                    for d in range(width):
+                        total[g, d] = 0
                 used = _slots_in_use(part, b, h, heads)
                 for start in range(0, used, ROWS):
                     count = min(ROWS, used - start)
@@ -418,7 +432,9 @@ def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
                 for g in range(group):
                     if side[BLOCK] and not plain:
                         hadamard(total[g], side[BLOCK])
-                    out[b, h * group + g] += total[g]
+                    given = out[b, h * group + g]
+                    for d in range(width):
+                        given[d] += total[g, d]
                 first += part[SLOTS]
 
 
@@ -487,17 +503,30 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
         mine, heads = parts[row[0] : row[1]], row[2]
         pool = mine[-1]
         lengths = carray(_pointer(pool[LENGTHS]), (batch, heads), np.int32)
-        if lengths.max() < pool[SLOTS]:
+        most = 0
+        for b in range(batch):
+            for h in range(heads):
+                most = max(most, lengths[b, h])
+        if most < pool[SLOTS]:
             _store(k, pool[:SIDE], lengths, first, heads)
             _store(v, pool[SIDE : 2 * SIDE], lengths, first, heads)
-        lengths += 1
-        asks = slice(first * group, (first + heads) * group)
-        query, mean = q[:, asks], np.zeros((batch, heads * group, out.shape[2]), q.dtype)
-        slots = mine[:, SLOTS].sum() if row[3] else 0
-        received = np.empty((batch, heads, slots), q.dtype)
+        query = np.empty((batch, heads * group, q.shape[2]), q.dtype)
+        mean = np.empty((batch, heads * group, out.shape[2]), q.dtype)
+        for b in range(batch):
+            for h in range(heads):
+                lengths[b, h] += 1
+            for g in range(heads * group):
+                for d in range(q.shape[2]):
+                    query[b, g, d] = q[b, first * group + g, d]
+                for d in range(out.shape[2]):
+                    mean[b, g, d] = 0
+        received = np.empty((batch, heads, _slots_of(mine) if row[3] else 0), q.dtype)
         lse = np.empty((batch, heads * group), q.dtype)
-        attend(np.ascontiguousarray(query), mine, heads, scale, softcap, plain, mean, lse, received)
-        out[:, asks] = mean
+        attend(query, mine, heads, scale, softcap, plain, mean, lse, received)
+        for b in range(batch):
+            for g in range(heads * group):
+                for d in range(out.shape[2]):
+                    out[b, first * group + g, d] = mean[b, g, d]
         if row[3]:
             _tally(received, row, numbers[r, 0], float32(numbers[r, 1]), lengths[0, 0])
         first += heads
