@@ -119,6 +119,7 @@ def test_free_memory_is_plausible():
         ({"dtype": "float23"}, "did you mean"),
         ({"device": "abacus"}, "unknown device 'abacus'"),
         ({"device": "cuda:99"}, "cuda:99 is not there"),
+        ({"device": "cpu:3"}, "cpu:3 is not there"),
     ],
 )
 def test_wrong_dtype_or_device(tiny_folder, given, words):

@@ -254,6 +254,8 @@ def _device(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise ModelError(f"device {name} is not there: torch sees {count} CUDA devices")
         return torch.device("cuda", device.index or 0)
+    if device.type == "cpu" and device.index:
+        raise ModelError(f"device {name} is not there: a machine's cores are one device, cpu")
     return device
 
 
