@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from kvsearch.cache import segments, steps
+from kvsearch.cache.formats import codecs
 from kvsearch.cache.heads import advance
 from kvsearch.cache.plans import forget_plans
 from kvsearch.cache.rotary import Rotary
@@ -23,6 +26,7 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
 from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch_kernels.quantize_kv.triton_impl import why_not_format
 from tests.heads import losses
 from tests.importance import importance
 from tests.launches import kernels
@@ -165,3 +169,35 @@ def test_a_step_of_any_policy_is_four_launches_at_most(monkeypatch: pytest.Monke
         assert not device.waits, policy.to_json()
     assert served[1] > 100
     assert served[2] > 20
+
+
+def test_a_compaction_of_any_policy_is_six_triton_launches_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of those whose formats have kernels: whoever decides, and however heads are stored."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    device, seen = Device(), Counter[tuple[int, int]]()
+    plain = segments.compact_states
+
+    def compact(states: list[LayerState], *more: Any) -> None:
+        before = Counter(device.launches)
+        plain(states, *more)
+        ran = device.launches - before
+        seen[len(states), sum(n for op, n in ran.items() if op.startswith("triton::"))] += 1
+
+    for module in (segments, steps):
+        monkeypatch.setattr(module, "compact_states", compact)
+    for policy in policies(100, SHAPE):
+        parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
+        formats = {c.fmt for part in parts for pair in codecs(part, torch.float16) for c in pair}
+        if any(fmt and why_not_format(fmt, SHAPE.head_dim) for fmt in formats):
+            continue
+        with kernels(device), torch.inference_mode(), device:
+            rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+            states = [LayerState(p, packed=True, rotary=rotary) for p in parts]
+            list(calls(states, [40], device))
+            for _ in calls(states, [1] * 9, device):
+                assert max((n for _, n in seen), default=0) <= 6, policy.to_json()
+        assert not device.waits, policy.to_json()
+    assert sum(n for (kinds, _), n in seen.items() if kinds == 1) > 40
+    assert sum(n for (kinds, _), n in seen.items() if kinds == 2) > 10

@@ -100,7 +100,8 @@ def _compact(states: Sequence[LayerState]) -> None:
     ranks: list[Tensor] | None = None
     targets: list[int] | None = None
     if held > target * len(states):
-        ranks = [s.scorer.ranks(segments.slots_of(s)) for s in states if s.scorer is not None]
+        slots = zip(states, segments.slots_of(states), strict=True)
+        ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
         targets = _shares(states, ranks, target)
     segments.compact_states(states, ranks, targets)
 

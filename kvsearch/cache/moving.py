@@ -94,7 +94,7 @@ def _new_pools(
     counts = store.counts(keep.shape[-1])
     if not there or not any(counts):
         return None
-    parts = [_part(store, i) for i in there]
+    parts = [part_in_use(store, i) for i in there]
 
     def asked(source: Tensor) -> list[NewPool | None]:
         found: list[NewPool | None] = []
@@ -115,7 +115,7 @@ def _new_pools(
     return asked(source)
 
 
-def _part(store: Pools, i: int) -> Part:
+def part_in_use(store: Pools, i: int) -> Part:
     """The slots in use of pool `i`."""
     (kc, vc), k, v = store.codecs[i], store.keys[i], store.values[i]
     assert k is not None and v is not None

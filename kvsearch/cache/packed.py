@@ -8,6 +8,7 @@ from torch import Tensor
 from kvsearch.cache.formats import Held, Ran, codecs
 from kvsearch.cache.moving import first_of, move
 from kvsearch.cache.native_pool import NativePool, spare
+from kvsearch.cache.reading import read
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.store import entering
 from kvsearch.policy import LayerLayout
@@ -114,17 +115,7 @@ class PackedStore:
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` in order of time, unpacked for one use."""
-        order = self.order_in_use()
-        return self._read(0, order), self._read(1, order)
-
-    def _read(self, which: int, order: Tensor | None) -> Tensor:
-        parts = [
-            self.codecs[i][which].decode(x, self.dtype, self.ran, self.lead)
-            for i, x in enumerate((self.keys, self.values)[which])
-            if x is not None
-        ]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        return whole if order is None else gather_kv.record(self.ran, whole, order)
+        return read([self])[0]
 
     def order(self) -> Tensor | None:
         """Where slots in order of time lie when pools follow one another; None if in that order.

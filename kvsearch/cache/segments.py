@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from kvsearch.cache.compaction import carry_out, decide
 from kvsearch.cache.decode import decode
 from kvsearch.cache.formats import read_back
 from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.reading import read as read_packed
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
 from kvsearch_kernels.lifetime_attention import lifetime_attention
@@ -73,7 +75,8 @@ def finish(states: Sequence[LayerState]) -> None:
     """After the newest token of a layer: drop what anchors leave behind, compact if that is due."""
     first = states[0]
     if first.sequences is not None:
-        closed = [(state, closing.closed(state, slots_of(state))) for state in states]
+        held = zip(states, slots_of(states), strict=True)
+        closed = [(state, closing.closed(state, slots)) for state, slots in held]
         some = [(state, found) for state, found in closed if found is not None]
         keeps = carry_out([found for _, found in some])
         for (state, _), keep in zip(some, keeps, strict=True):
@@ -98,12 +101,13 @@ def compact_states(
     """
     none: list[None] = [None] * len(states)
     decisions = []
-    for state, ranks, target in zip(states, scores or none, targets or none, strict=True):
+    every = zip(states, slots_of(states), scores or none, targets or none, strict=True)
+    for state, slots, ranks, target in every:
         if state.sequences is not None:
-            decisions.append(closing.evicted(state, slots_of(state)))
+            decisions.append(closing.evicted(state, slots))
             continue
         decision, state.cursor = decide(
-            state.layer, state.store, state.scorer, slots_of(state), state.cursor, ranks, target
+            state.layer, state.store, state.scorer, slots, state.cursor, ranks, target
         )
         decisions.append(decision)
     for state, keep in zip(states, carry_out(decisions), strict=True):
@@ -117,24 +121,36 @@ def compact_states(
         state.note_peak()
 
 
-def slots_of(state: LayerState) -> Slots:
-    """What the layer holds now, for its scorer to look at."""
-    store = state.store
+def slots_of(states: Sequence[LayerState]) -> list[Slots]:
+    """What the heads of a layer hold now, for their scorers to look at.
 
-    def read() -> tuple[Tensor, Tensor]:
-        keys, values = store.read()
+    The first scorer that asks for keys and values reads those of all heads, with one launch.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def read(i: int) -> tuple[Tensor, Tensor]:
+        state = states[i]
+        packed = [s.store for s in states if isinstance(s.store, PackedStore)]
+        if len(packed) < len(states):
+            keys, values = state.store.read()
+        else:
+            found.extend(read_packed(packed) if not found else ())
+            keys, values = found[i]
         if state.reindex:
             assert state.rotary is not None
             keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
         return keys, values
 
-    return Slots(
-        seen=state.seen,
-        count=store.n,
-        position=store.n if state.reindex else state.seen,
-        recent_from=store.n - state.layer.policy.recent_window,
-        read=read,
-    )
+    return [
+        Slots(
+            seen=state.seen,
+            count=state.store.n,
+            position=state.store.n if state.reindex else state.seen,
+            recent_from=state.store.n - state.layer.policy.recent_window,
+            read=partial(read, i),
+        )
+        for i, state in enumerate(states)
+    ]
 
 
 def _attend(
