@@ -68,9 +68,8 @@ def rows_of(
         mine = rows[:, :, side]
         mine[..., 2] = kinds.index(fmt)
         mine[..., 3:5] = _held_at(held, kept)
-        if fmt is not None and fmt.levels == "lloyd":
-            levels = tables(fmt.bits, source.device)
-            mine[..., 5:7] = [x.data_ptr() for x in levels]
+        levels = tables(1 if fmt is None else fmt.bits, source.device)  # of Lloyd-Max, or not read
+        mine[..., 5:7] = [x.data_ptr() for x in levels]
         start = 0
         for i, part in enumerate(pool.parts):
             at = HEAD + PART * i
