@@ -313,6 +313,6 @@ def tensors(result: Any) -> list[Tensor]:
         return [result]
     if result is None:
         return []
-    if isinstance(result, tuple):
+    if isinstance(result, tuple | list):
         return [x for part in result for x in tensors(part)]
     return [result.codes, result.scales]

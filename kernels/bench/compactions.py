@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.choose_slots import choose_slots
+from kvsearch_kernels.choose_slots import Ask, choose_slots
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.op import Op
 from kvsearch_kernels.quantize_kv import Format, Packed
-from kvsearch_kernels.repack_kv import repack_kv
+from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from kvsearch_kernels.settle_kv import settle_kv
 
 OPS: tuple[Op[Any, Any], ...] = (repack_kv, choose_slots, settle_kv)
@@ -56,15 +56,14 @@ def arguments(
         stay = torch.rand(B, H, n, device=device).argsort(-1)[..., :slots].sort(-1).values
         more = {"dtype": k.dtype, "native": k.dtype}
         nbytes = tier.keys.nbytes + tier.values.nbytes + fresh.keys.nbytes + fresh.values.nbytes
-        return (stay, [tier, fresh], 0, (fmt, fmt)), more, nbytes
+        return ([NewPool(stay, [tier, fresh], 0, (fmt, fmt))],), more, nbytes
     scores = torch.rand(B, H, n, device=device)
     before = torch.randint(0, 3, (B, H, n), device=device).byte()
     if op == "choose_slots":
         counts = (slots // 4, slots - slots // 4) if variant == "tiers" else ()
-        more = {"gone": new, "recent": new, "counts": counts}
-        return (scores, before), more, scores.nbytes + before.nbytes
-    keep, after = choose_slots.run(
-        "reference", scores, before, gone=new, recent=new, counts=(slots // 4, slots - slots // 4)
-    )
+        ask = Ask(scores, before, new, recent=new, counts=counts)
+        return ([ask],), {}, scores.nbytes + before.nbytes
+    ask = Ask(scores, before, new, recent=new, counts=(slots // 4, slots - slots // 4))
+    ((keep, after),) = choose_slots.run("reference", [ask])
     tiers = [(Format(8, D), Format(8, D)), (Format(4, D), Format(4, D))]
     return (k, v, before, after, tiers), {"keep": keep}, k.nbytes + v.nbytes

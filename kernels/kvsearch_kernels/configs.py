@@ -59,7 +59,6 @@ def attend_tile(head_dim: int, itemsize: int, capped: bool, *, ampere: bool = Fa
 QUANTIZE_ROWS = 16  # tokens of a program
 QUANTIZE_WARPS = 4
 REPACK_ROWS = 16
-REPACK_WARPS = 4
 SETTLE_ROWS = 16
 SETTLE_WARPS = 4
 GATHER_ROWS = 32
@@ -111,3 +110,8 @@ def decode_tile(
 def choose_warps(slots: int) -> int:
     """Warps of a program of `choose_slots`: it holds some 64-bit numbers of every slot."""
     return 4 if slots <= 1024 else 8
+
+
+def repack_warps(head_dim: int) -> int:
+    """Warps of a program of `repack_kv`; with four, 64 channels spill on sm_80."""
+    return 8 if head_dim == 64 else 4

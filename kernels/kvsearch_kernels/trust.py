@@ -6,7 +6,8 @@ that follows in the process. KVSEARCH_TRITON=0 leaves Triton out.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib import import_module
 from threading import RLock
 from typing import Any, Protocol, TypeAlias
@@ -45,10 +46,16 @@ _lock = RLock()
 
 def subject(*args: Any, **kwargs: Any) -> tuple[torch.device, torch.dtype]:
     """Device and type that a call is about: those of its first tensor, or the type asked for."""
-    first = next(iter((*args, *kwargs.values())))
-    held: Tensor = first if isinstance(first, Tensor) else first.codes
+    held = _first((*args, *kwargs.values()))
     dtype: torch.dtype = kwargs.get("dtype", held.dtype)
     return held.device, dtype
+
+
+def _first(x: Any) -> Tensor:
+    """The first tensor of arguments, which may begin with a sequence or a dataclass."""
+    while not isinstance(x, Tensor):
+        x = x[0] if isinstance(x, Sequence) else getattr(x, fields(x)[0].name)
+    return x
 
 
 def trusted(op: Provable, impl: str, device: torch.device, dtype: torch.dtype) -> str | None:

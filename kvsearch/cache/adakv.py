@@ -97,14 +97,13 @@ def _compact(states: Sequence[LayerState]) -> None:
     """Compact all heads of a layer, which ends with the slots of an even split."""
     target, held = states[0].layer.target, sum(state.store.n for state in states)
     assert target is not None
-    ranks: list[Tensor | None] = [None] * len(states)
-    targets: list[int | None] = [None] * len(states)
+    ranks: list[Tensor] | None = None
+    targets: list[int] | None = None
     if held > target * len(states):
-        found = [s.scorer.ranks(segments.slots_of(s)) for s in states if s.scorer is not None]
-        ranks, targets = [*found], [*_shares(states, found, target)]
-    for state, scores, left in zip(states, ranks, targets, strict=True):
-        segments.compact_state(state, scores, left)
-        state.note_peak()
+        slots = zip(states, segments.slots_of(states), strict=True)
+        ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
+        targets = _shares(states, ranks, target)
+    segments.compact_states(states, ranks, targets)
 
 
 def _shares(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) -> list[int]:

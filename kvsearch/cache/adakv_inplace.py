@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache import scan, sharing
-from kvsearch.cache.compaction import assign_pools
+from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.inplace import intervals, wide
 from kvsearch.cache.state import LayerState
@@ -176,7 +176,7 @@ class Places:
                 born < start, torch.searchsorted(old, born), born - start + len(old)
             )
             k, v = (self.slots[i, h, order, :d][None, None] for i, d in enumerate(dims))
-            pools = assign_pools(state.layer, n, state.store.slot_pools(), None, k.device)
+            pools = pools_of_ages(state.layer, n, k.device)
             state.store.hold(k, v, pools, origin[None, None], came)  # type: ignore[attr-defined]
             scorer.sums = self.sums[:, h, order][:, None, None]
             scorer.born = born.to(torch.int32)[None, None] if self.aged else None

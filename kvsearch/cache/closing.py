@@ -7,7 +7,7 @@ what a rule picks among the ordinary tokens of the open sequence.
 import torch
 from torch import Tensor
 
-from kvsearch.cache.compaction import settle
+from kvsearch.cache.compaction import Decision, settled
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
 from kvsearch.rules import Slots
@@ -33,24 +33,20 @@ def hidden(state: LayerState) -> list[int]:
     return [] if state.sequences is None else state.sequences.hidden().tolist()
 
 
-def close(state: LayerState, slots: Slots) -> bool:
-    """Drop what the newest token leaves behind; returns whether anything was."""
+def closed(state: LayerState, slots: Slots) -> Decision | None:
+    """Drop what the newest token leaves behind; None if it leaves nothing."""
     assert state.sequences is not None
     stays = state.sequences.closing()
     if stays is None:
-        return False
+        return None
     scores = None
     if state.scorer is not None and state.layer.policy.tagged:
         scores = state.scorer.ranks(slots)
-    keep = _on(stays, state.store.device)
-    settle(state.layer, state.store, keep, scores)
-    if state.scorer is not None:
-        state.scorer.drop(keep)
     state.sequences.keep(stays)
-    return True
+    return settled(state.layer, state.store, _on(stays, state.store.device), scores)
 
 
-def evict(state: LayerState, slots: Slots) -> None:
+def evicted(state: LayerState, slots: Slots) -> Decision:
     """Compact the layer: ordinary tokens go first, then the oldest anchors."""
     sequences, layer, scorer = state.sequences, state.layer, state.scorer
     assert sequences is not None
@@ -65,9 +61,7 @@ def evict(state: LayerState, slots: Slots) -> None:
         if scores is not None and n - target < room.last - room.first:
             keep = best_between(scores, room.first, room.last, n - target)
         sequences.keep(room.stays)
-    settle(layer, state.store, keep, scores)
-    if scorer is not None:
-        scorer.keep(keep)
+    return settled(layer, state.store, keep, scores)
 
 
 def _on(slots: Ints, device: torch.device) -> Tensor:

@@ -1,19 +1,40 @@
 """What one compaction drops, and the pool of every slot that stays."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from kvsearch.cache.packed import PackedStore, compact_together
 from kvsearch.cache.store import Store
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer, Slots
 from kvsearch.rules.pick import pick
-from kvsearch_kernels.choose_slots import best_between, choose_slots
+from kvsearch_kernels.choose_slots import Ask, best_between, choose_slots
 
 
-def compact(
+@dataclass(frozen=True)
+class Decision:
+    """What a compaction does to one store.
+
+    Attributes:
+        store: whose slots are meant.
+        keep: rising slots that stay, `[N']` or `[B, V, N']`; None: all, but for those that `ask`
+            drops.
+        pools: of those that stay; None: `ask` gives each its tier.
+        ask: what is left to `choose_slots`; None where all is known.
+    """
+
+    store: Store
+    keep: Tensor | None
+    pools: Tensor | None
+    ask: Ask | None = None
+
+
+def decide(
     layer: LayerLayout,
     store: Store,
     scorer: Scorer | None,
@@ -21,8 +42,8 @@ def compact(
     cursor: int,
     scores: Tensor | None = None,
     target: int | None = None,
-) -> int:
-    """Compact one layer.
+) -> tuple[Decision, int]:
+    """What the compaction of one layer, or of one kind of its heads, is to do.
 
     Args:
         layer: integers of the layer.
@@ -34,7 +55,7 @@ def compact(
         target: slots to leave, instead of the layout's.
 
     Returns:
-        The new cursor.
+        The decision, and the new cursor.
     """
     decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
     if scorer is not None and decides and scores is None:
@@ -45,37 +66,26 @@ def compact(
     target = layer.target if target is None else target
     if scores is None or layer.rungs is not None:
         keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
-        settle(layer, store, keep, scores)
-    else:
-        keep = _best(layer, store, scores, 0 if target is None else max(0, store.n - target))
-    if scorer is not None:
-        scorer.keep(keep)
-    return cursor
+        return settled(layer, store, keep, scores), cursor
+    return _best(layer, store, scores, 0 if target is None else max(0, store.n - target)), cursor
 
 
-def _best(layer: LayerLayout, store: Store, scores: Tensor, gone: int) -> Tensor | None:
-    """Drop the `gone` slots of lowest score and move the rest into their pools; who stays."""
-    p, n = layer.policy, store.n - gone
+def _best(layer: LayerLayout, store: Store, scores: Tensor, gone: int) -> Decision:
+    """Drop the `gone` slots of lowest score, and let the rest go into their pools."""
+    n = store.n - gone
     counts = layer.tier_counts(n)
-    tiered = p.tagged and len(counts) > 1
+    tiered = layer.policy.tagged and len(counts) > 1
     if not tiered and gone == 0:
-        settle(layer, store, None)
-        return None
-    keep, pools = choose_slots.record(
-        store.ran, scores, store.slot_pools(), gone=gone, sinks=p.sinks, recent=p.recent_window,
-        counts=counts if tiered else (), fp16_sinks=p.fp16_sinks, fp16_recent=p.fp16_recent,
-    )  # fmt: skip
-    if pools is None:
-        pools = _pools_by_age(counts, n, p.fp16_recent, store.device)
-    stay = keep if gone else None
-    store.compact(stay, pools)
-    return stay
+        return settled(layer, store, None)
+    pools = None if tiered else pools_of_ages(layer, n, store.device)
+    ask = _ask(layer, scores, store.slot_pools(), gone, counts if tiered else ())
+    return Decision(store, None, pools, ask)
 
 
-def settle(
+def settled(
     layer: LayerLayout, store: Store, keep: Tensor | None, scores: Tensor | None = None
-) -> None:
-    """Drop all slots but `keep` (`[N']` or `[B, V, N']`), and move the rest into their pools.
+) -> Decision:
+    """Drop all slots but `keep` (`[N']` or `[B, V, N']`), and let the rest go into their pools.
 
     Args:
         layer: integers of the layer.
@@ -83,13 +93,50 @@ def settle(
         keep: rising slots, or None when all stay.
         scores: ranks of the slots before `[B, V, N]`, where pools follow from those.
     """
+    n = store.n if keep is None else keep.shape[-1]
+    counts = layer.tier_counts(n)
+    if scores is None or not layer.policy.tagged or len(counts) == 1:
+        return Decision(store, keep, pools_of_ages(layer, n, store.device))
     old = store.slot_pools()
     if keep is not None:
-        old = pick(old, keep)
-        scores = None if scores is None else pick(scores, keep)
-    n = store.n if keep is None else keep.shape[-1]
-    ranked = scores if layer.policy.tagged else None
-    store.compact(keep, assign_pools(layer, n, old, ranked, store.device))
+        old, scores = pick(old, keep), pick(scores, keep)
+    return Decision(store, keep, None, _ask(layer, scores, old, 0, counts))
+
+
+def _ask(layer: LayerLayout, scores: Tensor, old: Tensor, gone: int, counts: Sequence[int]) -> Ask:
+    """What a layer's policy asks `choose_slots`."""
+    p = layer.policy
+    return Ask(
+        scores, old, gone, sinks=p.sinks, recent=p.recent_window, counts=counts,
+        fp16_sinks=p.fp16_sinks, fp16_recent=p.fp16_recent,
+    )  # fmt: skip
+
+
+def carry_out(decisions: Sequence[Decision]) -> list[Tensor | None]:
+    """Let all stores of a layer hold what was decided: each op is asked once for all of them.
+
+    Returns:
+        Of each store the slots that stayed, None where all did.
+    """
+    asks, ran = [d.ask for d in decisions if d.ask is not None], dict[str, str]()
+    chosen = iter(choose_slots.record(ran, asks) if asks else ())
+    keeps: list[Tensor | None] = []
+    together: list[tuple[PackedStore, Tensor | None, Tensor]] = []
+    for d in decisions:
+        store, keep, pools = d.store, d.keep, d.pools
+        if d.ask is not None:
+            store.ran.update(ran)
+            stay, tiers = next(chosen)
+            keep = stay if d.ask.gone else keep
+            pools = tiers if pools is None else pools
+        assert pools is not None
+        keeps.append(keep)
+        if type(store) is PackedStore and not store.grouped:
+            together.append((store, keep, pools))
+        else:
+            store.compact(keep, pools)
+    compact_together(together)
+    return keeps
 
 
 def survivors(
@@ -151,32 +198,9 @@ def _ladders(evictions: Evictions, n: int, cursor: int, scores: Tensor) -> tuple
     return index, cursor
 
 
-def assign_pools(
-    layer: LayerLayout, n: int, old: Tensor, scores: Tensor | None, device: torch.device
-) -> Tensor:
-    """Pool of each of the `n` slots left by a compaction, `[N]` or `[B, V, N]` uint8.
-
-    Without scores the newest tokens are in the best tier. With scores, sinks and the recent window
-    come first, then the best scores; a tier prefers tokens that were never stored in a worse one,
-    since what was rounded away does not come back.
-
-    Args:
-        layer: integers of the layer.
-        n: tokens left.
-        old: pools before the compaction, same slots; residual tokens count as the best tier.
-        scores: `[B, V, N]` of the same slots, or None.
-        device: where the result is needed.
-    """
-    p = layer.policy
-    counts = layer.tier_counts(n)
-    if scores is None or len(counts) == 1:
-        return _pools_by_age(counts, n, p.fp16_recent, device)
-    _, pools = choose_slots(
-        scores, old, gone=0, sinks=p.sinks, recent=p.recent_window, counts=counts,
-        fp16_sinks=p.fp16_sinks, fp16_recent=p.fp16_recent,
-    )  # fmt: skip
-    assert pools is not None
-    return pools
+def pools_of_ages(layer: LayerLayout, n: int, device: torch.device) -> Tensor:
+    """Pool of each of the `n` slots left by a compaction `[N]` uint8: the newest are best off."""
+    return _pools_by_age(layer.tier_counts(n), n, layer.policy.fp16_recent, device)
 
 
 @lru_cache(maxsize=1024)

@@ -26,6 +26,7 @@ def advance(
     scale: float,
     softcap: float | None = None,
     piece: int = PIECE,
+    compacts: bool = True,
 ) -> Tensor:
     """Take in new tokens and attend from them.
 
@@ -37,6 +38,8 @@ def advance(
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
         piece: tokens that a deployed layer scans at once.
+        compacts: whether a compaction takes place where one is due; False, of one token, leaves
+            it to the caller.
 
     Returns:
         Attention output `[B, Hq, M, Dv]`.
@@ -49,7 +52,7 @@ def advance(
         out = lifetimes.replay(state, q, k, v, scale=scale, softcap=softcap)
         state.note_peak()
         return out
-    how = partial(_piecewise, scale=scale, softcap=softcap)
+    how = partial(_piecewise, scale=scale, softcap=softcap, compacts=compacts)
     if not staging.applies(state, k):
         return how(state, q, k, v)
     with staging.staged(state, k, v):
@@ -59,13 +62,14 @@ def advance(
 
 
 def _piecewise(
-    state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
-) -> Tensor:
+    state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None,
+    compacts: bool,
+) -> Tensor:  # fmt: skip
     """From compaction to compaction, the fast ways where there are such."""
     if state.fast and scan.applies(state, q.shape[2]):
         return scan.run(state, q, k, v, scale=scale, softcap=softcap)
     quantised = segments.quantise_ahead(state, k, v)
-    return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap)
+    return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=compacts)
 
 
 def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ those are a diagonal of small blocks, computed apart.
 import torch
 from torch import Tensor
 
-from kvsearch.cache.compaction import assign_pools
+from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.attention import AttentionScorer
 
@@ -80,7 +80,7 @@ def run(
             scorer.keep(None)
     store.append(k, v, quantised)
     layer = state.layer
-    store.compact(None, assign_pools(layer, store.n, store.slot_pools(), None, q.device))
+    store.compact(None, pools_of_ages(layer, store.n, q.device))
     return out
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvsearch.cache import adakv, engine, steps
+from kvsearch.cache import adakv, engine, segments, steps
 from kvsearch.cache.state import LayerState
 
 
@@ -44,7 +44,7 @@ def advance(
     if states[0].layer.policy.budgets.kind == "adakv":
         return adakv.run(states, q, k, v, scale=scale, softcap=softcap)
     every, group = k.shape[1], q.shape[1] // k.shape[1]
-    out = q.new_empty(*q.shape[:3], v.shape[3])
+    out, one = q.new_empty(*q.shape[:3], v.shape[3]), q.shape[2] == 1
     for state in states:
         heads = state.layer.heads
         mine = slice(heads.start, heads.stop)
@@ -52,5 +52,8 @@ def advance(
         out[:, queries] = engine.advance(
             state, q[:, queries], k[:, mine], v[:, mine], scale=scale, softcap=softcap,
             piece=engine.PIECE * every // len(heads),  # copies of one kind of heads at a time
+            compacts=not one,
         )  # fmt: skip
+    if one:  # all kinds of heads together
+        segments.finish(states)
     return out

@@ -9,7 +9,7 @@ laid out before it, because at short intervals the number of small operations is
 import torch
 from torch import Tensor
 
-from kvsearch.cache.compaction import assign_pools
+from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.state import LayerState
 from kvsearch.cache.store import gather
@@ -52,7 +52,7 @@ def run(
         born < state.seen, torch.searchsorted(before, born), born - state.seen + n
     )  # births rise with slots
     state.seen += M
-    pools = assign_pools(layer, n, store.slot_pools(), None, q.device)
+    pools = pools_of_ages(layer, n, q.device)
     keys, values = (gather(x, order) for x in slots)
     store.hold(keys[..., :key_dim], values[..., :value_dim], pools, came, M)
     state.impls[scored_attention.name] = "inplace"

@@ -1,7 +1,8 @@
 """How packed slots get to other pools: what stays in a pool moves, the rest is encoded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from kvsearch.rules.pick import pick
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.quantize_kv import Packed
-from kvsearch_kernels.repack_kv import repack_kv
+from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
 
 class Pools(Protocol):
@@ -42,11 +43,34 @@ class Pools(Protocol):
         """Where slots in order of time are when pools follow one another; None if in that order."""
 
 
-def move(store: Pools, keep: Tensor | None, pools: Tensor) -> None:
-    """Let `store` hold the slots `keep` in `pools`, see `DenseStore.compact`."""
-    stay = first_slots(pools.shape[-1], pools.device) if keep is None else keep
-    if not _repacked(store, stay, pools, every=keep is None):
-        _move_all(store, stay, pools)
+def move(moves: Sequence[tuple[Pools, Tensor | None, Tensor]]) -> None:
+    """Let each store of a layer hold the slots `keep` in `pools`, see `DenseStore.compact`.
+
+    What a kernel can make it makes at once for all of them; the rest moves tensor by tensor.
+    """
+    asked: list[tuple[Pools, list[NewPool | None]]] = []
+    for store, keep, pools in moves:
+        stay = first_slots(pools.shape[-1], pools.device) if keep is None else keep
+        new = _new_pools(store, stay, pools, every=keep is None)
+        if new is None:
+            _move_all(store, stay, pools)
+        else:
+            asked.append((store, new))
+    if not asked:
+        return
+    first, ran = asked[0][0], dict[str, str]()
+    every = [pool for _, new in asked for pool in new if pool is not None]
+    found = iter(repack_kv.record(ran, every, **_types(first)))
+    for store, new in asked:
+        store.ran.update(ran)
+        made = [None if pool is None else next(found) for pool in new]
+        for which, side in enumerate((store.keys, store.values)):
+            side[:] = [None if x is None else _as_held(x[which]) for x in made]
+
+
+def _types(store: Pools) -> dict[str, torch.dtype]:
+    """Types that values have while they move, and in 16 bits."""
+    return {"dtype": store.dtype, "native": store.codecs[-1][0].native}
 
 
 _slots: dict[torch.device, Tensor] = {}
@@ -59,40 +83,39 @@ def first_slots(n: int, device: torch.device) -> Tensor:
     return _slots[device][:n]
 
 
-def _repacked(store: Pools, keep: Tensor, pools: Tensor, *, every: bool) -> bool:
-    """`compact` where one kernel makes a whole pool: a launch for each; False if it cannot.
+def _new_pools(
+    store: Pools, keep: Tensor, pools: Tensor, *, every: bool
+) -> list[NewPool | None] | None:
+    """Pools as `repack_kv` is to make them, None where nothing is left; None if no kernel can.
 
     `every` says that all slots stay.
     """
     there = [i for i, x in enumerate(store.keys) if x is not None and x[0].shape[2]]
-    if not there:
-        return False
-    parts = [_part(store, i) for i in there]
-    made: list[tuple[Any, Any] | None] = []
-    source, start = keep, 0
-    more = {"dtype": store.dtype, "native": store.codecs[-1][0].native}
-    for i, (count, (kc, vc)) in enumerate(
-        zip(store.counts(keep.shape[-1]), store.codecs, strict=True)
-    ):
-        if not count:
-            made.append(None)
-            continue
-        own, formats = there.index(i) if i in there else None, (kc.fmt, vc.fmt)
-        if repack_kv.pick(source[..., :count], parts, own, formats, **more) != "triton":
-            return False
-        if source is keep:
-            order = store.order_in_use()
-            old = keep if order is None else order if every else pick(order, keep)
-            source = pick(old, pools.argsort(dim=-1, stable=True))
-        mine = source[..., start : start + count]
-        made.append(repack_kv.record(store.ran, mine, parts, own, formats, **more))
-        start += count
-    for which, side in enumerate((store.keys, store.values)):
-        side[:] = [None if x is None else _as_held(x[which]) for x in made]
-    return True
+    counts = store.counts(keep.shape[-1])
+    if not there or not any(counts):
+        return None
+    parts = [part_in_use(store, i) for i in there]
+
+    def asked(source: Tensor) -> list[NewPool | None]:
+        found: list[NewPool | None] = []
+        rest = source
+        for i, (count, (kc, vc)) in enumerate(zip(counts, store.codecs, strict=True)):
+            own = there.index(i) if i in there else None
+            mine, rest = rest[..., :count], rest[..., count:]
+            found.append(NewPool(mine, parts, own, (kc.fmt, vc.fmt)) if count else None)
+        return found
+
+    # which slots go where does not matter to a kernel, and finding out takes some launches
+    if repack_kv.pick([x for x in asked(keep) if x is not None], **_types(store)) != "triton":
+        return None
+    order = store.order_in_use()
+    source = keep if order is None else order if every else pick(order, keep)
+    if sum(n > 0 for n in counts) > 1:  # else all go to one pool, and are in order there
+        source = pick(source, pools.argsort(dim=-1, stable=True))
+    return asked(source)
 
 
-def _part(store: Pools, i: int) -> Part:
+def part_in_use(store: Pools, i: int) -> Part:
     """The slots in use of pool `i`."""
     (kc, vc), k, v = store.codecs[i], store.keys[i], store.values[i]
     assert k is not None and v is not None

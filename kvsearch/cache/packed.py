@@ -1,11 +1,14 @@
 """The store of deployment: every pool holds packed codes and scales, and nothing else."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from kvsearch.cache.formats import Held, Ran, codecs
 from kvsearch.cache.moving import first_of, move
 from kvsearch.cache.native_pool import NativePool, spare
+from kvsearch.cache.reading import read
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.store import entering
 from kvsearch.policy import LayerLayout
@@ -112,17 +115,7 @@ class PackedStore:
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` in order of time, unpacked for one use."""
-        order = self.order_in_use()
-        return self._read(0, order), self._read(1, order)
-
-    def _read(self, which: int, order: Tensor | None) -> Tensor:
-        parts = [
-            self.codecs[i][which].decode(x, self.dtype, self.ran, self.lead)
-            for i, x in enumerate((self.keys, self.values)[which])
-            if x is not None
-        ]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        return whole if order is None else gather_kv.record(self.ran, whole, order)
+        return read([self])[0]
 
     def order(self) -> Tensor | None:
         """Where slots in order of time lie when pools follow one another; None if in that order.
@@ -199,19 +192,17 @@ class PackedStore:
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
-        # on a device tiers go back to where they lay; a CPU has no graphs that would need it
-        before = [] if self.device.type == "cpu" else [*self.keys[:-1], *self.values[:-1]]
-        if self.grouped:
-            self._compact_groups(self.n if keep is None else keep.shape[-1])
-            self.pools = pools
-            self._land(before)
+        if not self.grouped:
+            compact_together([(self, keep, pools)])
             return
-        if not self.tagged:
-            pools = pools.reshape(-1, pools.shape[-1])[0]
-        move(self, keep, pools)
-        self.n, self.residual = pools.shape[-1], 0
-        self.pools = pools.to(torch.uint8)
+        before = self._lie()
+        self._compact_groups(self.n if keep is None else keep.shape[-1])
+        self.pools = pools
         self._land(before)
+
+    def _lie(self) -> list[Held | None]:
+        """What the tiers hold: on a device they go back there; a CPU has no graphs to need it."""
+        return [] if self.device.type == "cpu" else [*self.keys[:-1], *self.values[:-1]]
 
     def _land(self, before: list[Held | None]) -> None:
         """Let what a compaction left lie where it lay, so that the next step finds it there."""
@@ -329,6 +320,20 @@ class PackedStore:
         self.values = [None if h is None else tuple(t[rows] for t in h) for h in self.values]
         if self.pools.dim() == 3 and self.pools.shape[0] > 1:
             self.pools = self.pools[rows]
+
+
+def compact_together(moves: Sequence[tuple[PackedStore, Tensor | None, Tensor]]) -> None:
+    """`PackedStore.compact` of stores of a layer, none of them grouped: all slots move at once."""
+    before = [store._lie() for store, *_ in moves]
+    flat = [
+        (store, keep, pools if store.tagged else pools.reshape(-1, pools.shape[-1])[0])
+        for store, keep, pools in moves
+    ]
+    move(flat)
+    for (store, _, pools), held in zip(flat, before, strict=True):
+        store.n, store.residual = pools.shape[-1], 0
+        store.pools = pools.to(torch.uint8)
+        store._land(held)
 
 
 def _same(held: tuple[Held, Held, int], last: tuple[Held, Held, int]) -> bool:

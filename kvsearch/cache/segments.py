@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kvsearch.cache import closing
-from kvsearch.cache.compaction import compact
+from kvsearch.cache.compaction import carry_out, decide
 from kvsearch.cache.decode import decode
 from kvsearch.cache.formats import read_back
 from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.reading import read as read_packed
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
 from kvsearch_kernels.lifetime_attention import lifetime_attention
@@ -52,11 +54,8 @@ def run(
         done = part.stop
         state.seen += part.stop - part.start
         state.note_peak()
-        if state.sequences is not None and closing.close(state, slots_of(state)):
-            state.note_peak()
-        if state.seen == due and compacts:
-            compact_state(state)
-            state.note_peak()
+        if compacts:
+            finish([state])
     return out[0] if len(out) == 1 else torch.cat(out, 2)
 
 
@@ -72,47 +71,86 @@ def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     return quantised
 
 
-def compact_state(
-    state: LayerState, scores: Tensor | None = None, target: int | None = None
+def finish(states: Sequence[LayerState]) -> None:
+    """After the newest token of a layer: drop what anchors leave behind, compact if that is due."""
+    first = states[0]
+    if first.sequences is not None:
+        held = zip(states, slots_of(states), strict=True)
+        closed = [(state, closing.closed(state, slots)) for state, slots in held]
+        some = [(state, found) for state, found in closed if found is not None]
+        keeps = carry_out([found for _, found in some])
+        for (state, _), keep in zip(some, keeps, strict=True):
+            if state.scorer is not None and keep is not None:
+                state.scorer.drop(keep)
+            state.note_peak()
+    if first.layer.clock.due(first.seen, first.prompt):
+        compact_states(states)
+
+
+def compact_states(
+    states: Sequence[LayerState],
+    scores: Sequence[Tensor | None] | None = None,
+    targets: Sequence[int | None] | None = None,
 ) -> None:
-    """Compact the layer after its newest token.
+    """Compact all heads of a layer after its newest token.
 
     Args:
-        state: the layer.
-        scores: its ranks, if they are known already.
-        target: slots to leave, instead of those of its layout.
+        states: of the heads, those that are alike in one.
+        scores: ranks of each, if they are known already.
+        targets: slots to leave of each, instead of those of its layout.
     """
-    if state.sequences is not None:
-        closing.evict(state, slots_of(state))
-        return
-    state.cursor = compact(
-        state.layer, state.store, state.scorer, slots_of(state), state.cursor, scores, target
-    )
-    store = state.store
-    if isinstance(store, PackedStore) and store.fixed:  # for the next steps
-        store.order()
+    none: list[None] = [None] * len(states)
+    decisions = []
+    every = zip(states, slots_of(states), scores or none, targets or none, strict=True)
+    for state, slots, ranks, target in every:
+        if state.sequences is not None:
+            decisions.append(closing.evicted(state, slots))
+            continue
+        decision, state.cursor = decide(
+            state.layer, state.store, state.scorer, slots, state.cursor, ranks, target
+        )
+        decisions.append(decision)
+    for state, keep in zip(states, carry_out(decisions), strict=True):
+        store = state.store
         if state.scorer is not None:
-            state.scorer.reserve(state.seen, store.capacity)
+            state.scorer.keep(keep)
+        if isinstance(store, PackedStore) and store.fixed and state.sequences is None:
+            store.order()  # for the next steps
+            if state.scorer is not None:
+                state.scorer.reserve(state.seen, store.capacity)
+        state.note_peak()
 
 
-def slots_of(state: LayerState) -> Slots:
-    """What the layer holds now, for its scorer to look at."""
-    store = state.store
+def slots_of(states: Sequence[LayerState]) -> list[Slots]:
+    """What the heads of a layer hold now, for their scorers to look at.
 
-    def read() -> tuple[Tensor, Tensor]:
-        keys, values = store.read()
+    The first scorer that asks for keys and values reads those of all heads, with one launch.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def read(i: int) -> tuple[Tensor, Tensor]:
+        state = states[i]
+        packed = [s.store for s in states if isinstance(s.store, PackedStore)]
+        if len(packed) < len(states):
+            keys, values = state.store.read()
+        else:
+            found.extend(read_packed(packed) if not found else ())
+            keys, values = found[i]
         if state.reindex:
             assert state.rotary is not None
             keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
         return keys, values
 
-    return Slots(
-        seen=state.seen,
-        count=store.n,
-        position=store.n if state.reindex else state.seen,
-        recent_from=store.n - state.layer.policy.recent_window,
-        read=read,
-    )
+    return [
+        Slots(
+            seen=state.seen,
+            count=state.store.n,
+            position=state.store.n if state.reindex else state.seen,
+            recent_from=state.store.n - state.layer.policy.recent_window,
+            read=partial(read, i),
+        )
+        for i, state in enumerate(states)
+    ]
 
 
 def _attend(

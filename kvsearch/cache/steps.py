@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvsearch.cache.packed import PackedStore
-from kvsearch.cache.segments import compact_state
+from kvsearch.cache.segments import compact_states
 from kvsearch.cache.state import LayerState
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step, prepare
 
@@ -75,12 +75,11 @@ def advance(
             state.scorer.counted(store.n)
         state.seen += 1
         state.note_peak()
-        if state.seen == step.due:
-            compact_state(state)
-            state.note_peak()
-    if first.seen == step.due and not q.is_cpu:  # now, so that tokens in between are all alike
-        first.step = _described(states, k, v)
-        prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
+    if first.seen == step.due:
+        compact_states(states)
+        if not q.is_cpu:  # now, so that tokens in between are all alike
+            first.step = _described(states, k, v)
+            prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
     return out.unsqueeze(2)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvsearch_kernels.append_kv import append_kv
-from kvsearch_kernels.choose_slots import choose_slots
+from kvsearch_kernels.choose_slots import Ask, choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.codebooks.nearest import nearest_codes
@@ -26,7 +26,7 @@ from kvsearch_kernels.quantize_kv import (
     quantize_kv,
     reference,
 )
-from kvsearch_kernels.repack_kv import repack_kv
+from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
 from kvsearch_kernels.scored_decode import scored_decode
@@ -69,9 +69,12 @@ def call(op, device="cpu"):
         "scored_decode": ((q[:, :, 0], parts), {"scale": 0.1}),
         "time_order": ((birth.to(torch.uint8),), {}),
         "append_kv": ((k.clone(), k.clone(), used, k[:, :, :1], k[:, :, :1]), {}),
-        "repack_kv": ((birth, parts, 1, (FMT, FMT)), {"dtype": k.dtype, "native": k.dtype}),
+        "repack_kv": (
+            ([NewPool(birth, parts, 1, (FMT, FMT))],),
+            {"dtype": k.dtype, "native": k.dtype},
+        ),
         "settle_kv": ((k, k, birth.byte(), birth.byte() // 2, [(FMT, None)]), {"keep": birth}),
-        "choose_slots": ((torch.rand(1, 2, 6, device=device), birth.byte()), {"gone": 2}),
+        "choose_slots": (([Ask(torch.rand(1, 2, 6, device=device), birth.byte(), 2)],), {}),
         "decode_step": ((q[:, :, 0], k[:, :, :1], k[:, :, :1], stores), {"scale": 0.1}),
         "tally": ((torch.zeros(1, 2, 6), torch.ones(1, 2, 6), birth, used), {"held": 0}),
     }[op.name]
@@ -298,5 +301,5 @@ def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():
 def test_a_tier_prefers_what_was_never_rounded_further_whatever_the_sign_of_scores():
     scores = torch.tensor([[[-5.0, 3.0, -1.0, 2.0]]])
     before = torch.tensor([0, 1, 2, 1], dtype=torch.uint8)  # the third is in 16 bits
-    _, pools = choose_slots(scores, before, gone=0, counts=(3, 1))
+    ((_, pools),) = choose_slots([Ask(scores, before, 0, counts=(3, 1))])
     assert pools.tolist() == [[[0, 0, 0, 1]]]

@@ -254,6 +254,11 @@ def underflowing(f, q, parts, **kwargs):
     return out.flatten(1, 2).to(q.dtype), f(q, parts, **kwargs)[1]
 
 
+def changed(one):
+    """A mutant that mistakes each of the things that an op is asked at once."""
+    return lambda f, every, **more: f([one(x) for x in every], **more)
+
+
 MUTANTS = {
     "lifetime_attention": {
         "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
@@ -327,26 +332,27 @@ MUTANTS = {
             for h in s.heads]), **m),
     },
     "repack_kv": {
-        "nothing moves": lambda f, source, parts, own, *a, **k: f(source, parts, None, *a, **k),
-        "other slots": lambda f, source, *a, **k: f(source.flip(-1), *a, **k),
-        "values for keys": lambda f, source, parts, own, formats, **k: f(
-            source, [replace(p, keys=p.values, key_format=p.value_format) for p in parts], own,
-            formats, **k),
-        "no rotation": lambda f, source, parts, own, formats, **k: f(
-            source, parts, own, tuple(x and plain(x) for x in formats), **k),
+        "nothing moves": changed(lambda p: replace(p, own=None)),
+        "other slots": changed(lambda p: replace(p, source=p.source.flip(-1))),
+        "values for keys": changed(lambda p: p if p.formats[0] else replace(p, parts=[
+            replace(x, keys=x.values, key_format=x.value_format) for x in p.parts])),
+        "no rotation": changed(lambda p: replace(
+            p, formats=tuple(x and plain(x) for x in p.formats))),
         "nothing rounded in between": lambda f, *a, dtype, **k: f(*a, dtype=torch.float32, **k),
+        "pools of the store before": lambda f, pools, **k: f(pools[-1:] + pools[:-1], **k),
     },
     "choose_slots": {
-        "one more": lambda f, *a, gone, **m: f(*a, gone=gone + 1, **m),
-        "sinks go": lambda f, *a, sinks=0, **m: f(*a, sinks=0, **m),
-        "recent ones go": lambda f, *a, recent=0, **m: f(*a, recent=0, **m),
-        "the worst stay": lambda f, scores, *a, **m: f(-scores, *a, **m),
-        "newest of equals go": lambda f, scores, *a, **m: f(
-            scores - torch.arange(scores.shape[-1]) * 1e-6, *a, **m),
-        "spoilt ones return": lambda f, scores, pools, **m: f(scores, pools * 0, **m),
-        "tiers of others": lambda f, *a, counts=(), **m: f(*a, counts=counts[::-1], **m),
-        "all in tiers": lambda f, *a, fp16_sinks=0, **m: f(*a, fp16_sinks=0, **m),
-        "wrong voters": lambda f, scores, *a, **m: f(scores.flip(1), *a, **m),
+        "one more": changed(lambda a: replace(a, gone=a.gone + 1)),
+        "sinks go": changed(lambda a: replace(a, sinks=0)),
+        "recent ones go": changed(lambda a: replace(a, recent=0)),
+        "the worst stay": changed(lambda a: replace(a, scores=-a.scores)),
+        "newest of equals go": changed(lambda a: replace(
+            a, scores=a.scores - torch.arange(a.scores.shape[-1]) * 1e-6)),
+        "spoilt ones return": changed(lambda a: replace(a, pools=a.pools * 0)),
+        "tiers of others": changed(lambda a: replace(a, counts=a.counts[::-1])),
+        "all in tiers": changed(lambda a: replace(a, fp16_sinks=0)),
+        "wrong voters": changed(lambda a: replace(a, scores=a.scores.flip(1))),
+        "answers to the store before": lambda f, asks: f(asks[-1:] + asks[:-1]),
     },
     "settle_kv": {
         "nothing is rounded": lambda f, k, v, b, a, t, **m: f(k, v, b, a, [(None, None)], **m),

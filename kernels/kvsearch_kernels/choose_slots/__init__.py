@@ -1,6 +1,6 @@
 """Who stays at a compaction, and the tier of everyone who does, from the ranks of slots."""
 
-from kvsearch_kernels.choose_slots.reference import best_between, reference, rising_bits
+from kvsearch_kernels.choose_slots.reference import Ask, best_between, reference, rising_bits
 from kvsearch_kernels.op import Op
 
 choose_slots = Op(
@@ -10,4 +10,4 @@ choose_slots = Op(
     "kvsearch_kernels.choose_slots.probe",
 )
 
-__all__ = ["best_between", "choose_slots", "rising_bits"]
+__all__ = ["Ask", "best_between", "choose_slots", "rising_bits"]

@@ -1,12 +1,10 @@
 """Probe of `choose_slots`."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
-from kvsearch_kernels.choose_slots.reference import reference
+from kvsearch_kernels.choose_slots.reference import Ask, Choice, reference
 from kvsearch_kernels.probing import Case, Draw
 
 SPANS = (  # slots, dropped, sinks, recent window, tiers, sinks and newest slots in 16 bits
@@ -20,27 +18,35 @@ SPANS = (  # slots, dropped, sinks, recent window, tiers, sinks and newest slots
 
 
 def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Scores of which many are equal, below zero or infinite; pools of all voters and of each."""
+    """Scores of which many are equal, below zero or infinite; pools of all voters and of each.
+
+    Stores one by one, then all of them at once, which differ in everything.
+    """
+    asks = []
     for seed, (n, gone, sinks, recent, counts, *native) in enumerate(SPANS):
         draw = Draw(device, dtype, seed)
-        scores = draw.normal(2, 3, n, dtype=torch.float32)
+        scores = draw.normal(1 + seed % 2, 3, n, dtype=torch.float32)
         scores[0] = (scores[0] * 2).round()  # both zeros are there
-        scores[1, 0, ::7] = float("inf")
-        scores[1, 1, ::5] = float("-inf")
-        pools = draw.whole(0, len(counts) + 1, *(() if seed == 1 else (2, 3)), n, dtype=torch.uint8)
-        more = dict(zip(("fp16_sinks", "fp16_recent"), native, strict=True))
-        yield (
-            (scores, pools),
-            {"gone": gone, "sinks": sinks, "recent": recent, "counts": counts, **more},
-        )
+        scores[-1, 0, ::7] = float("inf")
+        scores[-1, 1, ::5] = float("-inf")
+        shape = () if seed == 1 else scores.shape[:2]
+        pools = draw.whole(0, len(counts) + 1, *shape, n, dtype=torch.uint8)
+        asks.append(Ask(scores, pools, gone, sinks, recent, counts, *native))
+    for ask in asks:
+        yield ([ask],), {}
+    yield (asks,), {}
 
 
-def differs(got: tuple[Tensor, Tensor | None], *args: Any, **more: Any) -> str | None:
+def differs(got: Sequence[Choice], asks: Sequence[Ask]) -> str | None:
     """Why another choice was made, or None."""
-    for what, x, y in zip(("slots", "pools"), got, reference(*args, **more), strict=True):
-        if x is None or y is None:
-            if x is not y:
-                return f"{what} must be None without tiers, and only then"
-        elif x.dtype is not y.dtype or not torch.equal(x, y):
-            return f"other {what} than the reference, with {more}"
+    if len(got) != len(asks):
+        return f"{len(got)} choices for {len(asks)} stores"
+    for mine, right, ask in zip(got, reference(asks), asks, strict=True):
+        for what, x, y in zip(("slots", "pools"), mine, right, strict=True):
+            if x is None or y is None:
+                if x is not y:
+                    return f"{what} must be None without tiers, and only then"
+            elif x.dtype is not y.dtype or not torch.equal(x, y):
+                dropped = f"{ask.gone} of {ask.scores.shape[-1]} dropped, tiers {ask.counts}"
+                return f"other {what} than the reference, with {dropped}"
     return None

@@ -1,6 +1,7 @@
 """Meaning of `choose_slots`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,24 +10,11 @@ _SPOILT = 1 << 62  # puts an order below every other: they are less than 2**61 f
 _PLACED = torch.iinfo(torch.int64).min
 
 
-def reference(
-    scores: Tensor,
-    pools: Tensor,
-    *,
-    gone: int,
-    sinks: int = 0,
-    recent: int = 0,
-    counts: Sequence[int] = (),
-    fp16_sinks: int = 0,
-    fp16_recent: int = 0,
-) -> tuple[Tensor, Tensor | None]:
-    """Drop the worst slots, and give each that stays its tier.
+@dataclass(frozen=True)
+class Ask:
+    """What one store asks at a compaction.
 
-    Sinks and the recent window stay, and come first among the tiers; then the best scores. Of equal
-    scores the older slot is dropped first, and is first in the better tier. A tier prefers slots
-    that were never stored in a worse one, since what was rounded away does not come back.
-
-    Args:
+    Attributes:
         scores: `[B, V, N]` fp32 in order of time, higher is better.
         pools: of each slot before, `[N]` or `[B or 1, V or 1, N]` uint8; those beyond the tiers
             hold 16 bits and count as the best tier.
@@ -34,18 +22,48 @@ def reference(
         sinks, recent: first and newest slots that are never dropped.
         counts: slots of each tier, the last of which takes what is left; none to place no one.
         fp16_sinks, fp16_recent: first and newest slots that are in no tier.
+    """
+
+    scores: Tensor
+    pools: Tensor
+    gone: int
+    sinks: int = 0
+    recent: int = 0
+    counts: Sequence[int] = ()
+    fp16_sinks: int = 0
+    fp16_recent: int = 0
+
+
+Choice = tuple[Tensor, Tensor | None]
+
+
+def reference(asks: Sequence[Ask]) -> list[Choice]:
+    """Drop the worst slots of each store, and give each that stays its tier.
+
+    Sinks and the recent window stay, and come first among the tiers; then the best scores. Of equal
+    scores the older slot is dropped first, and is first in the better tier. A tier prefers slots
+    that were never stored in a worse one, since what was rounded away does not come back.
+
+    Args:
+        asks: of the stores of a layer, each on its own.
 
     Returns:
-        Rising slots that stay `[B, V, N - gone]` int64, and their pools, uint8 alike: tiers in
-        order, and `len(counts)` for those in none; None without tiers.
+        Of each store rising slots that stay `[B, V, N - gone]` int64, and their pools, uint8 alike:
+        tiers in order, and `len(counts)` for those in none; None without tiers.
     """
-    n = scores.shape[-1]
-    keep = best_between(scores, sinks, n - recent, gone)
-    if not counts:
+    return [_choice(ask) for ask in asks]
+
+
+def _choice(ask: Ask) -> Choice:
+    """`reference` of one store."""
+    scores, n = ask.scores, ask.scores.shape[-1]
+    keep = best_between(scores, ask.sinks, n - ask.recent, ask.gone)
+    if not ask.counts:
         return keep, None
-    old = pools.expand(scores.shape).gather(-1, keep)
+    old = ask.pools.expand(scores.shape).gather(-1, keep)
     rank = scores.gather(-1, keep)
-    return keep, _tiers(rank, old, sinks, recent, counts, fp16_sinks, fp16_recent)
+    native = ask.fp16_sinks, ask.fp16_recent
+    return keep, _tiers(rank, old, ask.sinks, ask.recent, ask.counts, *native)
 
 
 def best_between(scores: Tensor, first: int, last: int, gone: int) -> Tensor:
@@ -65,7 +83,7 @@ def _tiers(
     scores: Tensor, old: Tensor, sinks: int, recent: int, counts: Sequence[int],
     fp16_sinks: int, fp16_recent: int,
 ) -> Tensor:  # fmt: skip
-    """Pool of each slot that stays, see `reference`."""
+    """Pool of each slot that stays, see `Ask`."""
     n, device = scores.shape[-1], scores.device
     slot, native_pool = torch.arange(n, device=device), len(counts)
     native = (slot < fp16_sinks) | (slot >= n - fp16_recent)

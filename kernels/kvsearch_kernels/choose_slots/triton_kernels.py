@@ -4,6 +4,10 @@
 import triton
 import triton.language as tl
 
+from kvsearch_kernels.address_kernels import pointer
+
+COLUMNS = tl.constexpr(14)  # of a row of the table
+
 
 @triton.jit
 def _order(scores, slot):
@@ -26,9 +30,7 @@ def _threshold(keys, among, count):
 
 
 @triton.jit
-def _place(
-    pool, placed, order, best, tier: tl.constexpr, count, BLOCK: tl.constexpr
-):  # fmt: skip
+def _place(pool, placed, order, best, tier, count):
     """Put the best `count` slots that are not placed into a tier, unspoilt ones first."""
     keys = order | (tl.where(best > tier, 0, 1).to(tl.int64) << 62)
     free = placed == 0
@@ -37,40 +39,40 @@ def _place(
     return tl.where(chosen, tier, pool), placed | chosen
 
 
-@triton.jit(
-    do_not_specialize=[
-        "N", "V", "gone", "sinks", "recent", "count0", "count1", "count2", "fp16_sinks",
-        "fp16_recent",
-    ]
-)  # fmt: skip
-def choose(
-    scores, before, keep, pools, ssb, ssv, ssn, sbb, sbv, sbn, N, V, gone, sinks, recent,
-    count0, count1, count2, fp16_sinks, fp16_recent, TIERS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program: all slots of one voter. `keep` and `pools` are contiguous."""
-    bv = tl.program_id(0).to(tl.int64)
-    b, v = bv // V, bv % V
+@triton.jit
+def _number(row, column: tl.constexpr):
+    return tl.load(row + column).to(tl.int32)
+
+
+@triton.jit
+def choose(table, BLOCK: tl.constexpr):
+    """One program: all slots of one voter, whose row of the table `triton_impl._rows` describes."""
+    row = table + tl.program_id(0).to(tl.int64) * COLUMNS
+    N = _number(row, 4)
+    gone = _number(row, 5)
+    sinks = _number(row, 6)
+    recent = _number(row, 7)
     slot = tl.arange(0, BLOCK)
     there = slot < N
-    x = tl.load(scores + b * ssb + v * ssv + slot * ssn, mask=there, other=0.0)
+    x = tl.load(pointer(row, tl.float32, 4) + slot, mask=there, other=0.0)
     candidate = there & (slot >= sinks) & (slot < N - recent)
     keys = _order(x, slot)
     stays = there & ((candidate == 0) | (keys >= _threshold(keys, candidate, gone)))
     n = N - gone
     at = tl.cumsum(stays.to(tl.int32), 0) - 1
-    tl.store(keep + bv * n + at, slot.to(tl.int64), mask=stays)
-    if TIERS > 0:
-        old = tl.load(before + b * sbb + v * sbv + slot * sbn, mask=there, other=0).to(tl.int32)
-        best = tl.where(old == TIERS, 0, old)
+    tl.store(pointer(row + 2, tl.int64, 8) + at, slot.to(tl.int64), mask=stays)
+    tiers = _number(row, 10)
+    if tiers > 0:
+        before = tl.load(row + 1).to(tl.pointer_type(tl.uint8))
+        old = tl.load(before + slot, mask=there, other=0).to(tl.int32)
+        best = tl.where(old == tiers, 0, old)
         rank = tl.where((at < sinks) | (at >= n - recent), float("inf"), x)
         order = _order(rank, 1073741823 - at)
-        native = (at < fp16_sinks) | (at >= n - fp16_recent)
-        pool = tl.where(native, TIERS, TIERS - 1)
+        native = (at < _number(row, 8)) | (at >= n - _number(row, 9))
+        pool = tl.where(native, tiers, tiers - 1)
         placed = native | (stays == 0)
-        if TIERS > 1:
-            pool, placed = _place(pool, placed, order, best, 0, count0, BLOCK)
-        if TIERS > 2:
-            pool, placed = _place(pool, placed, order, best, 1, count1, BLOCK)
-        if TIERS > 3:
-            pool, placed = _place(pool, placed, order, best, 2, count2, BLOCK)
-        tl.store(pools + bv * n + at, pool.to(tl.uint8), mask=stays)
+        for tier in range(0, tiers - 1):
+            count = tl.load(row + 11 + tier).to(tl.int32)
+            pool, placed = _place(pool, placed, order, best, tier, count)
+        after = tl.load(row + 3).to(tl.pointer_type(tl.uint8))
+        tl.store(after + at, pool.to(tl.uint8), mask=stays)

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from kvsearch_kernels.addresses import Rows, rows_at, send
 from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.triton_impl import lengths_of
@@ -36,7 +36,6 @@ from kvsearch_kernels.quantize_kv.reference import Format, Packed
 PROGRAM, HEAD, VOTER = 12, 8, 8  # columns; those of a head without its parts
 NEVER = 1 << 62  # a horizon that nothing reaches
 Pair = tuple[Format | None, Format | None]  # of keys and values
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,6 @@ def kinds_of(stores: Stores) -> tuple[Pair, ...]:
     """The formats of a layer's parts, each once."""
     every = [(p.key_format, p.value_format) for h in stores.heads for p in h.parts if slots_of(p)]
     return tuple(dict.fromkeys(every))
-
-
-def rows_at(x: Tensor) -> Rows:
-    """Addresses `[B, H]` of the rows of each head of `x` `[B, H, ...]`."""
-    b, h = (np.arange(x.shape[i], dtype=np.int64) * x.stride(i) for i in range(2))
-    return x.data_ptr() + (b[:, None] + h) * x.element_size()
 
 
 def made(stores: Stores, group: int, columns: int, device: torch.device) -> Table:
@@ -201,10 +194,7 @@ def placed(
     if before is None or before.shape != rows.shape or at.device != device:
         at = torch.empty(rows.shape, dtype=torch.int64, device=device)
     if before is None or not np.array_equal(before, rows):
-        host = torch.from_numpy(rows)
-        # from memory that may be swapped out, CUDA copies only after a wait
-        at.copy_(host.pin_memory() if device.type == "cuda" else host, non_blocking=True)
-        kept["table"] = rows, at
+        kept["table"] = rows, send(rows, at)
     whole = at.split([x.size for x in sections])
     first, second, third = (x.view(y.shape) for x, y in zip(whole, sections, strict=True))
     return first, second, third

@@ -5,10 +5,11 @@ from math import gcd
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.addresses import rows_at
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.triton_impl import why_not as why_not_attend
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums
-from kvsearch_kernels.decode_step.table import kinds_of, rows_at, sides_of
+from kvsearch_kernels.decode_step.table import kinds_of, sides_of
 from kvsearch_kernels.launch import why_not_here
 from kvsearch_kernels.room import Room
 

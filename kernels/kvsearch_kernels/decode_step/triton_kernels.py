@@ -8,23 +8,12 @@ may be in as many stores as there are heads, and no launch has an argument for e
 import triton
 import triton.language as tl
 
+from kvsearch_kernels.address_kernels import pointer
 from kvsearch_kernels.decode_attention.triton_kernels import _part, _store, join
 from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
 
 PROGRAM = tl.constexpr(12)  # columns of a row of programs, and of one of voters
 VOTER = tl.constexpr(8)
-
-
-@triton.jit
-def _pointer(at, kind: tl.constexpr, BYTES: tl.constexpr):
-    """What an address in a table points to: rows of `BYTES`, so it divides by that, up to 16.
-
-    The hint is for the pointer: Triton forgets what is said about an integer that becomes one, and
-    would load byte by byte.
-    """
-    EVEN: tl.constexpr = 16 if BYTES % 16 == 0 else (8 if BYTES % 8 == 0 else 4)
-    found = tl.load(at).to(tl.pointer_type(kind))
-    return tl.multiple_of(found, EVEN if BYTES % 4 == 0 else 2)
 
 
 @triton.jit(do_not_specialize=["H", "G"])
@@ -71,10 +60,10 @@ def _split(
     VB: tl.constexpr, VG: tl.constexpr, VL: tl.constexpr, VF: tl.constexpr,
 ):  # fmt: skip
     """Attend to the split of a part that `row` of the programs describes."""
-    k = _pointer(row + 4, tl.uint8 if KB < 16 else like.dtype.element_ty, D * KB // 8)
-    ks = _pointer(row + 5, tl.float16, D // KG * (2 if KL else 4))
-    v = _pointer(row + 6, tl.uint8 if VB < 16 else like.dtype.element_ty, D * VB // 8)
-    vs = _pointer(row + 7, tl.float16, D // VG * (2 if VL else 4))
+    k = pointer(row + 4, tl.uint8 if KB < 16 else like.dtype.element_ty, D * KB // 8)
+    ks = pointer(row + 5, tl.float16, D // KG * (2 if KL else 4))
+    v = pointer(row + 6, tl.uint8 if VB < 16 else like.dtype.element_ty, D * VB // 8)
+    vs = pointer(row + 7, tl.float16, D // VG * (2 if VL else 4))
     q += tl.load(row + 1) * G * D
     split = tl.load(row + 2).to(tl.int32)
     splits = tl.load(row + 3).to(tl.int32)

@@ -1,7 +1,7 @@
-"""Make one pool of a cache from slots of all pools: what was in it moves, the rest is encoded."""
+"""Make pools of a cache from slots of all pools: what was in one moves, the rest is encoded."""
 
 from kvsearch_kernels.op import Op
-from kvsearch_kernels.repack_kv.reference import reference
+from kvsearch_kernels.repack_kv.reference import Held, NewPool, reference
 
 repack_kv = Op(
     "repack_kv",
@@ -10,4 +10,4 @@ repack_kv = Op(
     "kvsearch_kernels.repack_kv.probe",
 )
 
-__all__ = ["repack_kv"]
+__all__ = ["Held", "NewPool", "repack_kv"]

@@ -1,52 +1,66 @@
 """Meaning of `repack_kv`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention.reference import Part
+from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.launch import check_slots
 from kvsearch_kernels.quantize_kv.reference import Format, Packed, dequantize, quantize
 
 Held = Tensor | Packed
 
 
+@dataclass(frozen=True)
+class NewPool:
+    """A pool that a compaction makes, and what it is made of.
+
+    Attributes:
+        source: for each slot of the result, where it is when the parts follow one another, `[n]`
+            or per head `[B or 1, H or 1, n]`, int64.
+        parts: what its store holds, at most four, none of them empty and none with `lengths`.
+        own: which of the parts has the format of the result, and moves; None if none does.
+        formats: of keys and values of the result; None is 16 bits.
+    """
+
+    source: Tensor
+    parts: Sequence[Part]
+    own: int | None
+    formats: tuple[Format | None, Format | None]
+
+
 def reference(
-    source: Tensor,
-    parts: Sequence[Part],
-    own: int | None,
-    formats: tuple[Format | None, Format | None],
-    *,
-    dtype: torch.dtype,
-    native: torch.dtype,
-) -> tuple[Held, Held]:
-    """Slots `source` of all parts in one format.
+    pools: Sequence[NewPool], *, dtype: torch.dtype, native: torch.dtype
+) -> list[tuple[Held, Held]]:
+    """Slots of all parts in one format, for each pool of the stores of a layer.
 
     Codes of slots that are in it already move as they are, because what is rounded a second time
     is not the same. All others are decoded to `dtype` and encoded.
 
     Args:
-        source: for each slot of the result, where it is when the parts follow one another, `[n]`
-            or per head `[B or 1, H or 1, n]`, int64.
-        parts: what is held, at most four, none of them empty and none with `lengths`.
-        own: which of the parts has the format of the result, and moves; None if none does.
-        formats: of keys and values of the result; None is 16 bits.
+        pools: what to make; those of a store share its parts.
         dtype: type that values have in between.
-        native: type of the result in 16 bits.
+        native: type of the results in 16 bits.
 
     Returns:
-        Keys and values of the n slots.
+        Keys and values of the slots of each pool.
     """
-    counts = [_tensor(p.keys).shape[2] for p in parts]
-    check_slots(source, sum(counts))
+    return [_pool(pool, dtype, native) for pool in pools]
+
+
+def _pool(pool: NewPool, dtype: torch.dtype, native: torch.dtype) -> tuple[Held, Held]:
+    """`reference` of one pool."""
+    counts = [slots_of(p) for p in pool.parts]
+    check_slots(pool.source, sum(counts))
     sides = (
-        [(p.keys, p.key_format) for p in parts],
-        [(p.values, p.value_format) for p in parts],
+        [(p.keys, p.key_format) for p in pool.parts],
+        [(p.values, p.value_format) for p in pool.parts],
     )
     keys, values = (
-        _side(source, held, counts, own, fmt, dtype, native)
-        for held, fmt in zip(sides, formats, strict=True)
+        _side(pool.source, held, counts, pool.own, fmt, dtype, native)
+        for held, fmt in zip(sides, pool.formats, strict=True)
     )
     return keys, values
 
@@ -55,7 +69,7 @@ def _side(
     source: Tensor, parts: Sequence[tuple[Held, Format | None]], counts: Sequence[int],
     own: int | None, fmt: Format | None, dtype: torch.dtype, native: torch.dtype,
 ) -> Held:  # fmt: skip
-    """`reference` of keys, or of values."""
+    """`_pool` of keys, or of values."""
     B, H = _tensor(parts[0][0]).shape[:2]
     at = source.expand(B, H, source.shape[-1])
     moved: Held | None = None

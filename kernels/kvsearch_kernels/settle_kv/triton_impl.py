@@ -20,8 +20,8 @@ from kvsearch_kernels.launch import (
     why_not_here,
     why_not_slots,
 )
+from kvsearch_kernels.quantize_kv.reference import Format
 from kvsearch_kernels.quantize_kv.triton_impl import tables, why_not_format
-from kvsearch_kernels.repack_kv.triton_impl import constants
 from kvsearch_kernels.settle_kv.reference import Pair
 
 __all__ = ["emulated", "forward", "why_not"]
@@ -57,6 +57,16 @@ def why_not(
         if not per_head(k, what):
             return f"pools and slots must be [N] or one list a head, got {tuple(what.shape)}"
     return None if keep is None else why_not_slots(k, keep)
+
+
+def constants(side: str, i: int, fmt: Format | None, D: int) -> dict[str, int | bool]:
+    """Compile-time arguments of keys (`K`) or values (`V`) of a tier."""
+    if fmt is None:
+        return {f"{side}B{i}": 16, f"{side}G{i}": D, f"{side}L{i}": False, f"{side}R{i}": False}
+    return {
+        f"{side}B{i}": fmt.bits, f"{side}G{i}": fmt.group, f"{side}L{i}": fmt.levels == "lloyd",
+        f"{side}R{i}": fmt.rotate,
+    }  # fmt: skip
 
 
 def forward(

@@ -8,7 +8,14 @@ import torch
 from kernel_aot import compile_kernel, types
 from triton.backends.compiler import GPUTarget
 
-from kvsearch_kernels.configs import SCORE, attend_tile
+from kvsearch_kernels.choose_slots.triton_kernels import choose
+from kvsearch_kernels.configs import (
+    REPACK_ROWS,
+    SCORE,
+    attend_tile,
+    choose_warps,
+    repack_warps,
+)
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
 from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import decode
@@ -16,17 +23,19 @@ from kvsearch_kernels.decode_step.triton_impl import ORDER
 from kvsearch_kernels.decode_step.triton_kernels import attend_heads
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
+from kvsearch_kernels.repack_kv.table import constants as repack_constants
+from kvsearch_kernels.repack_kv.triton_kernels import repack
 from kvsearch_kernels.score_keys.triton_kernels import score
 
 SM80 = GPUTarget("cuda", 80, 32)
 SHARED_LIMIT = 99 * 1024  # also that of sm_86 and sm_89
 
 
-def fits(cost):
+def fits(cost, *, tensor=True):
     assert cost.stack == 0, cost
     assert cost.spills == 0, cost
     assert cost.shared <= SHARED_LIMIT, cost
-    assert cost.tensor > 0, cost
+    assert cost.tensor > 0 or not tensor, cost
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -93,3 +102,26 @@ def test_decode_step(D, pairs, levels):
     }  # fmt: skip
     fits(compile_kernel(attend_heads, types(attend_heads, pointers, "scale cap"), fixed,
                         warps=tile.warps, stages=tile.stages, target=SM80))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("D", "bits", "levels"),
+    [(64, (5, 4), "lloyd"), (64, (4,), "lloyd"), (64, (8, 5, 4, 3, 2, 1), "lloyd"),
+     (128, (8, 4, 2), "uniform"), (128, (5, 4), "lloyd"), (128, (8, 5, 4, 3, 2, 1), "lloyd")],
+)  # fmt: skip
+def test_repack(D, bits, levels):
+    formats = [None, *(Format(b, 64, levels, levels == "lloyd") for b in bits)]
+    fixed = {
+        "D": D, "FORMATS": tuple(repack_constants(fmt, D) for fmt in formats), "BT": REPACK_ROWS,
+        "STEPS": D.bit_length() - 1, "NORM": D**-0.5,
+    }  # fmt: skip
+    found = types(repack, {"table": "i64", "levels": "fp32", "between native": "fp16"})
+    cost = compile_kernel(repack, found, fixed, warps=repack_warps(D), stages=1, target=SM80)
+    fits(cost, tensor=False)
+
+
+@pytest.mark.parametrize("slots", [1024, 4096])
+def test_choose(slots):
+    found = types(choose, {"table": "i64"})
+    fits(compile_kernel(choose, found, {"BLOCK": slots}, warps=choose_warps(slots), stages=1,
+                        target=SM80), tensor=False)  # fmt: skip

@@ -15,12 +15,12 @@ from kvsearch_kernels.configs import (
     RECEIVE_COLUMNS,
     RECEIVE_WARPS,
     REPACK_ROWS,
-    REPACK_WARPS,
     SCORE,
     SETTLE_ROWS,
     SETTLE_WARPS,
     attend_tile,
     choose_warps,
+    repack_warps,
 )
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
 from kvsearch_kernels.decode_attention.triton_impl import tile_of
@@ -38,10 +38,12 @@ from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.quantize_kv.triton_impl import constants as format_constants
 from kvsearch_kernels.quantize_kv.triton_kernels import dequantize, quantize
-from kvsearch_kernels.repack_kv.triton_impl import constants as repack_constants
+from kvsearch_kernels.repack_kv.table import constants as repack_constants
+from kvsearch_kernels.repack_kv.takes import MOST_KINDS as MOST_REPACKED
 from kvsearch_kernels.repack_kv.triton_kernels import repack
 from kvsearch_kernels.score_keys.triton_kernels import score
 from kvsearch_kernels.scored_decode.triton_kernels import receive
+from kvsearch_kernels.settle_kv.triton_impl import constants as settle_constants
 from kvsearch_kernels.settle_kv.triton_kernels import settle
 from kvsearch_kernels.tally.triton_kernels import add
 
@@ -380,30 +382,32 @@ def test_tally(more):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("own", [0, 1])
-def test_repack(own):
-    """A pool of 4 bits, and one in 16: from both, and from rotated Lloyd levels of 2 bits."""
-    formats = [(None, None), (Format(4, 64), Format(4, 64))]
-    formats += [(Format(2, 64, "lloyd", True), Format(2, 64, "lloyd", True))]
-    constants = {"D": 128, "PARTS": 3, "OWN": own, "BT": REPACK_ROWS, "STEPS": 7, "NORM": 128**-0.5}
-    for i in range(4):
-        for side, fmt in zip("KV", formats[min(i, 2)], strict=True):
-            constants |= repack_constants(side, i, fmt, 128)
-    for side, fmt in zip("KV", formats[own], strict=True):
-        constants |= repack_constants(side, "T", fmt, 128)
-    pointers = {"source": "i64", "levels k_levels k_edges v_levels v_edges": "fp32", "like": "bf16"}
-    for i, pair in enumerate([*formats, formats[2]]):
-        low = pair[0] is not None
-        pointers |= {
-            f"k{i} v{i}": "u8" if low else "bf16",
-            f"ks{i} vs{i}": "fp16" if low else "bf16",
-        }
-    low = formats[own][0] is not None
-    pointers |= {"k v": "u8" if low else "bf16", "ks vs": "fp16" if low else "bf16"}
-    cost = compile_kernel(repack, types(repack, pointers), constants, warps=REPACK_WARPS, stages=1)
+EVEN = (Format(4, 64), Format(8, 64), Format(2, 64))
+LLOYD = tuple(Format(b, 64, "lloyd", True) for b in (8, 5, 4, 3, 2, 1))
+REPACKS = {  # head size, formats beside 16 bits; the last of each size are the most that it takes
+    "16,4/128": (128, EVEN[:1]),
+    "16,5,4/64/lloyd": (64, LLOYD[1:3]),
+    "16,8,4,2/128": (128, EVEN),
+    **{f"7 kinds/{D}/lloyd": (D, LLOYD) for D in (64, 128, 256)},
+}
+
+
+@pytest.mark.parametrize("name", REPACKS)
+def test_repack(name):
+    """Pools of any of these formats from all of them."""
+    D, formats = REPACKS[name]
+    kinds = tuple(repack_constants(fmt, D) for fmt in (None, *formats))
+    assert len(kinds) <= MOST_REPACKED
+    constants = {
+        "D": D, "FORMATS": kinds, "BT": REPACK_ROWS, "STEPS": D.bit_length() - 1, "NORM": D**-0.5,
+    }  # fmt: skip
+    pointers = {"table": "i64", "levels": "fp32", "between native": "bf16"}
+    warps = repack_warps(D)
+    cost = compile_kernel(repack, types(repack, pointers), constants, warps=warps, stages=1)
+    # the loop has the code of all formats, of which a turn runs one
     check(
-        f"repack_kv/{'4' if low else '16'}/128", cost, elements=REPACK_ROWS * 128,
-        warps=REPACK_WARPS, tensor=False, wide=False,
+        f"repack_kv/{name}", cost, elements=REPACK_ROWS * D, warps=warps, tensor=False,
+        wide=D > 64,
     )  # fmt: skip
 
 
@@ -415,7 +419,7 @@ def test_settle():
     }  # fmt: skip
     pointers = {"k v k_out v_out": "bf16", "before after": "u8", "keep": "i64"}
     for i, fmt in enumerate(formats):
-        constants |= repack_constants("K", i, fmt, 128) | repack_constants("V", i, fmt, 128)
+        constants |= settle_constants("K", i, fmt, 128) | settle_constants("V", i, fmt, 128)
         pointers[f"kl{i} ke{i} vl{i} ve{i}"] = "fp32"
     cost = compile_kernel(settle, types(settle, pointers), constants, warps=SETTLE_WARPS, stages=1)
     check(
@@ -426,10 +430,9 @@ def test_settle():
 
 @pytest.mark.parametrize("slots", [1024, 4096])
 def test_choose(slots):
-    """Three tiers; all slots of a voter are one program's."""
-    pointers = {"scores": "fp32", "before pools": "u8", "keep": "i64"}
+    """All slots of a voter are one program's, whatever the number of tiers."""
     warps = choose_warps(slots)
     cost = compile_kernel(
-        choose, types(choose, pointers), {"TIERS": 3, "BLOCK": slots}, warps=warps, stages=1
+        choose, types(choose, {"table": "i64"}), {"BLOCK": slots}, warps=warps, stages=1
     )
     check(f"choose_slots/{slots}", cost, elements=slots, warps=warps, tensor=False, wide=False)

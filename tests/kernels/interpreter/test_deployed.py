@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvsearch.cache.engine import advance
+from kvsearch.cache.reading import read
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
@@ -76,3 +77,16 @@ def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, kernels_alone):
     assert other.nbytes == state.nbytes
     room = 4e-3 if dtype is torch.float16 else 1e-5
     torch.testing.assert_close(got, want, rtol=room, atol=room)
+
+
+def test_stores_are_read_at_once_on_a_kernel(kernels_alone):
+    stores = [
+        replay(POLICIES[name], torch.float16)[1].store for name in ("tiers by age", "rotated")
+    ]
+    want = read(stores)
+    kernels_alone()
+    assert [len({*store.slot_pools().flatten().tolist()}) for store in stores] == [4, 2]
+    for store, kv, right in zip(stores, read(stores), want, strict=True):
+        assert store.ran["repack_kv"] == "triton"
+        for x, y in zip(kv, right, strict=True):
+            torch.testing.assert_close(x, y)

@@ -1,0 +1,30 @@
+"""Where tensors lie, as 64-bit integers on the device: what one launch over many tensors is given.
+
+A kernel has no list of pointers as an argument. Its programs read the addresses that they need from
+a table, a row each, and so does every number that changes from call to call: nothing recompiles.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Rows = NDArray[np.int64]
+
+
+def rows_at(x: Tensor) -> Rows:
+    """Addresses `[B, H]`, in bytes, of the rows of each head of `x` `[B, H, ...]`."""
+    b, h = (np.arange(x.shape[i], dtype=np.int64) * x.stride(i) for i in range(2))
+    return x.data_ptr() + (b[:, None] + h) * x.element_size()
+
+
+def send(rows: Rows, to: Tensor) -> Tensor:
+    """Write `rows` to a tensor of the same shape on a device, without a wait; returns it."""
+    host = torch.from_numpy(rows)
+    # from memory that may be swapped out, CUDA copies only after a wait
+    return to.copy_(host.pin_memory() if to.device.type == "cuda" else host, non_blocking=True)
+
+
+def sent(rows: Rows, device: torch.device) -> Tensor:
+    """`rows` in fresh memory of a device."""
+    return send(rows, torch.empty(rows.shape, dtype=torch.int64, device=device))

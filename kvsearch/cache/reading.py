@@ -1,0 +1,84 @@
+"""Unpacking what packed stores hold, for one use and in order of time."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.moving import Pools, first_slots, part_in_use
+from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.repack_kv import NewPool, repack_kv
+
+
+class Readable(Pools, Protocol):
+    """What `moving.Pools` are, and what reading needs besides.
+
+    Attributes:
+        n: slots held.
+        grouped: whether keys share scales with their neighbours in time.
+    """
+
+    n: int
+    grouped: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where the slots are."""
+
+    @staticmethod
+    def repeats(device: torch.device) -> bool:
+        """Whether launches count, as they do on a GPU."""
+
+
+def read(stores: Sequence[Readable]) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values `[B, H, N, D]` of stores of a layer.
+
+    A kernel unpacks all of those that it can at once: a pool in 16 bits, of slots of all pools.
+    """
+    pools = [_whole(store) for store in stores]
+    first, ran = next((s for s, p in zip(stores, pools, strict=True) if p), None), dict[str, str]()
+    every = [pool for pool in pools if pool is not None]
+    made = iter(()) if first is None else iter(repack_kv.record(ran, every, **_types(first)))
+    found: list[tuple[Tensor, Tensor]] = []
+    for store, pool in zip(stores, pools, strict=True):
+        if pool is None:
+            order = store.order_in_use()
+            found.append((_side(store, 0, order), _side(store, 1, order)))
+            continue
+        store.ran.update(ran)
+        keys, values = next(made)
+        assert isinstance(keys, Tensor) and isinstance(values, Tensor)
+        found.append((keys, values))
+    return found
+
+
+def _types(store: Readable) -> dict[str, torch.dtype]:
+    """Values are read back in the type of the model."""
+    return {"dtype": store.dtype, "native": store.dtype}
+
+
+def _whole(store: Readable) -> NewPool | None:
+    """All slots as one pool in 16 bits, where that saves launches and a kernel can make it."""
+    native = store.codecs[-1][0].native
+    if not store.repeats(store.device) or store.dtype is not native or store.grouped:
+        return None
+    there = [i for i, x in enumerate(store.keys) if x is not None and x[0].shape[2]]
+    order = store.order_in_use()
+    packed = any(codec.fmt is not None for i in there for codec in store.codecs[i])
+    if order is None and not packed:
+        return None  # they are one after the other as they are
+    source = first_slots(store.n, store.device) if order is None else order
+    pool = NewPool(source, [part_in_use(store, i) for i in there], None, (None, None))
+    return pool if repack_kv.pick([pool], **_types(store)) == "triton" else None
+
+
+def _side(store: Readable, which: int, order: Tensor | None) -> Tensor:
+    """Keys (0) or values (1), tensor by tensor."""
+    parts = [
+        store.codecs[i][which].decode(x, store.dtype, store.ran, store.lead)
+        for i, x in enumerate((store.keys, store.values)[which])
+        if x is not None
+    ]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return whole if order is None else gather_kv.record(store.ran, whole, order)
