@@ -20,7 +20,8 @@ from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
-from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import RULES, Attention, Rule
 from tests.heads import losses
 from tests.importance import importance
 from tests.random_policies import policies
@@ -108,6 +109,22 @@ def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: De
     calls = [32, 14] if way != "deployed" else [32, *[1] * 6]  # the least has 28 slots
     for policy in policies(100, SHAPE):
         holds(policy, way, calls, lane)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rule", [Attention(), RULES["keydiff"]()])
+def test_adakv_runs_on_another_device_and_waits_once_a_compaction(
+    rule: Rule, way: str, lane: Device
+) -> None:
+    """How many slots a head keeps is known to the host only then."""
+    policy = Policy(
+        slots=40, interval=8, sinks=2, recent_window=8, rule=rule, quantizer=Quantizer(group=32),
+        tiers=(Tier(key_bits=4, value_bits=4),), budgets=Budgets(kind="adakv"),
+    )  # fmt: skip
+    packed, fast, calls = WAYS[way]
+    got = run(policy, packed, fast, calls, lane)
+    assert lane.waits == {"aten::_to_copy": 1 + (T - 40) // 8}
+    assert torch.allclose(got, run(policy, packed, fast, calls, None), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [*METHODS])

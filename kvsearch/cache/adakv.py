@@ -114,6 +114,6 @@ def _shares(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) 
     even = target - fixed
     chosen = [r[0, 0, p.sinks : r.shape[-1] - p.recent_window] for r in ranks]
     best = torch.cat(chosen).topk(even * len(states), sorted=False).indices
-    ends = torch.tensor(room, device=best.device).cumsum(0)
-    counts = torch.bucketize(best, ends, right=True).bincount(minlength=len(states)).tolist()
+    among = best.new_zeros(sum(room)).index_fill_(0, best, 1)
+    counts = torch.stack([head.sum() for head in among.split(room)]).cpu().tolist()
     return [fixed + n for n in sharing.shares(counts, even, room, p.budgets.floor)]

@@ -68,7 +68,7 @@ class Places:
             k, v = state.store.release()
             rows.append((k[0, 0], v[0, 0], born, state.scorer.sums[:, 0, 0]))
         self.before = [born for _, _, born, _ in rows]
-        self._heads = torch.arange(len(states), device=first.store.device).unsqueeze(1)
+        self._heads = torch.arange(len(states), device=rows[0][0].device).unsqueeze(1)
         H, width = len(states), max(rows[0][0].shape[1], rows[0][1].shape[1])
         self.slots = rows[0][0].new_zeros(2, H, self.c, width)
         self.alive = torch.zeros(H, 0, dtype=torch.bool, device=self.slots.device)
@@ -114,7 +114,7 @@ class Places:
         c, rule = self.c, self.scorer.rule
         weights = self.scorer.row_weights(torch.ones_like(own), c - 1 - own)
         if rule.alpha:
-            held = torch.tensor(self.held, device=own.device).unsqueeze(1)
+            held = self.alive.sum(1, keepdim=True)
             weights = weights * (held + 1 + own).float() ** rule.alpha
         kind = torch.promote_types(probabilities.dtype, torch.float32)  # 16 bits hold no sums
         votes = (weights / group).to(kind).expand(len(self.held), c).repeat(1, group).unsqueeze(1)
@@ -137,7 +137,7 @@ class Places:
         even, H = self.target - fixed, len(born)
         key = torch.add(born * H + self._heads, rising_bits(ranks), alpha=1 << 32)
         key.masked_fill_(~mine, -1)
-        counts = (key >= _largest(key.view(-1), even * H)).sum(1).tolist()
+        counts = (key >= _largest(key.view(-1), even * H)).sum(1).cpu().tolist()
         got = sharing.shares(counts, even, [n + c - fixed for n in self.held], p.budgets.floor)
         least = torch.stack([_largest(row, n) for row, n in zip(key, got, strict=True)])
         alive.masked_fill_(mine & (key < least.unsqueeze(1)), False)
