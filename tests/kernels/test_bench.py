@@ -39,6 +39,14 @@ def test_the_dry_run_runs_every_case_and_writes_nothing(script, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_host_time_is_that_of_the_op_which_a_token_asks():
+    pytest.importorskip("triton", reason="triton is not installed")
+    run = subprocess.run(
+        [sys.executable, str(BENCH / "host.py")], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[1] for line in run.stdout.splitlines()] == ["decode_step"] * 4
+
+
 def test_a_process_that_hangs_or_dies_has_still_said_what_it_found(bench):
     say = "import sys, time; print('row {\"a\": 1}', flush=True); print('noise'); "
     start = time.monotonic()
