@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import ModelError
 
-ROWS = 512  # tokens whose logits are held at once
+ROWS = 128  # tokens whose logits are held at once; glibc keeps freed memory of up to 32 MB
 LOW = -1e30  # logit of a token that is never predicted; finite, for differences of logits
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from kvsearch.evaluate.probes import Prober
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import Replay
-from kvsearch.models.allocator import keep_freed
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.search.work import Job, Measured, ProbeJob
@@ -48,8 +47,6 @@ class ModelWork:
 
             torch.cuda.set_device(device)
         loaded = load_model(self.model, dtype=self.dtype, device=device, announce=lambda _: None)
-        if loaded.device == "cpu":
-            keep_freed()
         return ModelSession(Evaluator(loaded, self.batch), self.parts)
 
 

@@ -1,20 +1,18 @@
 """What an exact evaluation costs, and how exact it is, on the real default model.
 
-    python studies/2026-11-evaluation-cost/measure.py [--exact] [--products] [--freed]
+    python studies/2026-11-evaluation-cost/measure.py [--context 2048] [--exact] [--products]
 
 Cost: CPU seconds of one thread for `Evaluator.quality`, divided by those of one plain full-cache
 forward of the same tokens with the same head, in interleaved pairs; the median pair is kept.
 CPU seconds, because wall seconds of a shared machine measure its other users. Exactness: largest
 per-token difference between the one-pass replay and a deployed cache filled token by token.
 Products: CPU seconds with products of weights by MKL, divided by those with oneDNN.
-Freed: CPU seconds in a process as it is, divided by those in one that keeps what it frees.
 Rows are appended to results.csv beside this file as they are measured.
 """
 
 import csv
 import platform
 import time
-from multiprocessing import get_context
 from pathlib import Path
 
 import click
@@ -26,7 +24,6 @@ from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.methods import METHODS, at
 from kvsearch.models import load_model
-from kvsearch.models.allocator import keep_freed
 from kvsearch.models.products import SIZE, OneDnnLinear
 from kvsearch.policy import Policy
 from kvsearch.text import builtin, read_file, tokenize, windows
@@ -60,15 +57,11 @@ COSTED: dict[str, dict[str, Value]] = {
 @click.option("--only", multiple=True, help="a policy by its name; repeatable [default: all]")
 @click.option("--exact", is_flag=True, help="also compare with token by token (minutes)")
 @click.option("--products", is_flag=True, help="compare MKL with oneDNN instead")
-@click.option("--freed", is_flag=True, help="compare what becomes of freed memory instead")
 def main(
     context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool,
-    products: bool, freed: bool,
+    products: bool,
 ) -> None:  # fmt: skip
     """Measure and append to results.csv."""
-    if freed:
-        allocators(context, pairs, only)
-        return
     torch.set_num_threads(1)
     loaded = load_model()
     evaluator = Evaluator(loaded)
@@ -120,39 +113,6 @@ def faster(evaluator, policy, ids) -> float:
         evaluator.quality(policy, ids, resident=False)
         seconds.append(time.process_time() - start)
     return seconds[0] / seconds[1]
-
-
-def allocators(contexts, pairs, only):
-    """Ratios of CPU seconds with freed memory given back and kept, each in a process of its own."""
-    spawn = get_context("spawn")
-    for T in contexts:
-        names = [name for name in COSTED if not only or name in only]
-        seconds = {}
-        for kept in [False, True] * pairs:
-            with spawn.Pool(1) as pool:
-                seconds.setdefault(kept, []).append(pool.apply(evaluations, (names, T, kept)))
-        for i, name in enumerate(names):
-            each = zip(seconds[False], seconds[True], strict=True)
-            ratios = [given[i] / kept[i] for given, kept in each]
-            write(row("given back / kept", name, T, "fp32", float(np.median(ratios)), ratios))
-
-
-def evaluations(names, T, kept) -> list[float]:
-    """CPU seconds of the policies called `names`, each evaluated twice; the second time counts."""
-    torch.set_num_threads(1)
-    loaded = load_model()
-    if kept:
-        assert keep_freed()
-    setting = Setting(loaded.shape, loaded.shape.budget_bytes(256), T)
-    ids = windows(tokenize(loaded.tokenizer, builtin()), count=1, length=T)
-    evaluator, found = Evaluator(loaded), []
-    for name in names:
-        for _ in range(2):
-            start = time.process_time()
-            evaluator.quality(build(COSTED[name], setting, name=name), ids)
-            seconds = time.process_time() - start
-        found.append(seconds)
-    return found
 
 
 def exactness(loaded, tokens):
