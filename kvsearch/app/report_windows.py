@@ -17,7 +17,7 @@ from kvsearch.stats import corrected, paired
 
 Nll = NDArray[np.float32]
 
-FALSE = 0.01  # chance that a row as good as the recommended one is called behind at any look
+FALSE = 0.05  # chance that any of the rows called behind is not
 
 
 def looks(each: int, headline: int) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ class ReportWindows:
         failures: dict[str, str] = {}
         stopped: dict[str, Interval] = {}
         stops = [w for w, _ in rungs(self.setting.tokens, self.each, self.together)]
-        false, done = FALSE / len(stops), 0
+        false, done = FALSE / (len(chosen) * len(stops)), 0
         for windows in stops:
             left = [c for c in chosen if c.key not in failures and c.key not in stopped]
             title = "report text" if windows == stops[0] else f"report text, {windows} windows"

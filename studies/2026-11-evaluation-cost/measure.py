@@ -1,12 +1,13 @@
 """What an exact evaluation costs, and how exact it is, on the real default model.
 
-    python studies/2026-11-evaluation-cost/measure.py [--context 2048] [--exact] [--products]
+    python studies/2026-11-evaluation-cost/measure.py [--exact] [--products] [--slices]
 
 Cost: CPU seconds of one thread for `Evaluator.quality`, divided by those of one plain full-cache
 forward of the same tokens with the same head, in interleaved pairs; the median pair is kept.
 CPU seconds, because wall seconds of a shared machine measure its other users. Exactness: largest
 per-token difference between the one-pass replay and a deployed cache filled token by token.
 Products: CPU seconds with products of weights by MKL, divided by those with oneDNN.
+Slices: CPU seconds with logits of 512 tokens at a time, divided by those with as many as it is.
 Rows are appended to results.csv beside this file as they are measured.
 """
 
@@ -14,12 +15,14 @@ import csv
 import platform
 import time
 from pathlib import Path
+from unittest import mock
 
 import click
 import numpy as np
 import torch
 from torch import nn
 
+from kvsearch.evaluate import head
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.methods import METHODS, at
@@ -57,9 +60,10 @@ COSTED: dict[str, dict[str, Value]] = {
 @click.option("--only", multiple=True, help="a policy by its name; repeatable [default: all]")
 @click.option("--exact", is_flag=True, help="also compare with token by token (minutes)")
 @click.option("--products", is_flag=True, help="compare MKL with oneDNN instead")
+@click.option("--slices", is_flag=True, help="compare slices of logits instead")
 def main(
     context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool,
-    products: bool,
+    products: bool, slices: bool,
 ) -> None:  # fmt: skip
     """Measure and append to results.csv."""
     torch.set_num_threads(1)
@@ -79,6 +83,10 @@ def main(
             if products:
                 ratios = [faster(evaluator, policy, ids) for _ in range(pairs)]
                 write(row("MKL / oneDNN", name, T, "fp32", float(np.median(ratios)), ratios))
+                continue
+            if slices:
+                ratios = [longer(evaluator, policy, ids) for _ in range(pairs)]
+                write(row(f"512 / {head.ROWS}", name, T, "fp32", float(np.median(ratios)), ratios))
                 continue
             ratios = []
             for _ in range(pairs):
@@ -112,6 +120,17 @@ def faster(evaluator, policy, ids) -> float:
         start = time.process_time()
         evaluator.quality(policy, ids, resident=False)
         seconds.append(time.process_time() - start)
+    return seconds[0] / seconds[1]
+
+
+def longer(evaluator, policy, ids) -> float:
+    """CPU seconds with logits of 512 tokens at a time, divided by those with fewer."""
+    seconds = []
+    for rows in (512, head.ROWS):
+        with mock.patch.object(head, "ROWS", rows):
+            start = time.process_time()
+            evaluator.quality(policy, ids, resident=False)
+            seconds.append(time.process_time() - start)
     return seconds[0] / seconds[1]
 
 

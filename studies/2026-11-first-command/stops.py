@@ -55,13 +55,14 @@ def table(records: Path) -> list[dict[str, object]]:
     rows = []
     for folder in sorted(records.iterdir()):
         found = differences(folder)
+        count = len(json.loads((folder / "frozen.json").read_text())["rows"])
         row: dict[str, object] = {"text": folder.name, "rows": len(found)}
         for windows in (2, 3):
             verdicts = []
             for d in found:
                 equal = d.sums - d.mean() * d.tokens
                 verdicts += [
-                    stopped(equal[list(some)], d.tokens, FALSE / LOOKS)
+                    stopped(equal[list(some)], d.tokens, FALSE / (count * LOOKS))
                     for some in combinations(range(len(equal)), windows)
                 ]
             row |= {f"choices_{windows}": len(verdicts), f"stopped_{windows}": sum(verdicts)}
