@@ -77,12 +77,12 @@ def test_starting_at_the_starved_layer_gives_the_same_and_leaves_the_model_as_it
     assert short[:, :32].max() < 1e-6 and short[:, 32:].max() > 1e-5
     assert np.abs(divergence.of(Policy())).max() < 1e-6
     np.testing.assert_array_equal(evaluator.divergence(ids).of(policy), whole)
-    slices: list[int] = []  # that went through the output layer
-    tiny.model.lm_head.register_forward_hook(lambda *_: slices.append(1))
-    for held, expected in ((1 << 28, 3), (0, 4)):  # in a long window, predictions are made again
+    tokens: list[int] = []  # that went through the output layer, slice by slice
+    tiny.model.lm_head.register_forward_hook(lambda _, __, out: tokens.append(out.shape[1]))
+    for held, times in ((1 << 28, 3), (0, 4)):  # in a long window, predictions are made again
         monkeypatch.setattr("kvsearch.evaluate.divergence.HELD", held)
-        slices.clear()
+        tokens.clear()
         again = evaluator.divergence(ids)
         for _ in range(2):
             np.testing.assert_array_equal(again.of(policy), whole)
-        assert len(slices) == expected
+        assert sum(tokens) == times * 160
