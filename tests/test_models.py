@@ -206,9 +206,10 @@ def test_the_kept_copy_is_bit_equal_to_the_gguf_file(real_model, capfd):
     ids = tokenizer(text).input_ids
     assert real_model.tokenizer(text).input_ids == ids
     fast = any(isinstance(m, products.OneDnnLinear) for m in real_model.model.modules())
-    assert fast is products.suits()
-    if fast:  # then a loaded model sums in another order
-        products.by_onednn(model)
+    least = products.suits()
+    assert fast is (least is not None)
+    if least is not None:  # then a loaded model sums in another order
+        products.by_onednn(model, least)
     with torch.no_grad():
         batch = torch.tensor([ids])
         assert torch.equal(model(batch).logits, real_model.model(batch).logits)

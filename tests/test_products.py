@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from kvsearch.models.products import ROWS, SIZE, OneDnnLinear, by_onednn, suits
+from kvsearch.models.products import LONG, ROWS, SIZE, OneDnnLinear, by_onednn, suits
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
@@ -62,6 +62,13 @@ def test_it_learns_as_before() -> None:
 
 
 def test_processors() -> None:
-    assert not suits("Intel(R) Xeon(R)") and not suits("")
-    here = platform.machine().lower() in ("x86_64", "amd64")
-    assert suits("AMD EPYC 9R14") is (here and torch.backends.mkl.is_available())
+    assert suits("Intel(R) Xeon(R)") is None and suits("") is None
+    here = platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkl.is_available()
+    assert suits("AMD EPYC 9R14", avx512=True) == (0 if here else None)
+    assert suits("AMD EPYC", avx512=False) == (LONG if here else None)
+
+
+def test_only_output_layers_where_the_others_are_as_fast() -> None:
+    layers = nn.Sequential(nn.Linear(256, LONG * 256 - 1), nn.Linear(256, LONG * 256))
+    by_onednn(layers, LONG)
+    assert [type(m) for m in layers] == [nn.Linear, OneDnnLinear]

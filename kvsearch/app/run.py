@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from kvsearch.app import evaluators, importance, inputs, sensitivity, speed, sum
 from kvsearch.app.asked import asked, default_folder, grows, races
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
+from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.target import aim, left_out
@@ -84,6 +86,7 @@ class Run:
         """Run all stages; what an earlier run of the same command did is not done again."""
         shown, o = self.shown, self.options
         executor: Executor | None = None
+        aside = ExitStack()
         try:
             self.setting = self._with_importance()
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
@@ -97,6 +100,8 @@ class Run:
                 self.loaded, work, workers=0 if tune else workers,
                 ray=None if tune else o.ray, gpus=o.gpus_per_evaluator, say=shown.say,
             )  # fmt: skip
+            times = o.bench and workers > 1 and self.loaded.device == "cpu"
+            compiled = aside.enter_context(compiling(times))
             self.setting = self._with_sensitivity(executor)
             trials = self._search(executor, work)
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
@@ -107,6 +112,7 @@ class Run:
             ).go(trials)  # fmt: skip
             executor.close()
             self.loaded = evaluators.unpark(self.loaded)
+            compiled()
             self._bench(measured)
             measured["seconds"] = time.perf_counter() - self.start
             write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
@@ -119,6 +125,7 @@ class Run:
         finally:
             if executor is not None:
                 executor.close()
+            aside.close()
             self.folder.close()
 
     def _workers(self) -> int:

@@ -170,8 +170,9 @@ def load_model(
     # Out of memory, or a device that this build of torch does not have.
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"{name} cannot be put on {device}: {brief(error)}") from error
-    if places == [cpu] and kind == torch.float32 and products.suits():
-        products.by_onednn(model)
+    least = products.suits()
+    if places == [cpu] and kind == torch.float32 and least is not None:
+        products.by_onednn(model, least)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

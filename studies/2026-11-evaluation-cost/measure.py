@@ -6,7 +6,8 @@ Cost: CPU seconds of one thread for `Evaluator.quality`, divided by those of one
 forward of the same tokens with the same head, in interleaved pairs; the median pair is kept.
 CPU seconds, because wall seconds of a shared machine measure its other users. Exactness: largest
 per-token difference between the one-pass replay and a deployed cache filled token by token.
-Products: CPU seconds with products of weights by MKL, divided by those with oneDNN.
+Products: CPU seconds with all products of weights by MKL, and with all large ones by oneDNN,
+divided by those as kvsearch chooses on this processor.
 Slices: CPU seconds with logits of 512 tokens at a time, divided by those with as many as it is.
 Rows are appended to results.csv beside this file as they are measured.
 """
@@ -81,8 +82,8 @@ def main(
                 continue  # the promise for long windows is about policies that decide by age
             policy = build(knobs, setting, name=name)
             if products:
-                ratios = [faster(evaluator, policy, ids) for _ in range(pairs)]
-                write(row("MKL / oneDNN", name, T, "fp32", float(np.median(ratios)), ratios))
+                for what, ratios in slower(evaluator, policy, ids, pairs).items():
+                    write(row(what, name, T, "fp32", float(np.median(ratios)), ratios))
                 continue
             if slices:
                 ratios = [longer(evaluator, policy, ids) for _ in range(pairs)]
@@ -109,18 +110,23 @@ def plain(loaded, ids) -> float:
     return time.process_time() - start
 
 
-def faster(evaluator, policy, ids) -> float:
-    """CPU seconds of an evaluation by MKL, divided by those by oneDNN."""
-    layers = [m for m in evaluator.loaded.model.modules() if isinstance(m, nn.Linear)]
-    layers = [m for m in layers if m.weight.numel() >= SIZE]
-    seconds = []
-    for kind in (nn.Linear, OneDnnLinear):
-        for layer in layers:
-            layer.__class__ = kind
-        start = time.process_time()
-        evaluator.quality(policy, ids, resident=False)
-        seconds.append(time.process_time() - start)
-    return seconds[0] / seconds[1]
+def slower(evaluator, policy, ids, pairs) -> dict[str, list[float]]:
+    """CPU seconds of an evaluation by MKL and by oneDNN, divided by those with what is chosen."""
+    model = evaluator.loaded.model
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    chosen = [type(m) for m in layers]
+    large = [OneDnnLinear if m.weight.numel() >= SIZE else nn.Linear for m in layers]
+    kinds = {"MKL / chosen": [nn.Linear] * len(layers), "oneDNN / chosen": large, "": chosen}
+    found: dict[str, list[float]] = {what: [] for what in kinds}
+    for _ in range(pairs):
+        for what, types in kinds.items():
+            for layer, kind in zip(layers, types, strict=True):
+                layer.__class__ = kind
+            start = time.process_time()
+            evaluator.quality(policy, ids, resident=False)
+            found[what].append(time.process_time() - start)
+    base = found.pop("")
+    return {w: [x / y for x, y in zip(s, base, strict=True)] for w, s in found.items()}
 
 
 def longer(evaluator, policy, ids) -> float:

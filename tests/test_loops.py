@@ -1,0 +1,34 @@
+"""Loops of decoding are compiled while a run evaluates."""
+
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from kvsearch.app.loops import compiling
+
+
+def test_what_decoding_needs_is_on_disk_when_it_is_wanted(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    with compiling(True) as compiled:
+        compiled()
+    found = {file.name.partition("-")[0] for file in tmp_path.rglob("*.nbi")}
+    names = ("step", "attend", "gather", "vectors", "dequantize", "pack", "time_order")
+    assert {f"numba_kernels.{name}" for name in names} <= found
+
+
+def test_it_ends_with_the_run_and_takes_no_core_from_it() -> None:
+    before = set(multiprocessing.active_children())
+    with compiling(True):
+        (process,) = set(multiprocessing.active_children()) - before
+        if hasattr(os, "sched_getscheduler"):
+            until = time.monotonic() + 60
+            while os.sched_getscheduler(process.pid) != os.SCHED_IDLE:
+                assert process.is_alive() and time.monotonic() < until
+                time.sleep(0.05)
+    assert not process.is_alive()
+    with compiling(False) as compiled:
+        compiled()
+        assert set(multiprocessing.active_children()) == before
