@@ -104,16 +104,21 @@ def test_decode_step(D, pairs, levels):
                         warps=tile.warps, stages=tile.stages, target=SM80))  # fmt: skip
 
 
+ALL = (8, 5, 4, 3, 2, 1)
+
+
 @pytest.mark.parametrize(
-    ("D", "bits", "levels"),
-    [(64, (5, 4), "lloyd"), (64, (4,), "lloyd"), (64, (8, 5, 4, 3, 2, 1), "lloyd"),
-     (128, (8, 4, 2), "uniform"), (128, (5, 4), "lloyd"), (128, (8, 5, 4, 3, 2, 1), "lloyd")],
+    ("D", "bits", "levels", "blocks"),
+    [(64, (5, 4), "lloyd", ()), (64, (4,), "lloyd", ()), (64, ALL, "lloyd", ()),
+     (128, (8, 4, 2), "uniform", ()), (128, (5, 4), "lloyd", ()), (128, ALL, "lloyd", ()),
+     (64, ALL, "lloyd", ALL), (128, ALL, "lloyd", ALL), (256, ALL, "lloyd", ALL)],
 )  # fmt: skip
-def test_repack(D, bits, levels):
+def test_repack(D, bits, levels, blocks):
+    """Formats of such bits, and some that are rotated in blocks."""
     formats = [None, *(Format(b, 64, levels, levels == "lloyd") for b in bits)]
+    formats += [Format(b, 64, levels, True, block=32) for b in blocks]
     fixed = {
         "D": D, "FORMATS": tuple(repack_constants(fmt, D) for fmt in formats), "BT": REPACK_ROWS,
-        "STEPS": D.bit_length() - 1, "NORM": D**-0.5,
     }  # fmt: skip
     found = types(repack, {"table": "i64", "levels": "fp32", "between native": "fp16"})
     cost = compile_kernel(repack, found, fixed, warps=repack_warps(D), stages=1, target=SM80)
