@@ -10,6 +10,8 @@ from triton.backends.compiler import GPUTarget
 
 from kvsearch_kernels.choose_slots.triton_kernels import choose
 from kvsearch_kernels.configs import (
+    GATHER_ROWS,
+    GATHER_WARPS,
     REPACK_ROWS,
     SCORE,
     attend_tile,
@@ -21,6 +23,7 @@ from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import decode
 from kvsearch_kernels.decode_step.triton_impl import ORDER
 from kvsearch_kernels.decode_step.triton_kernels import attend_heads
+from kvsearch_kernels.gather_rows.triton_kernels import gather_all
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.repack_kv.table import constants as repack_constants
@@ -121,8 +124,15 @@ def test_repack(D, bits, levels, blocks):
         "D": D, "FORMATS": tuple(repack_constants(fmt, D) for fmt in formats), "BT": REPACK_ROWS,
     }  # fmt: skip
     found = types(repack, {"table": "i64", "levels": "fp32", "between native": "fp16"})
-    cost = compile_kernel(repack, found, fixed, warps=repack_warps(D), stages=1, target=SM80)
+    cost = compile_kernel(repack, found, fixed, warps=repack_warps(D, len(formats)), stages=1,
+                          target=SM80)  # fmt: skip
     fits(cost, tensor=False)
+
+
+def test_gather_rows():
+    found = types(gather_all, {"table": "i64"})
+    fits(compile_kernel(gather_all, found, {"BT": GATHER_ROWS}, warps=GATHER_WARPS, stages=1,
+                        target=SM80), tensor=False)  # fmt: skip
 
 
 @pytest.mark.parametrize("slots", [1024, 4096])

@@ -36,6 +36,7 @@ from kvsearch_kernels.decode_step.triton_kernels import (
     enter,
 )
 from kvsearch_kernels.gather_kv.triton_kernels import gather
+from kvsearch_kernels.gather_rows.triton_kernels import gather_all
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.quantize_kv.triton_impl import constants as format_constants
@@ -157,6 +158,15 @@ def test_gather_kv(kind, D, half):
     )  # fmt: skip
     name = f"gather_kv/{kind}/{D}" + f"/turn{2 * half}" * (half > 0)
     check(name, cost, elements=GATHER_ROWS * D, warps=GATHER_WARPS, tensor=False)
+
+
+def test_gather_rows():
+    cost = compile_kernel(
+        gather_all, types(gather_all, {"table": "i64"}), {"BT": GATHER_ROWS}, warps=GATHER_WARPS,
+        stages=1,
+    )  # fmt: skip
+    # a turn copies 128 bytes of each row, or 32 where rows are no multiple of 16 bytes
+    check("gather_rows", cost, elements=GATHER_ROWS * 32, warps=GATHER_WARPS, tensor=False)
 
 
 def whole(bits, D, levels="uniform"):
@@ -404,7 +414,7 @@ def test_repack(name):
     assert len(kinds) <= MOST_REPACKED
     constants = {"D": D, "FORMATS": kinds, "BT": REPACK_ROWS}
     pointers = {"table": "i64", "levels": "fp32", "between native": "bf16"}
-    warps = repack_warps(D)
+    warps = repack_warps(D, len(kinds))
     cost = compile_kernel(repack, types(repack, pointers), constants, warps=warps, stages=1)
     # the loop has the code of all formats, of which a turn runs one
     check(
