@@ -77,7 +77,10 @@ def test_slots_get_to_other_pools_as_the_op_says(
     with device:
         there = repack({}, [away(x) for x in asked], **TYPES)
     assert not device.waits
-    for got in (repack({}, asked, **TYPES), there):
+    plain = repack({}, asked, **TYPES)
+    assert [i for i, mine in enumerate(plain) if mine is None] == [len(LAYERS[name])]
+    assert None not in there
+    for got in (plain, there):
         for mine, right in zip(got, want, strict=True):
-            for x, y in zip((*mine[0], *mine[1]), (*right[0], *right[1]), strict=True):
+            for x, y in zip(*((*s[0], *s[1]) for s in (mine or right, right)), strict=True):
                 assert torch.equal(here(x), y)

@@ -36,12 +36,14 @@ def move(moves: Sequence[tuple[Pools, Tensor | None, Tensor]]) -> None:
         for store, new in some:
             store.ran.update(ran)
             for i, pool in enumerate(new):
-                store.keys[i], store.values[i] = (None, None) if pool is None else next(found)
+                sides = (None, None) if pool is None else next(found)
+                if sides is not None:
+                    store.keys[i], store.values[i] = sides
 
 
 def _packed(
     ran: Ran, pools: Sequence[NewPool], *, dtype: torch.dtype, native: torch.dtype
-) -> list[rows.Sides]:
+) -> Sequence[rows.Sides | None]:
     """`repack_kv`, and its results as they are held."""
     made = repack_kv.record(ran, pools, dtype=dtype, native=native)
     return [(as_held(keys), as_held(values)) for keys, values in made]

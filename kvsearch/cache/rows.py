@@ -44,8 +44,7 @@ class _Plan:
     Attributes:
         codecs: of keys and of values.
         own: what is in it, None if it was empty.
-        index: of its slots after, among its own before and then those that enter; None: as they
-            are.
+        index: of its slots after, among its own before and then those that enter; None: no change.
         origins: of those that enter; empty if none do.
     """
 
@@ -62,8 +61,11 @@ class _Plan:
 
 def repack(
     ran: Ran, pools: Sequence[NewPool], *, dtype: torch.dtype, native: torch.dtype
-) -> list[Sides]:
+) -> list[Sides | None]:
     """Keys and values of each of the `pools`, as they are held; see `repack_kv.reference`.
+
+    Slots of a pool are in order of time: one that keeps all of its slots, and that none enters, is
+    not touched, if the host knows. In place of it there is None.
 
     Args:
         ran: where to note which implementation of each op ran.
@@ -85,8 +87,9 @@ def repack(
         if plan.own is not None and plan.index is not None
         for i, x in enumerate(plan.own[side])
     ])  # fmt: skip
-    made = [_made(*which, new, moved) for which, new in zip(both, entered, strict=True)]
-    return list(zip(made[::2], made[1::2], strict=True))
+    made = (_made(*which, new, moved) for which, new in zip(both, entered, strict=True))
+    sides = zip(made, made, strict=True)
+    return [None if keys is None or values is None else (keys, values) for keys, values in sides]
 
 
 def _gathered(ran: Ran, asked: list[Rows]) -> Iterator[Tensor]:
@@ -161,9 +164,8 @@ def _encoded(
     return codec.encode(values, ran)
 
 
-def _made(plan: _Plan, side: int, new: Held | None, moved: Iterator[Tensor]) -> Held:
-    """A pool after a compaction."""
+def _made(plan: _Plan, side: int, new: Held | None, moved: Iterator[Tensor]) -> Held | None:
+    """A side of a pool after a compaction; None if it is as it was."""
     if plan.own is None:
-        assert new is not None
         return new
-    return plan.own[side] if plan.index is None else tuple(next(moved) for _ in plan.own[side])
+    return None if plan.index is None else tuple(next(moved) for _ in plan.own[side])
