@@ -35,6 +35,7 @@ KERNELS = {  # Triton kernel -> folder of its op
     "repack": "repack_kv",
     "settle": "settle_kv",
     "choose": "choose_slots",
+    "gather_all": "gather_rows",
 }
 
 

@@ -25,7 +25,7 @@ from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
-from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch_kernels.quantize_kv.triton_impl import why_not_format
 from tests.heads import losses
 from tests.importance import importance
@@ -43,6 +43,13 @@ KINDS = {  # rotated+heads on models of more KV heads, no two alike
 PROMPT, STEPS = 330, 140  # twice the longest interval, and some
 MORE = ("int4", "kivi4", "keydiff", "rotated+heads")  # beyond what a search starts from
 NAMES = [n for n, m in METHODS.items() if m.baseline or n in MORE]
+GROUPED = Policy(  # scales along tokens, in heads that hold different numbers of them
+    slots=48,
+    interval=8,
+    tiers=(Tier(key_bits=4, value_bits=4),),
+    quantizer=Quantizer(group=8, along="tokens"),
+    budgets=Budgets(kind="sensitivity", weights=((1.0, 2.0),) * SHAPE.layers),
+)
 MAKES = ("aten::empty", "aten::new_empty", "aten::empty_like")  # memory, no launch
 WRITE = os.environ.get("KVSEARCH_WRITE_BUDGETS") == "1"
 
@@ -176,7 +183,7 @@ def test_a_step_of_any_policy_is_four_launches_at_most(monkeypatch: pytest.Monke
 def test_a_compaction_of_any_policy_is_six_triton_launches_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of those whose formats have kernels: whoever decides, and however heads are stored."""
+    """Of any format, with a kernel or without: whoever decides, and however heads are stored."""
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     device, seen = Device(), Counter[tuple[int, int]]()
     plain = segments.compact_states
@@ -189,17 +196,23 @@ def test_a_compaction_of_any_policy_is_six_triton_launches_at_most(
 
     for module in (segments, steps):
         monkeypatch.setattr(module, "compact_states", compact)
-    for policy in policies(100, SHAPE):
+    without = Counter[str]()  # levels of formats that have none
+    for policy in [*policies(50, SHAPE), GROUPED]:
         parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
         formats = {c.fmt for part in parts for pair in codecs(part, torch.float16) for c in pair}
-        if any(fmt and why_not_format(fmt, SHAPE.head_dim) for fmt in formats):
-            continue
+        none = [fmt for fmt in formats if fmt and why_not_format(fmt, SHAPE.head_dim)]
+        without.update({fmt.levels for fmt in none})
         with kernels(device), torch.inference_mode(), device:
             rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
             states = [LayerState(p, packed=True, rotary=rotary) for p in parts]
             list(calls(states, [40], device))
-            for _ in calls(states, [1] * 9, device):
+            due = 0
+            for compacts, _ in calls(states, [1] * 9, device):
                 assert max((n for _, n in seen), default=0) <= 6, policy.to_json()
+                due += compacts
+                if due == 3:
+                    break
         assert not device.waits, policy.to_json()
     assert sum(n for (kinds, _), n in seen.items() if kinds == 1) > 40
     assert sum(n for (kinds, _), n in seen.items() if kinds == 2) > 10
+    assert without.keys() == {"e4m3", "e5m2", "ggml-0", "ggml-1", "uniform"}  # the last: GROUPED

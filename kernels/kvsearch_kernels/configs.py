@@ -112,6 +112,11 @@ def choose_warps(slots: int) -> int:
     return 4 if slots <= 1024 else 8
 
 
-def repack_warps(head_dim: int) -> int:
-    """Warps of a program of `repack_kv`; with four, 64 channels spill on sm_80."""
-    return 8 if head_dim == 64 else 4
+def repack_warps(head_dim: int, kinds: int) -> int:
+    """Warps of a program of `repack_kv`, whose code grows with the `kinds` of formats.
+
+    With four, 64 channels spill on sm_80; with more than seven kinds, all spill there at half of
+    this but 128 channels.
+    """
+    warps = 8 if head_dim == 64 else 4
+    return 2 * warps if kinds > 7 and head_dim != 128 else warps

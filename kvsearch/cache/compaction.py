@@ -131,7 +131,7 @@ def carry_out(decisions: Sequence[Decision]) -> list[Tensor | None]:
             pools = tiers if pools is None else pools
         assert pools is not None
         keeps.append(keep)
-        if type(store) is PackedStore and not store.grouped:
+        if type(store) is PackedStore:
             together.append((store, keep, pools))
         else:
             store.compact(keep, pools)

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.formats import Held, Ran, codecs
-from kvsearch.cache.moving import first_of, move
+from kvsearch.cache.groups import compact_groups
+from kvsearch.cache.moving import move
 from kvsearch.cache.native_pool import NativePool, spare
+from kvsearch.cache.pools import first_of
 from kvsearch.cache.reading import read
 from kvsearch.cache.rotary import Rotary
-from kvsearch.cache.store import entering
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.append_kv import append_kv
@@ -192,13 +193,7 @@ class PackedStore:
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
-        if not self.grouped:
-            compact_together([(self, keep, pools)])
-            return
-        before = self._lie()
-        self._compact_groups(self.n if keep is None else keep.shape[-1])
-        self.pools = pools
-        self._land(before)
+        compact_together([(self, keep, pools)])
 
     def _lie(self) -> list[Held | None]:
         """What the tiers hold: on a device they go back there; a CPU has no graphs to need it."""
@@ -233,32 +228,6 @@ class PackedStore:
             elif known[0] != n:
                 self._lengths[i] = n, known[1].fill_(n)
 
-    def _compact_groups(self, n: int) -> None:
-        """`compact` to `n` slots where keys share scales with their neighbours in time.
-
-        Eviction is by age, so the oldest codes go; scales stay while any of their tokens does.
-        """
-        group, first = self.layer.policy.quantizer.group, self.layer.policy.fp16_sinks
-        in_tier = 0 if self.keys[0] is None else self.keys[0][0].shape[2]
-        left, new = entering(self.layer, self.n, n, in_tier)
-        assert group is not None
-        gone, self.lead = divmod(self.lead + in_tier - left, group) if left else (0, 0)
-        for codec, pools in zip(self.codecs[0], (self.keys, self.values), strict=True):
-            mine, native = pools[0], pools[-1]
-            assert native is not None
-            kept: Held | None = None
-            if mine is not None and left:
-                scales = gone if codec.along_tokens else in_tier - left
-                kept = (mine[0][:, :, in_tier - left :], mine[1][:, :, scales:])
-            if new:
-                fresh = codec.encode(native[0][:, :, first : first + new], self.ran)
-                both = [fresh] if kept is None else [kept, fresh]
-                kept = tuple(torch.cat(x, 2) for x in zip(*both, strict=True))
-                ends = (native[0][:, :, :first], native[0][:, :, first + new :])
-                pools[-1] = (torch.cat(ends, 2),)
-            pools[0] = kept
-        self.n, self.residual = n, 0
-
     def counts(self, n: int) -> tuple[int, ...]:
         """Slots of each pool after a compaction left `n`: known to the host, so nothing waits."""
         tiers = self.layer.tier_counts(n)
@@ -276,7 +245,7 @@ class PackedStore:
             self.append(k[:, :, :compacted], v[:, :, :compacted])
             self.compact(None, pools[..., : compacted - lead])
             if lead:
-                self._compact_groups(self.n - lead)
+                compact_groups([(self, self.n - lead)])
         if residual:
             self.append(k[:, :, compacted:], v[:, :, compacted:])
 
@@ -323,15 +292,19 @@ class PackedStore:
 
 
 def compact_together(moves: Sequence[tuple[PackedStore, Tensor | None, Tensor]]) -> None:
-    """`PackedStore.compact` of stores of a layer, none of them grouped: all slots move at once."""
+    """`PackedStore.compact` of stores of a layer: all slots move at once."""
     before = [store._lie() for store, *_ in moves]
     flat = [
         (store, keep, pools if store.tagged else pools.reshape(-1, pools.shape[-1])[0])
         for store, keep, pools in moves
     ]
-    move(flat)
+    move([x for x in flat if not x[0].grouped])
+    compact_groups(
+        [(s, s.n if keep is None else keep.shape[-1]) for s, keep, _ in flat if s.grouped]
+    )
     for (store, _, pools), held in zip(flat, before, strict=True):
-        store.n, store.residual = pools.shape[-1], 0
+        if not store.grouped:  # these know, and `load` gives them fewer pools than slots
+            store.n, store.residual = pools.shape[-1], 0
         store.pools = pools.to(torch.uint8)
         store._land(held)
 

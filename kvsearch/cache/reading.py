@@ -1,18 +1,18 @@
 """Unpacking what packed stores hold, for one use and in order of time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvsearch.cache.moving import Pools, first_slots, part_in_use
-from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch.cache.pools import Pools, first_slots, part_in_use
+from kvsearch_kernels.gather_rows import Rows, gather_rows
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
 
 class Readable(Pools, Protocol):
-    """What `moving.Pools` are, and what reading needs besides.
+    """What `pools.Pools` are, and what reading needs besides.
 
     Attributes:
         n: slots held.
@@ -35,16 +35,17 @@ def read(stores: Sequence[Readable]) -> list[tuple[Tensor, Tensor]]:
     """Keys and values `[B, H, N, D]` of stores of a layer.
 
     A kernel unpacks all of those that it can at once: a pool in 16 bits, of slots of all pools.
+    What others hold is unpacked pool by pool, and put into order at once.
     """
     pools = [_whole(store) for store in stores]
     first, ran = next((s for s, p in zip(stores, pools, strict=True) if p), None), dict[str, str]()
     every = [pool for pool in pools if pool is not None]
     made = iter(()) if first is None else iter(repack_kv.record(ran, every, **_types(first)))
+    ordered = _in_order([s for s, pool in zip(stores, pools, strict=True) if pool is None])
     found: list[tuple[Tensor, Tensor]] = []
     for store, pool in zip(stores, pools, strict=True):
         if pool is None:
-            order = store.order_in_use()
-            found.append((_side(store, 0, order), _side(store, 1, order)))
+            found.append((next(ordered), next(ordered)))
             continue
         store.ran.update(ran)
         keys, values = next(made)
@@ -73,12 +74,26 @@ def _whole(store: Readable) -> NewPool | None:
     return pool if repack_kv.pick([pool], **_types(store)) == "triton" else None
 
 
-def _side(store: Readable, which: int, order: Tensor | None) -> Tensor:
-    """Keys (0) or values (1), tensor by tensor."""
-    parts = [
+def _in_order(stores: Sequence[Readable]) -> Iterator[Tensor]:
+    """Keys, then values, of each store: unpacked pool by pool, then in order of time."""
+    sides = [(store, which) for store in stores for which in (0, 1)]
+    parts = [_unpacked(*side) for side in sides]
+    orders = [store.order_in_use() for store, _ in sides]
+    asked = [Rows(x, order) for x, order in zip(parts, orders, strict=True) if order is not None]
+    ran = dict[str, str]()
+    moved = iter(gather_rows.record(ran, asked) if asked else ())
+    for (store, _), x, order in zip(sides, parts, orders, strict=True):
+        if order is None:
+            yield x[0] if len(x) == 1 else torch.cat(x, 2)
+        else:
+            store.ran.update(ran)
+            yield next(moved)
+
+
+def _unpacked(store: Readable, which: int) -> list[Tensor]:
+    """Keys (0) or values (1) of each pool."""
+    return [
         store.codecs[i][which].decode(x, store.dtype, store.ran, store.lead)
         for i, x in enumerate((store.keys, store.values)[which])
         if x is not None
     ]
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-    return whole if order is None else gather_kv.record(store.ran, whole, order)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.formats import Held
-from kvsearch.cache.moving import first_of, place_in_pool
 from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.pools import first_of, place_in_pool
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.pick import pick
 

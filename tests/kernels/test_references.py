@@ -16,6 +16,7 @@ from kvsearch_kernels.codebooks.nearest import nearest_codes
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.gather_rows import Rows, gather_rows
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.op import Op, UnsupportedError
 from kvsearch_kernels.quantize_kv import (
@@ -37,7 +38,7 @@ from kvsearch_kernels.time_order import time_order
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
     decode_attention, scored_decode, time_order, append_kv, tally, repack_kv,
-    settle_kv, choose_slots, decode_step,
+    settle_kv, choose_slots, decode_step, gather_rows,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -65,6 +66,7 @@ def call(op, device="cpu"):
         "quantize_kv": ((k, FMT), {}),
         "dequantize_kv": ((packed, FMT), {}),
         "gather_kv": ((k, birth), {}),
+        "gather_rows": (([Rows([k, k], birth), Rows([packed.codes], birth)],), {}),
         "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
         "scored_decode": ((q[:, :, 0], parts), {"scale": 0.1}),
         "time_order": ((birth.to(torch.uint8),), {}),

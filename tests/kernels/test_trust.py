@@ -19,7 +19,8 @@ from kvsearch_kernels.quantize_kv import dequantize
 CPU, F16, F32 = torch.device("cpu"), torch.float16, torch.float32
 DTYPES = [F16, torch.bfloat16, F32]
 PROVEN = [(op, dtype) for op in OPS for dtype in DTYPES]
-PROVEN += [(op, torch.uint8) for op in OPS if op.name in ("gather_kv", "dequantize_kv")]
+BYTES = ("gather_kv", "dequantize_kv", "gather_rows")  # that are asked for codes
+PROVEN += [(op, torch.uint8) for op in OPS if op.name in BYTES]
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +205,17 @@ def plain(fmt):
     return replace(fmt, rotate=False)
 
 
+def unblocked(fmt):
+    """A format whose rotation mixes all channels."""
+    return fmt and replace(fmt, block=None)
+
+
+def without_blocks(side, parts):
+    """Parts whose keys or values are read as if their rotations mixed all channels."""
+    name = f"{side}_format"
+    return [replace(p, **{name: unblocked(getattr(p, name))}) for p in parts]
+
+
 def kept(stores):
     """Stores whose pools are copies."""
     return type(stores)([
@@ -287,6 +299,7 @@ MUTANTS = {
     },
     "quantize_kv": {
         "no rotation": lambda f, x, fmt, **k: f(x, plain(fmt), **k),
+        "no blocks": lambda f, x, fmt, **k: f(x, unblocked(fmt), **k),
         "a bit flipped": lambda f, *a, **k: nudged(f(*a, **k)),
         "one list for all heads": lambda f, x, fmt, slots=None: f(
             x, fmt, slots=slots if slots is None or slots.dim() == 1 else slots[0, 0]),
@@ -294,6 +307,7 @@ MUTANTS = {
     },
     "dequantize_kv": {
         "no rotation": lambda f, p, fmt, **k: f(p, plain(fmt), **k),
+        "no blocks": lambda f, p, fmt, **k: f(p, unblocked(fmt), **k),
         "a bit flipped": lambda f, p, fmt, **k: f(nudged(p), fmt, **k),
     },
     "gather_kv": {
@@ -301,6 +315,19 @@ MUTANTS = {
         "turned back": lambda f, x, slots, by=None, inv_freq=None: f(
             x, slots, by=None if by is None else -by, inv_freq=inv_freq),
         "not turned": lambda f, x, slots, by=None, inv_freq=None: f(x, slots),
+    },
+    "gather_rows": {
+        "other rows": changed(lambda x: replace(x, source=x.source.flip(-1))),
+        "parts the other way": changed(lambda x: replace(x, parts=x.parts[::-1])),
+        "one part": changed(lambda x: replace(
+            x, parts=x.parts[:1], source=x.source % x.parts[0].shape[2])),
+        "one list for all heads": changed(lambda x: replace(
+            x, source=x.source if x.source.dim() == 1 else x.source[0, 0])),
+        "wrong heads": changed(lambda x: replace(x, parts=[flipped(p) for p in x.parts])),
+        "whole words only": lambda f, asked: [
+            x if x.shape[-1] % 2 == 0 else torch.cat([x[..., :-1], x[..., -1:] * 0], -1)
+            for x in f(asked)],
+        "rows of the tensor before": lambda f, asked: f(asked[-1:] + asked[:-1]),
     },
     "time_order": {
         "the other way": lambda f, pools: pools.argsort(dim=-1, stable=True),
@@ -327,6 +354,9 @@ MUTANTS = {
         "not in time": lambda f, q, k, v, s, **m: f(q, k, v, rules(s, order=None), **m),
         "no window": lambda f, q, k, v, s, **m: f(q, k, v, rules(s, horizon=None), **m),
         "no decay": lambda f, q, k, v, s, **m: f(q, k, v, rules(s, keep=1.0), **m),
+        **{f"no blocks of {side}s": lambda f, q, k, v, s, side=side, **m: f(q, k, v, type(s)([
+            replace(h, parts=without_blocks(side, h.parts)) for h in s.heads]), **m)
+            for side in ("key", "value")},
         "products of the head before": lambda f, q, k, v, s, **m: f(q, k, v, type(s)([replace(
             h, sums=h.sums and replace(h.sums, sums=h.sums.sums.roll(1, 1)))
             for h in s.heads]), **m),
@@ -338,6 +368,10 @@ MUTANTS = {
             replace(x, keys=x.values, key_format=x.value_format) for x in p.parts])),
         "no rotation": changed(lambda p: replace(
             p, formats=tuple(x and plain(x) for x in p.formats))),
+        "no blocks": changed(lambda p: replace(
+            p, formats=tuple(map(unblocked, p.formats)))),
+        "no blocks of what was": changed(lambda p: replace(
+            p, parts=without_blocks("value", p.parts))),
         "nothing rounded in between": lambda f, *a, dtype, **k: f(*a, dtype=torch.float32, **k),
         "pools of the store before": lambda f, pools, **k: f(pools[-1:] + pools[:-1], **k),
     },
@@ -364,6 +398,8 @@ MUTANTS = {
         "values for keys": lambda f, k, v, *x, **m: f(v, k, *x, **m),
         "no rotation": lambda f, k, v, b, a, t, **m: f(
             k, v, b, a, [tuple(x and plain(x) for x in pair) for pair in t], **m),
+        "no blocks": lambda f, k, v, b, a, t, **m: f(
+            k, v, b, a, [tuple(map(unblocked, pair)) for pair in t], **m),
         "no room": lambda f, *x, room=0, **m: f(*x, **m),
     },
     "tally": {
@@ -389,6 +425,8 @@ DECODES = {
     "values flushed": lambda f, q, parts, **k: f(
         q, [replace(p, values=flushed(p.values)) for p in parts], **k),
     "weights underflow": underflowing,
+    **{f"no blocks of {side}s": lambda f, q, parts, side=side, **k: f(
+        q, without_blocks(side, parts), **k) for side in ("key", "value")},
 }  # fmt: skip
 MUTANTS |= {"decode_attention": DECODES, "scored_decode": DECODES}
 

@@ -15,11 +15,16 @@ Formats = Sequence[tuple[Format | None, Format | None, int]]  # of keys, of valu
 Mixed = tuple[int, int, Formats]  # head size, query heads per KV head, formats
 
 
-def lloyd(bits: int, group: int, rotate: bool = True) -> Format:
+def lloyd(bits: int, group: int, rotate: bool = True, block: int | None = None) -> Format:
     """Lloyd-Max levels."""
-    return Format(bits, group, "lloyd", rotate)
+    return Format(bits, group, "lloyd", rotate, block=block)
 
 
+# keys and values that are rotated in blocks of different size, next to others
+BLOCKED: Mixed = (
+    64, 2, ((lloyd(4, 64, block=32), lloyd(4, 64, block=16), 70),
+            (Format(4, 64), Format(2, 64, rotate=True, block=16), 33)),
+)  # fmt: skip
 # Four formats a launch, because every set of formats is a compilation of its own.
 # Each width with both kinds of levels.
 MIXED: tuple[Mixed, ...] = (
@@ -33,6 +38,7 @@ MIXED: tuple[Mixed, ...] = (
              (lloyd(2, 64), lloyd(5, 64), 33), (Format(4, 32), Format(2, 32), 65))),
     (128, 2, ((lloyd(4, 32), lloyd(3, 32), 70), (lloyd(5, 32), lloyd(5, 128), 40),
               (Format(3, 128), Format(4, 32), 33), (Format(4, 32), Format(3, 32), 65))),
+    BLOCKED,
     (256, 8, ((None, None, 33), (Format(4, 64), Format(4, 64), 129),
               (lloyd(4, 256), lloyd(4, 64), 40))),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Triton implementation of `decode_attention`; importing it imports no Triton."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from kvsearch_kernels.launch import (
     why_not_here,
 )
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
+from kvsearch_kernels.quantize_kv.triton_impl import steps_of
 from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed
 from kvsearch_kernels.room import Room, taken
 
@@ -91,10 +92,28 @@ def why_not(
                 return reason
         if part.lengths is not None and part.lengths.shape != shape[:2]:
             return f"lengths must have shape {shape[:2]}, got {tuple(part.lengths.shape)}"
+    if reason := why_not_turned(parts, q.shape[-1]):
+        return reason
     if not scale > 0:
         return f"scale must be above 0, got {scale}"
     if softcap is not None and not softcap > 0:
         return f"softcap must be above 0, got {softcap}"
+    return None
+
+
+def turns_of(parts: Iterable[Part], D: int) -> tuple[list[int], list[int]]:
+    """Different `steps_of` the rotations of keys, and of values; of none there are no steps."""
+    formats = [(p.key_format, p.value_format) for p in parts]
+    keys, values = ({steps_of(pair[side], D) for pair in formats} - {0} for side in (0, 1))
+    return sorted(keys), sorted(values)
+
+
+def why_not_turned(parts: Iterable[Part], D: int) -> str | None:
+    """Reason why one rotation of the queries, and one of the output, do not serve all parts."""
+    for what, steps in zip(("keys", "values"), turns_of(parts, D), strict=True):
+        if len(steps) > 1:
+            blocks = [1 << s for s in steps]
+            return f"rotated {what} must mix as many channels in all parts, got {blocks}"
     return None
 
 
@@ -246,6 +265,7 @@ def launch(
     splits = sum(counts)
     q = q.contiguous()
     rotated: Tensor | None = None
+    turns = turns_of((p for p, _, _ in found), D)
     args: list[Tensor | int] = []
     fixed: dict[str, int | bool] = {}
     turned: list[bool] = []
@@ -254,18 +274,16 @@ def launch(
         last = min(i, len(found) - 1)
         part, pools, capacity = found[last]
         own = q
-        if part.key_format is not None and part.key_format.rotate:
+        if steps_of(part.key_format, D):
             if rotated is None:
                 rotated = taken(room, "rotated", *q.shape, dtype=q.dtype, device=q.device)
                 with on(q.device):
-                    turn[(B * Hq,)](
-                        q, rotated, D=D, STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=1
-                    )
+                    turn[(B * Hq,)](q, rotated, D=D, STEPS=turns[0][0], num_warps=1)
             own = rotated
         count = counts[i] if i < len(found) else 0
         args += [own, *pools, lengths[last], capacity, count, sum(sizes[:i])]
         fixed |= {f"{name}{i}": value for name, value in kinds[last].items()}
-        turned += [part.value_format is not None and part.value_format.rotate] * count
+        turned += [steps_of(part.value_format, D) > 0] * count
     outs, bits = fp32("partial", B * H, splits, G, D), fp32("bits", B * H, splits, G)
     with on(q.device):
         decode[(splits, B * H)](
@@ -278,7 +296,7 @@ def launch(
         combine[(B * H, G)](
             outs, bits, out, lse,
             _flags_on(turned, q.device),
-            G, splits, D=D, SP=1 << (splits - 1).bit_length(), ROTATED=any(turned),
-            STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=4,
+            G, splits, D=D, SP=1 << (splits - 1).bit_length(), STEPS=max(turns[1], default=0),
+            num_warps=4,
         )  # fmt: skip
     return out, lse, products

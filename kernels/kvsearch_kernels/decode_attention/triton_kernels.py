@@ -307,36 +307,34 @@ def decode(
 
 
 @triton.jit
-def turn(q, rotated, D: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr):
+def turn(q, rotated, D: tl.constexpr, STEPS: tl.constexpr):
     """One program: the query of one head, rotated as packed keys are."""
     at = tl.program_id(0).to(tl.int64) * D + tl.arange(0, D)
-    x = hadamard(tl.load(q + at).to(tl.float32)[None, :], 1, D, STEPS, NORM)
+    x = hadamard(tl.load(q + at).to(tl.float32)[None, :], 1, D, STEPS)
     tl.store(rotated + at, tl.sum(x, 0).to(rotated.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["G", "splits"])
 def combine(
     partial, bits, out, lse, turned, G, splits,
-    D: tl.constexpr, SP: tl.constexpr, ROTATED: tl.constexpr, STEPS: tl.constexpr,
-    NORM: tl.constexpr,
+    D: tl.constexpr, SP: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """One program: one query head. `turned` `[splits]` says whose values are rotated."""
     bh = tl.program_id(0).to(tl.int64)
     join(
         partial, bits, out, lse, turned, 1, bh * splits, bh, tl.program_id(1), G, splits, D, SP,
-        ROTATED, STEPS, NORM,
+        STEPS,
     )  # fmt: skip
 
 
 @triton.jit
 def join(
     partial, bits, out, lse, turned, apart, first, bh, g, G, splits,
-    D: tl.constexpr, SP: tl.constexpr, ROTATED: tl.constexpr, STEPS: tl.constexpr,
-    NORM: tl.constexpr,
+    D: tl.constexpr, SP: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Join the splits from `first` on for query head g of KV head bh.
 
-    `turned` says whose values are rotated, in numbers that lie `apart`.
+    `turned` says whose values are rotated, in numbers that lie `apart`; STEPS is 0 where none are.
     """
     every = tl.arange(0, SP)
     d = tl.arange(0, D)
@@ -355,14 +353,14 @@ def join(
         w = tl.exp2(tl.load(bits + at, mask=there, other=float("-inf")) - base) / safe
         rows = tl.load(partial + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
         rows = rows * w[:, None]
-        if ROTATED:
+        if STEPS:
             spin = tl.load(turned + i * apart, mask=there, other=0) != 0
             spun += tl.where(spin[:, None], rows, 0.0)
             rows = tl.where(spin[:, None], 0.0, rows)
         plain += rows
     result = tl.sum(plain, 0)
-    if ROTATED:  # rotating is linear: once for the sum of all splits
-        back = hadamard(tl.sum(spun, 0)[None, :], 1, D, STEPS, NORM)
+    if STEPS:  # rotating is linear: once for the sum of all splits
+        back = hadamard(tl.sum(spun, 0)[None, :], 1, D, STEPS)
         result += tl.sum(back, 0)
     tl.store(out + (bh * G + g) * D + d, result.to(out.dtype.element_ty))
     bits_all = tl.where(total > 0, base + tl.log2(safe), float("-inf"))

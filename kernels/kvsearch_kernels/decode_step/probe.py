@@ -25,10 +25,11 @@ LAYERS: dict[int, Sequence[tuple[int, Tiers, int, int]]] = {
         (1, ((lloyd(5, 64), lloyd(5, 64)),), 70, 70),
         (2, ((Format(4, 32), Format(4, 32)), (lloyd(2, 64, False), lloyd(2, 64, False))), 33, 33),
     ),
-    # one of four that holds nothing but its pool, one whose tier is empty
+    # one of four that holds nothing but its pool, one whose tier is empty; rotations are in blocks
     128: (
         (1, (), 0, 0),
-        (1, ((Format(8, 128), Format(4, 128)), (lloyd(8, 64), lloyd(1, 64))), 131, 77),
+        (1, ((Format(8, 128), Format(4, 128)),
+             (lloyd(8, 64, block=64), lloyd(1, 64, block=16))), 131, 77),
         (2, ((Format(8, 128), Format(4, 128)),), 9, 0),
     ),
 }  # fmt: skip

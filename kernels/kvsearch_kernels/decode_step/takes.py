@@ -8,6 +8,7 @@ from torch import Tensor
 from kvsearch_kernels.addresses import rows_at
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.triton_impl import why_not as why_not_attend
+from kvsearch_kernels.decode_attention.triton_impl import why_not_turned
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums
 from kvsearch_kernels.decode_step.table import kinds_of, sides_of
 from kvsearch_kernels.launch import why_not_here
@@ -107,7 +108,10 @@ def _why_not_together(stores: Stores) -> str | None:
         return f"16-bit parts must be of one type, got {sorted(map(str, types))}"
     if len({x.device for x in pools}) > 1:  # type: ignore[union-attr]
         return "stores are on different devices"
-    most = MOST_KINDS[pools[0].shape[-1]]  # type: ignore[union-attr]
+    D = pools[0].shape[-1]  # type: ignore[union-attr]
+    if reason := why_not_turned([p for h in stores.heads for p in h.parts], D):
+        return reason
+    most = MOST_KINDS[D]
     if (kinds := len(kinds_of(stores))) > most:
         return f"there must be at most {most} pairs of formats in a layer, got {kinds}"
     rules = {(s.alpha, s.keep) for h in stores.heads if (s := h.sums) is not None}

@@ -13,8 +13,13 @@ from torch import Tensor
 
 from kvsearch_kernels.append_kv.reference import check_room
 from kvsearch_kernels.configs import RECEIVE_COLUMNS, RECEIVE_WARPS, Tile
-from kvsearch_kernels.decode_attention.reference import check_lengths
-from kvsearch_kernels.decode_attention.triton_impl import constants, levels_on, tile_of
+from kvsearch_kernels.decode_attention.reference import check_lengths, slots_of
+from kvsearch_kernels.decode_attention.triton_impl import (
+    constants,
+    levels_on,
+    tile_of,
+    turns_of,
+)
 from kvsearch_kernels.decode_step.reference import Stores
 from kvsearch_kernels.decode_step.table import Table, kinds_of, made
 from kvsearch_kernels.decode_step.takes import why_not
@@ -25,6 +30,7 @@ from kvsearch_kernels.launch import (
     on,
     rows_last,
 )
+from kvsearch_kernels.quantize_kv.triton_impl import steps_of
 from kvsearch_kernels.room import Room, taken
 
 __all__ = ["emulated", "forward", "why_not"]
@@ -40,7 +46,7 @@ class _Plan:
         table: where everything lies.
         tile: of the kernel that reads keys and values.
         kinds: constants of each pair of formats, and whether keys are rotated.
-        turned: whether some values are rotated.
+        turns: `steps_of` the rotation of keys, and of values; 0 where none are rotated.
         alpha, keep: of the rule.
         window: whether some rule has a horizon.
         like: a pool, for its type.
@@ -49,7 +55,7 @@ class _Plan:
     table: Table
     tile: Tile
     kinds: tuple[tuple[int | bool, ...], ...]
-    turned: bool
+    turns: tuple[int, int]
     alpha: float
     keep: float
     window: bool
@@ -79,12 +85,12 @@ def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
     sums = [h.sums for h in stores.heads if h.sums is not None]
     found = []
     for (key, _), mine in zip(kinds, fixed, strict=True):
-        rotated = key is not None and key.rotate
-        found.append((*(mine[name] for name in ORDER), rotated))
+        found.append((*(mine[name] for name in ORDER), steps_of(key, D) > 0))
     like = stores.heads[0].parts[-1].keys
     assert isinstance(like, Tensor)
+    turns = turns_of((p for h in stores.heads for p in h.parts if slots_of(p)), D)
     return _Plan(
-        table, tile, tuple(found), any(v is not None and v.rotate for _, v in kinds),
+        table, tile, tuple(found), (max(turns[0], default=0), max(turns[1], default=0)),
         float(sums[0].alpha) if sums else 0.0, float(sums[0].keep) if sums else 1.0,
         any(s.horizon is not None for s in sums), like,
     )  # fmt: skip
@@ -119,11 +125,11 @@ def forward(
     products = fp32("products", table.products * G) if scores else bits
     q, k, v = q.contiguous(), rows_last(k), rows_last(v)
     rotated = taken(room, "rotated", *q.shape, dtype=q.dtype, device=q.device) if any(last) else q
-    spun = {"D": D, "HEAD": table.heads.shape[1], "STEPS": D.bit_length() - 1, "NORM": D**-0.5}
+    wide = {"D": D, "HEAD": table.heads.shape[1]}
     with on(q.device):
         enter[(B * H, 1 + G * any(last))](
             q, k, v, rotated, plan.like, table.heads, *k.stride()[:2], *v.stride()[:2], H, G,
-            **spun, num_warps=1,
+            **wide, STEPS=plan.turns[0], num_warps=1,
         )  # fmt: skip
         attend_heads[(programs,)](
             q, rotated, plan.like, table.programs, outs, bits, products, levels_on(q.device),
@@ -133,8 +139,8 @@ def forward(
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         combine_heads[(B * H, G)](
-            outs, bits, out, lse, table.programs, table.heads, G, **spun,
-            SP=1 << (table.programs_each - 1).bit_length(), ROTATED=plan.turned, num_warps=4,
+            outs, bits, out, lse, table.programs, table.heads, G, **wide,
+            SP=1 << (table.programs_each - 1).bit_length(), STEPS=plan.turns[1], num_warps=4,
         )  # fmt: skip
         if scores:
             count[(ceil_div(table.slots, RECEIVE_COLUMNS), table.voters.shape[0])](

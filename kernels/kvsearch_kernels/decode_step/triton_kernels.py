@@ -19,7 +19,7 @@ VOTER = tl.constexpr(8)
 @triton.jit(do_not_specialize=["H", "G"])
 def enter(
     q, k, v, rotated, like, heads, skb, skh, svb, svh, H, G,
-    D: tl.constexpr, HEAD: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr,
+    D: tl.constexpr, HEAD: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Program (i, 0): the token of KV head i goes behind those in use of the head's pool.
 
@@ -47,7 +47,7 @@ def enter(
         tl.store(length, (used + 1).to(tl.int32))
     else:
         at = (bh * G + g - 1) * D + d
-        x = hadamard(tl.load(q + at).to(tl.float32)[None, :], 1, D, STEPS, NORM)
+        x = hadamard(tl.load(q + at).to(tl.float32)[None, :], 1, D, STEPS)
         tl.store(rotated + at, tl.sum(x, 0).to(rotated.dtype.element_ty))
 
 
@@ -104,8 +104,7 @@ def attend_heads(
 @triton.jit(do_not_specialize=["G"])
 def combine_heads(
     partial, bits, out, lse, programs, heads, G,
-    D: tl.constexpr, HEAD: tl.constexpr, SP: tl.constexpr, ROTATED: tl.constexpr,
-    STEPS: tl.constexpr, NORM: tl.constexpr,
+    D: tl.constexpr, HEAD: tl.constexpr, SP: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """One program: one query head. A head's programs follow one another."""
     bh = tl.program_id(0).to(tl.int64)
@@ -114,7 +113,7 @@ def combine_heads(
     turned = programs + first * PROGRAM + 11
     join(
         partial, bits, out, lse, turned, PROGRAM, first, bh, tl.program_id(1), G, splits, D, SP,
-        ROTATED, STEPS, NORM,
+        STEPS,
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from kvsearch_kernels.probing import Case, Draw
 from kvsearch_kernels.quantize_kv.reference import Format, Packed, quantize_slots
 
-# head size and format: each width with both kinds of levels, and with and without rotation
+# head size and format: each width with both kinds of levels, and with and without rotation, which
+# mixes all channels or blocks of them
 FORMATS = (
     (128, Format(8, 128)),
     (128, Format(4, 64)),
@@ -23,6 +24,8 @@ FORMATS = (
     (64, Format(5, 64, "lloyd", True)),
     (64, Format(2, 32, "lloyd", True)),
     (256, Format(1, 256, "lloyd")),
+    (128, Format(4, 64, rotate=True, block=32)),
+    (64, Format(3, 32, "lloyd", True, block=8)),
 )
 MOST_WRONG = 0.05  # of the vectors, where a code depends on the rounding of a sum
 

@@ -32,11 +32,18 @@ def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return _tables[key]
 
 
+def steps_of(fmt: Format | None, D: int) -> int:
+    """Logarithm of the channels, of `D`, that a rotation mixes; 0 without one."""
+    if fmt is None or not fmt.rotate:
+        return 0
+    return rotation_block(D, fmt.block).bit_length() - 1
+
+
 def constants(fmt: Format, D: int) -> dict[str, object]:
     """Compile-time arguments that the kernels of both directions share."""
     return {
         "D": D, "GROUP": fmt.group, "BITS": fmt.bits, "LLOYD": fmt.levels == "lloyd",
-        "ROTATE": fmt.rotate, "STEPS": D.bit_length() - 1, "NORM": D**-0.5,
+        "STEPS": steps_of(fmt, D),
     }  # fmt: skip
 
 
@@ -52,8 +59,8 @@ def why_not_format(fmt: Format, D: int) -> str | None:
         return f"levels must be uniform or lloyd, got {fmt.levels!r}"
     if fmt.group < 1 or fmt.group & (fmt.group - 1) or fmt.group > D:
         return f"group must be a power of two that divides {D}, got {fmt.group}"
-    if fmt.rotate and rotation_block(D, fmt.block) < D:
-        return f"a rotation must mix all {D} channels, got blocks of {fmt.block}"
+    if fmt.rotate and fmt.block is not None and (fmt.block < 2 or fmt.block & (fmt.block - 1)):
+        return f"a rotation must mix a power of two of channels, got {fmt.block}"
     return None
 
 

@@ -5,9 +5,15 @@ import triton
 import triton.language as tl
 
 
+@triton.constexpr_function
+def norm_of(STEPS):
+    """What makes a transform of blocks of `2**STEPS` channels orthonormal."""
+    return (1 << STEPS) ** -0.5
+
+
 @triton.jit
-def hadamard(x, BT: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr):
-    """Orthonormal Hadamard transform of the rows of `[BT, D]`, D = 2**STEPS.
+def hadamard(x, BT: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr):
+    """Orthonormal Hadamard transform of the rows of `[BT, D]`, in blocks of `2**STEPS` channels.
 
     The same sums and differences in the same order as the reference, so the bits agree.
     """
@@ -16,7 +22,7 @@ def hadamard(x, BT: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, NORM: tl
         other = tl.broadcast_to((d ^ (1 << s))[None, :], [BT, D])
         partner = tl.gather(x, other, axis=1)
         x = tl.where((d & (1 << s))[None, :] != 0, partner - x, x + partner)
-    return x * NORM
+    return x * norm_of(STEPS)
 
 
 @triton.jit
@@ -64,12 +70,14 @@ def _plane(codes, BT: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr):
 @triton.jit
 def write_codes(
     values, codes, scales, levels, edges, to, inside, D: tl.constexpr, GROUP: tl.constexpr,
-    BITS: tl.constexpr, LLOYD: tl.constexpr, ROTATE: tl.constexpr, BT: tl.constexpr,
-    STEPS: tl.constexpr, NORM: tl.constexpr,
+    BITS: tl.constexpr, LLOYD: tl.constexpr, STEPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Quantise `values` `[BT, D]` fp32 and write them to rows `to`, where `inside`."""
-    if ROTATE:
-        values = hadamard(values, BT, D, STEPS, NORM)
+    """Quantise `values` `[BT, D]` fp32 and write them to rows `to`, where `inside`.
+
+    They are rotated before, unless STEPS is 0.
+    """
+    if STEPS:
+        values = hadamard(values, BT, D, STEPS)
     groups: tl.constexpr = D // GROUP
     grouped = tl.reshape(values, [BT, groups, GROUP])
     found, step, zero = to_codes(grouped, levels, edges, BITS, LLOYD, GROUP)
@@ -101,8 +109,7 @@ def write_codes(
 def quantize(
     x, slots, levels, edges, codes, scales, sxb, sxh, sxn, ssb, ssh, ssn, n, H,
     D: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
-    ROTATE: tl.constexpr, GATHER: tl.constexpr, BT: tl.constexpr, STEPS: tl.constexpr,
-    NORM: tl.constexpr,
+    STEPS: tl.constexpr, GATHER: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """One program: BT tokens of one head. `codes` and `scales` are contiguous."""
     bh = tl.program_id(1)
@@ -121,8 +128,7 @@ def quantize(
     values = tl.load(x_at, mask=inside[:, None], other=0.0).to(tl.float32)
     to = bh.to(tl.int64) * n + first + t
     write_codes(
-        values, codes, scales, levels, edges, to, inside, D, GROUP, BITS, LLOYD, ROTATE, BT, STEPS,
-        NORM,
+        values, codes, scales, levels, edges, to, inside, D, GROUP, BITS, LLOYD, STEPS, BT,
     )  # fmt: skip
 
 
@@ -152,7 +158,7 @@ def read_codes(row, d, inside, D: tl.constexpr, BITS: tl.constexpr):
 def dequantize(
     codes, scales, levels, out, n,
     D: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
-    ROTATE: tl.constexpr, BT: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr,
+    STEPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """One program: BT of `n` packed rows; all tensors are contiguous."""
     first = tl.program_id(0).to(tl.int64) * BT
@@ -169,6 +175,6 @@ def dequantize(
         # code x step has at most 19 bits: exact, so a fused multiply-add rounds as torch does
         zero = tl.load(scale_at + 1, mask=inside, other=0.0).to(tl.float32)
         values = found.to(tl.float32) * step + zero
-    if ROTATE:
-        values = hadamard(values, BT, D, STEPS, NORM)
+    if STEPS:
+        values = hadamard(values, BT, D, STEPS)
     tl.store(out + t[:, None] * D + d[None, :], values.to(out.dtype.element_ty), mask=inside)

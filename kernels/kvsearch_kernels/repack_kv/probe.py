@@ -1,6 +1,7 @@
 """Probe of `repack_kv`."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,12 +24,16 @@ def _lloyd(bits: int) -> Format:
     return Format(bits, 64, "lloyd", rotate=True)
 
 
+def _blocks(bits: int) -> Format:
+    return Format(bits, 32, rotate=True, block=16)
+
+
 # head size and, of each store, batch rows and heads and the formats of its parts, keys and values;
 # every part in turn is what is made
 LAYERS: tuple[tuple[int, tuple[tuple[tuple[int, int], tuple[Pair, ...]], ...]], ...] = (
     (64, (
         ((1, 2), ((None, None), (_even(8, 64), _even(4)), (_even(3), _even(5)))),
-        ((2, 1), ((_lloyd(5), _even(4)), (None, None))),
+        ((2, 1), ((_lloyd(5), _blocks(4)), (None, None))),
     )),
     (128, (
         ((1, 2), ((_lloyd(4), _lloyd(2)), (_even(2), _even(1)), (None, None),
@@ -69,10 +74,15 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 def _held(
     draw: Draw, D: int, heads: tuple[int, int], n: int, fmt: Format | None, native: torch.dtype
 ) -> Held:
-    """`n` slots, the front of a pool where they are in 16 bits."""
+    """`n` slots, the front of a pool where they are in 16 bits.
+
+    Packed ones have scales of the sign that a quantiser never writes: who encodes them anew instead
+    of moving them cannot come back to the same bytes.
+    """
     if fmt is None:
         return draw.normal(*heads, n + 3, D, dtype=native)[:, :, :n]
-    return quantize(draw.normal(*heads, n, D, dtype=torch.float32), fmt)
+    packed = quantize(draw.normal(*heads, n, D, dtype=torch.float32), fmt)
+    return replace(packed, scales=-packed.scales)
 
 
 def differs(

@@ -8,18 +8,16 @@ Addresses are in bytes, and those of the head's own rows. Formats are numbers of
 """
 
 from collections.abc import Sequence
-from math import gcd
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from kvsearch_kernels.addresses import Rows, rows_at
+from kvsearch_kernels.addresses import Rows, readable, rows_at
 from kvsearch_kernels.decode_attention.reference import slots_of
 from kvsearch_kernels.decode_attention.triton_impl import MOST_PARTS
 from kvsearch_kernels.launch import rows_last
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
-from kvsearch_kernels.quantize_kv.triton_impl import tables
+from kvsearch_kernels.quantize_kv.triton_impl import steps_of, tables
 from kvsearch_kernels.repack_kv.reference import Held, NewPool
 
 HEAD, PART = 9, 5  # columns before those of parts, and of each of these
@@ -37,11 +35,11 @@ def kinds_of(pools: Sequence[NewPool]) -> list[Format | None]:
     return sorted({fmt for pair in pairs for fmt in pair}, key=lambda fmt: constants(fmt, 1 << 20))
 
 
-def constants(fmt: Format | None, D: int) -> tuple[int, int, bool, bool]:
-    """Compile-time description of a format: bits, group, Lloyd-Max levels, rotation."""
+def constants(fmt: Format | None, D: int) -> tuple[int, int, bool, int]:
+    """Compile-time description of a format: bits, group, Lloyd-Max levels, `steps_of` rotation."""
     if fmt is None:
-        return 16, D, False, False
-    return fmt.bits, fmt.group, fmt.levels == "lloyd", fmt.rotate
+        return 16, D, False, 0
+    return fmt.bits, fmt.group, fmt.levels == "lloyd", steps_of(fmt, D)
 
 
 def heads_of(pool: NewPool) -> tuple[int, int, int]:
@@ -84,15 +82,6 @@ def rows_of(
 def _held_at(held: Held, kept: list[Tensor]) -> Rows:
     """Addresses of rows and scales `[B, H, 2]`; those of 16 bits stand for their scales."""
     sides = (held.codes, held.scales.flatten(-2)) if isinstance(held, Packed) else (held, held)
-    found = [_readable(x) for x in sides]
+    found = [readable(x) for x in sides]
     kept += found
     return np.stack([rows_at(x) for x in found], -1)
-
-
-def _readable(x: Tensor) -> Tensor:
-    """`x`, copied unless the slots of a head follow one another and begin where loads may."""
-    wide = x.shape[-1]
-    follow = x.stride(-1) == 1 and (x.shape[2] == 1 or x.stride(2) == wide)
-    if follow and not (rows_at(x) % gcd(16, wide * x.element_size())).any():
-        return x
-    return x.clone(memory_format=torch.contiguous_format)

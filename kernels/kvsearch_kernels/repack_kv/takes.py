@@ -13,7 +13,9 @@ from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed
 from kvsearch_kernels.repack_kv.reference import Held, NewPool
 from kvsearch_kernels.repack_kv.table import heads_of, kinds_of
 
-MOST_KINDS = 7  # formats in a layer: one quantiser has six widths, and there are 16 bits
+# Formats in a layer: one quantiser has six widths, of keys and, rotated in blocks, of values, and
+# there are 16 bits.
+MOST_KINDS = 13
 MOST_ROWS = 65535  # of a grid's second axis
 
 

@@ -50,7 +50,7 @@ def forward(
             sent(table, device), levels_on(device), torch.empty(0, dtype=dtype, device=device),
             torch.empty(0, dtype=native, device=device), D=D,
             FORMATS=tuple(constants(fmt, D) for fmt in kinds), BT=REPACK_ROWS,
-            STEPS=D.bit_length() - 1, NORM=D**-0.5, num_warps=repack_warps(D),
+            num_warps=repack_warps(D, len(kinds)),
         )  # fmt: skip
     return made
 

@@ -36,7 +36,7 @@ def _inside(part, at, inside):
 @triton.jit
 def _take(
     values, part, levels, between, native, at, inside, D: tl.constexpr, FORMATS: tl.constexpr,
-    BT: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr,
+    BT: tl.constexpr,
 ):  # fmt: skip
     """`values` with those of the slots that are in this part, rounded to the type of `between`."""
     here, slot = _inside(part, at, inside)
@@ -50,7 +50,7 @@ def _take(
                 held, scales, levels, slot, here, D, BITS, FORMATS[i][1], FORMATS[i][2], tl.float32
             )
             if FORMATS[i][3]:
-                x = hadamard(x, BT, D, STEPS, NORM)
+                x = hadamard(x, BT, D, FORMATS[i][3])
             x = x.to(between.dtype.element_ty).to(tl.float32)
             values = tl.where(here[:, None], x, values)
     return values
@@ -80,8 +80,7 @@ def _move(
 @triton.jit
 def _write(
     values, row, part, native, slot, to, mine, new, D: tl.constexpr, BITS: tl.constexpr,
-    GROUP: tl.constexpr, LLOYD: tl.constexpr, ROTATED: tl.constexpr, BT: tl.constexpr,
-    STEPS: tl.constexpr, NORM: tl.constexpr,
+    GROUP: tl.constexpr, LLOYD: tl.constexpr, STEPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """Slots that are `mine` move from their part to rows `to`; `new` ones are encoded."""
     out = _rows(row + 3, native, D, BITS)
@@ -94,20 +93,19 @@ def _write(
         levels = pointer(row + 5, tl.float32, 4)
         edges = pointer(row + 6, tl.float32, 4)
         write_codes(
-            values, out, out_scales, levels, edges, to, new, D, GROUP, BITS, LLOYD, ROTATED, BT,
-            STEPS, NORM,
+            values, out, out_scales, levels, edges, to, new, D, GROUP, BITS, LLOYD, STEPS, BT,
         )  # fmt: skip
 
 
 @triton.jit
 def repack(
-    table, levels, between, native, D: tl.constexpr, FORMATS: tl.constexpr, BT: tl.constexpr,
-    STEPS: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
+    table, levels, between, native, D: tl.constexpr, FORMATS: tl.constexpr, BT: tl.constexpr
+):
     """One program: BT slots of one head of one pool, keys or values.
 
-    `FORMATS` are those of a layer: bits, group, Lloyd-Max levels, rotation. Each is one branch of
-    reading and one of writing, so the code grows with their number and not with that of pools.
+    `FORMATS` are those of a layer: bits, group, Lloyd-Max levels, steps of the rotation. Each is
+    one branch of reading and one of writing, so the code grows with their number and not with that
+    of pools.
     `between` and `native` have the types of values in between and in 16 bits.
     """
     row = table + tl.program_id(1).to(tl.int64) * COLUMNS
@@ -122,9 +120,7 @@ def repack(
         for p in range(0, tl.load(row + 8).to(tl.int32)):
             if p != own:
                 part = row + HEAD + p * PART
-                values = _take(
-                    values, part, levels, between, native, at, inside, D, FORMATS, BT, STEPS, NORM
-                )
+                values = _take(values, part, levels, between, native, at, inside, D, FORMATS, BT)
         part = row + HEAD + tl.maximum(own, 0) * PART
         mine, slot = _inside(part, at, to < tl.where(own >= 0, n, 0))
         kind = tl.load(row + 2)
@@ -132,5 +128,5 @@ def repack(
             if kind == i:
                 _write(
                     values, row, part, native, slot, to, mine, inside & (mine == 0), D,
-                    FORMATS[i][0], FORMATS[i][1], FORMATS[i][2], FORMATS[i][3], BT, STEPS, NORM,
+                    FORMATS[i][0], FORMATS[i][1], FORMATS[i][2], FORMATS[i][3], BT,
                 )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.budget import HARDWARE, over_budget
-from kvsearch_kernels.decode_attention.probe import MIXED, eager
+from kvsearch_kernels.decode_attention.probe import BLOCKED, MIXED, eager
 from kvsearch_kernels.decode_attention.probe import cases as decoded
 from kvsearch_kernels.decode_attention.reference import Part
 from kvsearch_kernels.probing import Case
@@ -15,7 +15,7 @@ from kvsearch_kernels.scored_decode.reference import reference
 
 def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     """Those of `decode_attention`, of whose formats some are enough: the reading is the same."""
-    return decoded(device, dtype, (MIXED[0], MIXED[1], MIXED[-1]))
+    return decoded(device, dtype, (MIXED[0], MIXED[1], BLOCKED, MIXED[-1]))
 
 
 def differs(

@@ -19,9 +19,13 @@ def _lloyd(bits: int) -> Format:
     return Format(bits, 64, "lloyd", rotate=True)
 
 
+def _blocks(bits: int) -> Format:
+    return Format(bits, 64, "lloyd", rotate=True, block=16)
+
+
 LAYERS: tuple[tuple[int, tuple[Pair, ...]], ...] = (
     (64, ((None, None), (_even(8, 64), _even(4)), (_even(3), _even(5)))),
-    (128, ((_lloyd(4), _lloyd(2)), (_even(2), _even(1)))),
+    (128, ((_lloyd(4), _blocks(2)), (_even(2), _even(1)))),
     (64, ((_even(4), None),)),
 )
 

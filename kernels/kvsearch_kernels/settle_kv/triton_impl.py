@@ -21,7 +21,7 @@ from kvsearch_kernels.launch import (
     why_not_slots,
 )
 from kvsearch_kernels.quantize_kv.reference import Format
-from kvsearch_kernels.quantize_kv.triton_impl import tables, why_not_format
+from kvsearch_kernels.quantize_kv.triton_impl import steps_of, tables, why_not_format
 from kvsearch_kernels.settle_kv.reference import Pair
 
 __all__ = ["emulated", "forward", "why_not"]
@@ -62,10 +62,10 @@ def why_not(
 def constants(side: str, i: int, fmt: Format | None, D: int) -> dict[str, int | bool]:
     """Compile-time arguments of keys (`K`) or values (`V`) of a tier."""
     if fmt is None:
-        return {f"{side}B{i}": 16, f"{side}G{i}": D, f"{side}L{i}": False, f"{side}R{i}": False}
+        return {f"{side}B{i}": 16, f"{side}G{i}": D, f"{side}L{i}": False, f"{side}R{i}": 0}
     return {
         f"{side}B{i}": fmt.bits, f"{side}G{i}": fmt.group, f"{side}L{i}": fmt.levels == "lloyd",
-        f"{side}R{i}": fmt.rotate,
+        f"{side}R{i}": steps_of(fmt, D),
     }  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def forward(
         settle[(ceil_div(n, SETTLE_ROWS), B * H, 2)](
             k, v, *out, before, after, picks, *known, *k.stride()[:3], *v.stride()[:3],
             *before.stride(), *after.stride(), *picks.stride(), n, max(n, room), H,
-            D=D, TIERS=len(tiers), GATHER=keep is not None, BT=SETTLE_ROWS,
-            STEPS=D.bit_length() - 1, NORM=D**-0.5, **fixed, num_warps=SETTLE_WARPS,
+            D=D, TIERS=len(tiers), GATHER=keep is not None, BT=SETTLE_ROWS, **fixed,
+            num_warps=SETTLE_WARPS,
         )  # fmt: skip
     return out[0], out[1]

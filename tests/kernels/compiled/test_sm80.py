@@ -10,6 +10,8 @@ from triton.backends.compiler import GPUTarget
 
 from kvsearch_kernels.choose_slots.triton_kernels import choose
 from kvsearch_kernels.configs import (
+    GATHER_ROWS,
+    GATHER_WARPS,
     REPACK_ROWS,
     SCORE,
     attend_tile,
@@ -21,6 +23,7 @@ from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import decode
 from kvsearch_kernels.decode_step.triton_impl import ORDER
 from kvsearch_kernels.decode_step.triton_kernels import attend_heads
+from kvsearch_kernels.gather_rows.triton_kernels import gather_all
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.repack_kv.table import constants as repack_constants
@@ -104,20 +107,32 @@ def test_decode_step(D, pairs, levels):
                         warps=tile.warps, stages=tile.stages, target=SM80))  # fmt: skip
 
 
+ALL = (8, 5, 4, 3, 2, 1)
+
+
 @pytest.mark.parametrize(
-    ("D", "bits", "levels"),
-    [(64, (5, 4), "lloyd"), (64, (4,), "lloyd"), (64, (8, 5, 4, 3, 2, 1), "lloyd"),
-     (128, (8, 4, 2), "uniform"), (128, (5, 4), "lloyd"), (128, (8, 5, 4, 3, 2, 1), "lloyd")],
+    ("D", "bits", "levels", "blocks"),
+    [(64, (5, 4), "lloyd", ()), (64, (4,), "lloyd", ()), (64, ALL, "lloyd", ()),
+     (128, (8, 4, 2), "uniform", ()), (128, (5, 4), "lloyd", ()), (128, ALL, "lloyd", ()),
+     (64, ALL, "lloyd", ALL), (128, ALL, "lloyd", ALL), (256, ALL, "lloyd", ALL)],
 )  # fmt: skip
-def test_repack(D, bits, levels):
+def test_repack(D, bits, levels, blocks):
+    """Formats of such bits, and some that are rotated in blocks."""
     formats = [None, *(Format(b, 64, levels, levels == "lloyd") for b in bits)]
+    formats += [Format(b, 64, levels, True, block=32) for b in blocks]
     fixed = {
         "D": D, "FORMATS": tuple(repack_constants(fmt, D) for fmt in formats), "BT": REPACK_ROWS,
-        "STEPS": D.bit_length() - 1, "NORM": D**-0.5,
     }  # fmt: skip
     found = types(repack, {"table": "i64", "levels": "fp32", "between native": "fp16"})
-    cost = compile_kernel(repack, found, fixed, warps=repack_warps(D), stages=1, target=SM80)
+    cost = compile_kernel(repack, found, fixed, warps=repack_warps(D, len(formats)), stages=1,
+                          target=SM80)  # fmt: skip
     fits(cost, tensor=False)
+
+
+def test_gather_rows():
+    found = types(gather_all, {"table": "i64"})
+    fits(compile_kernel(gather_all, found, {"BT": GATHER_ROWS}, warps=GATHER_WARPS, stages=1,
+                        target=SM80), tensor=False)  # fmt: skip
 
 
 @pytest.mark.parametrize("slots", [1024, 4096])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,6 +36,7 @@ from kvsearch_kernels.decode_step.triton_kernels import (
     enter,
 )
 from kvsearch_kernels.gather_kv.triton_kernels import gather
+from kvsearch_kernels.gather_rows.triton_kernels import gather_all
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.quantize_kv.triton_impl import constants as format_constants
@@ -157,6 +160,15 @@ def test_gather_kv(kind, D, half):
     check(name, cost, elements=GATHER_ROWS * D, warps=GATHER_WARPS, tensor=False)
 
 
+def test_gather_rows():
+    cost = compile_kernel(
+        gather_all, types(gather_all, {"table": "i64"}), {"BT": GATHER_ROWS}, warps=GATHER_WARPS,
+        stages=1,
+    )  # fmt: skip
+    # a turn copies 128 bytes of each row, or 32 where rows are no multiple of 16 bytes
+    check("gather_rows", cost, elements=GATHER_ROWS * 32, warps=GATHER_WARPS, tensor=False)
+
+
 def whole(bits, D, levels="uniform"):
     return Format(bits, D, levels), Format(bits, D, levels)
 
@@ -278,7 +290,7 @@ def test_decode_step(name, more):
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_the_other_kernels_of_decode_step(kind):
-    spun = {"D": 128, "HEAD": 14, "STEPS": 7, "NORM": 128**-0.5}
+    spun = {"D": 128, "HEAD": 14, "STEPS": 7}
     cost = compile_kernel(
         enter,
         types(enter, {"q k v rotated like": kind, "heads": "i64"}, even="skb skh svb svh"),
@@ -290,7 +302,7 @@ def test_the_other_kernels_of_decode_step(kind):
     cost = compile_kernel(
         combine_heads,
         types(combine_heads, {"partial bits lse": "fp32", "out": kind, "programs heads": "i64"}),
-        {**spun, "SP": 64, "ROTATED": True},
+        {**spun, "SP": 64},
         warps=4,
         stages=2,
     )
@@ -320,7 +332,7 @@ def test_combine():
     cost = compile_kernel(
         combine,
         types(combine, {"partial bits lse": "fp32", "out": "bf16", "turned": "i32"}),
-        {"D": 128, "SP": 64, "ROTATED": True, "STEPS": 7, "NORM": 128**-0.5},
+        {"D": 128, "SP": 64, "STEPS": 7},
         warps=4,
         stages=2,
     )
@@ -344,7 +356,7 @@ def test_turn(kind):
     cost = compile_kernel(
         turn,
         types(turn, {"q rotated": kind}),
-        {"D": 128, "STEPS": 7, "NORM": 128**-0.5},
+        {"D": 128, "STEPS": 7},
         warps=1,
         stages=1,
     )
@@ -384,11 +396,13 @@ def test_tally(more):
 
 EVEN = (Format(4, 64), Format(8, 64), Format(2, 64))
 LLOYD = tuple(Format(b, 64, "lloyd", True) for b in (8, 5, 4, 3, 2, 1))
+BLOCKS = tuple(replace(fmt, block=32) for fmt in LLOYD)  # of values, besides those of keys
 REPACKS = {  # head size, formats beside 16 bits; the last of each size are the most that it takes
     "16,4/128": (128, EVEN[:1]),
     "16,5,4/64/lloyd": (64, LLOYD[1:3]),
     "16,8,4,2/128": (128, EVEN),
     **{f"7 kinds/{D}/lloyd": (D, LLOYD) for D in (64, 128, 256)},
+    **{f"13 kinds/{D}/lloyd": (D, LLOYD + BLOCKS) for D in (64, 128, 256)},
 }
 
 
@@ -398,11 +412,9 @@ def test_repack(name):
     D, formats = REPACKS[name]
     kinds = tuple(repack_constants(fmt, D) for fmt in (None, *formats))
     assert len(kinds) <= MOST_REPACKED
-    constants = {
-        "D": D, "FORMATS": kinds, "BT": REPACK_ROWS, "STEPS": D.bit_length() - 1, "NORM": D**-0.5,
-    }  # fmt: skip
+    constants = {"D": D, "FORMATS": kinds, "BT": REPACK_ROWS}
     pointers = {"table": "i64", "levels": "fp32", "between native": "bf16"}
-    warps = repack_warps(D)
+    warps = repack_warps(D, len(kinds))
     cost = compile_kernel(repack, types(repack, pointers), constants, warps=warps, stages=1)
     # the loop has the code of all formats, of which a turn runs one
     check(
@@ -414,9 +426,7 @@ def test_repack(name):
 def test_settle():
     """Tiers of 8, 4 and 2 bits, the last of rotated Lloyd levels."""
     formats = [Format(8, 64), Format(4, 64), Format(2, 64, "lloyd", True)]
-    constants = {
-        "D": 128, "TIERS": 3, "GATHER": True, "BT": SETTLE_ROWS, "STEPS": 7, "NORM": 128**-0.5,
-    }  # fmt: skip
+    constants = {"D": 128, "TIERS": 3, "GATHER": True, "BT": SETTLE_ROWS}
     pointers = {"k v k_out v_out": "bf16", "before after": "u8", "keep": "i64"}
     for i, fmt in enumerate(formats):
         constants |= settle_constants("K", i, fmt, 128) | settle_constants("V", i, fmt, 128)

@@ -21,6 +21,7 @@ def test_interpreted_kernels_pass(op):
     ("name", "dtype"),
     [("lifetime_attention", F32), ("decode_attention", F32), ("quantize_kv", F32),
      ("dequantize_kv", torch.uint8), ("gather_kv", F32), ("gather_kv", torch.uint8),
+     ("gather_rows", torch.uint8), ("gather_rows", F32),
      ("append_kv", F32)],
 )  # fmt: skip
 def test_so_do_they_in_other_types(name, dtype):

@@ -38,7 +38,8 @@ POLICIES = {
         tiers=TIERS, head_tiers=OTHER, rule=Attention(alpha=0.5, horizon=2, share="layer"),
     ),
     "tiers of heads by age": Policy(
-        slots=30, interval=4, budgets=OWN, quantizer=Quantizer(group=32), tiers=TIERS,
+        slots=30, interval=4, budgets=OWN, tiers=TIERS,
+        quantizer=Quantizer(group=32, rotate=True, value_block=16),
         head_tiers=OTHER,
     ),
     "decay": Policy(
@@ -209,6 +210,18 @@ def test_what_cannot_be_taken_is_named():
     with pytest.raises(UnsupportedError, match="must have slots, and lengths"):
         taken(replace(first, parts=[replace(first.parts[-1], lengths=None)]), *others)
     pool = first.parts[-1]
+    one = Format(4, 64, "lloyd", True)
+    for what in ("keys", "values"):  # of all stores they are turned at once
+        mine = [
+            Part(held(pool.keys, f), held(pool.values, g), f, g)
+            for b in (replace(one, block=16), one)
+            for f, g in [(b, one) if what == "keys" else (one, b)]
+        ]
+        some, another = (Heads([part, pool]) for part in mine)
+        taken(some, some, some, some)
+        said = rf"rotated {what} must mix as many channels in all parts, got \[16, 64\]"
+        with pytest.raises(UnsupportedError, match=said):
+            taken(some, some, another, some)
     every = [Part(held(pool.keys, f), held(pool.values, f), f, f)
              for bits in (1, 2, 3, 4, 8) for f in (Format(bits, 64), Format(bits, 32))]  # fmt: skip
     with pytest.raises(UnsupportedError, match="at most 8 pairs of formats"):
