@@ -12,15 +12,22 @@ from torch import Tensor
 
 from kvsearch_kernels.choose_slots import Ask, choose_slots
 from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.gather_rows import Rows, gather_rows
 from kvsearch_kernels.op import Op
 from kvsearch_kernels.quantize_kv import Format, Packed
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from kvsearch_kernels.settle_kv import settle_kv
 
-OPS: tuple[Op[Any, Any], ...] = (repack_kv, choose_slots, settle_kv)
+OPS: tuple[Op[Any, Any], ...] = (repack_kv, choose_slots, settle_kv, gather_rows)
 INTERVAL = 16  # tokens between compactions
+Q8_0 = Format(8, 32, "ggml-0")
 SHAPES = ((1024, 1), (1024, 8), (4080, 8))  # slots and sequences
-VARIANTS = {"repack_kv": ("4", "r4"), "choose_slots": ("evict", "tiers"), "settle_kv": ("8+4",)}
+VARIANTS = {
+    "repack_kv": ("4", "r4"),
+    "choose_slots": ("evict", "tiers"),
+    "settle_kv": ("8+4",),
+    "gather_rows": ("q8_0",),
+}
 
 
 def shapes(op: str) -> Iterator[tuple[int, int, str]]:
@@ -57,6 +64,15 @@ def arguments(
         more = {"dtype": k.dtype, "native": k.dtype}
         nbytes = tier.keys.nbytes + tier.values.nbytes + fresh.keys.nbytes + fresh.values.nbytes
         return ([NewPool(stay, [tier, fresh], 0, (fmt, fmt))],), more, nbytes
+    if op == "gather_rows":  # codes and scales of keys and values, and of tokens that came
+        old, came = ([packed(x, Q8_0) for x in pair(m)] for m in (slots, new))
+        stay = torch.rand(B, H, n, device=device).argsort(-1)[..., :slots].sort(-1).values
+        asked = [
+            Rows([x, y], stay)
+            for mine, fresh in zip(old, came, strict=True)
+            for x, y in ((mine.codes, fresh.codes), (_flat(mine), _flat(fresh)))
+        ]
+        return (asked,), {}, sum(x.nbytes for rows in asked for x in rows.parts)
     scores = torch.rand(B, H, n, device=device)
     before = torch.randint(0, 3, (B, H, n), device=device).byte()
     if op == "choose_slots":
@@ -67,3 +83,8 @@ def arguments(
     ((keep, after),) = choose_slots.run("reference", [ask])
     tiers = [(Format(8, D), Format(8, D)), (Format(4, D), Format(4, D))]
     return (k, v, before, after, tiers), {"keep": keep}, k.nbytes + v.nbytes
+
+
+def _flat(x: Packed) -> Tensor:
+    """Scales as rows of a slot."""
+    return x.scales.flatten(-2)
