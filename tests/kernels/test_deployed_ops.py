@@ -16,9 +16,9 @@ TIERS = (
     Tier(share=0.4, key_bits=3, value_bits=2),
 )
 Q = Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True)
-BASE = {"gather_kv", "lifetime_attention", "decode_attention"}
-PACKS = {"quantize_kv", "dequantize_kv"}
-SCORES = {"scored_attention", "scored_decode", "gather_kv"}
+BASE = {"gather_rows", "lifetime_attention", "decode_attention"}
+PACKS = {"quantize_kv", "dequantize_kv", "gather_kv"}  # the last fills tiers from a prompt
+SCORES = {"scored_attention", "scored_decode", "gather_rows"}
 POLICIES = {
     "window": (Policy(slots=16, sinks=2, interval=3), BASE),
     "tiers by age": (Policy(slots=20, sinks=2, interval=3, tiers=TIERS, quantizer=Q), BASE | PACKS),

@@ -251,6 +251,10 @@ def test_what_cannot_be_taken_is_named():
         decode_attention.run("triton", q, [wide], scale=1.0)
     with pytest.raises(UnsupportedError, match="96"):
         decode_attention.run("triton", torch.randn(1, 2, 96).half(), parts, scale=1.0)
+    some, other = (Format(4, 64, rotate=True, block=b) for b in (16, None))
+    _, parts = build(1, 64, F16, [(some, None, 5), (other, None, 5)])
+    with pytest.raises(UnsupportedError, match=r"keys must mix .* all parts, got \[16, 64\]"):
+        decode_attention.run("triton", q, parts, scale=1.0)
 
 
 @pytest.mark.parametrize("op", [decode_attention, scored_decode], ids=lambda op: op.name)
