@@ -41,7 +41,8 @@ KINDS = {  # rotated+heads on models of more KV heads, no two alike
     "rotated+heads, 8 kinds": replace(SHAPE, kv_heads=8, heads=24),
 }
 PROMPT, STEPS = 330, 140  # twice the longest interval, and some
-MORE = ("int4", "kivi4", "keydiff", "rotated+heads")  # beyond what a search starts from
+MORE = ("int4", "kivi4", "keydiff", "rotated+heads", "expected-attention")  # no search starts there
+TURNED = "window+int4, positions cache"
 NAMES = [n for n, m in METHODS.items() if m.baseline or n in MORE]
 GROUPED = Policy(  # scales along tokens, in heads that hold different numbers of them
     slots=48,
@@ -90,6 +91,8 @@ def counts(name: str) -> dict[str, int]:
     device, found = Device(), dict[str, int]()
     shape = KINDS.get(name, SHAPE)
     policy = small(name.partition(",")[0], shape)
+    if name == TURNED:
+        policy = policy.model_copy(update={"positions": "cache"})
     parts = [part for part in layout(policy, shape).layers if part.layer == 1]
     kinds = {"rotated+heads": SHAPE.kv_heads} | {k: x.kv_heads for k, x in KINDS.items()}
     assert len(parts) == kinds.get(name, 1)
@@ -123,7 +126,7 @@ def counts(name: str) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-@pytest.mark.parametrize("name", [*NAMES, *KINDS])
+@pytest.mark.parametrize("name", [*NAMES, *KINDS, TURNED])
 def test_a_layer_launches_no_more_than_its_budget(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
