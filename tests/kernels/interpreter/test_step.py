@@ -134,7 +134,11 @@ def test_every_store_is_served(votes, dtype, more):
         out = decode_step.run("triton", q, k, v, got, **more)
     yard, exact = (layer(dtype, votes=votes)[-1] for _ in range(2))
     eager = plainly(q, k, v, yard, **more)
-    close(out, eager, decode_step.reference(q.double(), k, v, exact, **more))
+    right = decode_step.reference(q.double(), k, v, exact, **more)
+    # parts and splits are joined, a few roundings that one softmax lacks; where torch happens to
+    # err by less than these (seen on a Zen 3), its error is no measure. What is wrong is off by far more
+    joins = 4 * torch.finfo(torch.float32).eps * float(right.abs().max())
+    close(out, eager, right, room=joins)
     for mine, plain, right in zip(got.heads, yard.heads, exact.heads, strict=True):
         for what in ("keys", "values", "lengths"):
             assert torch.equal(getattr(mine.parts[-1], what), getattr(right.parts[-1], what))
