@@ -134,16 +134,16 @@ def test_every_store_is_served(votes, dtype, more):
         out = decode_step.run("triton", q, k, v, got, **more)
     yard, exact = (layer(dtype, votes=votes)[-1] for _ in range(2))
     eager = plainly(q, k, v, yard, **more)
-    right = decode_step.reference(q.double(), k, v, exact, **more)
-    # parts and splits are joined, a few roundings that one softmax lacks; where torch happens to
-    # err by less than these (seen on a Zen 3), its error is no measure. What is wrong is off by far more
-    joins = 4 * torch.finfo(torch.float32).eps * float(right.abs().max())
-    close(out, eager, right, room=joins)
+    close(out, eager, decode_step.reference(q.double(), k, v, exact, **more))
     for mine, plain, right in zip(got.heads, yard.heads, exact.heads, strict=True):
         for what in ("keys", "values", "lengths"):
             assert torch.equal(getattr(mine.parts[-1], what), getattr(right.parts[-1], what))
         if votes:
-            close(mine.sums.sums, plain.sums.sums, right.sums.sums.double())
+            # shares follow from log-sum-exps of joined splits, which one softmax has not: a few
+            # roundings more, and torch errs by less than half of these on some processors (Zen 3)
+            want = right.sums.sums.double()
+            joins = 4 * torch.finfo(torch.float32).eps * float(want.abs().max())
+            close(mine.sums.sums, plain.sums.sums, want, room=joins)
 
 
 def test_slots_not_in_use_may_hold_anything():
