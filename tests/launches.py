@@ -27,6 +27,7 @@ KERNELS = {  # Triton kernel -> folder of its op
     "turn": "decode_attention",
     "receive": "scored_decode",
     "enter": "decode_step",
+    "turn_heads": "decode_step",
     "attend_heads": "decode_step",
     "combine_heads": "decode_step",
     "count": "decode_step",

@@ -31,12 +31,17 @@ OWN = {
     "decay": Policy(
         slots=90, interval=16, recent_window=16, rule=Attention(horizon=20, kind="decay"),
     ),
+    "positions of the cache": Policy(
+        slots=90, interval=16, sinks=2, recent_window=16, tiers=TIERS, quantizer=ROTATED,
+        rule=Attention(), positions="cache",
+    ),
 }  # fmt: skip
 # most launches of a step; whether a full cache repeats its addresses across compactions
 CASES = {
     "full": (3, False), "int4": (3, False), "window+int4": (3, True), "h2o+int4": (4, True),
     "xmu+int4": (4, True), "xmu": (4, True), "keydiff": (3, True), "rotated+heads": (4, True),
     "window of rows, heads together, tiers by rank": (4, True), "decay": (4, True),
+    "positions of the cache": (5, True),
 }  # fmt: skip
 
 
@@ -80,5 +85,7 @@ def test_two_steps_differ_in_data_alone(name: str, monkeypatch: pytest.MonkeyPat
         assert not [op for op, _ in trace if op in MAKES]
         assert 0 < len(trace) <= most
     _, want = steps(policy, count, Device())
-    # no step has overwritten what another still needed
-    assert torch.equal(outs[:, :, PROMPT:], want[:, :, PROMPT:])
+    # No step has overwritten what another still needed. Without kernels, slots whose keys carry no
+    # angle are read without the room behind them: sums round in another order.
+    off = 1e-3 if policy.positions == "cache" else 0.0
+    torch.testing.assert_close(outs[:, :, PROMPT:], want[:, :, PROMPT:], rtol=0, atol=off)

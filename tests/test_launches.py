@@ -163,10 +163,13 @@ def test_a_layer_launches_no_more_than_its_budget(
     assert not more, f"launches, found and allowed: {more}"
 
 
-def test_a_step_of_any_policy_is_four_launches_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that `decode_step` serves, where a token neither compacts nor fills a pool."""
+def test_a_step_of_any_policy_is_five_launches_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that `decode_step` serves, where a token neither compacts nor fills a pool.
+
+    Four where keys have their angle.
+    """
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
-    served, device = Counter[int](), Device()
+    served, device, turned = Counter[int](), Device(), 0
     for policy in policies(60, SHAPE):
         parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
         with kernels(device), torch.inference_mode(), device:
@@ -176,11 +179,14 @@ def test_a_step_of_any_policy_is_four_launches_at_most(monkeypatch: pytest.Monke
                 if i < 2 or compacts or "decode_step" not in states[0].impls:
                     continue  # the first token after a prompt makes what the others find
                 served[len(parts)] += 1
-                assert ran.total() - sum(ran[op] for op in MAKES) <= 4, policy.to_json()
+                turned += states[0].reindex
+                most = 5 if states[0].reindex else 4
+                assert ran.total() - sum(ran[op] for op in MAKES) <= most, policy.to_json()
                 assert all(op.startswith("triton::") or op in MAKES for op in ran)
         assert not device.waits, policy.to_json()
     assert served[1] > 100
     assert served[2] > 20
+    assert turned > 20
 
 
 def test_a_compaction_of_any_policy_is_six_triton_launches_at_most(

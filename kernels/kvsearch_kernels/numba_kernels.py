@@ -23,7 +23,13 @@ from numba.extending import intrinsic, overload
 ) = range(21)  # fmt: skip
 SIDE = 21
 SLOTS, LENGTHS = 2 * SIDE, 2 * SIDE + 1  # of a part: slots, and where those in use are, or 0
+HEADS = 15  # integers of a row of heads, before those of their angles
 FP16, BF16, SINGLE, DOUBLE, PACKED = range(5)  # kinds
+# How keys of a layer's heads are turned, as `decode_step.numba_impl` says it: angles, pairs of
+# channels that turn (0: keys are as they are), what slots are numbered by, with strides, and slots
+# of other parts than the pool.
+ANGLES, PAIRS, INDEX, BEFORE, TURN = 0, 1, 2, 6, 7
+FINE = 64  # angles of as many positions, then of multiples of that: any other is a sum of two
 ROWS = 32  # unpacked at once
 LANES = 16  # numbers that are compared side by side
 LOOSE = {"reassoc", "contract", "nsz", "arcp"}  # sums in any order; NaN and infinity mean the same
@@ -358,13 +364,73 @@ def _slots_of(parts):
 
 
 @compiled()
-def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
+def _turn(row, pairs, cos, sin):
+    """Turn channels i and `pairs` + i of a vector by an angle each, in place."""
+    kind = row.dtype.type
+    low, high = row[:pairs], row[pairs : 2 * pairs]
+    for i in range(pairs):
+        a, b, c, s = low[i], high[i], kind(cos[i]), kind(sin[i])
+        low[i], high[i] = a * c - b * s, b * c + a * s
+
+
+@compiled()
+def _angles(turn, position, cos, sin):
+    """Cosines and sines fp64 of the angles of a position."""
+    pairs = turn[PAIRS]
+    size, fine, more = 16 * pairs, position % FINE, FINE + position // FINE
+    low = carray(_pointer(turn[ANGLES] + fine * size), (2, pairs), np.float64)
+    high = carray(_pointer(turn[ANGLES] + more * size), (2, pairs), np.float64)
+    for i in range(pairs):
+        cos[i] = low[0, i] * high[0, i] - low[1, i] * high[1, i]
+        sin[i] = low[1, i] * high[0, i] + low[0, i] * high[1, i]
+
+
+@compiled()
+def _turn_slots(turn, b, h, first, count, rows):
+    """Turn the keys of slots `first`, ... of a head to their index."""
+    cos, sin = np.empty(turn[PAIRS], np.float64), np.empty(turn[PAIRS], np.float64)
+    where = (turn[INDEX], turn[INDEX + 1], turn[INDEX + 2], turn[INDEX + 3])
+    for t in range(count):
+        _angles(turn, _slot(where, b, h, first + t), cos, sin)
+        _turn(rows[t], turn[PAIRS], cos, sin)
+
+
+@compiled()
+def arrive(q, k, waves, parts, rows):
+    """Keys to no angle and queries to that of their slot, in place, see `turned.arrived`.
+
+    Args:
+        q: queries `[B, Hq, D]` fp32 or fp64.
+        k: keys `[B, H, D]`, likewise.
+        waves: cosines and sines fp64 that take back the model's angle, of queries and of keys
+            `[B, H, 2, 2, R / 2]`.
+        parts, rows: as in `step`.
+    """
+    batch, group, first = q.shape[0], q.shape[1] // k.shape[1], 0
+    for r in range(rows.shape[0]):
+        row, turn = rows[r], rows[r, HEADS:]
+        pairs, heads, pool = turn[PAIRS], row[2], parts[row[1] - 1]
+        cos, sin = np.empty(pairs, np.float64), np.empty(pairs, np.float64)
+        for b in range(batch):
+            for h in range(heads):
+                mine = waves[b, first + h]
+                _turn(k[b, first + h], pairs, mine[1, 0], mine[1, 1])
+                _angles(turn, turn[BEFORE] + _slots_in_use(pool, b, h, heads), cos, sin)
+                for g in range((first + h) * group, (first + h + 1) * group):
+                    _turn(q[b, g], pairs, mine[0, 0], mine[0, 1])
+                    _turn(q[b, g], pairs, cos, sin)
+        first += heads
+
+
+@compiled()
+def attend(q, parts, heads, turn, scale, softcap, plain, out, lse, received):
     """Attention of one query token, see `decode_attention.reference`.
 
     Args:
         q: queries `[B, Hq, D]` fp32 or fp64.
         parts: what is held, a row of integers for each part.
         heads: KV heads.
+        turn: how keys are turned.
         scale, softcap: see there; no softcap is 0.
         plain: turn every vector back, instead of the query and the sum of values.
         out: `[B, Hq, Dv]`, zeros.
@@ -390,7 +456,8 @@ def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
             first = 0
             for part in parts:
                 side, asks = part[:SIDE], query
-                if side[BLOCK] and not plain:
+                whole = plain or turn[PAIRS] > 0
+                if side[BLOCK] and not whole:
                     asks = turned
                     for g in range(group):
                         for d in range(wide):
@@ -399,7 +466,9 @@ def attend(q, parts, heads, scale, softcap, plain, out, lse, received):
                 used = _slots_in_use(part, b, h, heads)
                 for start in range(0, used, ROWS):
                     count = min(ROWS, used - start)
-                    _read(side, b, h, start, count, plain, values, rows)
+                    _read(side, b, h, start, count, whole, values, rows)
+                    if turn[PAIRS]:
+                        _turn_slots(turn, b, h, first + start, count, rows)
                     _products(asks, rows, count, s, first + start)
                 if softcap > 0:  # of slots in use: the others stay at minus infinity
                     for g in range(group):
@@ -492,7 +561,8 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
         q: queries `[B, Hq, D]` fp32 or fp64.
         k, v: keys and values of the token `[B, H, 1, bytes]`, in the type of the pools.
         parts: what is held, a row of integers for each part.
-        rows: of heads that are alike: their parts, how many they are, and their rule's sums.
+        rows: of heads that are alike: their parts, how many they are, their rule's sums, and how
+            keys are turned; then `k` and `q` come from `arrive`.
         numbers: of each of `rows`: the power of the slots seen, and the factor on the sums.
         scale, softcap, plain: as in `attend`.
         out: `[B, Hq, Dv]`, zeros.
@@ -522,7 +592,9 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
                     mean[b, g, d] = 0
         received = np.empty((batch, heads, _slots_of(mine) if row[3] else 0), q.dtype)
         lse = np.empty((batch, heads * group), q.dtype)
-        attend(query, mine, heads, scale, softcap, plain, mean, lse, received)
+        attend(
+            query, mine, heads, row[HEADS:], scale, softcap, plain, mean, lse, received
+        )  # fmt: skip
         for b in range(batch):
             for g in range(heads * group):
                 for d in range(out.shape[2]):

@@ -91,8 +91,9 @@ def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor
         )
     if state.reindex:
         assert state.rotary is not None
-        index = torch.arange(state.seen, state.seen + m, device=q.device)
-        q, k = state.rotary.undo(q, index), state.rotary.undo(k, index)
+        stop = state.seen + m
+        index = torch.arange(state.seen, stop, device=q.device, dtype=torch.float32)
+        q, k = state.rotary.undo(index, q, k)
     return (
         q,
         straight(k.to(state.native).to(k.dtype), k),

@@ -387,7 +387,7 @@ def _turns(inv_freq: Tensor, recorder: _Recorder, positions: list[int]) -> bool:
     for x in recorder.calls[0][:2] if recorder.calls else ():  # none of a layer without attention
         if 2 * inv_freq.shape[0] > x.shape[-1]:
             return False
-        error = (Rotary(inv_freq).undo(x, by) - x[:1]).abs().max()
+        error = (Rotary(inv_freq).undo(by, x)[0] - x[:1]).abs().max()
         if not error < 0.05 * x.abs().max():  # bf16 rounds to 0.015; other angles miss by 1
             return False
     return True

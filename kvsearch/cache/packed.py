@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvsearch.cache.formats import Held, Ran, codecs
 from kvsearch.cache.groups import compact_groups
+from kvsearch.cache.lying import Lying
 from kvsearch.cache.moving import move
 from kvsearch.cache.native_pool import NativePool, spare
 from kvsearch.cache.pools import first_of
@@ -49,8 +50,7 @@ class PackedStore:
         self.native_pool: NativePool | None = None  # the 16-bit pool, once tokens come one by one
         self._lengths: dict[int, tuple[int, Tensor]] = {}  # slots of each tier, on the device too
         self._parts: list[_Told | None] = [None] * len(self.codecs)  # what `parts` said last
-        self._slots: Tensor | None = None  # see `order`
-        self._slots_at: Tensor | None = None  # where it lay before
+        self._order, self._index = Lying(), Lying()
         self.edition = 0  # whoever remembers what `parts` said asks whether this is as it was
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
@@ -124,20 +124,26 @@ class PackedStore:
         Of all that there is room for, so that it stays the same until the next compaction: new
         tokens come behind all others in either order.
         """
+        if not self._mixed():
+            return None  # residual tokens follow the one pool there is
+        return self._order.get(self.capacity, lambda: time_order.record(self.ran, self._tags()))
+
+    def index(self) -> Tensor | None:
+        """The inverse of `order`: where each slot of pool after pool is in order of time."""
+        if not self._mixed():
+            return None
+        return self._index.get(self.capacity, lambda: self._tags().argsort(dim=-1, stable=True))
+
+    def _mixed(self) -> bool:
+        """Whether several pools hold slots that a compaction has seen."""
         sizes = [0 if x is None else x[0].shape[2] for x in self.keys]
         sizes[-1] -= self.residual
-        if sum(n > 0 for n in sizes) < 2:
-            return None  # residual tokens follow the one pool there is
-        if self._slots is None or self._slots.shape[-1] != self.capacity:
-            free = self.capacity - self.n
-            pools = torch.cat([self.slot_pools(), self.pools.new_full(
-                (*self.pools.shape[:-1], free), self.residual_pool)], -1)  # fmt: skip
-            found, at = time_order.record(self.ran, pools), self._slots_at
-            same = at is not None and at.shape == found.shape and at.device == found.device
-            if same and at is not None and found.device.type != "cpu":
-                found = at.copy_(found)
-            self._slots = self._slots_at = found
-        return self._slots
+        return sum(n > 0 for n in sizes) > 1
+
+    def _tags(self) -> Tensor:
+        """Pool of every slot in order of time, and of those that there is room for."""
+        free = (*self.pools.shape[:-1], self.capacity - self.n)
+        return torch.cat([self.slot_pools(), self.pools.new_full(free, self.residual_pool)], -1)
 
     def order_in_use(self) -> Tensor | None:
         """`order` of the slots in use."""
@@ -183,7 +189,8 @@ class PackedStore:
         """Let go of what `parts` said from pool `first` on, so that replaced tensors are freed."""
         for i in range(len(self.codecs))[first:]:
             self._parts[i] = None
-        self._slots = None
+        self._order.forget()
+        self._index.forget()
         self.edition += 1
 
     def in_time(self, x: Tensor) -> Tensor:

@@ -235,5 +235,5 @@ def _unrotated(state: LayerState, q: Tensor) -> Tensor:
     if state.reindex:
         return q
     assert state.rotary is not None
-    index = torch.arange(state.seen, state.seen + q.shape[2], device=q.device)
-    return state.rotary.undo(q, index)
+    index = torch.arange(state.seen, state.seen + q.shape[2], device=q.device, dtype=torch.float32)
+    return state.rotary.undo(index, q)[0]

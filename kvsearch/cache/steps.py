@@ -13,7 +13,7 @@ from torch import Tensor
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.segments import compact_states
 from kvsearch.cache.state import LayerState
-from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step, prepare
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, prepare
 
 REFUSED = object()  # no implementation takes this layer's formats, types or rule
 
@@ -63,7 +63,8 @@ def advance(
             first.step = REFUSED
             return None
         first.step = step
-    asked = q.squeeze(2), k.to(first.native), v.to(first.native), step.stores
+    key = k if first.reindex else k.to(first.native)  # what carries no angle is rounded later
+    asked = q.squeeze(2), key, v.to(first.native), step.stores
     more = {"scale": scale, "softcap": softcap, "room": first.room}
     if decode_step.pick(*asked, **more) == "reference":  # type: ignore[arg-type]
         first.step = REFUSED
@@ -92,7 +93,7 @@ def forget(states: Sequence[LayerState]) -> None:
 def _served(state: LayerState) -> bool:
     """Whether a token's slots can be stored, attended to and counted by one op."""
     p, rule = state.layer.policy, state.rule
-    if not (state.packed and state.fast and state.seen) or state.reindex:
+    if not (state.packed and state.fast and state.seen):
         return False
     if type(state.store) is not PackedStore:  # one that wants to see what is appended
         return False
@@ -124,7 +125,16 @@ def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | Non
                 end=0 if due is None else pool.used + due - state.seen,
                 alpha=ledger.alpha, horizon=ledger.horizon, keep=ledger.keep,
             )  # fmt: skip
-        found.append(Heads(store.parts(k.dtype), sums))
+        found.append(Heads(store.parts(k.dtype), sums, _turned(state, store, pool.used)))
         held.append((store, store.edition))
     kept = first.step.stores.kept if isinstance(first.step, Step) else {}
     return Step(Stores(found, kept), held, due)
+
+
+def _turned(state: LayerState, store: PackedStore, used: int) -> Turned | None:
+    """How keys are turned where the policy re-indexes positions; the store's pool holds `used`."""
+    if not state.reindex:
+        return None
+    assert state.rotary is not None
+    inv_freq = state.rotary.inv_freq.to(store.device)
+    return Turned(inv_freq, store.index(), store.n - used, state.seen - store.n)

@@ -27,6 +27,7 @@ HOMES = {
     "gather_all": "gather_rows",
     "settle": "settle_kv", "choose": "choose_slots", "enter": "decode_step",
     "attend_heads": "decode_step", "combine_heads": "decode_step", "count": "decode_step",
+    "turn_heads": "decode_step",
 }  # fmt: skip
 
 

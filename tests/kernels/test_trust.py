@@ -224,6 +224,13 @@ def kept(stores):
     ])  # fmt: skip
 
 
+def angles(stores, **new):
+    """Stores whose keys are turned in another way."""
+    return type(stores)([
+        replace(h, turned=h.turned and replace(h.turned, **new)) for h in stores.heads
+    ])  # fmt: skip
+
+
 def rules(stores, **other):
     """Stores that add up by another rule."""
     return type(stores)([replace(h, sums=h.sums and replace(h.sums, **other))
@@ -357,6 +364,11 @@ MUTANTS = {
         **{f"no blocks of {side}s": lambda f, q, k, v, s, side=side, **m: f(q, k, v, type(s)([
             replace(h, parts=without_blocks(side, h.parts)) for h in s.heads]), **m)
             for side in ("key", "value")},
+        **{name: lambda f, q, k, v, s, new=new, **m: f(q, k, v, angles(s, **new), **m)
+            for name, new in {"at the stream's index": {"dropped": 0}, "by the pool": {"held": 0},
+                              "as slots lie": {"index": None}}.items()},
+        "keys keep their angle": lambda f, q, k, v, s, **m: f(
+            q, k, v, type(s)([replace(h, turned=None) for h in s.heads]), **m),
         "products of the head before": lambda f, q, k, v, s, **m: f(q, k, v, type(s)([replace(
             h, sums=h.sums and replace(h.sums, sums=h.sums.sums.roll(1, 1)))
             for h in s.heads]), **m),

@@ -91,7 +91,7 @@ def attend(
     In fp64 every vector is turned back, as the reference does. In fp32 the query is turned
     instead, and the sum of rotated values once.
     """
-    from kvsearch_kernels.numba_kernels import SLOTS
+    from kvsearch_kernels.numba_kernels import SLOTS, TURN
     from kvsearch_kernels.numba_kernels import attend as loop
 
     check_lengths(parts)
@@ -103,8 +103,9 @@ def attend(
     out = torch.zeros(B, Hq, width, dtype=kind)
     lse, received = torch.empty(B, Hq, dtype=kind), torch.empty(B, heads, slots, dtype=kind)
     loop(
-        q.detach().to(kind).contiguous().numpy(), table, heads, float(scale),
-        float(softcap or 0.0), kind is torch.float64, out.numpy(), lse.numpy(), received.numpy(),
+        q.detach().to(kind).contiguous().numpy(), table, heads, np.zeros(TURN, np.int64),
+        float(scale), float(softcap or 0.0), kind is torch.float64, out.numpy(), lse.numpy(),
+        received.numpy(),
     )  # fmt: skip
     return out.to(q.dtype), lse, received
 

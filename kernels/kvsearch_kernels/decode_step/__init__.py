@@ -4,6 +4,7 @@ from torch import Tensor
 
 from kvsearch_kernels.decode_step import triton_impl
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, reference
+from kvsearch_kernels.decode_step.turned import Turned
 from kvsearch_kernels.op import Op
 
 decode_step = Op(
@@ -23,4 +24,4 @@ def prepare(impl: str, q: Tensor, k: Tensor, stores: Stores) -> None:
         triton_impl.planned(stores, q, k)
 
 
-__all__ = ["Heads", "Stores", "Sums", "decode_step", "prepare"]
+__all__ = ["Heads", "Stores", "Sums", "Turned", "decode_step", "prepare"]

@@ -5,14 +5,18 @@ stored apart. Here a layer is described once, as rows of integers, and the descr
 its next compaction.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvsearch_kernels.decode_attention.numba_impl import row_of_part
 from kvsearch_kernels.decode_attention.numba_impl import why_not as why_not_attend
-from kvsearch_kernels.decode_attention.reference import check_lengths
+from kvsearch_kernels.decode_attention.reference import check_lengths, slots_of
 from kvsearch_kernels.decode_step.reference import Heads, Stores
+from kvsearch_kernels.decode_step.turned import Turned, plain_waves
 from kvsearch_kernels.launch import checking
 from kvsearch_kernels.numba_args import KINDS, Integers, slots_at, why_not_memory
 from kvsearch_kernels.room import Room, kept
@@ -51,6 +55,8 @@ def why_not(
 def _why_not(heads: Heads, q: Tensor) -> str | None:
     """Reason why a token cannot be stored in these heads, or counted there."""
     pool, found = heads.parts[-1], heads.sums
+    if heads.turned is not None and (reason := _why_not_turned(heads.turned)):
+        return reason
     if not isinstance(pool.keys, Tensor) or not isinstance(pool.values, Tensor):
         return "the last part must be in 16 bits"
     if pool.lengths is None or pool.lengths.dtype is not torch.int32:
@@ -64,12 +70,21 @@ def _why_not(heads: Heads, q: Tensor) -> str | None:
     return why_not_memory(found.sums, *([] if found.order is None else [found.order]))
 
 
+def _why_not_turned(how: Turned) -> str | None:
+    """Reason why keys cannot be turned to their slots, or None."""
+    if how.inv_freq.dim() != 1:
+        return "there is no loop for angles of each head"
+    if how.inv_freq.dtype is not torch.float32:
+        return f"angles must be float32, got {how.inv_freq.dtype}"
+    return why_not_memory(how.inv_freq, *([] if how.index is None else [how.index]))
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
     room: Room | None = None,
 ) -> Tensor:  # fmt: skip
     """As `reference`."""
-    from kvsearch_kernels.numba_kernels import step
+    from kvsearch_kernels.numba_kernels import arrive, step
 
     if checking():
         for heads in stores.heads:
@@ -79,9 +94,15 @@ def forward(
     parts, rows, numbers, dtype, _held = stores.known["rows of numba"]
     kind = torch.float64 if q.dtype is torch.float64 else torch.float32
     out = torch.zeros(*q.shape[:2], v.shape[3], dtype=kind)
+    query = q.detach()
+    if stores.heads[0].turned is not None:
+        query, key = (x.detach().to(kind, copy=True) for x in (q.contiguous(), k.contiguous()))
+        waves = _waves(stores, q.dtype, k.dtype, q.shape[0])
+        arrive(query.numpy(), key.squeeze(2).numpy(), waves, parts, rows)
+        k = key.to(k.dtype)
     new = (x.to(dtype).contiguous().view(torch.uint8).numpy() for x in (k, v))
     step(
-        q.detach().to(kind).contiguous().numpy(), *new, parts, rows, numbers, float(scale),
+        query.to(kind).contiguous().numpy(), *new, parts, rows, numbers, float(scale),
         float(softcap or 0.0), kind is torch.float64, out.numpy(),
     )  # fmt: skip
     return kept(room, "out", out.to(q.dtype))
@@ -95,7 +116,7 @@ def _count(heads: Heads) -> int:
 def _rows(stores: Stores) -> tuple[object, ...]:
     """Rows of the parts, of the heads, and what the rows point to."""
     parts: list[Integers] = []
-    rows, numbers, held = [], [], []
+    rows, numbers, held = [], [], list[object]()  # `held`: what rows point to
     for heads in stores.heads:
         found, first = heads.sums, len(parts)
         parts += [row_of_part(part) for part in heads.parts]
@@ -111,9 +132,59 @@ def _rows(stores: Stores) -> tuple[object, ...]:
                 found.alpha, found.keep,
             ]  # fmt: skip
             held.append(whole)
-        rows.append(row)
+        rows.append([*row, *_turns(heads, held)])
         numbers.append(number)
     pool = stores.heads[0].parts[-1].keys
     assert isinstance(pool, Tensor) and pool.dtype in KINDS
     table, integers = np.array(parts), np.array(rows, dtype=np.int64)
     return table, integers, np.array(numbers), pool.dtype, (held, stores.heads)
+
+
+def _turns(heads: Heads, held: list[object]) -> tuple[int, ...]:
+    """How keys are turned, see `numba_kernels`."""
+    from kvsearch_kernels.numba_kernels import FINE, TURN
+
+    how = heads.turned
+    if how is None:
+        return (0,) * TURN
+    pool = heads.parts[-1].keys
+    assert isinstance(pool, Tensor)
+    at, whole = slots_at(how.index, *pool.shape[:2])
+    most = sum(map(slots_of, heads.parts)) if how.index is None else int(how.index.max()) + 1
+    freq = how.inv_freq.contiguous()
+    table = angles(freq.numpy().tobytes(), 1 << (most // FINE).bit_length())
+    held += [whole, table]
+    return (table.ctypes.data, freq.shape[0], *at, how.held)
+
+
+def _waves(stores: Stores, query: torch.dtype, key: torch.dtype, batch: int) -> NDArray[np.float64]:
+    """What takes back the model's angle, `[B, H, 2, 2, R / 2]`, see `numba_kernels.arrive`."""
+    found = []
+    for heads in stores.heads:
+        how, lengths = heads.turned, heads.parts[-1].lengths
+        assert how is not None and lengths is not None
+        freq = how.inv_freq.numpy().tobytes()
+        at = [n + how.held + how.dropped for n in lengths.flatten().tolist()]
+        each = [[back(freq, p, query), back(freq, p, key)] for p in at]
+        found.append(np.array(each).reshape(batch, -1, 2, *each[0][0].shape))
+    return np.concatenate(found, 1)
+
+
+@lru_cache(maxsize=64)
+def back(inv_freq: bytes, position: int, dtype: torch.dtype) -> NDArray[np.float64]:
+    """Cosine and sine `[2, R / 2]` of `turned.plain_waves`; one token's are those of all layers."""
+    freq = torch.frombuffer(bytearray(inv_freq), dtype=torch.float32)
+    return torch.stack(plain_waves(torch.tensor(position), freq, dtype)).double().numpy()
+
+
+@lru_cache(maxsize=64)
+def angles(inv_freq: bytes, more: int) -> NDArray[np.float64]:
+    """Cosine and sine `[positions, 2, pairs]` of 0 to FINE - 1, then of `more` multiples of FINE.
+
+    All layers and tokens share them: a model has one set of angles, or a few.
+    """
+    from kvsearch_kernels.numba_kernels import FINE
+
+    at = np.concatenate([np.arange(FINE), FINE * np.arange(more)])
+    angle = at[:, None] * np.frombuffer(inv_freq, np.float32).astype(np.float64)
+    return np.stack([np.cos(angle), np.sin(angle)], 1)

@@ -11,6 +11,7 @@ from kvsearch_kernels.decode_attention.probe import eager as attend
 from kvsearch_kernels.decode_attention.probe import lloyd
 from kvsearch_kernels.decode_attention.reference import Part
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, reference
+from kvsearch_kernels.decode_step.turned import Turned, arrived, as_read
 from kvsearch_kernels.probing import Case, Draw
 from kvsearch_kernels.quantize_kv.reference import Format, quantize
 from kvsearch_kernels.tally.reference import reference as tally
@@ -35,8 +36,13 @@ LAYERS: dict[int, Sequence[tuple[int, Tiers, int, int]]] = {
 }  # fmt: skip
 
 
-def before(voters: int, D: int, device: torch.device, dtype: torch.dtype) -> Stores:
-    """Heads that differ in tiers and slots, and sums that are in another order (of 64 channels)."""
+def before(
+    voters: int, D: int, device: torch.device, dtype: torch.dtype, *, turns: bool = False
+) -> Stores:
+    """Heads that differ in tiers and slots, and sums that are in another order (of 64 channels).
+
+    With `turns`, their keys carry no angle. Of 64 channels 48 turn, by slots in another order.
+    """
     draw, native = Draw(device, dtype), torch.float16 if dtype is torch.float32 else dtype
     kinds = []
     for heads, tiers, n, used in LAYERS[D]:
@@ -57,20 +63,29 @@ def before(voters: int, D: int, device: torch.device, dtype: torch.dtype) -> Sto
                 sums = Sums(ones, order, held, ROOM, 1.0, None if heads > 1 else 2, 0.9)
             else:  # of these the last do not count the token, which one more will follow
                 sums = Sums(ones, None, held, ROOM, 0.5 * (voters - 1), 3 - heads, 1.0)
-        kinds.append(Heads(parts, sums))
+        how = None
+        if turns:
+            inv_freq = 100.0 ** (-torch.arange(24 if D == 64 else 64, device=device) / 64)
+            index = draw.whole(0, 3000, 2, heads, held + ROOM) if D == 64 else None
+            how = Turned(inv_freq, index, held, 5000)
+        kinds.append(Heads(parts, sums, how))
     return Stores(kinds)
 
 
 def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Without sums, and with those of heads together and apart; heads of two and three kinds."""
+    """Without sums, and with those of heads together and apart; heads of two and three kinds.
+
+    With sums of heads together, and without, also keys that carry no angle.
+    """
     draw = Draw(device, dtype, seed=1)
     for D, kinds in LAYERS.items():
         H = sum(heads for heads, *_ in kinds)
-        for voters in VOTERS:
-            stores = before(voters, D, device, dtype)
+        for voters, turns in (*((voters, False) for voters in VOTERS), (0, True), (1, True)):
+            stores = before(voters, D, device, dtype, turns=turns)
             native = stores.heads[0].parts[-1].keys
             assert isinstance(native, Tensor)
             k, v = (draw.normal(2, H, 1, D, dtype=native.dtype) for _ in "kv")
+            k = k.to(dtype) if turns else k
             more = {"scale": 0.3 if D == 64 else D**-0.5, "softcap": 4.0 if voters == 1 else None}
             yield (draw.normal(2, 2 * H, D), k, v, stores), more
 
@@ -85,9 +100,14 @@ def plainly(
         assert isinstance(pool.keys, Tensor) and isinstance(pool.values, Tensor)
         assert pool.lengths is not None
         mine = slice(first, first + pool.keys.shape[1])
-        append_kv(pool.keys, pool.values, pool.lengths, k[:, mine], v[:, mine])
-        query = q[:, mine.start * group : mine.stop * group]
-        out, _, received = attend(query, heads.parts, scale=scale, softcap=softcap)
+        query, key = q[:, mine.start * group : mine.stop * group], k[:, mine]
+        parts = heads.parts
+        if heads.turned is not None:
+            query, key = arrived(query, key, heads.turned, pool.lengths)
+        append_kv(pool.keys, pool.values, pool.lengths, key.to(pool.keys.dtype), v[:, mine])
+        if heads.turned is not None:
+            parts = as_read(parts, heads.turned, q.dtype)
+        out, _, received = attend(query, parts, scale=scale, softcap=softcap)
         outs.append(out)
         if sums is not None:
             tally(
@@ -105,18 +125,31 @@ def differs(
     """Why the output, or what was written, is wrong; or None."""
     last = stores.heads[-1].sums
     voters, cpu = 0 if last is None else last.sums.shape[1], torch.device("cpu")
-    eager, exact = (before(voters, q.shape[-1], cpu, q.dtype) for _ in range(2))
+    how = {"turns": stores.heads[0].turned is not None}
+    eager, exact = (before(voters, q.shape[-1], cpu, q.dtype, **how) for _ in range(2))
     more = {"scale": scale, "softcap": softcap}
     out = plainly(q, k, v, eager, **more)  # type: ignore[arg-type]
     right = reference(q.double(), k, v, exact, **more)  # type: ignore[arg-type]
     if reason := over_budget("output", got, out, right, slack=HARDWARE):
         return reason
     for mine, want, double in zip(stores.heads, eager.heads, exact.heads, strict=True):
-        for what in ("keys", "values", "lengths"):
+        for what in ("values", "lengths"):
             if not torch.equal(getattr(mine.parts[-1], what), getattr(want.parts[-1], what)):
                 return f"{what} of a pool are wrong after a token"
+        keys, wanted = mine.parts[-1].keys, want.parts[-1].keys
+        assert isinstance(keys, Tensor) and isinstance(wanted, Tensor)
+        if not torch.equal(keys, wanted) and (mine.turned is None or _far(keys, wanted)):
+            return "keys of a pool are wrong after a token"
         if mine.sums is not None and want.sums is not None and double.sums is not None:
             found = mine.sums.sums, want.sums.sums, double.sums.sums.double()
             if reason := over_budget("sums", *found, slack=HARDWARE):
                 return reason
     return None
+
+
+def _far(keys: Tensor, wanted: Tensor) -> bool:
+    """Whether keys differ by more than a cosine's last bit, which may round to the next number."""
+    off = (keys.float() - wanted.float()).abs()
+    return not bool(
+        (off <= torch.finfo(keys.dtype).eps * wanted.float().abs().clamp_min(0.1)).all()
+    )

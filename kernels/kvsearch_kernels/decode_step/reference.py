@@ -10,6 +10,7 @@ from torch import Tensor
 from kvsearch_kernels.append_kv.reference import reference as append_kv
 from kvsearch_kernels.decode_attention.reference import Part
 from kvsearch_kernels.decode_attention.reference import reference as decode_attention
+from kvsearch_kernels.decode_step.turned import Turned, arrived, as_read
 from kvsearch_kernels.room import Room, kept
 from kvsearch_kernels.scored_decode.reference import reference as scored_decode
 from kvsearch_kernels.tally.reference import reference as tally
@@ -36,10 +37,12 @@ class Heads:
         parts: what they hold. The last one is a pool in 16 bits with room for the token, and has
             lengths.
         sums: of their rule, or None if nobody asks what slots receive.
+        turned: of keys that carry no angle; None where they have the model's.
     """
 
     parts: Sequence[Part]
     sums: Sums | None = None
+    turned: Turned | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def reference(
 
     Args:
         q: queries `[B, Hq, D]`.
-        k: the token's keys `[B, H, 1, D]`, rounded to the type of the pools.
+        k: the token's keys `[B, H, 1, D]`, rounded to the type of the pools; where keys carry no
+            angle, in the model's type, since they are turned back before they are rounded.
         v: its values `[B, H, 1, Dv]`, likewise.
         stores: of the layer's heads; pools, lengths and sums are written to.
         scale: factor on the dot products.
@@ -82,12 +86,16 @@ def reference(
         assert isinstance(pool.keys, Tensor) and isinstance(pool.values, Tensor)
         assert pool.lengths is not None
         mine = slice(first, first + pool.keys.shape[1])
-        append_kv(pool.keys, pool.values, pool.lengths, k[:, mine], v[:, mine])
-        query, found = q[:, mine.start * group : mine.stop * group], heads.sums
+        query, key = q[:, mine.start * group : mine.stop * group], k[:, mine]
+        how, found = heads.turned, heads.sums
+        if how is not None:
+            query, key = arrived(query, key, how, pool.lengths)
+        append_kv(pool.keys, pool.values, pool.lengths, key.to(pool.keys.dtype), v[:, mine])
+        parts = heads.parts if how is None else as_read(heads.parts, how, q.dtype)
         if found is None:
-            out, _ = decode_attention(query, heads.parts, scale=scale, softcap=softcap)
+            out, _ = decode_attention(query, parts, scale=scale, softcap=softcap)
         else:
-            out, received = scored_decode(query, heads.parts, scale=scale, softcap=softcap)
+            out, received = scored_decode(query, parts, scale=scale, softcap=softcap)
             tally(
                 found.sums, received, found.order, pool.lengths, held=found.held, end=found.end,
                 alpha=found.alpha, horizon=found.horizon, keep=found.keep,

@@ -1,6 +1,6 @@
 """Where the heads of a layer lie, as one table of 64-bit integers on the device.
 
-It has three sections. Addresses are in bytes; those of keys and values are of the head's own rows.
+It has four sections. Addresses are in bytes; those of keys and values are of the head's own rows.
 
     programs: a split of a part of a KV head each, those of a head one after the other
         0 formats, 1 KV head, 2 split, 3 of how many, 4 keys, 5 their scales, 6 values, 7 theirs,
@@ -11,29 +11,36 @@ It has three sections. Addresses are in bytes; those of keys and values are of t
     voters: whoever adds up what slots receive
         0 sums, 1 order or 0, 2 slots, 3 first KV head, 4 how many, 5 slots of other parts than the
         pool, 6 length at the next compaction, 7 last tokens that count
+    turns: a KV head of a batch row each, where keys carry no angle
+        0 angle of one position, 1 index or 0, 2 slots of other parts than the pool, 3 positions
+        dropped; then of each part 0 format of keys, 1 keys, 2 their scales, 3 first slot, 4 slots,
+        as `repack_kv` has them
 
 A head's query heads share its programs and slots; products `[G, slots]` of a head follow those of
-the head before. Programs are as many for a part as it costs, so that heads with many slots get more
+the head before. Keys that carry no angle are unpacked and turned before they are attended to, and
+lie like products: then a program's keys are counted from there, in numbers, and have no scales.
+Programs are as many for a part as it costs, so that heads with many slots get more
 than those with few, and all programs take about equally long.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.addresses import Rows, rows_at, send
+from kvsearch_kernels.addresses import Rows, rows_at
 from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.triton_impl import lengths_of
+from kvsearch_kernels.decode_step.placing import placed
 from kvsearch_kernels.decode_step.reference import Heads, Stores
 from kvsearch_kernels.launch import ceil_div
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 
 PROGRAM, HEAD, VOTER = 12, 8, 8  # columns; those of a head without its parts
+TURN, TURN_PART = 4, 5  # likewise, of `turns` without its parts, and of each of these
 NEVER = 1 << 62  # a horizon that nothing reaches
 Pair = tuple[Format | None, Format | None]  # of keys and values
 
@@ -44,23 +51,28 @@ class Table:
 
     Attributes:
         rows: the whole of it, on the host.
-        programs, heads, voters: sections, on the device.
-        kinds: formats, in the order of their numbers.
+        programs, heads, voters, turns: sections, on the device.
+        kinds: formats as they are attended to, in the order of their numbers.
+        key_kinds: formats of keys that are turned before, likewise.
         held: parts of a head, at most.
         programs_each: programs of a head, at most.
         products: of all heads, over query heads per KV head.
         slots: of a voter, at most.
+        slots_each: slots of a head, at most.
     """
 
     rows: Rows
     programs: Tensor
     heads: Tensor
     voters: Tensor
+    turns: Tensor
     kinds: tuple[Pair, ...]
+    key_kinds: tuple[Format | None, ...]
     held: int
     programs_each: int
     products: int
     slots: int
+    slots_each: int
 
     def stands(self, stores: Stores) -> bool:
         """Whether this is what is on the device now."""
@@ -79,17 +91,32 @@ def sides_of(part: Part) -> list[Tensor]:
 
 def kinds_of(stores: Stores) -> tuple[Pair, ...]:
     """The formats of a layer's parts, each once."""
-    every = [(p.key_format, p.value_format) for h in stores.heads for p in h.parts if slots_of(p)]
+    every = [_pair(p, h) for h in stores.heads for p in h.parts if slots_of(p)]
     return tuple(dict.fromkeys(every))
+
+
+def _pair(part: Part, heads: Heads) -> Pair:
+    """Formats that the attention meets: keys that are turned before come in 16 or 32 bits."""
+    return None if heads.turned is not None else part.key_format, part.value_format
+
+
+def key_kinds_of(stores: Stores) -> tuple[Format | None, ...]:
+    """The formats of keys that are turned before they are attended to, each once."""
+    turned = (h for h in stores.heads if h.turned is not None)
+    return tuple(dict.fromkeys(p.key_format for h in turned for p in h.parts if slots_of(p)))
 
 
 def made(stores: Stores, group: int, columns: int, device: torch.device) -> Table:
     """The table of `stores`, for `group` query heads a KV head and tiles of `columns` slots."""
-    kinds = kinds_of(stores)
+    kinds, turned = kinds_of(stores), stores.heads[0].turned is not None
     parts = [[p for p in h.parts if slots_of(p)] for h in stores.heads]
     held = max(map(len, parts))
     lie = [_heads(mine, held) for mine in parts]
-    run = [_programs(*x, kinds) for x in zip(parts, _splits(stores.heads, columns), strict=True)]
+    splits = _splits(stores.heads, columns)
+    run = [
+        _programs(h, mine, counts, kinds)
+        for h, mine, counts in zip(stores.heads, parts, splits, strict=True)
+    ]
     first = 0
     for mine, its in zip(lie, run, strict=True):
         H, n = its.shape[1:3]
@@ -101,14 +128,24 @@ def made(stores: Stores, group: int, columns: int, device: torch.device) -> Tabl
     heads[..., 6] = ((slots.cumsum() - slots) * group).reshape(B, H)
     programs = np.concatenate([x.reshape(B, -1, PROGRAM) for x in run], 1)
     programs[..., 1] = np.repeat(np.arange(H), heads[0, :, 1])
-    programs[..., 9] += np.take_along_axis(heads[..., 6], programs[..., 1], 1)
+    ahead = np.take_along_axis(heads[..., 6], programs[..., 1], 1)  # products
+    if turned:
+        D = stores.heads[0].parts[-1].keys.shape[-1]  # type: ignore[union-attr]
+        programs[..., 4] = programs[..., 5] = (ahead // group + programs[..., 9]) * D
+    programs[..., 9] += ahead
     programs[..., 1] += np.arange(B)[:, None] * H
     voters = _voters(stores.heads, B, H)
-    sections = [x.reshape(-1, x.shape[-1]) for x in (programs, heads, voters)]
+    key_kinds = key_kinds_of(stores)
+    turns = [_turns(h, x, held, key_kinds) for h, x in zip(stores.heads, parts, strict=True)]
+    every = (programs, heads, voters, np.concatenate(turns, 1))
+    sections = [x.reshape(-1, x.shape[-1]) for x in every]
     most, total = int(heads[..., 1].max()), int(slots.sum())
-    at = placed(stores.kept, sections, device)
+    one, two, three, four = placed(stores.kept, sections, device)
     rows, _ = stores.kept["table"]
-    return Table(rows, *at, kinds, held, most, total, int(voters[:, 2].max(initial=0)))
+    return Table(
+        rows, one, two, three, four, kinds, key_kinds, held, most, total,
+        int(voters[:, 2].max(initial=0)), int(slots.max()),
+    )  # fmt: skip
 
 
 def _splits(heads: Sequence[Heads], columns: int) -> list[list[int]]:
@@ -116,7 +153,7 @@ def _splits(heads: Sequence[Heads], columns: int) -> list[list[int]]:
     costs, sizes = [], []
     for mine in heads:
         parts = [p for p in mine.parts if slots_of(p)]
-        each = ([p.key_format, p.value_format] for p in parts)
+        each = (_pair(p, mine) for p in parts)
         weights = [sum(DECODE_COST[16 if f is None else f.bits] for f in x) for x in each]
         sizes.append([slots_of(p) for p in parts])
         costs.append([w * n for w, n in zip(weights, sizes[-1], strict=True)])
@@ -131,13 +168,15 @@ def _splits(heads: Sequence[Heads], columns: int) -> list[list[int]]:
     ]
 
 
-def _programs(parts: Sequence[Part], splits: Sequence[int], kinds: Sequence[Pair]) -> Rows:
+def _programs(
+    heads: Heads, parts: Sequence[Part], splits: Sequence[int], kinds: Sequence[Pair]
+) -> Rows:
     """Rows `[B, H, programs, columns]` of a store; which head, and its first product, is open."""
     found, start = [], 0
     for part, count in zip(parts, splits, strict=True):
         sides = [rows_at(x) for x in (*sides_of(part), lengths_of(part))]
         rows = np.zeros((*sides[0].shape, count, PROGRAM), np.int64)
-        rows[..., 0] = kinds.index((part.key_format, part.value_format))
+        rows[..., 0] = kinds.index(_pair(part, heads))
         rows[..., 2], rows[..., 3] = np.arange(count), count
         rows[..., 4:9] = np.stack(sides, -1)[:, :, None]
         rows[..., 9], rows[..., 10] = start, sum(slots_of(p) for p in parts)
@@ -181,20 +220,24 @@ def _voters(heads: Sequence[Heads], batch: int, every: int) -> Rows:
     return np.concatenate(found)
 
 
-def placed(
-    kept: dict[str, Any], sections: Sequence[Rows], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sections on the device: where those of the layer lay before, if they are as long.
-
-    Nothing waits. What did not change is not copied, so that a cache which is full, and repeats
-    its addresses at every compaction, can go on with the same captured launches.
-    """
-    rows = np.concatenate([x.ravel() for x in sections])
-    before, at = kept.get("table", (None, None))
-    if before is None or before.shape != rows.shape or at.device != device:
-        at = torch.empty(rows.shape, dtype=torch.int64, device=device)
-    if before is None or not np.array_equal(before, rows):
-        kept["table"] = rows, send(rows, at)
-    whole = at.split([x.size for x in sections])
-    first, second, third = (x.view(y.shape) for x, y in zip(whole, sections, strict=True))
-    return first, second, third
+def _turns(heads: Heads, parts: Sequence[Part], held: int, kinds: Sequence[Format | None]) -> Rows:
+    """Rows `[B, H, columns]` of a store whose keys carry no angle, none of others."""
+    B, H = parts[-1].keys.shape[:2]  # type: ignore[union-attr]
+    how = heads.turned
+    if how is None:
+        return np.zeros((B, 0, TURN + held * TURN_PART), np.int64)
+    rows = np.zeros((B, H, TURN + held * TURN_PART), np.int64)
+    rows[..., 0] = rows_at(how.inv_freq.expand(B, H, -1))
+    if how.index is not None:
+        rows[..., 1] = rows_at(how.index.expand(B, H, -1))
+    rows[..., 2], rows[..., 3], first = how.held, how.dropped, 0
+    for i in range(held):
+        part = parts[
+            min(i, len(parts) - 1)
+        ]  # the last again, without slots, where there is no i-th
+        n = slots_of(part) if i < len(parts) else 0
+        mine = rows[..., TURN + i * TURN_PART :]
+        mine[..., 0], mine[..., 3], mine[..., 4] = kinds.index(part.key_format), first, n
+        mine[..., 1], mine[..., 2] = map(rows_at, sides_of(part)[:2])
+        first += n
+    return rows

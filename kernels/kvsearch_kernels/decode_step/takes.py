@@ -10,8 +10,10 @@ from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.triton_impl import why_not as why_not_attend
 from kvsearch_kernels.decode_attention.triton_impl import why_not_turned
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums
-from kvsearch_kernels.decode_step.table import kinds_of, sides_of
+from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, sides_of
+from kvsearch_kernels.decode_step.turned import Turned
 from kvsearch_kernels.launch import why_not_here
+from kvsearch_kernels.repack_kv.takes import MOST_KINDS as MOST_REPACKED
 from kvsearch_kernels.room import Room
 
 # Head size -> pairs of formats in a layer, at most: each is code of its own in one kernel, and with
@@ -44,6 +46,8 @@ def why_not(
         if reason := next(filter(None, map(_why_not_rows, heads.parts)), None):
             return reason
         if heads.sums is not None and (reason := _why_not_sums(heads.sums, heads)):
+            return reason
+        if heads.turned is not None and (reason := _why_not_turned(heads.turned, heads)):
             return reason
         first += count
     if first != k.shape[1]:
@@ -92,11 +96,31 @@ def _why_not_sums(sums: Sums, heads: Heads) -> str | None:
         return "the last axis of sums must be contiguous"
     if order is None:
         return None
-    V = sums.sums.shape[1]
-    heads_of = order.shape[:-1] in ((), (1, 1), (B, 1), (1, V), (B, V))
-    if order.dtype is not torch.int64 or order.shape[-1] != N or not heads_of:
-        return f"order must be [{N}] or [B, {V}, {N}] int64, got {tuple(order.shape)} {order.dtype}"
-    return None if N == 1 or order.stride(-1) == 1 else "the last axis of order must be contiguous"
+    return _why_not_slots("order", order, B, sums.sums.shape[1], N)
+
+
+def _why_not_slots(what: str, slots: Tensor, B: int, V: int, N: int) -> str | None:
+    """Reason why `slots` are not those of N slots of V heads or voters, or not where they could."""
+    of = slots.shape[:-1] in ((), (1, 1), (B, 1), (1, V), (B, V))
+    if slots.dtype is not torch.int64 or slots.shape[-1] != N or not of:
+        got = f"{tuple(slots.shape)} {slots.dtype}"
+        return f"{what} must be [{N}] or [B, {V}, {N}] int64, got {got}"
+    if N > 1 and slots.stride(-1) != 1:
+        return f"the last axis of {what} must be contiguous"
+    return None
+
+
+def _why_not_turned(how: Turned, heads: Heads) -> str | None:
+    """Reason why keys cannot be turned to the index of their slots."""
+    (B, H, _, D), N = heads.parts[-1].keys.shape, sum(map(slots_of, heads.parts))  # type: ignore[union-attr]
+    freq, index = how.inv_freq, how.index
+    if reason := why_not_here(freq, *([] if index is None else [index])):
+        return reason
+    if freq.dtype is not torch.float32 or freq.shape[:-1] not in ((), (H,)):
+        return f"angles must be [R / 2] or [{H}, R / 2] float32, got {tuple(freq.shape)}"
+    if not 1 <= freq.shape[-1] <= D // 2 or freq.stride(-1) != 1:
+        return f"there must be 1 to {D // 2} contiguous angles, got {tuple(freq.shape)}"
+    return None if index is None else _why_not_slots("index", index, B, H, N)
 
 
 def _why_not_together(stores: Stores) -> str | None:
@@ -109,6 +133,10 @@ def _why_not_together(stores: Stores) -> str | None:
     if len({x.device for x in pools}) > 1:  # type: ignore[union-attr]
         return "stores are on different devices"
     D = pools[0].shape[-1]  # type: ignore[union-attr]
+    if len({None if h.turned is None else h.turned.inv_freq.shape[-1] for h in stores.heads}) > 1:
+        return "as many channels must be turned in all heads of a layer, or none"
+    if (keys := len(key_kinds_of(stores))) > MOST_REPACKED:
+        return f"there must be at most {MOST_REPACKED} formats of keys, got {keys}"
     if reason := why_not_turned([p for h in stores.heads for p in h.parts], D):
         return reason
     most = MOST_KINDS[D]

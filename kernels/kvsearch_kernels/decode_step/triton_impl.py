@@ -1,6 +1,7 @@
 """Triton implementation of `decode_step`; importing it imports no Triton.
 
-Three launches serve all heads of a layer, and a fourth where their rule asks what slots received.
+Three launches serve all heads of a layer. A fourth comes where their rule asks what slots received,
+and one where keys carry no angle: it unpacks and turns them, into memory that all layers share.
 Between two compactions nothing is made on the host: where everything lies is in a table on the
 device (`table`).
 """
@@ -12,7 +13,13 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.append_kv.reference import check_room
-from kvsearch_kernels.configs import RECEIVE_COLUMNS, RECEIVE_WARPS, Tile
+from kvsearch_kernels.configs import (
+    RECEIVE_COLUMNS,
+    RECEIVE_WARPS,
+    REPACK_ROWS,
+    Tile,
+    repack_warps,
+)
 from kvsearch_kernels.decode_attention.reference import check_lengths, slots_of
 from kvsearch_kernels.decode_attention.triton_impl import (
     constants,
@@ -31,6 +38,7 @@ from kvsearch_kernels.launch import (
     rows_last,
 )
 from kvsearch_kernels.quantize_kv.triton_impl import steps_of
+from kvsearch_kernels.repack_kv.table import constants as as_repacked
 from kvsearch_kernels.room import Room, taken
 
 __all__ = ["emulated", "forward", "why_not"]
@@ -47,6 +55,7 @@ class _Plan:
         tile: of the kernel that reads keys and values.
         kinds: constants of each pair of formats, and whether keys are rotated.
         turns: `steps_of` the rotation of keys, and of values; 0 where none are rotated.
+        half: pairs of channels that are turned to a slot's index; 0 where keys have their angle.
         alpha, keep: of the rule.
         window: whether some rule has a horizon.
         like: a pool, for its type.
@@ -56,6 +65,7 @@ class _Plan:
     tile: Tile
     kinds: tuple[tuple[int | bool, ...], ...]
     turns: tuple[int, int]
+    half: int
     alpha: float
     keep: float
     window: bool
@@ -84,13 +94,16 @@ def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
     table = made(stores, group, tile.columns, q.device)
     sums = [h.sums for h in stores.heads if h.sums is not None]
     found = []
-    for (key, _), mine in zip(kinds, fixed, strict=True):
+    for (key, _), mine in zip(kinds, fixed, strict=True):  # turned keys are not rotated any more
         found.append((*(mine[name] for name in ORDER), steps_of(key, D) > 0))
     like = stores.heads[0].parts[-1].keys
     assert isinstance(like, Tensor)
     turns = turns_of((p for h in stores.heads for p in h.parts if slots_of(p)), D)
+    how = stores.heads[0].turned
+    spun = 0 if how is not None else max(turns[0], default=0)
     return _Plan(
-        table, tile, tuple(found), (max(turns[0], default=0), max(turns[1], default=0)),
+        table, tile, tuple(found), (spun, max(turns[1], default=0)),
+        0 if how is None else how.inv_freq.shape[-1],
         float(sums[0].alpha) if sums else 0.0, float(sums[0].keep) if sums else 1.0,
         any(s.horizon is not None for s in sums), like,
     )  # fmt: skip
@@ -106,6 +119,7 @@ def forward(
         combine_heads,
         count,
         enter,
+        turn_heads,
     )
 
     (B, Hq, D), H = q.shape, k.shape[1]
@@ -124,18 +138,30 @@ def forward(
     outs, bits = fp32("partial", programs, G, D), fp32("bits", programs, G)
     products = fp32("products", table.products * G) if scores else bits
     q, k, v = q.contiguous(), rows_last(k), rows_last(v)
-    rotated = taken(room, "rotated", *q.shape, dtype=q.dtype, device=q.device) if any(last) else q
-    wide = {"D": D, "HEAD": table.heads.shape[1]}
+    like_q = partial(taken, room, dtype=q.dtype, device=q.device)
+    rotated = like_q("rotated", *q.shape) if any(last) or plan.half else q
+    turned = like_q("turned", table.products, D) if plan.half else q
+    wide, levels = {"D": D, "HEAD": table.heads.shape[1]}, levels_on(q.device)
+    turns: dict[str, int] = {"HALF": plan.half, "COLUMNS": table.turns.shape[1]}
     with on(q.device):
         enter[(B * H, 1 + G * any(last))](
-            q, k, v, rotated, plan.like, table.heads, *k.stride()[:2], *v.stride()[:2], H, G,
-            **wide, STEPS=plan.turns[0], num_warps=1,
+            q, k, v, rotated, plan.like, table.heads, table.turns, *k.stride()[:2],
+            *v.stride()[:2], H, G, **wide, **turns, STEPS=plan.turns[0], num_warps=1,
         )  # fmt: skip
+        if plan.half:
+            turn_heads[(B * H, G + ceil_div(table.slots_each, REPACK_ROWS))](
+                q, rotated, turned, plan.like, table.heads, table.turns, levels, G, **wide,
+                **turns, HELD=table.held, BT=REPACK_ROWS,
+                FORMATS=tuple(as_repacked(fmt, D) for fmt in table.key_kinds),
+                num_warps=repack_warps(D, len(table.key_kinds)),
+            )  # fmt: skip
+            q = rotated
         attend_heads[(programs,)](
-            q, rotated, plan.like, table.programs, outs, bits, products, levels_on(q.device),
+            q, rotated, plan.like, turned, table.programs, outs, bits, products, levels,
             G, scale, softcap or 1.0,
             D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
-            HAS_CAP=softcap is not None, SCORES=scores, ASM=not emulated(), KINDS=plan.kinds,
+            HAS_CAP=softcap is not None, SCORES=scores, ASM=not emulated(),
+            TURNS=plan.half > 0, KINDS=plan.kinds,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         combine_heads[(B * H, G)](

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Kernels of `decode_step`: four launches serve all heads of a layer, however they are stored.
+"""Kernels of `decode_step`: up to five launches serve all heads of a layer.
 
 Where things lie is read from `table.Table`, whose columns are named there: the heads of a layer
 may be in as many stores as there are heads, and no launch has an argument for each of them.
@@ -10,7 +10,10 @@ import triton.language as tl
 
 from kvsearch_kernels.address_kernels import pointer
 from kvsearch_kernels.decode_attention.triton_kernels import _part, _store, join
+from kvsearch_kernels.decode_step.turn_kernels import back, turn_heads
 from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
+
+__all__ = ["attend_heads", "combine_heads", "count", "enter", "turn_heads"]
 
 PROGRAM = tl.constexpr(12)  # columns of a row of programs, and of one of voters
 VOTER = tl.constexpr(8)
@@ -18,13 +21,15 @@ VOTER = tl.constexpr(8)
 
 @triton.jit(do_not_specialize=["H", "G"])
 def enter(
-    q, k, v, rotated, like, heads, skb, skh, svb, svh, H, G,
-    D: tl.constexpr, HEAD: tl.constexpr, STEPS: tl.constexpr,
+    q, k, v, rotated, like, heads, turns, skb, skh, svb, svh, H, G,
+    D: tl.constexpr, HEAD: tl.constexpr, STEPS: tl.constexpr, HALF: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Program (i, 0): the token of KV head i goes behind those in use of the head's pool.
 
     Program (i, 1 + g): query g of KV head i, rotated as packed keys are. `like` has the type of
-    the pools. A token without room is not written.
+    the pools. A token without room is not written. With HALF, the model's angle is taken back from
+    so many pairs of a key.
     """
     bh = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1)
@@ -39,7 +44,14 @@ def enter(
         inside = d < tl.where(used < tl.load(row + 5), D, 0)
         b = bh // H
         h = bh % H
-        key = tl.load(k + b * skb + h * skh + d)
+        given = k + b * skb + h * skh
+        if HALF:
+            turn = turns + bh * COLUMNS
+            stream = tl.load(turn + 2) + used + tl.load(turn + 3)
+            plain = back(given, turn, stream, d, HALF, k.dtype.element_ty)
+            key = plain.to(k.dtype.element_ty)
+        else:
+            key = tl.load(given + d)
         tl.store(keys + used * D + d, key.to(kind), mask=inside)
         value = tl.load(v + b * svb + h * svh + d)
         tl.store(values + used * D + d, value.to(kind), mask=inside)
@@ -53,15 +65,18 @@ def enter(
 
 @triton.jit
 def _split(
-    q, like, row, partial, bits, products, levels, at, G, scale, cap,
+    q, like, turned, row, partial, bits, products, levels, at, G, scale, cap,
     D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
-    SCORES: tl.constexpr, ASM: tl.constexpr,
+    SCORES: tl.constexpr, ASM: tl.constexpr, TURNS: tl.constexpr,
     KB: tl.constexpr, KG: tl.constexpr, KL: tl.constexpr, KF: tl.constexpr,
     VB: tl.constexpr, VG: tl.constexpr, VL: tl.constexpr, VF: tl.constexpr,
 ):  # fmt: skip
     """Attend to the split of a part that `row` of the programs describes."""
-    k = pointer(row + 4, tl.uint8 if KB < 16 else like.dtype.element_ty, D * KB // 8)
-    ks = pointer(row + 5, tl.float16, D // KG * (2 if KL else 4))
+    if TURNS:
+        k = turned + tl.multiple_of(tl.load(row + 4), D)
+    else:
+        k = pointer(row + 4, tl.uint8 if KB < 16 else like.dtype.element_ty, D * KB // 8)
+    ks = pointer(row + (6 if TURNS else 5), tl.float16, D // KG * (2 if KL else 4))
     v = pointer(row + 6, tl.uint8 if VB < 16 else like.dtype.element_ty, D * VB // 8)
     vs = pointer(row + 7, tl.float16, D // VG * (2 if VL else 4))
     q += tl.load(row + 1) * G * D
@@ -80,14 +95,15 @@ def _split(
 
 @triton.jit(do_not_specialize=["G"])
 def attend_heads(
-    q, rotated, like, programs, partial, bits, products, levels, G, scale, cap,
+    q, rotated, like, turned, programs, partial, bits, products, levels, G, scale, cap,
     D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
-    SCORES: tl.constexpr, ASM: tl.constexpr, KINDS: tl.constexpr,
+    SCORES: tl.constexpr, ASM: tl.constexpr, TURNS: tl.constexpr, KINDS: tl.constexpr,
 ):  # fmt: skip
     """One program: one split of one part of one KV head, for all its query heads.
 
     `KINDS` are the formats of a layer's parts, each the constants of `_part` and whether keys are
-    rotated. Each is a branch of its own, and a program takes one.
+    rotated. Each is a branch of its own, and a program takes one. With TURNS, all keys lie in
+    `turned`, in the type of the queries.
     """
     at = tl.program_id(0)
     row = programs + at * PROGRAM
@@ -95,9 +111,10 @@ def attend_heads(
     for i in tl.static_range(len(KINDS)):
         if kind == i:
             _split(
-                rotated if KINDS[i][8] else q, like, row, partial, bits, products, levels, at, G,
-                scale, cap, D, GP, BN, HAS_CAP, SCORES, ASM, KINDS[i][0], KINDS[i][1], KINDS[i][2],
-                KINDS[i][3], KINDS[i][4], KINDS[i][5], KINDS[i][6], KINDS[i][7],
+                rotated if KINDS[i][8] else q, like, turned, row, partial, bits, products, levels,
+                at, G, scale, cap, D, GP, BN, HAS_CAP, SCORES, ASM, TURNS, KINDS[i][0],
+                KINDS[i][1], KINDS[i][2], KINDS[i][3], KINDS[i][4], KINDS[i][5], KINDS[i][6],
+                KINDS[i][7],
             )  # fmt: skip
 
 

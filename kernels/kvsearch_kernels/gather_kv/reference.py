@@ -35,12 +35,19 @@ def reference(
         kept = x.gather(2, index.expand(*index.shape[:3], x.shape[-1]))
     if by is None or inv_freq is None:
         return kept
-    kind = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angles(by, inv_freq, kind)
-    half = inv_freq.shape[-1]
-    a, b, rest = kept.to(kind).tensor_split([half, 2 * half], -1)
-    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
-    return torch.cat([turned, rest.to(x.dtype)], -1) if rest.shape[-1] else turned
+    return turned(kept, *angles(by, inv_freq, torch.promote_types(x.dtype, torch.float32)))
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Channels i and i + R / 2 of `x` `[..., D]`, turned by an angle; those from `R` on stay.
+
+    `cos` and `sin` are `[..., R / 2]`. Products take the wider type, and the result is rounded
+    once, to that of `x`.
+    """
+    half = cos.shape[-1]
+    a, b, rest = x.tensor_split([half, 2 * half], -1)
+    pairs = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+    return torch.cat([pairs, rest], -1) if rest.shape[-1] else pairs
 
 
 def angles(by: Tensor, inv_freq: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:

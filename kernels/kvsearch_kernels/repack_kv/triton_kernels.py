@@ -34,7 +34,7 @@ def _inside(part, at, inside):
 
 
 @triton.jit
-def _take(
+def take(
     values, part, levels, between, native, at, inside, D: tl.constexpr, FORMATS: tl.constexpr,
     BT: tl.constexpr,
 ):  # fmt: skip
@@ -120,7 +120,7 @@ def repack(
         for p in range(0, tl.load(row + 8).to(tl.int32)):
             if p != own:
                 part = row + HEAD + p * PART
-                values = _take(values, part, levels, between, native, at, inside, D, FORMATS, BT)
+                values = take(values, part, levels, between, native, at, inside, D, FORMATS, BT)
         part = row + HEAD + tl.maximum(own, 0) * PART
         mine, slot = _inside(part, at, to < tl.where(own >= 0, n, 0))
         kind = tl.load(row + 2)

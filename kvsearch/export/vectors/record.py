@@ -100,7 +100,7 @@ class NotedLayer(PolicyLayer):
         """Note queries and outputs."""
         index = torch.arange(self.state.seen, self.state.seen + q.shape[2])
         rotary = self.state.rotary
-        plain = rotary.undo(q, index) if self.state.reindex and rotary is not None else q
+        plain = rotary.undo(index, q)[0] if self.state.reindex and rotary is not None else q
         self.queries.append(plain[0])
         out = super().attend(q, k, v, scale=scale, softcap=softcap)
         self.outputs.append(out[0])

@@ -22,7 +22,7 @@ from kvsearch_kernels.decode_attention.triton_impl import constants as part_cons
 from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import decode
 from kvsearch_kernels.decode_step.triton_impl import ORDER
-from kvsearch_kernels.decode_step.triton_kernels import attend_heads
+from kvsearch_kernels.decode_step.triton_kernels import attend_heads, turn_heads
 from kvsearch_kernels.gather_rows.triton_kernels import gather_all
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
@@ -97,10 +97,11 @@ def test_decode_step(D, pairs, levels):
     found = [part_constants(*pair, D, torch.float16) for pair in kinds]
     tile = tile_of(found, D, 2, ampere=True)
     pointers = {
-        "q rotated like": "fp16", "programs": "i64", "partial bits products levels": "fp32",
+        "q rotated like turned": "fp16", "programs": "i64", "partial bits products levels": "fp32",
     }  # fmt: skip
     fixed = {
-        "D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "SCORES": True, "ASM": True,
+        "D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "SCORES": True,
+        "ASM": True, "TURNS": False,
         "KINDS": tuple((*(x[n] for n in ORDER), i > 0) for i, x in enumerate(found)),
     }  # fmt: skip
     fits(compile_kernel(attend_heads, types(attend_heads, pointers, "scale cap"), fixed,
@@ -126,6 +127,22 @@ def test_repack(D, bits, levels, blocks):
     found = types(repack, {"table": "i64", "levels": "fp32", "between native": "fp16"})
     cost = compile_kernel(repack, found, fixed, warps=repack_warps(D, len(formats)), stages=1,
                           target=SM80)  # fmt: skip
+    fits(cost, tensor=False)
+
+
+@pytest.mark.parametrize(
+    ("D", "bits", "levels"),
+    [(64, (5,), "lloyd"), (128, (8, 5, 4, 3, 2), "lloyd"), (256, (4,), "uniform")],
+)  # fmt: skip
+def test_keys_that_are_turned(D, bits, levels):
+    formats = [None, *(Format(b, 64, levels, levels == "lloyd") for b in bits)]
+    pointers = {"q rotated turned like": "fp16", "heads turns": "i64", "levels": "fp32"}
+    fixed = {
+        "D": D, "HEAD": 14, "COLUMNS": 19, "HELD": 3, "HALF": D // 2, "BT": REPACK_ROWS,
+        "FORMATS": tuple(repack_constants(fmt, D) for fmt in formats),
+    }  # fmt: skip
+    cost = compile_kernel(turn_heads, types(turn_heads, pointers), fixed,
+                          warps=repack_warps(D, len(formats)), stages=1, target=SM80)  # fmt: skip
     fits(cost, tensor=False)
 
 

@@ -34,6 +34,7 @@ from kvsearch_kernels.decode_step.triton_kernels import (
     combine_heads,
     count,
     enter,
+    turn_heads,
 )
 from kvsearch_kernels.gather_kv.triton_kernels import gather
 from kvsearch_kernels.gather_rows.triton_kernels import gather_all
@@ -266,20 +267,24 @@ LAYERS = {  # of heads that differ; the most formats that `decode_step` takes, w
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [*((name, "scores") for name in LAYERS), ("16,4/128", ""), ("16,5-4/64/lloyd", "")],
-)
+    [*((name, "scores") for name in LAYERS), ("16,4/128", ""), ("16,5-4/64/lloyd", ""),
+     ("16,5-4/64/lloyd", "turned")],
+)  # fmt: skip
 def test_decode_step(name, more):
     D, parts = LAYERS[name]
+    if more == "turned":
+        parts = [(None, value) for _, value in parts]  # keys were unpacked before
     every = [part_constants(*pair, D, torch.float16) for pair in parts]
     tile, kinds = tile_of(every, D, 2, ampere=False), []
     for pair, found in zip(parts, every, strict=True):
         kinds.append((*(found[n] for n in ORDER), pair[0] is not None and pair[0].rotate))
     assert len(kinds) <= MOST_KINDS[D]
     pointers = {
-        "q rotated like": "fp16", "programs": "i64", "partial bits products levels": "fp32",
+        "q rotated like turned": "fp16", "programs": "i64", "partial bits products levels": "fp32",
     }  # fmt: skip
     fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False,
-             "SCORES": more == "scores", "ASM": True, "KINDS": tuple(kinds)}  # fmt: skip
+             "SCORES": more == "scores", "ASM": True, "TURNS": more == "turned",
+             "KINDS": tuple(kinds)}  # fmt: skip
     cost = compile_kernel(
         attend_heads, types(attend_heads, pointers, "scale cap"), fixed, warps=tile.warps,
         stages=tile.stages,
@@ -291,14 +296,11 @@ def test_decode_step(name, more):
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_the_other_kernels_of_decode_step(kind):
     spun = {"D": 128, "HEAD": 14, "STEPS": 7}
-    cost = compile_kernel(
-        enter,
-        types(enter, {"q k v rotated like": kind, "heads": "i64"}, even="skb skh svb svh"),
-        spun,
-        warps=1,
-        stages=1,
-    )
-    check(f"decode_step/enter/{kind}", cost, elements=256, warps=1, tensor=False, wide=False)
+    found = types(enter, {"q k v rotated like": kind, "heads turns": "i64"}, even="skb skh svb svh")
+    for half, label in ((0, "enter"), (64, "enter turned")):
+        fixed = {**spun, "HALF": half, "COLUMNS": 14, "STEPS": 0 if half else 7}
+        cost = compile_kernel(enter, found, fixed, warps=1, stages=1)
+        check(f"decode_step/{label}/{kind}", cost, elements=256, warps=1, tensor=False, wide=False)
     cost = compile_kernel(
         combine_heads,
         types(combine_heads, {"partial bits lse": "fp32", "out": kind, "programs heads": "i64"}),
@@ -307,6 +309,32 @@ def test_the_other_kernels_of_decode_step(kind):
         stages=2,
     )
     check(f"decode_step/combine/{kind}", cost, elements=16 * 128, warps=4, tensor=False)
+
+
+TURNED = {  # formats of keys
+    "16,4/64": (64, [None, Format(4, 64)]),
+    "16,5/64/lloyd": (64, [None, Format(5, 64, "lloyd", True)]),
+    "16,8,5,4,3,2/128/lloyd": (
+        128, [None, *(Format(b, 64, "lloyd", True) for b in (8, 5, 4, 3, 2))],
+    ),
+    "16,4/256": (256, [None, Format(4, 64)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_turn_heads(name):
+    D, formats = TURNED[name]
+    pointers = {"q rotated turned like": "fp16", "heads turns": "i64", "levels": "fp32"}
+    fixed = {
+        "D": D, "HEAD": 8 + 2 * 3, "COLUMNS": 4 + 5 * 3, "HELD": 3, "HALF": D // 2,
+        "FORMATS": tuple(repack_constants(fmt, D) for fmt in formats), "BT": REPACK_ROWS,
+    }  # fmt: skip
+    warps = repack_warps(D, len(formats))
+    cost = compile_kernel(turn_heads, types(turn_heads, pointers), fixed, warps=warps, stages=1)
+    check(
+        f"decode_step/turn/{name}", cost, elements=REPACK_ROWS * D, warps=warps, tensor=False,
+        wide=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("more", ["plain", "every"])

@@ -13,7 +13,7 @@ from kvsearch.cache.state import LayerState
 from kvsearch.policy import Budgets, HeadTiers, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
 from kvsearch_kernels.decode_attention import Part
-from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step
 from kvsearch_kernels.decode_step.probe import plainly
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
@@ -47,6 +47,14 @@ POLICIES = {
         rule=Attention(horizon=20, kind="decay"),
     ),
     "full": Policy(),
+    "positions of the cache, by age": Policy(
+        slots=30, sinks=2, interval=4, budgets=OWN, tiers=TIERS, quantizer=ROTATED,
+        positions="cache",
+    ),
+    "positions of the cache, by votes": Policy(
+        slots=30, sinks=2, recent_window=4, interval=3, budgets=OWN, tiers=TIERS,
+        quantizer=Quantizer(group=32), rule=Attention(alpha=1), positions="cache",
+    ),
 }  # fmt: skip
 
 
@@ -103,8 +111,12 @@ def held(x, fmt):
     return Packed(arena(packed.codes), arena(packed.scales))
 
 
-def layer(dtype, *, votes=True, B=2, room=9, used=4):
-    """Stores of 1, 2 and 1 KV heads, the first of which has no tier; the token that comes."""
+def layer(dtype, *, votes=True, turns=False, B=2, room=9, used=4):
+    """Stores of 1, 2 and 1 KV heads, the first of which has no tier; the token that comes.
+
+    With `turns`, keys carry no angle; of 64 channels 40 turn, in the second store by angles of each
+    head, and the stream is long.
+    """
     torch.manual_seed(0)
     stores = []
     for i, heads in enumerate((1, 2, 1)):
@@ -119,7 +131,12 @@ def layer(dtype, *, votes=True, B=2, room=9, used=4):
         order = torch.stack([torch.randperm(N) for _ in range(B * heads)]).view(B, heads, N)
         sums = Sums(arena(torch.rand(B, heads, N)), order if i else None, N - room, room, 0.5,
                     7 if i else None, 0.9)  # fmt: skip
-        stores.append(Heads(parts, sums if votes else None))
+        how = None
+        if turns:
+            freq = 1000.0 ** (-torch.arange(20) / 20)
+            freq = torch.stack([freq, freq.flip(0)]) if heads > 1 else freq
+            how = Turned(arena(freq), arena(order) if i else None, N - room, 90_000 + i)
+        stores.append(Heads(parts, sums if votes else None, how))
     q = torch.randn(B, 12, D).to(dtype)
     k, v = (torch.randn(B, 1, 4, D).to(dtype).transpose(1, 2) for _ in "kv")
     return q, k, v, Stores(stores)
@@ -128,16 +145,20 @@ def layer(dtype, *, votes=True, B=2, room=9, used=4):
 @pytest.mark.parametrize("votes", [True, False])
 @pytest.mark.parametrize("dtype", [F16, F32])
 @pytest.mark.parametrize("more", [{"scale": 0.125}, {"scale": 0.3, "softcap": 3.0}])
-def test_every_store_is_served(votes, dtype, more):
-    q, k, v, got = layer(dtype, votes=votes)
+@pytest.mark.parametrize("turns", [False, True])
+def test_every_store_is_served(votes, dtype, more, turns):
+    q, k, v, got = layer(dtype, votes=votes, turns=turns)
     with poisoned():
         out = decode_step.run("triton", q, k, v, got, **more)
-    yard, exact = (layer(dtype, votes=votes)[-1] for _ in range(2))
+    yard, exact = (layer(dtype, votes=votes, turns=turns)[-1] for _ in range(2))
     eager = plainly(q, k, v, yard, **more)
     close(out, eager, decode_step.reference(q.double(), k, v, exact, **more))
     for mine, plain, right in zip(got.heads, yard.heads, exact.heads, strict=True):
         for what in ("keys", "values", "lengths"):
-            assert torch.equal(getattr(mine.parts[-1], what), getattr(right.parts[-1], what))
+            a, b = (getattr(x.parts[-1], what) for x in (mine, right))
+            # turned back, keys differ by roundings of a cosine
+            off = 4 * torch.finfo(a.dtype).eps if turns and what == "keys" else 0
+            assert torch.allclose(a, b, rtol=off, atol=off)
         if votes:
             # shares follow from log-sum-exps of joined splits, which one softmax has not: a few
             # roundings more, and torch errs by less than half of these on some processors (Zen 3)
@@ -146,11 +167,12 @@ def test_every_store_is_served(votes, dtype, more):
             close(mine.sums.sums, plain.sums.sums, want, room=joins)
 
 
-def test_slots_not_in_use_may_hold_anything():
-    q, k, v, stores = layer(F16)
+@pytest.mark.parametrize("turns", [False, True])
+def test_slots_not_in_use_may_hold_anything(turns):
+    q, k, v, stores = layer(F16, turns=turns)
     want = decode_step.run("triton", q, k, v, stores, scale=0.1)
     sums = [h.sums.sums.clone() for h in stores.heads]
-    q, k, v, stores = layer(F16)
+    q, k, v, stores = layer(F16, turns=turns)
     for heads in stores.heads:
         heads.parts[-1].keys[:, :, 5:] = float("nan")
         heads.parts[-1].values[:, :, 5:] = float("nan")
@@ -213,6 +235,17 @@ def test_what_cannot_be_taken_is_named():
         taken(replace(first, parts=wide), *others)
     with pytest.raises(UnsupportedError, match="must have slots, and lengths"):
         taken(replace(first, parts=[replace(first.parts[-1], lengths=None)]), *others)
+    _, _, _, turned = layer(F16, turns=True)
+    with pytest.raises(UnsupportedError, match="turned in all heads of a layer, or none"):
+        taken(turned.heads[0], *others)
+    for new, said in (
+        ({"index": torch.arange(3)}, "index must be"),
+        ({"inv_freq": torch.ones(20, dtype=torch.float64)}, "float32, got"),
+        ({"inv_freq": torch.ones(33)}, "1 to 32 contiguous angles"),
+    ):
+        bad = replace(turned.heads[0], turned=replace(turned.heads[0].turned, **new))
+        with pytest.raises(UnsupportedError, match=said):
+            taken(bad, *turned.heads[1:])
     pool = first.parts[-1]
     one = Format(4, 64, "lloyd", True)
     for what in ("keys", "values"):  # of all stores they are turned at once
