@@ -15,7 +15,7 @@ from torch import Tensor
 from kvsearch_kernels.decode_attention.numba_impl import row_of_part
 from kvsearch_kernels.decode_attention.numba_impl import why_not as why_not_attend
 from kvsearch_kernels.decode_attention.reference import check_lengths, slots_of
-from kvsearch_kernels.decode_step.reference import Heads, Stores
+from kvsearch_kernels.decode_step.reference import Heads, Stores, why_not_alike
 from kvsearch_kernels.decode_step.turned import Turned, plain_waves
 from kvsearch_kernels.launch import checking
 from kvsearch_kernels.numba_args import KINDS, Integers, slots_at, why_not_memory
@@ -48,6 +48,8 @@ def why_not(
         first += count
     if first != k.shape[1]:
         return f"stores of {first} KV heads do not take {k.shape[1]}"
+    if reason := why_not_alike(stores):
+        return reason
     stores.known["taken by numba"] = asked
     return None
 

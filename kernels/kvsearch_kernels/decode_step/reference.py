@@ -103,3 +103,11 @@ def reference(
         outs.append(out)
         first = mine.stop
     return kept(room, "out", torch.cat(outs, 1))
+
+
+def why_not_alike(stores: Stores) -> str | None:
+    """Reason why keys of a layer cannot all be turned, or all left, in one way."""
+    turned = {None if h.turned is None else h.turned.inv_freq.shape[-1] for h in stores.heads}
+    if len(turned) > 1:
+        return "as many channels must be turned in all heads of a layer, or none"
+    return None

@@ -9,7 +9,7 @@ from kvsearch_kernels.addresses import rows_at
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.triton_impl import why_not as why_not_attend
 from kvsearch_kernels.decode_attention.triton_impl import why_not_turned
-from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums
+from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, why_not_alike
 from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, sides_of
 from kvsearch_kernels.decode_step.turned import Turned
 from kvsearch_kernels.launch import why_not_here
@@ -133,8 +133,8 @@ def _why_not_together(stores: Stores) -> str | None:
     if len({x.device for x in pools}) > 1:  # type: ignore[union-attr]
         return "stores are on different devices"
     D = pools[0].shape[-1]  # type: ignore[union-attr]
-    if len({None if h.turned is None else h.turned.inv_freq.shape[-1] for h in stores.heads}) > 1:
-        return "as many channels must be turned in all heads of a layer, or none"
+    if reason := why_not_alike(stores):
+        return reason
     if (keys := len(key_kinds_of(stores))) > MOST_REPACKED:
         return f"there must be at most {MOST_REPACKED} formats of keys, got {keys}"
     if reason := why_not_turned([p for h in stores.heads for p in h.parts], D):
