@@ -200,3 +200,21 @@ def test_a_step_is_computed_in_fp32_whatever_the_type(dtype):
             if mine.sums is not None:
                 sums = (mine.sums.sums, its.sums.sums, best.sums.sums.double())
                 assert over_budget("sums", *sums, slack=HARDWARE) is None
+
+
+def test_keys_that_cannot_be_turned_are_named():
+    device = torch.device("cpu")
+    (q, k, v, stores), more = next(
+        (args, kwargs) for args, kwargs in step_probe.cases(device, torch.float32)
+        if args[3].heads[0].turned is not None
+    )  # fmt: skip
+    first, *others = stores.heads
+    mixed = [replace(first, turned=None), *others]
+    with pytest.raises(UnsupportedError, match="turned in all heads of a layer, or none"):
+        decode_step.run("numba", q, k, v, type(stores)(mixed), **more)
+    own = replace(first.turned, inv_freq=first.turned.inv_freq.expand(1, -1))
+    with pytest.raises(UnsupportedError, match="no loop for angles of each head"):
+        decode_step.run(
+            "numba", q, k, v, type(stores)([replace(first, turned=own), *others]), **more
+        )
+    assert decode_step.pick(q, k, v, stores, **more) == "numba"
