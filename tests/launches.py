@@ -37,6 +37,7 @@ KERNELS = {  # Triton kernel -> folder of its op
     "settle": "settle_kv",
     "choose": "choose_slots",
     "gather_all": "gather_rows",
+    "add_queries": "sum_queries",
 }
 
 

@@ -41,7 +41,7 @@ CASES = {
     "full": (3, False), "int4": (3, False), "window+int4": (3, True), "h2o+int4": (4, True),
     "xmu+int4": (4, True), "xmu": (4, True), "keydiff": (3, True), "rotated+heads": (4, True),
     "window of rows, heads together, tiers by rank": (4, True), "decay": (4, True),
-    "positions of the cache": (5, True),
+    "positions of the cache": (5, True), "expected-attention": (4, True), "kivi4": (3, False),
 }  # fmt: skip
 
 

@@ -26,6 +26,8 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
 from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention
+from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch_kernels.quantize_kv.triton_impl import why_not_format
 from tests.heads import losses
 from tests.importance import importance
@@ -166,11 +168,16 @@ def test_a_layer_launches_no_more_than_its_budget(
 def test_a_step_of_any_policy_is_five_launches_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that `decode_step` serves, where a token neither compacts nor fills a pool.
 
-    Four where keys have their angle.
+    Four where keys have their angle. A rule that sums queries does not read attention, and takes
+    one for each kind of heads instead.
     """
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
-    served, device, turned = Counter[int](), Device(), 0
-    for policy in policies(60, SHAPE):
+    served, asked, device, turned = Counter[int](), Counter[bool](), Device(), 0
+    rule = {"rule": ExpectedAttention()}  # hardly ever among random ones
+    for policy in [
+        *policies(60, SHAPE),
+        *(p.model_copy(update=rule) for p in policies(60, SHAPE) if type(p.rule) is Attention),
+    ]:
         parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
         with kernels(device), torch.inference_mode(), device:
             rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
@@ -180,13 +187,17 @@ def test_a_step_of_any_policy_is_five_launches_at_most(monkeypatch: pytest.Monke
                     continue  # the first token after a prompt makes what the others find
                 served[len(parts)] += 1
                 turned += states[0].reindex
-                most = 5 if states[0].reindex else 4
+                rule = states[0].rule
+                queries = rule is not None and "queries" in rule.needs
+                most = (4 if states[0].reindex else 3) + (len(parts) if queries else 1)
+                asked[queries] += 1
                 assert ran.total() - sum(ran[op] for op in MAKES) <= most, policy.to_json()
                 assert all(op.startswith("triton::") or op in MAKES for op in ran)
         assert not device.waits, policy.to_json()
     assert served[1] > 100
     assert served[2] > 20
     assert turned > 20
+    assert asked[True] > 10
 
 
 def test_a_compaction_of_any_policy_is_six_triton_launches_at_most(

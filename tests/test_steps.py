@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache, heads, steps
-from kvsearch.policy import Policy
+from kvsearch.policy import Policy, check
 from kvsearch.rules.attention import AttentionScorer
+from kvsearch.rules.expected_attention import ExpectedAttention, ExpectedAttentionScorer
 from tests import random_policies
-from tests.cache_cases import tiny
+from tests.cache_cases import EXTRA, tiny
 
 MODEL = tiny(dtype=torch.float32)
 SHAPE = MODEL.shape
+SEEDS = 60
+ALONG = [name for name, p in EXTRA.items() if p.quantizer.along == "tokens"]
 B, MANY = 2, (30, *[1] * 25, 9, *[1] * 20)  # a prompt, tokens, a second turn, tokens
 
 
@@ -35,9 +38,21 @@ def outputs(policy: Policy, layer: int) -> Iterator[tuple[torch.Tensor, PolicyCa
                 cache.layers[layer].reorder_cache(torch.tensor([1, 1]))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_policies_decode_as_store_by_store(seed, monkeypatch):
-    policy, layer = random_policies.policy(random.Random(seed), SHAPE), seed % SHAPE.layers
+def some(which: int | str) -> Policy:
+    """A random policy, or one that hardly ever is among them."""
+    if isinstance(which, str):
+        return EXTRA[which]
+    found = random_policies.policy(random.Random(which), SHAPE)
+    if which >= SEEDS:
+        found = found.model_copy(update={"rule": ExpectedAttention(skip=which % 40)})
+        check(found, SHAPE)
+    return found
+
+
+@pytest.mark.parametrize("which", [*range(SEEDS + 20), *ALONG])
+def test_random_policies_decode_as_store_by_store(which, monkeypatch):
+    policy = some(which)
+    layer = which % SHAPE.layers if isinstance(which, int) else 1
     together = list(outputs(policy, layer))
     with monkeypatch.context() as m:
         m.setattr(steps, "_served", lambda state: False)
@@ -51,6 +66,11 @@ def test_random_policies_decode_as_store_by_store(seed, monkeypatch):
         if isinstance(a.scorer, AttentionScorer) and isinstance(b.scorer, AttentionScorer):
             torch.testing.assert_close(a.scorer.sums, b.scorer.sums, rtol=1e-3, atol=1e-3)
             assert a.scorer.born is None or torch.equal(a.scorer.born, b.scorer.born)
+        if isinstance(a.scorer, ExpectedAttentionScorer):
+            assert isinstance(b.scorer, ExpectedAttentionScorer)
+            assert a.scorer.count == b.scorer.count > 0
+            torch.testing.assert_close(a.scorer.total, b.scorer.total)
+            torch.testing.assert_close(a.scorer.outer, b.scorer.outer, rtol=1e-4, atol=1e-4)
         for x, y in zip(a.store.read(), b.store.read(), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
     assert ("decode_step" in mine[0].impls) == all(map(steps._served, mine))

@@ -65,6 +65,8 @@ GATHER_ROWS = 32
 GATHER_WARPS = 4
 RECEIVE_COLUMNS = 512  # slots of a program of `scored_decode`'s second kernel
 RECEIVE_WARPS = 4
+SUM_ROWS = 16  # rows of products of a program of `sum_queries`
+SUM_WARPS = 4
 
 # (head_dim, bytes per element of the queries) -> keys of a tile as columns; half as many for a part
 # whose format is expanded to 16 or 32 bits a channel. Rows are the least query heads of a group.

@@ -144,7 +144,7 @@ def _unpack_planes(side, codes_at, scales_at, first, count, out):
     since calls with slices of arrays cost more than what they would do.
     """
     width, bits, group, piece = side[WIDTH], side[BITS], side[GROUP], side[PIECE]
-    even, along, numbers, lead = side[EVEN], side[ALONG], side[NUMBERS], side[LEAD] + first
+    even, numbers = side[EVEN], side[NUMBERS]
     stride, scale_stride, group_stride = side[STRIDE_N], 2 * side[SCALE_N], 2 * side[SCALE_G]
     share, mask, lowest = width * bits // 8, np.uint8((1 << bits) - 1), float32(side[FIRST])
     levels = carray(_pointer(side[TABLE]), 256, np.float32)
@@ -152,8 +152,7 @@ def _unpack_planes(side, codes_at, scales_at, first, count, out):
         shift = np.uint8(start // share * bits)
         codes, scales = codes_at + start % share, scales_at + start // group * group_stride
         for t in range(count):
-            row = (lead + t) // along if along else first + t
-            pair = carray(_pointer(scales + row * scale_stride), 2, np.uint16)
+            pair = carray(_pointer(scales + (first + t) * scale_stride), 2, np.uint16)
             step = _from_half(pair[0]) if numbers else float32(1)
             zero = _from_half(pair[1]) if numbers == 2 else float32(-0.0)  # changes nothing
             part = out[t, start : start + piece]
@@ -204,10 +203,43 @@ def _unpack_split(side, codes_at, scales_at, first, count, out):
 
 
 @compiled()
+def _unpack_along(side, codes_at, scales_at, first, count, out):
+    """`_unpack` of 8, 4, 2 or 1 bits in groups along tokens: scales are read once a group."""
+    width, bits, numbers, apart = side[WIDTH], side[BITS], side[NUMBERS], side[SCALE_G]
+    share, mask, lowest = width * bits // 8, np.uint8((1 << bits) - 1), float32(side[FIRST])
+    levels = carray(_pointer(side[TABLE]), 256, np.float32)
+    steps, zeros = np.ones(width, np.float32), np.full(width, float32(-0.0))
+    held = -1
+    for t in range(count):
+        row = (side[LEAD] + first + t) // side[ALONG]
+        if row != held and numbers:
+            at = scales_at + 2 * row * side[SCALE_N]
+            every = carray(_pointer(at), (width - 1) * apart + numbers, np.uint16)
+            for i in range(width):
+                steps[i] = _from_half(every[i * apart])
+            if numbers == 2:
+                for i in range(width):
+                    zeros[i] = _from_half(every[i * apart + 1])
+        held = row
+        byte = carray(_pointer(codes_at + t * side[STRIDE_N]), share, np.uint8)
+        for start in range(0, width, share):
+            shift, part = np.uint8(start // share * bits), out[t, start : start + share]
+            step, zero = steps[start : start + share], zeros[start : start + share]
+            if side[EVEN]:
+                for i in range(share):
+                    part[i] = (float32((byte[i] >> shift) & mask) + lowest) * step[i] + zero[i]
+            else:
+                for i in range(share):
+                    part[i] = levels[(byte[i] >> shift) & mask] * step[i] + zero[i]
+
+
+@compiled()
 def _unpack(side, codes_at, scales_at, first, count, out):
     """`count` packed vectors of a head to values."""
     if side[BITS] == 5 or side[BITS] == 3:
         _unpack_split(side, codes_at, scales_at, first, count, out)
+    elif side[ALONG]:
+        _unpack_along(side, codes_at, scales_at, first, count, out)
     elif side[GROUP] == side[WIDTH] and side[BITS] >= 4:
         _unpack_whole(side, codes_at, scales_at, first, count, out)
     else:
@@ -420,6 +452,32 @@ def arrive(q, k, waves, parts, rows):
                     _turn(q[b, g], pairs, mine[0, 0], mine[0, 1])
                     _turn(q[b, g], pairs, cos, sin)
         first += heads
+
+
+@compiled()
+def turn_back(q, waves):
+    """Queries `[B, Hq, D]` by the angles of one position, in place; `waves` `[2, R / 2]` fp64."""
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            _turn(q[b, h], waves.shape[1], waves[0], waves[1])
+
+
+@compiled()
+def add_queries(q, total, outer):
+    """Sums of queries and of their products, in place, see `sum_queries.reference`."""
+    D = q.shape[2]
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            x, sums, first = q[b, h], total[b, h], 0
+            for i in range(D):
+                sums[i] += x[i]
+            if outer.size == 0:
+                continue
+            for i in range(D):
+                row, factor = outer[b, h, first : first + D - i], x[i]
+                for j in range(D - i):
+                    row[j] += factor * x[i + j]
+                first += D - i
 
 
 @compiled()

@@ -101,7 +101,7 @@ class PackedStore:
     @property
     def fixed(self) -> bool:
         """Whether `parts` say the same until the next compaction, with lengths on the device."""
-        return self.native_pool is not None and not self.grouped
+        return self.native_pool is not None
 
     @staticmethod
     def repeats(device: torch.device) -> bool:

@@ -8,14 +8,26 @@ CPU a loop over them, on a GPU at most four launches.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.segments import compact_states
 from kvsearch.cache.state import LayerState
+from kvsearch.rules.base import QuerySums
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, prepare
+from kvsearch_kernels.sum_queries import sum_queries
 
 REFUSED = object()  # no implementation takes this layer's formats, types or rule
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Sums of queries, and what `sum_queries` is told to take their angle back, see there."""
+
+    sums: QuerySums
+    inv_freq: Tensor
+    ahead: Tensor
 
 
 @dataclass(frozen=True)
@@ -25,11 +37,13 @@ class Step:
     Attributes:
         stores: of its heads, as the op takes them.
         held: the store of each state, and which edition of it this describes.
+        asked: where each state sums queries, or None.
         due: the next compaction, in tokens seen.
     """
 
     stores: Stores
     held: Sequence[tuple[PackedStore, int]]
+    asked: Sequence[Asked | None]
     due: int | None
 
     def holds(self, states: Sequence[LayerState]) -> bool:
@@ -69,6 +83,7 @@ def advance(
     if decode_step.pick(*asked, **more) == "reference":  # type: ignore[arg-type]
         first.step = REFUSED
         return None
+    _add_queries(states, step, asked[0])
     out = decode_step.record(first.impls, *asked, **more)  # type: ignore[arg-type]
     for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
         store.counted()
@@ -90,31 +105,51 @@ def forget(states: Sequence[LayerState]) -> None:
         states[0].step = None
 
 
+def _add_queries(states: Sequence[LayerState], step: Step, q: Tensor) -> None:
+    """Add the token's queries `q` `[B, Hq, D]` where rules sum them, before it is stored."""
+    group = q.shape[1] // sum(len(state.layer.heads) for state in states)
+    for state, heads, asked in zip(states, step.stores.heads, step.asked, strict=True):
+        if asked is None:
+            continue
+        lengths, mine = heads.parts[-1].lengths, state.layer.heads
+        assert state.scorer is not None and lengths is not None
+        sum_queries.record(
+            states[0].impls, q[:, mine.start * group : mine.stop * group], asked.sums.total,
+            asked.sums.outer, asked.inv_freq, lengths, asked.ahead, skip=asked.sums.skip,
+        )  # fmt: skip
+        state.scorer.asked(state.seen)
+
+
 def _served(state: LayerState) -> bool:
     """Whether a token's slots can be stored, attended to and counted by one op."""
-    p, rule = state.layer.policy, state.rule
+    p = state.layer.policy
     if not (state.packed and state.fast and state.seen):
         return False
     if type(state.store) is not PackedStore:  # one that wants to see what is appended
         return False
-    if state.stream is not None or state.codecs[0][0].along_tokens or p.budgets.kind == "adakv":
-        return False
-    return rule is None or "queries" not in rule.needs
+    return state.stream is None and p.budgets.kind != "adakv"
 
 
 def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | None:
     """The layer as it is before its next token `k`, `v` `[B, H, 1, D]`.
 
-    None if a scorer does more with what slots receive than adding it up.
+    None if a scorer does more than adding up what slots receive, or what queries are.
     """
-    first, found, held = states[0], [], []
+    first, found, asked = states[0], list[Heads](), list[Asked | None]()
+    held = list[tuple[PackedStore, int]]()
     due = first.layer.clock.after(first.seen, first.prompt)
     for state in states:
         store, mine = state.store, slice(state.layer.heads.start, state.layer.heads.stop)
         assert isinstance(store, PackedStore)
         pool = store.reserve(k[:, mine], v[:, mine])
-        sums = None
-        if state.rule is not None and "attention" in state.rule.needs:
+        sums, needs = None, frozenset[str]() if state.rule is None else state.rule.needs
+        asked.append(None)
+        if "queries" in needs:
+            last = first.step.asked[len(found)] if isinstance(first.step, Step) else None
+            asked[-1] = _asked(state, store.device, pool.used, last)
+            if asked[-1] is None:
+                return None
+        if "attention" in needs:
             assert state.scorer is not None
             state.scorer.reserve(state.seen, store.capacity)
             ledger = state.scorer.ledger()
@@ -128,7 +163,22 @@ def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | Non
         found.append(Heads(store.parts(k.dtype), sums, _turned(state, store, pool.used)))
         held.append((store, store.edition))
     kept = first.step.stores.kept if isinstance(first.step, Step) else {}
-    return Step(Stores(found, kept), held, due)
+    return Step(Stores(found, kept), held, asked, due)
+
+
+def _asked(
+    state: LayerState, device: torch.device, used: int, last: Asked | None
+) -> Asked | None:  # fmt: skip
+    """Where queries are summed; the pool holds `used`. None if that is not all a scorer does."""
+    assert state.scorer is not None and state.rotary is not None
+    sums, ahead = state.scorer.query_sums(), state.seen - used
+    if sums is None:
+        return None
+    if last is None:
+        place = torch.full((1,), ahead, dtype=torch.int32, device=device)
+    else:
+        place = last.ahead.fill_(ahead)  # where launches find it already
+    return Asked(sums, state.rotary.inv_freq.to(device), place)
 
 
 def _turned(state: LayerState, store: PackedStore, used: int) -> Turned | None:

@@ -104,6 +104,21 @@ class Ledger:
 
 
 @dataclass(frozen=True)
+class QuerySums:
+    """Sums of queries without their angle, see `sum_queries.reference`.
+
+    Attributes:
+        total: `[B, Hq, D]` fp32.
+        outer: of their products, `[B, Hq, D (D + 1) / 2]` fp32, or None.
+        skip: first tokens of the stream that are left out.
+    """
+
+    total: "Tensor"
+    outer: "Tensor | None"
+    skip: int
+
+
+@dataclass(frozen=True)
 class Slots:
     """What a layer holds at a compaction; keys and values are read only when asked for.
 
@@ -155,6 +170,13 @@ class Scorer:
 
     def counted(self, count: int) -> None:
         """Somebody added a token's votes to the `ledger`; there are `count` slots now."""
+
+    def query_sums(self) -> "QuerySums | None":
+        """Where to add a token's queries, if that is all that happens to them."""
+        return None
+
+    def asked(self, seen: int) -> None:
+        """Somebody added the queries of a token, `seen` before it, to the `query_sums`."""
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Ranks `[B, V, N]` fp32 of all slots, higher stays; `V` is the KV heads, or 1.

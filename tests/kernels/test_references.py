@@ -32,13 +32,14 @@ from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
 from kvsearch_kernels.scored_decode import scored_decode
 from kvsearch_kernels.settle_kv import settle_kv
+from kvsearch_kernels.sum_queries import sum_queries
 from kvsearch_kernels.tally import tally
 from kvsearch_kernels.time_order import time_order
 
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
     decode_attention, scored_decode, time_order, append_kv, tally, repack_kv,
-    settle_kv, choose_slots, decode_step, gather_rows,
+    settle_kv, choose_slots, decode_step, gather_rows, sum_queries,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -78,6 +79,16 @@ def call(op, device="cpu"):
         "settle_kv": ((k, k, birth.byte(), birth.byte() // 2, [(FMT, None)]), {"keep": birth}),
         "choose_slots": (([Ask(torch.rand(1, 2, 6, device=device), birth.byte(), 2)],), {}),
         "decode_step": ((q[:, :, 0], k[:, :, :1], k[:, :, :1], stores), {"scale": 0.1}),
+        "sum_queries": (
+            (
+                q[:, :, 0],
+                *(torch.zeros(1, 4, n, device=device) for n in (64, 2080)),
+                torch.ones(32, device=device),
+                used,
+                used[0, :1] + 5,
+            ),
+            {},
+        ),
         "tally": ((torch.zeros(1, 2, 6), torch.ones(1, 2, 6), birth, used), {"held": 0}),
     }[op.name]
 

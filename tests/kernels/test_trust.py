@@ -425,6 +425,18 @@ MUTANTS = {
         "the sum of heads": lambda f, sums, r, *a, **k: f(
             sums, r * (r.shape[1] if sums.shape[1] == 1 else 1), *a, **k),
     },
+    "sum_queries": {
+        "with their angle": lambda f, q, t, o, w, *a, **k: f(q, t, o, w * 0, *a, **k),
+        "of the token after": lambda f, *a, **k: f(*a[:-1], a[-1] + 1, **k),
+        "all of them": lambda f, *a, skip=0, **k: f(*a, **k),
+        "one fewer": lambda f, *a, skip=0, **k: f(*a, skip=skip + 1 if skip else 0, **k),
+        "wrong heads": lambda f, q, *a, **k: f(q.flip(1), *a, **k),
+        "no products": lambda f, q, t, o, *a, **k: (f(q, t, None, *a, **k)[0], o),
+        "the lower triangle": lambda f, q, t, o, *a, **k: (
+            f(q, t, o, *a, **k)[0], o if o is None else o.flip(-1)),
+        "squares twice": lambda f, q, t, o, *a, **k: (
+            f(q, t, o, *a, **k)[0], o if o is None else o.add_(o - 1)),
+    },
 }  # fmt: skip
 DECODES = {
     "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),

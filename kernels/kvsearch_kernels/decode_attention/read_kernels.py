@@ -23,9 +23,12 @@ def bits_of(BITS, HOW):
 @triton.jit
 def values_of(
     held, scales, levels, row, inside, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    LLOYD: tl.constexpr, kind: tl.constexpr,
+    LLOYD: tl.constexpr, kind: tl.constexpr, lead=0,
 ):  # fmt: skip
-    """Rows `[BN, D]` of any format as values of type `kind`; rows not `inside` hold anything."""
+    """Rows `[BN, D]` of any format as values of type `kind`; rows not `inside` hold anything.
+
+    A negative group is one of tokens, which share scales of each channel; the first lacks `lead`.
+    """
     d = tl.arange(0, D)[None, :]
     r = row[:, None]
     there = inside[:, None]
@@ -33,13 +36,17 @@ def values_of(
         return tl.load(held + r * D + d).to(kind)
     else:
         codes = read_codes(held + r * (D * BITS // 8), d, there, D, BITS)
+        if GROUP < 0:
+            group = (lead + r) // -GROUP * D + d
+        else:
+            group = r * (D // GROUP) + d // GROUP
         if LLOYD:
-            step = tl.load(scales + r * (D // GROUP) + d // GROUP, mask=there, other=0.0)
+            step = tl.load(scales + group, mask=there, other=0.0)
             # `levels` holds the tables of 1 to 5 and of 8 bits, one after the other
             table = levels + ((1 << BITS) - 2 if BITS < 8 else 62)
             return (tl.load(table + codes) * step.to(tl.float32)).to(kind)
         else:
-            at = scales + r * (2 * (D // GROUP)) + d // GROUP * 2
+            at = scales + group * 2
             step = tl.load(at, mask=there, other=0.0).to(tl.float32)
             zero = tl.load(at + 1, mask=there, other=0.0).to(tl.float32)
             return (codes.to(tl.float32) * step + zero).to(kind)

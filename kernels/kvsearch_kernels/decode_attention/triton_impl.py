@@ -33,15 +33,20 @@ _flags: dict[tuple[tuple[bool, ...], torch.device], Tensor] = {}
 
 
 def _why_not_held(
-    what: str, held: Tensor | Packed, fmt: Format | None, q: Tensor, shape: tuple[int, int, int]
-) -> str | None:
-    """Reason why the keys or values of a part cannot be read, or None."""
+    what: str, held: Tensor | Packed, fmt: Format | None, q: Tensor, shape: tuple[int, int, int],
+    *, grouped: bool = False,
+) -> str | None:  # fmt: skip
+    """Reason why the keys or values of a part cannot be read, or None.
+
+    `grouped` says that their groups may be along tokens.
+    """
     if isinstance(held, Packed) != (fmt is not None):
         return f"{what} must be packed exactly when they have a format, got format {fmt}"
     D = q.shape[-1]
     if isinstance(held, Packed):
         assert fmt is not None
-        if reason := why_not_here(q, held.codes, held.scales) or why_not_packed(held, fmt):
+        reason = why_not_here(q, held.codes, held.scales)
+        if reason or (reason := why_not_packed(held, fmt, grouped=grouped)):
             return f"{what}: {reason}"
         if held.codes.data_ptr() % 2 or held.scales.data_ptr() % 4:  # read as words
             return f"{what} must start at an even address, and their scales at a multiple of 4"
@@ -63,6 +68,13 @@ def why_not(
     room: Room | None = None,
 ) -> str | None:  # fmt: skip
     """Reason why these arguments cannot be taken, or None."""
+    return why_not_parts(q, parts, scale, softcap)
+
+
+def why_not_parts(
+    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None, *, grouped: bool = False
+) -> str | None:
+    """The same; `grouped` says that keys may be grouped along tokens, as in `decode_step`."""
     if reason := why_not_here(q):
         return reason
     if q.dtype not in DTYPES:
@@ -84,11 +96,11 @@ def why_not(
         first = parts[0].keys.codes if isinstance(parts[0].keys, Packed) else parts[0].keys
         if held.shape[1] != first.shape[1]:
             return f"parts differ in KV heads, {first.shape[1]} and {held.shape[1]}"
-        for what, x, fmt in (
-            (f"keys of part {i}", part.keys, part.key_format),
-            (f"values of part {i}", part.values, part.value_format),
+        for what, x, fmt, along in (
+            (f"keys of part {i}", part.keys, part.key_format, grouped),
+            (f"values of part {i}", part.values, part.value_format, False),
         ):
-            if reason := _why_not_held(what, x, fmt, q, shape):
+            if reason := _why_not_held(what, x, fmt, q, shape, grouped=along):
                 return reason
         if part.lengths is not None and part.lengths.shape != shape[:2]:
             return f"lengths must have shape {shape[:2]}, got {tuple(part.lengths.shape)}"
@@ -158,7 +170,7 @@ def constants(
     """Compile-time arguments of one part, without its number.
 
     How a side is read, KF and VF: 0 as values; in registers of the product, 1 codes in place, 2
-    levels looked up.
+    levels looked up. Groups along tokens have a negative size.
     """
     found: dict[str, int | bool] = {}
     for side, fmt in (("K", key), ("V", value)):
@@ -172,6 +184,8 @@ def constants(
         whole = group % max(32 if side == "K" else 64, plane) == 0
         few = group % 32 == 0 and D // group <= 4 and max(64, plane) // group <= 2
         direct = (whole or few) and dtype is not torch.float32
+        if fmt is not None and fmt.along == "tokens":
+            found[f"{side}G"], direct = -group, False
         found[f"{side}F"] = (1 if in_place else 2 if looked_up else 0) * direct
     return found
 

@@ -29,8 +29,8 @@ from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
 
 @triton.jit
 def _part(
-    q, k, ks, v, vs, lengths, levels, products, capacity, split, splits, bh, G, width, scale, cap,
-    D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
+    q, k, ks, v, vs, lengths, levels, products, capacity, split, splits, bh, lead, G, width, scale,
+    cap, D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
     SCORES: tl.constexpr,
     KB: tl.constexpr, KG: tl.constexpr, KL: tl.constexpr, KF: tl.constexpr,
     VB: tl.constexpr, VG: tl.constexpr, VL: tl.constexpr, VF: tl.constexpr, ASM: tl.constexpr,
@@ -40,7 +40,8 @@ def _part(
     Keys are the rows of the scores `[BN, GP]` and channels those of the output: the few heads of a
     group are padded to 8 that way, not to 16. KF and VF say how keys and values are read: 0 as
     values, 1 as codes in place, 2 as levels looked up. With SCORES, what goes into the softmax is
-    written to `products` `[G, width]`, which points at the part's first slot. Returns planes of the
+    written to `products` `[G, width]`, which points at the part's first slot. Keys may be grouped
+    along tokens (KG < 0), and then lack `lead` tokens of the first group. Returns planes of the
     output `[D / planes, GP]`, and the sum of weights and what they are relative to, in bits,
     `[GP]`: the largest weight, with VF the largest product of a weight and a step.
     """
@@ -147,7 +148,7 @@ def _part(
             if HAS_CAP:
                 s = soften(s, (1.0 if SCORES or KF == 2 else UNIT) * 0.6931471805599453, cap, True)
         else:
-            keys = values_of(k, ks, levels, row, inside, D, KB, KG, KL, kind)
+            keys = values_of(k, ks, levels, row, inside, D, KB, KG, KL, kind, lead)
             s = soften(tl.dot(keys, qt, input_precision="ieee"), scale, cap, HAS_CAP)
         if SCORES:
             at = products + g[None, :].to(tl.int64) * width + row[:, None]
@@ -279,28 +280,28 @@ def decode(
     products += bh.to(tl.int64) * G * width
     if split < s0:
         acc, total, top = _part(
-            q0, k0, ks0, v0, vs0, n0, levels, products + o0, c0, split, s0, bh, G, width, scale, cap, D, GP,
+            q0, k0, ks0, v0, vs0, n0, levels, products + o0, c0, split, s0, bh, 0, G, width, scale, cap, D, GP,
             BN if KF0 and VF0 else BN // 2, HAS_CAP, SCORES, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM,
         )  # fmt: skip
         _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB0, VF0) // 8) if VF0 else 1)  # fmt: skip
     if PARTS > 1:
         if (split >= s0) & (split < s0 + s1):
             acc, total, top = _part(
-                q1, k1, ks1, v1, vs1, n1, levels, products + o1, c1, split - s0, s1, bh, G, width, scale, cap, D, GP,
+                q1, k1, ks1, v1, vs1, n1, levels, products + o1, c1, split - s0, s1, bh, 0, G, width, scale, cap, D, GP,
                 BN if KF1 and VF1 else BN // 2, HAS_CAP, SCORES, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM,
             )  # fmt: skip
             _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB1, VF1) // 8) if VF1 else 1)  # fmt: skip
     if PARTS > 2:
         if (split >= s0 + s1) & (split < s0 + s1 + s2):
             acc, total, top = _part(
-                q2, k2, ks2, v2, vs2, n2, levels, products + o2, c2, split - s0 - s1, s2, bh, G, width, scale, cap, D, GP,
+                q2, k2, ks2, v2, vs2, n2, levels, products + o2, c2, split - s0 - s1, s2, bh, 0, G, width, scale, cap, D, GP,
                 BN if KF2 and VF2 else BN // 2, HAS_CAP, SCORES, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM,
             )  # fmt: skip
             _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB2, VF2) // 8) if VF2 else 1)  # fmt: skip
     if PARTS > 3:
         if split >= s0 + s1 + s2:
             acc, total, top = _part(
-                q3, k3, ks3, v3, vs3, n3, levels, products + o3, c3, split - s0 - s1 - s2, s3, bh, G, width, scale, cap, D, GP,
+                q3, k3, ks3, v3, vs3, n3, levels, products + o3, c3, split - s0 - s1 - s2, s3, bh, 0, G, width, scale, cap, D, GP,
                 BN if KF3 and VF3 else BN // 2, HAS_CAP, SCORES, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM,
             )  # fmt: skip
             _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB3, VF3) // 8) if VF3 else 1)  # fmt: skip

@@ -36,6 +36,16 @@ LAYERS: dict[int, Sequence[tuple[int, Tiers, int, int]]] = {
 }  # fmt: skip
 
 
+# and one whose keys share scales with the tokens next to them, unless keys are turned
+GROUPED = {64: (1, ((Format(4, 16, along="tokens"), Format(4, 64)),
+                    (Format(2, 32, "lloyd", along="tokens"), Format(2, 32))), 37, 35)}  # fmt: skip
+
+
+def layer(D: int, *, turns: bool) -> Sequence[tuple[int, Tiers, int, int]]:
+    """The heads of a layer."""
+    return LAYERS[D] if turns or D not in GROUPED else (GROUPED[D], *LAYERS[D])
+
+
 def before(
     voters: int, D: int, device: torch.device, dtype: torch.dtype, *, turns: bool = False
 ) -> Stores:
@@ -45,7 +55,7 @@ def before(
     """
     draw, native = Draw(device, dtype), torch.float16 if dtype is torch.float32 else dtype
     kinds = []
-    for heads, tiers, n, used in LAYERS[D]:
+    for heads, tiers, n, used in layer(D, turns=turns):
         parts = []
         for formats in tiers:
             k, v = (quantize(draw.normal(2, heads, n, D), fmt) for fmt in formats)
@@ -78,9 +88,9 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     With sums of heads together, and without, also keys that carry no angle.
     """
     draw = Draw(device, dtype, seed=1)
-    for D, kinds in LAYERS.items():
-        H = sum(heads for heads, *_ in kinds)
+    for D in LAYERS:
         for voters, turns in (*((voters, False) for voters in VOTERS), (0, True), (1, True)):
+            H = sum(heads for heads, *_ in layer(D, turns=turns))
             stores = before(voters, D, device, dtype, turns=turns)
             native = stores.heads[0].parts[-1].keys
             assert isinstance(native, Tensor)

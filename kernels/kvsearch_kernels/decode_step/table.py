@@ -4,7 +4,8 @@ It has four sections. Addresses are in bytes; those of keys and values are of th
 
     programs: a split of a part of a KV head each, those of a head one after the other
         0 formats, 1 KV head, 2 split, 3 of how many, 4 keys, 5 their scales, 6 values, 7 theirs,
-        8 length, 9 first product, 10 slots of the head, 11 whether values are rotated
+        8 length, 9 first product, 10 slots of the head, 11 whether values are rotated, 12 tokens
+        that the first group of keys lacks
     heads: a KV head of a batch row each
         0 first program, 1 programs, 2 keys of its pool, 3 values, 4 length, 5 capacity,
         6 first product, 7 slots; then first slot and length of each part, 0 and 0 of none
@@ -39,7 +40,7 @@ from kvsearch_kernels.decode_step.reference import Heads, Stores
 from kvsearch_kernels.launch import ceil_div
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 
-PROGRAM, HEAD, VOTER = 12, 8, 8  # columns; those of a head without its parts
+PROGRAM, HEAD, VOTER = 13, 8, 8  # columns; those of a head without its parts
 TURN, TURN_PART = 4, 5  # likewise, of `turns` without its parts, and of each of these
 NEVER = 1 << 62  # a horizon that nothing reaches
 Pair = tuple[Format | None, Format | None]  # of keys and values
@@ -181,6 +182,7 @@ def _programs(
         rows[..., 4:9] = np.stack(sides, -1)[:, :, None]
         rows[..., 9], rows[..., 10] = start, sum(slots_of(p) for p in parts)
         rows[..., 11] = part.value_format is not None and part.value_format.rotate
+        rows[..., 12] = part.keys.lead if isinstance(part.keys, Packed) else 0
         found.append(rows)
         start += slots_of(part)
     return np.concatenate(found, 2)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from kvsearch_kernels.addresses import rows_at
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
-from kvsearch_kernels.decode_attention.triton_impl import why_not as why_not_attend
-from kvsearch_kernels.decode_attention.triton_impl import why_not_turned
+from kvsearch_kernels.decode_attention.triton_impl import why_not_parts, why_not_turned
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, why_not_alike
 from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, sides_of
 from kvsearch_kernels.decode_step.turned import Turned
@@ -41,7 +40,7 @@ def why_not(
             return reason
         count = heads.parts[-1].keys.shape[1]  # type: ignore[union-attr]
         mine = q[:, first * group : (first + count) * group]
-        if reason := why_not_attend(mine, heads.parts, scale=scale, softcap=softcap):
+        if reason := why_not_parts(mine, heads.parts, scale, softcap, grouped=True):
             return reason
         if reason := next(filter(None, map(_why_not_rows, heads.parts)), None):
             return reason
@@ -114,6 +113,8 @@ def _why_not_turned(how: Turned, heads: Heads) -> str | None:
     """Reason why keys cannot be turned to the index of their slots."""
     (B, H, _, D), N = heads.parts[-1].keys.shape, sum(map(slots_of, heads.parts))  # type: ignore[union-attr]
     freq, index = how.inv_freq, how.index
+    if any(p.key_format is not None and p.key_format.along == "tokens" for p in heads.parts):
+        return "keys that are turned cannot be grouped along tokens"
     if reason := why_not_here(freq, *([] if index is None else [index])):
         return reason
     if freq.dtype is not torch.float32 or freq.shape[:-1] not in ((), (H,)):

@@ -15,7 +15,7 @@ from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
 
 __all__ = ["attend_heads", "combine_heads", "count", "enter", "turn_heads"]
 
-PROGRAM = tl.constexpr(12)  # columns of a row of programs, and of one of voters
+PROGRAM = tl.constexpr(13)  # columns of a row of programs, and of one of voters
 VOTER = tl.constexpr(8)
 
 
@@ -48,7 +48,7 @@ def enter(
         if HALF:
             turn = turns + bh * COLUMNS
             stream = tl.load(turn + 2) + used + tl.load(turn + 3)
-            plain = back(given, turn, stream, d, HALF, k.dtype.element_ty)
+            plain = back(given, pointer(turn, tl.float32, 4), stream, d, HALF, k.dtype.element_ty)
             key = plain.to(k.dtype.element_ty)
         else:
             key = tl.load(given + d)
@@ -76,7 +76,8 @@ def _split(
         k = turned + tl.multiple_of(tl.load(row + 4), D)
     else:
         k = pointer(row + 4, tl.uint8 if KB < 16 else like.dtype.element_ty, D * KB // 8)
-    ks = pointer(row + (6 if TURNS else 5), tl.float16, D // KG * (2 if KL else 4))
+    WIDE: tl.constexpr = D if KG < 0 else D // KG  # scales in a row
+    ks = pointer(row + (6 if TURNS else 5), tl.float16, WIDE * (2 if KL else 4))
     v = pointer(row + 6, tl.uint8 if VB < 16 else like.dtype.element_ty, D * VB // 8)
     vs = pointer(row + 7, tl.float16, D // VG * (2 if VL else 4))
     q += tl.load(row + 1) * G * D
@@ -87,7 +88,8 @@ def _split(
     width = tl.load(row + 10).to(tl.int32)
     own = at * 0  # addresses are those of the head: it is number 0, whatever a pool's capacity
     acc, total, top = _part(
-        q, k, ks, v, vs, length, levels, products, own, split, splits, own, G, width, scale, cap,
+        q, k, ks, v, vs, length, levels, products, own, split, splits, own,
+        tl.load(row + 12) if KG < 0 else own, G, width, scale, cap,
         D, GP, BN if KF and VF else BN // 2, HAS_CAP, SCORES, KB, KG, KL, KF, VB, VG, VL, VF, ASM,
     )  # fmt: skip
     _store(acc, total, top, partial, bits, at.to(tl.int64), G, D, GP, len(acc))

@@ -37,9 +37,8 @@ def _wave(angle):
 
 
 @triton.jit
-def _pairs(turn, d, HALF: tl.constexpr):
+def _pairs(freq, d, HALF: tl.constexpr):
     """Angle of one position of channels `d`, 0 of those that do not turn; and partners."""
-    freq = pointer(turn, tl.float32, 4)
     angle = tl.load(freq + d % HALF, mask=d < 2 * HALF, other=0.0)
     return angle, tl.where(d < HALF, d + HALF, tl.where(d < 2 * HALF, d - HALF, d))
 
@@ -50,13 +49,14 @@ def _mix(x, partner, cos, sin, d, HALF: tl.constexpr):
 
 
 @triton.jit
-def back(x, turn, stream, d, HALF: tl.constexpr, kind: tl.constexpr):
+def back(x, freq, stream, d, HALF: tl.constexpr, kind: tl.constexpr):
     """A vector at `x`, without the angle that the model gave it at position `stream`, as fp32.
 
     The model's products are in fp32, its cosines and sines, and what comes out, in the type `kind`.
+    `freq`: angle of one position of each of the HALF pairs.
     """
-    freq, other = _pairs(turn, d, HALF)
-    cos, sin = _wave((stream.to(tl.float32) * freq).to(tl.float64))
+    angle, other = _pairs(freq, d, HALF)
+    cos, sin = _wave((stream.to(tl.float32) * angle).to(tl.float64))
     cos = cos.to(kind).to(tl.float32)
     sin = -sin.to(kind).to(tl.float32)
     values = tl.load(x + d).to(tl.float32)
@@ -79,13 +79,14 @@ def turn_heads(
     row = heads + bh * HEAD
     turn = turns + bh * COLUMNS
     d = tl.arange(0, D)
-    freq, other = _pairs(turn, d, HALF)
+    angles = pointer(turn, tl.float32, 4)
+    freq, other = _pairs(angles, d, HALF)
     if tl.program_id(1) < G:
         used = tl.load(tl.load(row + 4).to(tl.pointer_type(tl.int32))).to(tl.int64)
         slot = tl.load(turn + 2) + used - 1
         kind: tl.constexpr = q.dtype.element_ty
         mine = (bh * G + tl.program_id(1)) * D
-        query = back(q + mine, turn, slot + tl.load(turn + 3), d, HALF, kind)
+        query = back(q + mine, angles, slot + tl.load(turn + 3), d, HALF, kind)
         c, s = _wave(slot.to(tl.float64) * freq.to(tl.float64))
         query = _mix(query, tl.gather(query, other, 0), c, s, d, HALF)
         tl.store(rotated + mine + d, query.to(kind))

@@ -51,13 +51,19 @@ def why_not_format(fmt: Format, D: int) -> str | None:
     """Reason why vectors of `D` channels in this format cannot be taken, or None."""
     if fmt.along != "channels":
         return "groups along tokens have no kernel yet"
+    return why_not_codes(fmt, D)
+
+
+def why_not_codes(fmt: Format, D: int) -> str | None:
+    """The same, whatever its groups are along."""
     if D not in HEAD_DIMS:
         return f"head_dim must be 64, 128 or 256, got {D}"
     if fmt.bits not in (1, 2, 3, 4, 5, 8):
         return f"bits must be 1, 2, 3, 4, 5 or 8, got {fmt.bits}"
     if fmt.levels not in ("uniform", "lloyd"):
         return f"levels must be uniform or lloyd, got {fmt.levels!r}"
-    if fmt.group < 1 or fmt.group & (fmt.group - 1) or fmt.group > D:
+    most = D if fmt.along == "channels" else fmt.group
+    if fmt.group < 1 or fmt.group & (fmt.group - 1) or fmt.group > most:
         return f"group must be a power of two that divides {D}, got {fmt.group}"
     if fmt.rotate and fmt.block is not None and (fmt.block < 2 or fmt.block & (fmt.block - 1)):
         return f"a rotation must mix a power of two of channels, got {fmt.block}"

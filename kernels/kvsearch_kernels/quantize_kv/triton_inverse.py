@@ -6,22 +6,34 @@ from torch import Tensor
 from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
 from kvsearch_kernels.launch import DTYPES, ceil_div, emulated, on, why_not_here
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
-from kvsearch_kernels.quantize_kv.triton_impl import constants, tables, why_not_format
+from kvsearch_kernels.quantize_kv.triton_impl import (
+    constants,
+    tables,
+    why_not_codes,
+    why_not_format,
+)
 
 __all__ = ["emulated", "forward", "why_not", "why_not_packed"]
 
 
-def why_not_packed(packed: Packed, fmt: Format) -> str | None:
-    """Reason why codes and scales do not fit their format, or None."""
+def why_not_packed(packed: Packed, fmt: Format, *, grouped: bool = False) -> str | None:
+    """Reason why codes and scales do not fit their format, or None.
+
+    `grouped` says that groups may be along tokens.
+    """
     if packed.codes.dtype is not torch.uint8 or packed.scales.dtype is not torch.float16:
         return (
             "codes and scales must be uint8 and float16, "
             f"got {packed.codes.dtype} and {packed.scales.dtype}"
         )
     D = packed.codes.shape[-1] * 8 // fmt.bits
-    if reason := why_not_format(fmt, D):
+    along = grouped and fmt.along == "tokens"
+    if reason := (why_not_codes if along else why_not_format)(fmt, D):
         return reason
     wanted = (*packed.codes.shape[:-1], D // fmt.group, fmt.numbers)
+    if along:
+        tokens = packed.codes.shape[2] + packed.lead
+        wanted = (*packed.codes.shape[:2], ceil_div(tokens, fmt.group), D, fmt.numbers)
     if packed.scales.shape != wanted:
         return f"scales must have shape {wanted}, got {tuple(packed.scales.shape)}"
     return None

@@ -90,10 +90,12 @@ def test_decode_attention(bits, D, group, levels):
 @pytest.mark.parametrize(
     ("D", "pairs", "levels"),
     [(64, ((5, 4), (2, 2)), "lloyd"), (128, ((8, 4), (2, 1)), "uniform"),
-     (128, ((5, 4), (4, 3), (3, 2)), "lloyd")],
+     (128, ((5, 4), (4, 3), (3, 2)), "lloyd"), *((D, ((4, 4),), "tokens") for D in (64, 128, 256))],
 )  # fmt: skip
 def test_decode_step(D, pairs, levels):
     kinds = [(None, None), *(tuple(Format(b, D, levels, True) for b in pair) for pair in pairs)]
+    if levels == "tokens":
+        kinds[1:] = [(Format(4, 32, along="tokens"), Format(4, 32))]
     found = [part_constants(*pair, D, torch.float16) for pair in kinds]
     tile = tile_of(found, D, 2, ampere=True)
     pointers = {

@@ -20,6 +20,8 @@ from kvsearch_kernels.configs import (
     SCORE,
     SETTLE_ROWS,
     SETTLE_WARPS,
+    SUM_ROWS,
+    SUM_WARPS,
     attend_tile,
     choose_warps,
     repack_warps,
@@ -49,6 +51,7 @@ from kvsearch_kernels.score_keys.triton_kernels import score
 from kvsearch_kernels.scored_decode.triton_kernels import receive
 from kvsearch_kernels.settle_kv.triton_impl import constants as settle_constants
 from kvsearch_kernels.settle_kv.triton_kernels import settle
+from kvsearch_kernels.sum_queries.triton_kernels import add_queries
 from kvsearch_kernels.tally.triton_kernels import add
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -262,6 +265,9 @@ LAYERS = {  # of heads that differ; the most formats that `decode_step` takes, w
         128, rotated((5, 4), (4, 3), (3, 2), (8, 8), (8, 4), (2, 2), (5, 5)),
     ),
     "4 kinds/256/lloyd": (256, rotated((5, 4), (4, 3), (3, 2))),
+    **{f"16,{bits} along tokens/{D}": (
+        D, [(None, None), (Format(bits, 32, along="tokens"), Format(bits, 32))],
+    ) for bits, D in ((4, 64), (2, 128), (4, 256))},
 }  # fmt: skip
 
 
@@ -420,6 +426,20 @@ def test_tally(more):
         f"tally/{more}", cost, elements=RECEIVE_COLUMNS, warps=RECEIVE_WARPS, tensor=False,
         wide=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_sum_queries(D):
+    cost = compile_kernel(
+        add_queries,
+        types(add_queries, {"q": "fp16", "freq total outer": "fp32", "lengths ahead": "i32"}),
+        {"D": D, "HALF": D // 2, "PRODUCTS": True, "ROWS": SUM_ROWS},
+        warps=SUM_WARPS,
+        stages=1,
+    )
+    check(
+        f"sum_queries/{D}", cost, elements=SUM_ROWS * D, warps=SUM_WARPS, tensor=False, wide=False
+    )
 
 
 EVEN = (Format(4, 64), Format(8, 64), Format(2, 64))
