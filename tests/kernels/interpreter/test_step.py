@@ -12,6 +12,7 @@ from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Budgets, HeadTiers, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
+from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step
 from kvsearch_kernels.decode_step.probe import plainly
@@ -55,6 +56,13 @@ POLICIES = {
         slots=30, sinks=2, recent_window=4, interval=3, budgets=OWN, tiers=TIERS,
         quantizer=Quantizer(group=32), rule=Attention(alpha=1), positions="cache",
     ),
+    "keys along tokens": Policy(  # the first group is short
+        slots=30, sinks=4, interval=4, budgets=OWN, tiers=(Tier(key_bits=4, value_bits=2),),
+        quantizer=Quantizer(group=4, along="tokens", fp16_sinks=True),
+    ),
+    "queries": Policy(
+        slots=30, sinks=2, recent_window=4, interval=3, budgets=OWN, rule=ExpectedAttention(),
+    ),
 }  # fmt: skip
 
 
@@ -73,7 +81,7 @@ def replay(policy, dtype, softcap=None, room=None):
 
 
 # fp16 rounding may change which token is dropped, and all that follows: scores are run in fp32
-CASES = [(name, F32 if p.scored else F16) for name, p in POLICIES.items()]
+CASES = [(name, F32 if p.active_rule else F16) for name, p in POLICIES.items()]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
@@ -82,7 +90,8 @@ def test_a_layer_decodes_on_one_set_of_launches(name, dtype, kernels_alone):
     want, plain = replay(policy, dtype, cap)
     assert len(plain) == (1 if name == "full" else 3)
 
-    kernels_alone()
+    along = policy.quantizer.along == "tokens"  # which only reading has a kernel for
+    kernels_alone(*(["quantize_kv"] if along else []))
     got, states = replay(policy, dtype, cap, Room())
     assert states[0].impls["decode_step"] == "triton"
     assert not {"append_kv", "decode_attention", "scored_decode", "tally"} & {
@@ -92,8 +101,10 @@ def test_a_layer_decodes_on_one_set_of_launches(name, dtype, kernels_alone):
     torch.testing.assert_close(got, want, rtol=room, atol=room)
     for a, b in zip(states, plain, strict=True):
         assert (a.nbytes, a.peak_bytes) == (b.nbytes, b.peak_bytes)
-        if a.scorer is not None:
-            torch.testing.assert_close(a.scorer.sums, b.scorer.sums, rtol=1e-4, atol=1e-5)
+        for what in ("sums", "total", "outer"):
+            if hasattr(a.scorer, what):
+                sums = (getattr(x.scorer, what) for x in (a, b))
+                torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-5)
 
 
 FORMATS = {
