@@ -17,8 +17,10 @@ for place in (KERNELS, KERNELS / "bench"):
         sys.path.insert(0, str(place))
 
 import compactions  # noqa: E402
+import steps  # noqa: E402
 
 from kvsearch_kernels.decode_attention import Part, decode_attention  # noqa: E402
+from kvsearch_kernels.decode_step import decode_step  # noqa: E402
 from kvsearch_kernels.gather_kv import gather_kv  # noqa: E402
 from kvsearch_kernels.lifetime_attention import lifetime_attention  # noqa: E402
 from kvsearch_kernels.op import Op  # noqa: E402
@@ -56,8 +58,8 @@ MODELS = (
 OPS: dict[str, Op[Any, Any]] = {
     op.name: op
     for op in (
-        decode_attention, scored_decode, lifetime_attention, scored_attention, quantize_kv,
-        dequantize_kv, gather_kv, score_keys, *compactions.OPS,
+        decode_step, decode_attention, scored_decode, lifetime_attention, scored_attention,
+        quantize_kv, dequantize_kv, gather_kv, score_keys, *compactions.OPS,
     )
 }  # fmt: skip
 # Share of slots, and bits of keys and values, of each part; `r` is a rotated format with Lloyd
@@ -105,21 +107,34 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """One call of an op, its baselines, and the bytes that one call must read."""
+    """One call of an op, its baselines, and the bytes that one call must read.
+
+    `first` puts back what the call before has written.
+    """
 
     op: Op[Any, Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     nbytes: int
     baselines: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    first: Callable[[], Any] = lambda: None
 
     def run(self, impl: str) -> Callable[[], Any]:
         """The implementation of that name, or the baseline."""
-        return self.baselines.get(impl) or (lambda: self.op.run(impl, *self.args, **self.kwargs))
+
+        def call() -> Any:
+            self.first()
+            return self.op.run(impl, *self.args, **self.kwargs)
+
+        return self.baselines.get(impl) or call
 
 
 def cases() -> Iterator[Case]:
     """All cases, in order of priority within an op."""
+    for context, batch in SHAPES:
+        for variant in steps.VARIANTS:
+            for model in MODELS:
+                yield Case("decode_step", model, batch, context, variant)
     for name in ("decode_attention", "scored_decode"):
         for context, batch in SHAPES:
             for model in MODELS:
@@ -192,6 +207,11 @@ def build(
         return q / 4 + 1 if peaked else q
 
     scale = m.dim**-0.5
+    if case.op == "decode_step":
+        args, more, nbytes, first = steps.arguments(
+            case.variant, queries(1).squeeze(2), pair, T, _packed
+        )
+        return Work(decode_step, args, more, nbytes, first=first)
     if case.op in ("decode_attention", "scored_decode"):
         return _decode(case, queries(1), pair, T, scale)
     if case.op in ("lifetime_attention", "score_keys", "scored_attention"):
@@ -267,7 +287,7 @@ def _packed(x: Tensor, fmt: Format) -> Packed:
     """By the reference, whose temporaries are large: one sequence, repeated."""
     one = quantize(x[:1], fmt)
     times = (x.shape[0], 1, 1)
-    return Packed(one.codes.repeat(*times, 1), one.scales.repeat(*times, 1, 1))
+    return Packed(one.codes.repeat(*times, 1), one.scales.repeat(*times, 1, 1), one.lead)
 
 
 def _baselines(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Callable[[], Any]]:

@@ -1,7 +1,7 @@
 """What the benchmark times of a compaction: who stays, and where what stays is then held.
 
 `append_kv` and `tally` write into what they are given, so a replayed graph would run past their
-end; they are timed within whole models (`end_to_end.py`).
+end; `decode_step` does their work (`steps.py`).
 """
 
 from collections.abc import Callable, Iterator

@@ -39,7 +39,13 @@ COLUMNS = (
 )  # fmt: skip
 DTYPES = ("bfloat16", "float16")  # the first that passes is timed: it is what models run in
 # of the time that is left for what follows
-SHARES = {"decode_attention": 6, "scored_decode": 3, "lifetime_attention": 4, "scored_attention": 2}
+SHARES = {
+    "decode_step": 6,
+    "decode_attention": 4,
+    "scored_decode": 3,
+    "lifetime_attention": 4,
+    "scored_attention": 2,
+}
 SLACK = 45.0  # seconds beyond the limit of a stage, to import and to finish
 
 

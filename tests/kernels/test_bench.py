@@ -102,7 +102,9 @@ def test_an_op_that_does_not_exist_is_named(bench, capsys):
     assert "no op called 'decode'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("op", ["decode_attention", "scored_attention", "dequantize_kv"])
+@pytest.mark.parametrize(
+    "op", ["decode_step", "decode_attention", "scored_attention", "dequantize_kv"]
+)
 def test_every_case_is_compared_with_the_reference(bench, op):
     case = bench["worker"].distinct(op)[0]
     work = bench["cases"].build(case, "cpu", 0, tiny=True, dtype=torch.float16, peaked=True)

@@ -137,9 +137,20 @@ def differs(
     voters, cpu = 0 if last is None else last.sums.shape[1], torch.device("cpu")
     how = {"turns": stores.heads[0].turned is not None}
     eager, exact = (before(voters, q.shape[-1], cpu, q.dtype, **how) for _ in range(2))
-    more = {"scale": scale, "softcap": softcap}
-    out = plainly(q, k, v, eager, **more)  # type: ignore[arg-type]
-    right = reference(q.double(), k, v, exact, **more)  # type: ignore[arg-type]
+    return compared(got, stores, (q, k, v), eager, exact, scale=scale, softcap=softcap)
+
+
+def compared(
+    got: Tensor, stores: Stores, qkv: tuple[Tensor, Tensor, Tensor], eager: Stores, exact: Stores,
+    *, scale: float, softcap: float | None = None,
+) -> str | None:  # fmt: skip
+    """Why the output `got`, or what was written to `stores`, is wrong; or None.
+
+    `eager` and `exact` are the stores as they were, and are written to.
+    """
+    q, k, v = qkv
+    out = plainly(q, k, v, eager, scale=scale, softcap=softcap)
+    right = reference(q.double(), k, v, exact, scale=scale, softcap=softcap)
     if reason := over_budget("output", got, out, right, slack=HARDWARE):
         return reason
     for mine, want, double in zip(stores.heads, eager.heads, exact.heads, strict=True):
