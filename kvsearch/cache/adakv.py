@@ -77,7 +77,7 @@ def _take(
         out[:, :, now] = how(states, parts, ready, scale=scale, softcap=softcap)
         done = now.stop
         if how is _SEGMENT and first.seen == due:
-            _compact(states)
+            compact(states)
 
 
 def _each(
@@ -93,7 +93,7 @@ _SEGMENT = partial(_each, partial(segments.run, compacts=False))
 _FILL = partial(_each, filling.run)
 
 
-def _compact(states: Sequence[LayerState]) -> None:
+def compact(states: Sequence[LayerState]) -> None:
     """Compact all heads of a layer, which ends with the slots of an even split."""
     target, held = states[0].layer.target, sum(state.store.n for state in states)
     assert target is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvsearch.cache import adakv
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.segments import compact_states
 from kvsearch.cache.state import LayerState
@@ -67,9 +68,12 @@ def advance(
     softcap: float | None = None,
 ) -> Tensor | None:
     """Take in one token, see `heads.advance`; None if that is to be done store by store."""
-    first = states[0]
+    first, adaptive = states[0], states[0].layer.policy.budgets.kind == "adakv"
     if first.step is REFUSED or not all(_served(state) for state in states):
         return None
+    if adaptive and q.shape[0] > 1:  # `adakv` says why not
+        return None
+    compact = adakv.compact if adaptive and len(states) > 1 else compact_states
     step = first.step
     if step is None or not step.holds(states):
         step = _described(states, k, v)
@@ -92,7 +96,7 @@ def advance(
         state.seen += 1
         state.note_peak()
     if first.seen == step.due:
-        compact_states(states)
+        compact(states)
         if not q.is_cpu:  # now, so that tokens in between are all alike
             first.step = _described(states, k, v)
             prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
@@ -122,12 +126,11 @@ def _add_queries(states: Sequence[LayerState], step: Step, q: Tensor) -> None:
 
 def _served(state: LayerState) -> bool:
     """Whether a token's slots can be stored, attended to and counted by one op."""
-    p = state.layer.policy
     if not (state.packed and state.fast and state.seen):
         return False
     if type(state.store) is not PackedStore:  # one that wants to see what is appended
         return False
-    return state.stream is None and p.budgets.kind != "adakv"
+    return state.stream is None
 
 
 def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | None:
