@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kvsearch.cache import segments, steps
+from kvsearch.cache.anchors import Stream
 from kvsearch.cache.formats import codecs
 from kvsearch.cache.heads import advance
 from kvsearch.cache.plans import forget_plans
@@ -43,7 +45,14 @@ KINDS = {  # rotated+heads on models of more KV heads, no two alike
     "rotated+heads, 8 kinds": replace(SHAPE, kv_heads=8, heads=24),
 }
 PROMPT, STEPS = 330, 140  # twice the longest interval, and some
-MORE = ("int4", "kivi4", "keydiff", "rotated+heads", "expected-attention")  # no search starts there
+MORE = (
+    "int4",
+    "kivi4",
+    "anllm-ep",
+    "keydiff",
+    "rotated+heads",
+    "expected-attention",
+)  # no search starts there
 TURNED = "window+int4, positions cache"
 OWN = {
     "h2o+int4, AdaKV": Policy(
@@ -95,6 +104,15 @@ def calls(
         yield compacts, device.launches - before
 
 
+def stream(policy: Policy) -> Stream | None:
+    """A text of sequences of 11 tokens, for a policy with anchors."""
+    if policy.anchors is None:
+        return None
+    found = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
+    found.tell(torch.zeros(1, PROMPT + max(STEPS, 2 * (policy.interval or 0))), 0)
+    return found
+
+
 def counts(name: str) -> dict[str, int]:
     """Most launches of layer 1: of a decoded token without and with a compaction, of a prompt."""
     device, found = Device(), dict[str, int]()
@@ -107,7 +125,7 @@ def counts(name: str) -> dict[str, int]:
     assert len(parts) == (2 if name in OWN else kinds.get(name, 1))
     with kernels(device) as made, torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
-        states = [LayerState(p, packed=True, rotary=rotary) for p in parts]
+        states = [LayerState(p, packed=True, rotary=rotary, stream=stream(policy)) for p in parts]
         for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * STEPS], device, shape)):
             if i < STEPS // 2:  # tables are made, and kernels compiled, once
                 warm = {k: len(kernel.variants) for k, kernel in made.items()}
@@ -125,7 +143,9 @@ def counts(name: str) -> dict[str, int]:
         for what, tokens in (
             ("evaluation", PROMPT), ("evaluation, next layer", PROMPT), ("longer", PROMPT + more)
         ):  # fmt: skip
-            states = [LayerState(p, packed=False, rotary=rotary) for p in parts]
+            states = [
+                LayerState(p, packed=False, rotary=rotary, stream=stream(policy)) for p in parts
+            ]
             ((_, ran),) = calls(states, [tokens], device, shape)
             found[what] = sum(n for op, n in ran.items() if op not in MAKES)
         if policy.active_rule is not None:

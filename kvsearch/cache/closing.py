@@ -28,6 +28,14 @@ def ahead(state: LayerState, most: int) -> int:
     return many
 
 
+def blind(state: LayerState) -> bool:
+    """Whether there are slots that the next token does not see."""
+    if state.sequences is None or not state.sequences.anchor.any():
+        return False
+    assert state.stream is not None
+    return bool(state.sequences.isolated(state.stream.flags(state.seen, 1))[0])
+
+
 def hidden(state: LayerState) -> list[int]:
     """Slots that the newest token does not see."""
     return [] if state.sequences is None else state.sequences.hidden().tolist()

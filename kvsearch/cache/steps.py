@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvsearch.cache import adakv
+from kvsearch.cache import adakv, closing
 from kvsearch.cache.packed import PackedStore
-from kvsearch.cache.segments import compact_states
+from kvsearch.cache.segments import compact_states, finish
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.base import QuerySums
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, prepare
@@ -47,6 +47,11 @@ class Step:
     asked: Sequence[Asked | None]
     due: int | None
 
+    @property
+    def outdated(self) -> bool:
+        """Whether a store has changed but for tokens that came to its pool."""
+        return any(store.edition != edition for store, edition in self.held)
+
     def holds(self, states: Sequence[LayerState]) -> bool:
         """Whether this still describes `states`, and there is room for a token."""
         for state, (store, edition) in zip(states, self.held, strict=True):
@@ -71,7 +76,7 @@ def advance(
     first, adaptive = states[0], states[0].layer.policy.budgets.kind == "adakv"
     if first.step is REFUSED or not all(_served(state) for state in states):
         return None
-    if adaptive and q.shape[0] > 1:  # `adakv` says why not
+    if (adaptive and q.shape[0] > 1) or any(map(closing.blind, states)):  # `adakv` says why not
         return None
     compact = adakv.compact if adaptive and len(states) > 1 else compact_states
     step = first.step
@@ -87,6 +92,9 @@ def advance(
     if decode_step.pick(*asked, **more) == "reference":  # type: ignore[arg-type]
         first.step = REFUSED
         return None
+    for state in states:
+        if state.sequences is not None:
+            closing.ahead(state, 1)
     _add_queries(states, step, asked[0])
     out = decode_step.record(first.impls, *asked, **more)  # type: ignore[arg-type]
     for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
@@ -95,11 +103,13 @@ def advance(
             state.scorer.counted(store.n)
         state.seen += 1
         state.note_peak()
-    if first.seen == step.due:
+    if first.sequences is not None:
+        finish(states)
+    elif first.seen == step.due:
         compact(states)
-        if not q.is_cpu:  # now, so that tokens in between are all alike
-            first.step = _described(states, k, v)
-            prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
+    if not q.is_cpu and step.outdated:  # now, so that tokens in between are all alike
+        first.step = _described(states, k, v)
+        prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
     return out.unsqueeze(2)
 
 
@@ -126,11 +136,8 @@ def _add_queries(states: Sequence[LayerState], step: Step, q: Tensor) -> None:
 
 def _served(state: LayerState) -> bool:
     """Whether a token's slots can be stored, attended to and counted by one op."""
-    if not (state.packed and state.fast and state.seen):
-        return False
-    if type(state.store) is not PackedStore:  # one that wants to see what is appended
-        return False
-    return state.stream is None
+    plain = type(state.store) is PackedStore  # no other one, that wants to see what is appended
+    return plain and state.packed and state.fast and state.seen > 0
 
 
 def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | None:
