@@ -105,7 +105,7 @@ class Evaluator:
 def stepwise(
     loaded: LoadedModel, policy: Policy, ids: NDArray[np.int64], *, prompt: int = 1, **options: Any
 ) -> tuple[NDArray[np.float32], PolicyCache]:
-    """The oracle: fill a deployed cache token by token. Slow; tests and `eval --stepwise` use it.
+    """The oracle: fill a deployed cache token by token. Slow; for tests.
 
     Returns:
         NLL `[W, T - 1]` and the cache as it stands after the last token. Windows of policies that

@@ -41,5 +41,5 @@ def reference(
         s.view(B, H, G, M, N)[..., N - M :].masked_fill_(future, float("-inf"))
     p = torch.softmax(s, -1)
     out = (p @ v).view(B, Hq, M, -1).to(dtype)
-    votes = (row_weights / G).to(p.dtype).repeat(G).expand(B, H, 1, G * M)
+    votes = (row_weights / G).to(p.dtype).expand(G, M).reshape(G * M).expand(B, H, 1, G * M)
     return out, (votes @ p).squeeze(2)
