@@ -6,19 +6,23 @@ of them, allocate nothing and wait for nothing.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 
+from kvsearch.cache.anchors import Stream
 from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy, Quantizer, Tier, layout
+from kvsearch.policy.anchors import Anchors
 from kvsearch.rules import Attention
 from kvsearch_kernels.room import Room
 from tests.launches import kernels
 from tests.tagged import Device, here, tagged
-from tests.test_launches import MAKES, PROMPT, SHAPE, small
+from tests.test_launches import MAKES, PROMPT, SHAPE, calls, small
 
 pytest.importorskip("triton", reason="triton is not installed")
 ROTATED = Quantizer(levels="lloyd", rotate=True, fp16_sinks=True)
@@ -89,3 +93,27 @@ def test_two_steps_differ_in_data_alone(name: str, monkeypatch: pytest.MonkeyPat
     # angle are read without the room behind them: sums round in another order.
     off = 1e-3 if policy.positions == "cache" else 0.0
     torch.testing.assert_close(outs[:, :, PROMPT:], want[:, :, PROMPT:], rtol=0, atol=off)
+
+
+def test_what_slots_receive_from_a_blind_anchor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It attends by other means, to the same sums; here no slot leaves with it."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    policy = Policy(
+        slots=400,
+        interval=24,
+        recent_window=40,
+        rule=Attention(),
+        anchors=Anchors(at="given", ids=(0,), protected=(0, PROMPT + 1)),
+    )
+    told = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 2)
+    told.tell(torch.zeros(1, PROMPT + 30), 0)
+    found, (part, *_) = [], layout(policy, SHAPE).layers
+    for lane in (kernels, lambda device: nullcontext()):
+        device = Device()
+        with lane(device), torch.inference_mode(), device:
+            rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+            state = LayerState(part, packed=True, rotary=rotary, stream=told)
+            list(calls([state], [PROMPT, *[1] * 20], device))
+        found.append(here(state.scorer.sums).clone())
+        assert (device.launches["triton::attend_heads"] > 10) == (lane is kernels)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

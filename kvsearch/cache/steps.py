@@ -2,11 +2,11 @@
 
 Between two compactions nothing about a layer changes but how many tokens its 16-bit pools hold. So
 the layer is described once, and every token costs one call, whatever the number of its stores: on a
-CPU a loop over them, on a GPU at most four launches.
+CPU a loop over them, on a GPU three to five launches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,12 +40,14 @@ class Step:
         held: the store of each state, and which edition of it this describes.
         asked: where each state sums queries, or None.
         due: the next compaction, in tokens seen.
+        current: False once a token has come that this was not used for.
     """
 
     stores: Stores
     held: Sequence[tuple[PackedStore, int]]
     asked: Sequence[Asked | None]
     due: int | None
+    current: bool = True
 
     @property
     def outdated(self) -> bool:
@@ -54,6 +56,8 @@ class Step:
 
     def holds(self, states: Sequence[LayerState]) -> bool:
         """Whether this still describes `states`, and there is room for a token."""
+        if not self.current:
+            return False
         for state, (store, edition) in zip(states, self.held, strict=True):
             pool = store.native_pool
             if state.store is not store or store.edition != edition or pool is None:
@@ -76,7 +80,11 @@ def advance(
     first, adaptive = states[0], states[0].layer.policy.budgets.kind == "adakv"
     if first.step is REFUSED or not all(_served(state) for state in states):
         return None
-    if (adaptive and q.shape[0] > 1) or any(map(closing.blind, states)):  # `adakv` says why not
+    if adaptive and q.shape[0] > 1:  # `adakv` says why not
+        return None
+    if any(map(closing.blind, states)):  # which no op serves; sums of what slots receive move
+        if isinstance(first.step, Step):
+            first.step = replace(first.step, current=False)
         return None
     compact = adakv.compact if adaptive and len(states) > 1 else compact_states
     step = first.step
