@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kvsearch_kernels.decode_step.numba_impl import back
 from kvsearch_kernels.numba_args import why_not_memory
-from kvsearch_kernels.sum_queries.triton_impl import why_not_sums
+from kvsearch_kernels.sum_queries.reference import why_not_sums
 
 __all__ = ["forward", "why_not"]
 

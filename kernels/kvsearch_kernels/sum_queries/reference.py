@@ -44,3 +44,21 @@ def reference(
         i, j = torch.triu_indices(q.shape[-1], q.shape[-1], device=q.device)
         outer.add_(plain[..., i] * plain[..., j])
     return total, outer
+
+
+def why_not_sums(
+    q: Tensor, sums: list[Tensor], inv_freq: Tensor, lengths: Tensor, ahead: Tensor
+) -> str | None:
+    """Reason why these sums do not fit the queries `[B, Hq, D]`, or None."""
+    B, Hq, D = q.shape
+    for x, n in zip(sums, (D, D * (D + 1) // 2), strict=False):
+        if x.shape != (B, Hq, n) or x.dtype is not torch.float32 or not x.is_contiguous():
+            return f"sums must be [{B}, {Hq}, {n}] float32, contiguous, got {tuple(x.shape)}"
+    if inv_freq.dim() != 1 or 2 * inv_freq.shape[0] > D or not inv_freq.is_contiguous():
+        return f"angles must be [{D // 2}] or fewer, contiguous, got {tuple(inv_freq.shape)}"
+    if inv_freq.dtype is not torch.float32:
+        return f"angles must be float32, got {inv_freq.dtype}"
+    for what, x in (("lengths", lengths), ("ahead", ahead)):
+        if x.dtype is not torch.int32 or not x.numel():
+            return f"{what} must be int32, at least one, got {tuple(x.shape)} {x.dtype}"
+    return None
