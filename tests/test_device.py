@@ -4,6 +4,7 @@ A CPU tensor in the wrong place fails as it would on CUDA. Nothing may wait for 
 results must be those of the same path on the CPU.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvsearch.cache import plans
 from kvsearch.cache.anchors import Stream
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.heads import advance
@@ -24,6 +26,7 @@ from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Rule
 from tests.heads import losses
 from tests.importance import importance
+from tests.launches import kernels
 from tests.random_policies import policies
 from tests.tagged import Device, here, tagged
 
@@ -53,8 +56,9 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 
 def run(
-    policy: Policy, packed: bool, fast: bool, calls: Sequence[int], device: Device | None
-) -> torch.Tensor:
+    policy: Policy, packed: bool, fast: bool, calls: Sequence[int], device: Device | None,
+    shape: ModelShape = SHAPE,
+) -> torch.Tensor:  # fmt: skip
     """Outputs of a stream of calls of so many tokens each."""
     draw, outs = torch.Generator().manual_seed(0), []
     put = tagged if device is not None else lambda x: x
@@ -63,16 +67,16 @@ def run(
         stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
         stream.tell(torch.zeros(1, sum(calls)), 0)
     with torch.inference_mode(), device or nullcontext():
-        rotary = Rotary(put(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+        rotary = Rotary(put(torch.linspace(0.1, 1, shape.head_dim // 2)))
         states = [
             LayerState(part, packed=packed, rotary=rotary, fast=fast, stream=stream)
-            for part in layout(policy, SHAPE).layers
+            for part in layout(policy, shape).layers
             if part.layer == 1
         ]
         for m in calls:
             q, k, v = (
-                put(torch.randn(1, heads, m, SHAPE.head_dim, generator=draw))
-                for heads in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+                put(torch.randn(1, heads, m, shape.head_dim, generator=draw))
+                for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
             )
             outs.append(here(advance(states, q, k, v, scale=0.2)))
         for state in states:
@@ -109,6 +113,30 @@ def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: De
     calls = [32, 14] if way != "deployed" else [32, *[1] * 6]  # the least has 28 slots
     for policy in policies(100, SHAPE):
         holds(policy, way, calls, lane)
+
+
+def test_a_text_is_attended_at_once_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels that only count: one launch, two where keys turn, and what blocks give."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    device, seen = Device(), Counter[int]()
+    shape = replace(SHAPE, head_dim=64)  # which kernels take
+    named = [small(name) for name, method in METHODS.items() if method.baseline]
+    drawn = policies(100, shape)
+    moved = [p.model_copy(update={"positions": "cache"}) for p in drawn if p.anchors is None]
+    for policy in filter(plans.applies, [*named, *drawn, *moved]):
+        turns = policy.drops and policy.positions == "cache"
+        layers = [x for x in layout(policy, shape).layers if x.layer == 1]
+        before = Counter(device.launches)
+        with kernels(device):
+            got = run(policy, False, True, [PROMPT, 60], device, shape)
+        assert not device.waits
+        launched = (device.launches - before)["triton::attend"]
+        assert launched <= 2 * len(layers) * (2 if turns else 1), policy.to_json()
+        want = run(policy, False, True, [PROMPT, 60], None, shape)
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-4), policy.to_json()
+        seen[turns] += launched > 0
+    assert seen[True] > 5
+    assert seen[False] > 5
 
 
 @pytest.mark.parametrize("way", WAYS)

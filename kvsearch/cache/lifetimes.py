@@ -7,12 +7,13 @@ it all move together with the query (`moving`), so inside each frame one rotatio
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvsearch.cache import at_once
+from kvsearch.cache.at_once import merge
 from kvsearch.cache.plans import Plan, applies, compacted, plan
 from kvsearch.cache.state import LayerState
 from kvsearch.cache.versions import Versions, leave, versions
@@ -43,7 +44,7 @@ def replay(
     flags = None if state.stream is None else state.stream.flags(0, T)
     lives = plan(state.layer, T, state.prompt, flags)
     table = versions(state, lives.before(seen), k, v)
-    out = _at_once(state, lives, q, table, scale, softcap)
+    out = at_once.attend(state, lives, q, table, scale=scale, softcap=softcap)
     if out is None:
         out = q.new_empty(*q.shape[:3], v.shape[3])
         block = BLOCK if state.layer.policy.evicts else 2 * BLOCK
@@ -55,45 +56,6 @@ def replay(
         _leave(state, lives, k, v, table.row)
     state.seen = T
     return out
-
-
-def _at_once(
-    state: LayerState, lives: Plan, q: Tensor, table: Versions, scale: float,
-    softcap: float | None,
-) -> Tensor | None:  # fmt: skip
-    """Attention of all queries in one launch, for a kernel that passes over dead keys itself.
-
-    Keys stay where they are: of rows that no query sees, none is born. None where that kernel
-    cannot run, or keys turn from block to block.
-    """
-    k, v = table.parts[-1]
-    if q.device.type == "cpu" or state.reindex or k.requires_grad:
-        return None
-    start, stop = state.seen, state.seen + q.shape[2]
-    key = "rows", q.device, start
-    if key not in lives.known:
-        entries = lives.around(start, stop)
-        rows = table.rows(lives.token[entries], lives.quantised[entries])
-        alone = lives.isolated(entries, start, stop)
-        size = max(last for _, last, _ in table.ranges())
-        found = np.zeros((3, size), dtype=np.int64)
-        found[2] = -1
-        found[0, rows], found[1, rows] = lives.birth[entries], lives.death[entries]
-        if alone is not None:
-            found[2, rows] = alone
-        made = torch.from_numpy(found).to(q.device).unbind()
-        lives.known[key] = made[0], made[1], None if alone is None else made[2]
-    birth, death, anchors = lives.known[key]
-    more: dict[str, Any] = {"first_query": start, "scale": scale, "softcap": softcap}
-    first = (q[:, :, :1], k[:, :, :1], v[:, :, :1], birth[:1], death[:1])
-    few = None if anchors is None else anchors[:1]
-    if lifetime_attention.pick(*first, anchors=few, **more) != "triton":
-        return None
-    if len(table.parts) > 1:
-        k, v = (torch.cat([part[i] for part in table.parts], 2) for i in range(2))
-    return lifetime_attention.record(
-        state.impls, q, k, v, birth, death, anchors=anchors, **more
-    )[0]  # fmt: skip
 
 
 def _attend(
@@ -182,19 +144,6 @@ def _attend_parts(
         whole = whole[0].add_(out), total
     assert whole is not None
     return whole[0].to(q.dtype)
-
-
-def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Join attention over disjoint sets of keys by their log-sum-exps, in the type of those."""
-    if len(parts) == 1:
-        return parts[0][0]
-    total = torch.stack([lse for _, lse in parts]).logsumexp(0)
-    whole: Tensor | None = None
-    for out, lse in parts:  # one after the other: a stack would hold all of them twice
-        share = out * (lse - total).exp().unsqueeze(-1)
-        whole = share if whole is None else whole + share
-    assert whole is not None
-    return whole.to(parts[0][0].dtype)
 
 
 def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, row: Ints) -> None:
