@@ -1,12 +1,15 @@
 """A decoded token that all heads of a layer take in with one op: as store by store."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from kvsearch.cache import PolicyCache, heads, steps
+from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy, check
 from kvsearch.rules.attention import AttentionScorer
 from kvsearch.rules.expected_attention import ExpectedAttention, ExpectedAttentionScorer
@@ -79,3 +82,27 @@ def test_random_policies_decode_as_store_by_store(which, monkeypatch):
         for x, y in zip(a.store.read(), b.store.read(), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
     assert ("decode_step" in mine[0].impls) == all(map(steps._served, mine))
+
+
+def storages(states: Sequence[LayerState]) -> set[StorageWeakRef]:
+    """Memory of what is held of all slots, without holding it."""
+    tensors = list[torch.Tensor]()
+    for store in (state.store for state in states):
+        assert isinstance(store, PackedStore)
+        for held in filter(None, (*store.keys, *store.values)):
+            tensors += held
+        if store.native_pool is not None:  # which stays where no token is in it
+            tensors += (store.native_pool.keys, store.native_pool.values)
+    return {StorageWeakRef(x.untyped_storage()) for x in tensors}
+
+
+def test_what_a_compaction_replaces_is_freed_at_once():
+    """What described the layer before held the old pools until the next token: twice the bytes."""
+    replaced = 0
+    for which in [*range(20), *RARE]:
+        before = set[StorageWeakRef]()
+        for _, cache in outputs(some(which), 1):
+            now = storages(cache.layers[1].states)
+            assert all(x.expired() for x in before - now), which
+            replaced, before = replaced + len(before - now), now
+    assert replaced > 100

@@ -49,6 +49,10 @@ class Step:
     due: int | None
     current: bool = True
 
+    def emptied(self) -> "Step":
+        """What a later description goes on with; it holds nothing that a compaction replaces."""
+        return replace(self, stores=Stores([], self.stores.kept), current=False)
+
     @property
     def outdated(self) -> bool:
         """Whether a store has changed but for tokens that came to its pool."""
@@ -84,7 +88,7 @@ def advance(
         return None
     if any(map(closing.blind, states)):  # which no op serves; sums of what slots receive move
         if isinstance(first.step, Step):
-            first.step = replace(first.step, current=False)
+            first.step = first.step.emptied()
         return None
     compact = adakv.compact if adaptive and len(states) > 1 else compact_states
     step = first.step
@@ -115,7 +119,11 @@ def advance(
         finish(states)
     elif first.seen == step.due:
         compact(states)
-    if not q.is_cpu and step.outdated:  # now, so that tokens in between are all alike
+    if not step.outdated:
+        return out.unsqueeze(2)
+    if q.is_cpu:  # the next token describes the layer
+        first.step = step.emptied()
+    else:  # now, so that tokens in between are all alike
         first.step = _described(states, k, v)
         prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
     return out.unsqueeze(2)

@@ -3,7 +3,7 @@
     python derive.py --out FOLDER
 
 A ratio is of the CPU seconds of a pair; the table has its median, lowest and highest. Of memory it
-has what was needed beside what is held and what the model needs anyway, in dense copies of a layer.
+has what was needed beside the budget and what the model needs anyway, in dense copies of a layer.
 """
 
 import argparse
@@ -46,11 +46,11 @@ def speed(some: Rows) -> dict[str, str]:
 def memory(some: Rows) -> dict[str, str]:
     """One row of memory.csv, from the newest measurement."""
     row = some[-1]
-    peak, nothing, held, copy = (
-        int(row[f"{key}_bytes"]) for key in ("peak", "nothing", "held", "dense_copy")
+    peak, nothing, budget, copy = (
+        int(row[f"{key}_bytes"]) for key in ("peak", "nothing", "budget", "dense_copy")
     )
     kept = {key: row[key] for key in row if key not in ("torch", "date")}
-    return kept | {"copies": f"{(peak - nothing - held) / copy:.2f}"}
+    return kept | {"copies": f"{(peak - nothing - budget) / copy:.2f}"}
 
 
 def main() -> None:

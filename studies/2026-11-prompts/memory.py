@@ -4,10 +4,11 @@
 
 The stream of `measure.py`. Every tensor that an op returns is counted while its storage lives, what
 ops allocate inside themselves is not; weights are not. `nothing` is the same call of a model that
-keeps nothing and attends within the call. What is allowed above that is what the cache holds
-(before or after the call, whichever is more) and a dense copy of one layer: keys and values of its
-slots and of the call's tokens in the model's type. `copies` is what is really above, less what is
-held, in such copies. Rows are kept in records/; `derive.py` makes memory.csv of them.
+keeps nothing and attends within the call. What is allowed above that is the most bytes that the
+policy may hold up to the end of the call, which is its budget where it evicts, and a dense copy of
+one layer: keys and values of its slots and of the call's tokens in the model's type. `copies` is
+what is really above, less the budget, in such copies. Rows are kept in records/; `derive.py` makes
+memory.csv of them.
 """
 
 import time
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvsearch.evaluate.replay import deployed
+from kvsearch.policy import layout
 
 
 class Live(TorchDispatchMode):
@@ -60,15 +62,18 @@ def main(names: tuple[str, ...]) -> None:
     bare, shape = peaks(loaded, None, ids), loaded.shape
     token = 2 * shape.kv_heads * shape.head_dim * loaded.model.dtype.itemsize  # of one layer
     for name in names or NAMES:
-        found = peaks(loaded, deployed(loaded, chosen(name, loaded)), ids)
+        policy = chosen(name, loaded)
+        found, seen = peaks(loaded, deployed(loaded, policy), ids), 0
         new: list[dict[str, object]] = []
         for part, count in PARTS.items():
+            seen += count
             if part == "decoded":
                 continue
             peak, held, slots = found[part]
             new.append({
                 "policy": name, "part": part, "tokens": count, "peak_bytes": peak,
                 "nothing_bytes": bare[part][0], "held_bytes": held,
+                "budget_bytes": layout(policy, shape).bytes_peak(seen, PARTS["first prompt"]),
                 "dense_copy_bytes": token * (slots + count), "torch": torch.__version__,
                 "date": time.strftime("%Y-%m-%d"),
             })  # fmt: skip
