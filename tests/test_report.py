@@ -24,6 +24,7 @@ from kvsearch.report.comparison_html import comparison
 from kvsearch.report.describe import describe
 from kvsearch.report.html import Images, render
 from kvsearch.report.labels import place
+from kvsearch.report.pareto_html import _names
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.slotmap import AgeMap, SlotBars, slot_map
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, verdict
@@ -441,6 +442,21 @@ def test_labels_keep_apart_and_inside():
         assert min(a) >= 0 and max(a) <= 600
         for b in boxes[:i] + marks:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+
+def test_names_at_the_budget_are_in_the_comparison_alone():
+    """Three policies of one size had their names written over each other."""
+    info = picture(make_summary(), SHAPE)
+    best = next(p for p in info.points if p.recommended)
+    twins = [replace(best, name=f"earlier-{i}", recommended=False) for i in range(3)]
+    plain = replace(best, x=best.x / 2, name="smaller", recommended=False, on_front=True)
+    alike = [replace(plain, name=f"as small {i}") for i in range(12)]
+    crowded = replace(info, points=(*info.points, *twins, plain, *alike))
+    names = _names(crowded)
+    assert best.name in names and "smaller" in names
+    assert not names.keys() & {p.name for p in twins}
+    sides = [names[p.name] for p in (plain, *alike) if p.name in names]
+    assert len(sides) == len(set(sides)) < 9  # of one place each side is named once
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

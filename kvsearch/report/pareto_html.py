@@ -4,12 +4,22 @@ import json
 import math
 import textwrap
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from kvsearch.records import Kind
 from kvsearch.report.comparison_html import comparison
 from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, KINDS, LABEL, SYMBOL
+from kvsearch.report.labels import BESIDE, Box, direction, place
 from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
+
+NARROW = 640  # pixels of a window, below which there are no names
+WIDE, HIGH = 480, 330  # of the upper panel in such a window
+LETTER, LINE = 7, 16  # of a letter of a name, about, and of its height
+SIDES = {
+    (1, 1): "top right", (1, 0): "middle right", (1, -1): "bottom right", (0, 1): "top center",
+    (0, -1): "bottom center", (-1, 1): "top left", (-1, 0): "middle left", (-1, -1): "bottom left",
+}  # fmt: skip
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -86,7 +96,7 @@ def _narrow(info: Picture) -> str:
     for axis in ("xaxis", "xaxis2"):
         change[f"{axis}.tickvals"] = [x for x, _ in ticks]
         change[f"{axis}.ticktext"] = [label.replace("\n", "<br>") for _, label in ticks]
-    return f"""if (window.innerWidth < 640) {{
+    return f"""if (window.innerWidth < {NARROW}) {{
   const plot = document.getElementById("pareto");
   Plotly.relayout(plot, {json.dumps(change)});
   Plotly.restyle(plot, {{mode: "markers"}}, plot.data.flatMap((t, i) => t.text ? [i] : []));
@@ -105,8 +115,9 @@ def _figure(info: Picture) -> Any:
         specs=[[{"secondary_y": True}], [{}]],
     )
     _stairs(info, figure)
+    names = _names(info)
     for kind in KINDS:
-        _rows(info, figure, kind)
+        _rows(info, figure, kind, names)
     _trials(info, figure)
     _frame(info, figure)
     return figure
@@ -133,8 +144,11 @@ def _stairs(info: Picture, figure: Any) -> None:
     )
 
 
-def _rows(info: Picture, figure: Any, kind: Kind) -> None:
-    """Rows of one kind; filled on the front, hollow off it, a triangle beyond the panel."""
+def _rows(info: Picture, figure: Any, kind: Kind, names: dict[str, str]) -> None:
+    """Rows of one kind; filled on the front, hollow off it, a triangle beyond the panel.
+
+    `names` has the sides of those that are named.
+    """
     mine = [p for p in info.points if p.kind == kind]
     if not mine:
         return
@@ -150,8 +164,8 @@ def _rows(info: Picture, figure: Any, kind: Kind) -> None:
         mode="markers+text",
         row=1,
         col=1,
-        text=[_name(p) for p in mine],
-        textposition=[_side(info, p) for p in mine],
+        text=[_name(p) if p.name in names else "" for p in mine],
+        textposition=[names.get(p.name, "top right") for p in mine],
         textfont={"size": 11, "color": COLOUR[kind]},
         error_y={
             "type": "data",
@@ -165,7 +179,7 @@ def _rows(info: Picture, figure: Any, kind: Kind) -> None:
             "symbol": [_symbol(p, edge) for p in mine],
             "opacity": 1,
             "color": COLOUR[kind],
-            "size": [15 if p.recommended or kind == "full" else 11 for p in mine],
+            "size": [_size(p) for p in mine],
             "line": {"width": 2, "color": [INK if p.recommended else COLOUR[kind] for p in mine]},
         },
         hovertext=[hover(p) for p in mine],
@@ -173,17 +187,48 @@ def _rows(info: Picture, figure: Any, kind: Kind) -> None:
     )
 
 
+def _names(info: Picture) -> dict[str, str]:
+    """Which points are named, and at what side of them: the front, where a name has room.
+
+    Policies at the budget are named in the comparison beside the picture, all but the recommended
+    one not here. Room is that of the smallest panel in which there are names (`_narrow`).
+    """
+    beside = {p.name for p in info.at_budget()}
+    named = [p for p in info.points if p.recommended or (p.on_front and p.name not in beside)]
+    named.sort(key=lambda p: (not p.recommended, p.y))
+    (x0, x1), (y0, y1) = (math.log(x) for x in info.x_range), info.y_range
+
+    def pixels(x: float, y: float) -> tuple[float, float]:
+        return (math.log(x) - x0) / (x1 - x0) * WIDE, (min(y, y1) - y0) / (y1 - y0) * HIGH
+
+    taken: list[Box] = []
+    for p in info.points:
+        x, y = pixels(p.x, p.y)
+        half = _size(p) / 2
+        taken.append((x - half, y - half, x + half, y + half))
+    zero = ((info.x_range[0], 0.0), (info.x_range[1], 0.0))
+    for one, other in [zero, *pairwise(info.stairs)]:
+        (a, b), (c, d) = pixels(*one), pixels(*other)
+        taken.append((min(a, c), min(b, d), max(a, c), max(b, d)))
+    x, y = pixels(info.budget_bytes, 0)
+    taken.append((x - LETTER * len(info.budget_label), y - LINE, x, y))
+    anchors = [pixels(p.x, p.y) for p in named]
+    sizes = [(LETTER * len(p.name), LINE) for p in named]
+    boxes = place(anchors, sizes, taken, (0, 0, WIDE, HIGH), 12, reach=BESIDE)
+    return {
+        p.name: SIDES[direction(box, at)]
+        for p, at, box in zip(named, anchors, boxes, strict=True)
+        if box is not None
+    }
+
+
 def _name(p: Point) -> str:
-    """Names on the front only; those at the budget are in the comparison beside it."""
-    if p.recommended:
-        return f"<b>{escape(p.name)}</b>"
-    return escape(p.name) if p.on_front else ""
+    return f"<b>{escape(p.name)}</b>" if p.recommended else escape(p.name)
 
 
-def _side(info: Picture, p: Point) -> str:
-    """Below the front there is room, except at the left edge where the name would be cut."""
-    lo, hi = (math.log(v) for v in info.x_range)
-    return "top right" if math.log(p.x) < lo + 0.35 * (hi - lo) else "bottom left"
+def _size(p: Point) -> int:
+    """Pixels of a mark."""
+    return 15 if p.recommended or p.kind == "full" else 11
 
 
 def _symbol(p: Point, edge: float) -> str:

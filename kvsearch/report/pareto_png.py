@@ -265,12 +265,14 @@ def _name_points(
     """Write names where there is room, the recommended first; drop those that find none."""
     from matplotlib.patheffects import withStroke
 
-    compared = info.at_budget()  # these have their names in the other panel
+    compared = info.at_budget()  # but for the recommended one, these are named in the other panel
     named = sorted(
         (
             p
             for p in info.points
-            if p.on_front or p.kind == "full" or (p not in compared and not narrow)
+            if p.recommended
+            or p.kind == "full"
+            or (p not in compared and (p.on_front or not narrow))
         ),
         key=lambda p: (not p.recommended, not p.on_front, p.y),
     )
@@ -298,7 +300,7 @@ def _name_points(
         blocked.append((left - pixel, bottom - pixel, right + pixel, top + pixel))
     for p in info.points:
         x, y = to_pixels((p.x, min(p.y, edge)))
-        half = (8 if p.recommended else 5) * pixel
+        half = (10 if p.recommended else 5) * pixel  # of its ring, too
         blocked.append((x - half, y - half, x + half, y + half))
     frame = axes.get_window_extent(renderer)
     bounds = (frame.x0, to_pixels((1, 0))[1], frame.x1, frame.y1)  # below 0 stand the line's names
