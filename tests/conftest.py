@@ -50,6 +50,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Pat
         num_key_value_heads=2,
         max_position_embeddings=512,
     )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    with torch.random.fork_rng():  # the same whatever ran before
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder

@@ -12,6 +12,7 @@ from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
 from kvsearch.app.nll_table import write_nll
+from kvsearch.app.options import check_batch
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.app.sensitivity import with_sensitivity
@@ -129,7 +130,7 @@ def evaluate(
     sensitivity: str | PathLike[str] | None = None,
     dtype: str = "auto",
     device: str = "auto",
-    batch: int = 1,
+    batch: int | None = None,
     nll_out: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> EvaluateResult:
@@ -153,7 +154,7 @@ def evaluate(
             measured layer budgets need is measured on text beside the windows.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        batch: windows per forward pass.
+        batch: windows per forward pass; None: as many as fit on a GPU, one on a CPU.
         nll_out: write per-token NLL to this `.parquet` file: policy, window, pos, token, nll.
         progress: print progress to stderr.
 
@@ -162,6 +163,7 @@ def evaluate(
     """
     shown, asked = Shown(quiet=not progress), listed(policies)
     check_budget(budget_slots, budget_bytes)
+    check_batch(batch)
     check_names(asked, sized=budget_slots is not None or budget_bytes is not None)
     W, T = _extent(tokens, context, windows)
     if not 0 <= prompt < T:

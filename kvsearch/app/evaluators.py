@@ -23,7 +23,7 @@ def work(
     loaded: LoadedModel,
     parts: dict[str, NDArray[np.int64]],
     *,
-    batch: int,
+    batch: int | None,
     workers: int,
     ray: bool,
     device: str,
@@ -34,7 +34,7 @@ def work(
     Args:
         loaded: the driver's own model.
         parts: token windows by name.
-        batch: windows per forward pass.
+        batch: windows per forward pass; None: as many as fit.
         workers: how many evaluators share this machine's CPU threads; 0 if Ray decides.
         ray: Ray shows every actor its own device.
         device: as asked for, see `devices`.

@@ -45,20 +45,24 @@ class RunOptions:
     bench: bool = True
     dtype: str = "auto"
     device: str = "auto"
-    batch: int = 1
+    batch: int | None = None
     engine: str = "kvsearch"
     workers: int | None = 0
     gpus_per_evaluator: int = 0
     ray: str | None = None
     out: Path | None = None
 
+    @property
+    def together(self) -> int:
+        """Windows that policies start with, and that are one job of several evaluators."""
+        return 1 if self.batch is None else self.batch
+
     def check(self) -> None:
         """Raise a `KvsearchError` for a contradiction that show without the model."""
         check_budget(self.budget_slots, self.budget_bytes)
         if min(self.trials, self.workers or 0, self.gpus_per_evaluator) < 0:
             raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
-        if self.batch < 1:
-            raise KvsearchError(f"--batch must be at least 1 window, got {self.batch}")
+        check_batch(self.batch)
         if self.objectives not in (OBJECTIVES[:2], OBJECTIVES):
             raise KvsearchError(
                 f"--objectives must be {','.join(OBJECTIVES[:2])} or {','.join(OBJECTIVES)}, "
@@ -86,3 +90,9 @@ class RunOptions:
                 f"{self.text.context}-token window; raise --context or lower --budget"
             )
         return start
+
+
+def check_batch(batch: int | None) -> None:
+    """Raise a `KvsearchError` for less than one window a forward pass."""
+    if batch is not None and batch < 1:
+        raise KvsearchError(f"--batch must be at least 1 window, got {batch}")

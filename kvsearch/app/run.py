@@ -108,7 +108,7 @@ class Run:
             measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
                 {part: len(ids) for part, ids in self.text.windows.items()}, self.text.select,
-                o.batch, self.text.report,
+                o.together, self.text.report,
             ).go(trials)  # fmt: skip
             executor.close()
             self.loaded = evaluators.unpark(self.loaded)
@@ -187,7 +187,7 @@ class Run:
             exclude_method=o.exclude_method,
             portfolio=self.portfolio,
             racing=races(o),
-            together=o.batch,
+            together=o.together,
             growing=grows(o),
             speed=ratio,
         )
@@ -238,7 +238,7 @@ class Run:
     @property
     def _each(self) -> int:
         """Windows that the search measures a policy on, on average; about two if they grow."""
-        return 2 * self.options.batch if grows(self.options) else self.options.text.windows
+        return 2 * self.options.together if grows(self.options) else self.options.text.windows
 
     @property
     def _policies(self) -> int:

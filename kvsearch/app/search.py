@@ -119,7 +119,7 @@ def search(
     bench: bool = True,
     dtype: str = "auto",
     device: str = "auto",
-    batch: int = 1,
+    batch: int | None = None,
     out: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> SearchResult:
@@ -164,7 +164,7 @@ def search(
         bench: measure decode speed at the end.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`, or several with commas between them.
-        batch: windows per forward pass.
+        batch: windows per forward pass; None: as many as fit on a GPU, one on a CPU.
         out: folder of the run; by default one below `runs` that follows from the other options.
         progress: print progress to stderr.
 

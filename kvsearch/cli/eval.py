@@ -54,7 +54,7 @@ def command(
     score_from: int | None,
     prompt: int,
     sensitivity: Path | None,
-    batch: int,
+    batch: int | None,
     nll_out: Path | None,
     as_json: bool,
     quiet: bool,

@@ -55,7 +55,8 @@ def model_options(f: F) -> F:
 
 def batch_option(f: F) -> F:
     """How many windows at once."""
-    return click.option("--batch", default=1, show_default=True, help="windows per forward pass")(f)
+    told = "windows per forward pass  [default: as many as fit on a GPU, 1 on a CPU]"
+    return click.option("--batch", type=int, help=told)(f)
 
 
 def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:

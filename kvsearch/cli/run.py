@@ -149,7 +149,7 @@ def command(
     grow: bool,
     report_windows: int,
     score_from: int | None,
-    batch: int,
+    batch: int | None,
     trials: int,
     space: str,
     target: str | None,

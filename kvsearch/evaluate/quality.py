@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import KvsearchError
+from kvsearch.evaluate.batches import Batches
 from kvsearch.evaluate.divergence import Divergence
 from kvsearch.evaluate.fed import feed
 from kvsearch.evaluate.head import Head
@@ -51,14 +52,14 @@ class Evaluator:
 
     Args:
         loaded: the model.
-        batch: windows that share a forward pass.
+        batch: windows that share a forward pass; None leaves it to the memory, see `Batches`.
 
     Attributes:
         head: body and output layer of the model.
     """
 
-    def __init__(self, loaded: LoadedModel, batch: int = 1) -> None:
-        self.loaded, self.batch = loaded, batch
+    def __init__(self, loaded: LoadedModel, batch: int | None = None) -> None:
+        self.loaded, self.batches = loaded, Batches(loaded, batch)
         self.head = Head(loaded.model, loaded.silent)
 
     def replay(
@@ -66,7 +67,7 @@ class Evaluator:
     ) -> Replay:
         """A replay of `policy` over token windows `[W, T]` that can stop and go on."""
         return Replay(
-            self.head, self.loaded, policy, windows, batch=self.batch, prompt=prompt, **options
+            self.head, self.loaded, policy, windows, batches=self.batches, prompt=prompt, **options
         )
 
     def quality(

@@ -17,6 +17,7 @@ from torch import Tensor
 from kvsearch.cache import plans
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory
+from kvsearch.evaluate.batches import Batches
 from kvsearch.evaluate.fed import Fed, feed, flags
 from kvsearch.evaluate.head import Head
 from kvsearch.models.load import LoadedModel
@@ -42,19 +43,17 @@ class Replay:
         policy: Policy,
         windows: NDArray[np.int64],
         *,
-        batch: int = 1,
+        batches: Batches | None = None,
         prompt: int = 0,
         **options: Any,
     ) -> None:
         check(policy, loaded.shape, prompt=prompt)
         self._head, self._loaded, self.policy = head, loaded, policy
         self._prompt, self._options = prompt, options
+        self._windows, self._batches = windows, batches or Batches(loaded)
         if policy.budgets.kind == "adakv" or policy.anchors is not None:
-            batch = 1  # heads of two texts would hold different numbers of slots
-        self._groups = [
-            _Group(windows[i : i + batch], feed(loaded, policy, windows[i]), loaded.device)
-            for i in range(0, len(windows), batch)
-        ]
+            self._batches = Batches(loaded, 1)  # heads of two texts would hold different numbers
+        self._groups: list[_Group] = []  # of the first windows
         self._cache: PolicyCache | None = None  # the one that took in the newest tokens
         self.spent = 0
 
@@ -68,26 +67,52 @@ class Replay:
 
         Args:
             stop: tokens of each window.
-            windows: how many windows, from the first; all if None. Windows that share a forward
-                pass are done together, whether asked for or not.
+            windows: how many windows, from the first; all if None. If a number of windows a
+                forward pass was asked for, those of a pass are done together, wanted or not.
             progress: called with the number of tokens done.
 
         Raises:
             OutOfMemory: the device has no room for the cache and activations.
         """
-        parts, wanted = [], windows
-        for group in self._groups:
-            if wanted is not None and wanted <= 0:
-                break
+        parts, wanted = list[Tensor](), len(self._windows) if windows is None else windows
+        done = 0  # windows
+        while done < wanted:
+            group = self._group(len(parts), done, wanted)
             before = self.spent
             with torch.inference_mode():
-                if stop > group.done:
-                    self._advance(group, stop)
+                if stop > group.done and not self._advanced(group, stop):
+                    self._groups = self._groups[: len(parts)]
+                    continue  # with fewer windows, or none
             if progress is not None:
                 progress(self.spent - before)
-            parts.append(torch.cat(group.nll, 1)[:wanted, : stop - 1])
-            wanted = None if wanted is None else wanted - len(group.ids)
+            parts.append(torch.cat(group.nll, 1)[: wanted - done, : stop - 1])
+            done += len(group.ids)
         return torch.cat(parts).cpu().numpy()
+
+    def _group(self, i: int, first: int, wanted: int) -> "_Group":
+        """The windows of pass `i`, which begin at `first`."""
+        if i == len(self._groups):
+            left = (wanted if self._batches.asked is None else len(self._windows)) - first
+            mine = self._windows[first : first + self._batches.size(left, self._windows.shape[1])]
+            fed = feed(self._loaded, self.policy, mine[0])
+            self._groups.append(_Group(mine, fed, self._loaded.device))
+        return self._groups[i]
+
+    def _advanced(self, group: "_Group", stop: int) -> bool:
+        """Take in tokens of a group up to `stop`; False if it has too many windows for that."""
+        try:
+            self._advance(group, stop)
+        except torch.OutOfMemoryError as e:
+            last = group is self._groups[-1]  # what comes after it is not lost
+            if not (last and self._batches.fewer(len(group.ids))):
+                raise OutOfMemory(
+                    f"out of memory with windows of {stop} tokens; lower --context or --batch"
+                ) from e
+        else:
+            return True
+        # only now: until an `except` ends, the traceback holds the frames and with them the caches
+        self._cache = group.cache = None
+        return False
 
     def _advance(self, group: "_Group", stop: int) -> None:
         if group.cache is None or not continues(self.policy):
@@ -100,15 +125,10 @@ class Replay:
             ends = [start, self._prompt, stop]
         edges = [group.fed.until(end) for end in ends]
         hidden = [] if group.last is None else [group.last]
-        try:
-            for a, b in pairwise(edges):
-                hidden.append(self._head.hidden(group.ids[:, a:b], group.cache))
-            held = torch.cat(hidden, 1)
-            group.nll.append(self._head.nll(*group.asked(held, edges[-1], stop)))
-        except torch.OutOfMemoryError as e:
-            raise OutOfMemory(
-                f"out of memory with windows of {stop} tokens; lower --context or --batch"
-            ) from e
+        for a, b in pairwise(edges):
+            hidden.append(self._head.hidden(group.ids[:, a:b], group.cache))
+        held = torch.cat(hidden, 1)
+        group.nll.append(self._head.nll(*group.asked(held, edges[-1], stop)))
         self.spent += len(group.ids) * (edges[-1] - edges[0])
         self._cache = group.cache
         group.last, group.done = held[:, -1:], stop

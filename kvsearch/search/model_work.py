@@ -32,7 +32,7 @@ class ModelWork:
     dtype: str
     devices: tuple[str, ...]
     parts: Mapping[str, NDArray[np.int64]]
-    batch: int = 1
+    batch: int | None = None
     threads: int = 0
 
     def open(self, slot: int) -> "ModelSession":

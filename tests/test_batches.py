@@ -1,0 +1,80 @@
+"""Windows that share a forward pass on a GPU: as many as fit, and fewer where they do not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvsearch.cli import main
+from kvsearch.errors import OutOfMemory
+from kvsearch.evaluate.batches import MOST, SHARE, Batches
+from kvsearch.evaluate.head import Head
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.policy import Policy
+from kvsearch.rules import Attention
+from tests.cache_cases import tiny
+
+LOADED = tiny(dtype=torch.float32)
+IDS = np.random.default_rng(0).integers(0, 60, (7, 48))
+POLICY = Policy(slots=24, interval=8, sinks=2, recent_window=8, rule=Attention())
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Windows of each pass on a device with room for three, which says that it has more."""
+    tried: list[int] = []
+    plain = Head.hidden
+
+    def hidden(self: Head, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        tried.append(len(ids))
+        if len(ids) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(self, ids, cache)
+
+    monkeypatch.setattr(Head, "hidden", hidden)
+    monkeypatch.setattr(Batches, "_free", lambda self: 1 << 40)
+    return tried
+
+
+def test_a_pass_that_does_not_fit_is_made_again_with_fewer_windows(passes: list[int]) -> None:
+    evaluator = Evaluator(LOADED)
+    found = evaluator.quality(POLICY, IDS).nll
+    assert passes == [7, 3, 3, 1]
+    np.testing.assert_allclose(
+        found, Evaluator(LOADED, batch=1).quality(POLICY, IDS).nll, atol=1e-5
+    )
+    passes.clear()
+    evaluator.quality(POLICY, IDS)
+    assert passes == [3, 3, 1]  # it is remembered
+
+
+def test_a_number_that_was_asked_for_is_kept(passes: list[int]) -> None:
+    with pytest.raises(OutOfMemory, match="lower --context or --batch"):
+        Evaluator(LOADED, batch=4).quality(POLICY, IDS)
+    assert passes == [4]
+
+
+def test_windows_that_nobody_wants_yet_are_not_evaluated(passes: list[int]) -> None:
+    replay = Evaluator(LOADED).replay(POLICY, IDS)
+    assert replay.to(32, 1).shape == (1, 31)
+    assert replay.to(48, 4).shape == (4, 47)
+    assert replay.spent == 4 * 48  # what a race knows already is not done again
+    want = Evaluator(LOADED, batch=1).quality(POLICY, IDS).nll
+    np.testing.assert_allclose(replay.to(48), want, atol=1e-5)
+
+
+def test_as_many_windows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = Batches(LOADED)
+    assert batches.size(7, 48) == 1  # a CPU
+    one = batches.window_bytes(48)
+    for free, fit in ((0.5, 1), (2.5, 2), (7.9, 7), (1e9, min(9, MOST))):
+        monkeypatch.setattr(Batches, "_free", lambda self, free=free: int(free * one / SHARE) + 1)
+        assert batches.size(9, 48) == fit
+    assert batches.window_bytes(96) > 1.9 * one
+
+
+def test_no_windows_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["eval", "full", "--batch", "0", "--tokens", "64"])
+    assert "--batch must be at least 1 window" in capsys.readouterr().err
