@@ -78,6 +78,8 @@ def test_a_prompt_is_not_scored(loaded: Any) -> None:
     assert evaluate("full", loaded, WORDS, context=192, score_from=150, prompt=128).tokens == 42
     with pytest.raises(KvsearchError, match="prompt"):
         evaluate(prompted, loaded, WORDS, context=192)
+    with pytest.raises(KvsearchError, match="none is given"):  # not: the budget is too small
+        evaluate("snapkv-prompt", loaded, WORDS, context=192, budget_slots=64)
 
 
 @pytest.mark.parametrize(

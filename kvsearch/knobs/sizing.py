@@ -6,7 +6,7 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.knobs.fields import Get, Setting, budgets_of, policy_of, recent_window_of
 from kvsearch.knobs.vocabulary import KNOBS, Value, check_value
-from kvsearch.policy import Policy, layout
+from kvsearch.policy import Policy, check, layout
 from kvsearch.policy.budgets import least
 from kvsearch.policy.layout import costs_of, kinds_of, peak_of
 
@@ -81,6 +81,8 @@ def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[
     if low >= few:
         return policy, peak
     reason = f"{limit} bytes pay for no slot"
+    if base.prompted and not setting.prompt:
+        check(base, setting.shape, prompt=setting.prompt)  # without a prompt nothing is dropped
     try:
         layout(policy, setting.shape)
     except PolicyError as e:
