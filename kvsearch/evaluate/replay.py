@@ -74,8 +74,8 @@ class Replay:
         Raises:
             OutOfMemory: the device has no room for the cache and activations.
         """
-        parts, wanted = list[Tensor](), len(self._windows) if windows is None else windows
-        done = 0  # windows
+        parts, done, wanted = list[Tensor](), 0, len(self._windows)  # windows
+        wanted = wanted if windows is None else min(windows, wanted)
         while done < wanted:
             group = self._group(len(parts), done, wanted)
             before = self.spent
