@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvsearch.cache import scan
+from kvsearch.cache import one_by_one, scan
 from kvsearch.cache.engine import advance
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
@@ -98,6 +98,24 @@ def test_fast_equals_segments_from_any_state(name: str, cuts: list[int], cap: fl
     want = replay(slow, tokens(), cuts[:1] if "trigger" in POLICIES[name] else [], cap)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
     assert_same(fast, slow)
+
+
+@pytest.mark.parametrize("cap", [None, 4.0])
+@pytest.mark.parametrize("name", [n for n, p in POLICIES.items() if p.get("interval", 1) == 1])
+def test_a_loop_and_torch_take_in_tokens_alike(
+    name: str, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    calls, run, serves = [], one_by_one.run, one_by_one.serves
+    monkeypatch.setattr(one_by_one, "run", lambda *a: calls.append(a) or run(*a))
+    loop, plain = state(name, fast=True), state(name, fast=True)
+    got = replay(loop, tokens(), [70], cap)
+    assert len(calls) == 2 and serves(calls[0][1], calls[0][2])
+    monkeypatch.setattr(one_by_one, "serves", lambda *_: False)
+    want = replay(plain, tokens(), [70], cap)
+    assert len(calls) == 2
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+    assert_same(loop, plain)
 
 
 @pytest.mark.parametrize(

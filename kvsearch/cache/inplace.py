@@ -9,6 +9,7 @@ laid out before it, because at short intervals the number of small operations is
 import torch
 from torch import Tensor
 
+from kvsearch.cache import one_by_one
 from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.state import LayerState
@@ -94,6 +95,9 @@ def _loop(
     kept = fresh_ones
     if quantised is not None:
         kept = intervals(torch.stack([wide(x, D) for x in quantised]), c)
+    if one_by_one.serves(victims, q):
+        more = fresh_ones, kept, float(weights), softcap
+        return one_by_one.run(slots, victims, queries, *more)
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
     own = torch.arange(c, device=q.device)

@@ -47,9 +47,29 @@ class Victims:
         scorer.born = self.born[..., part] if self._aged else None
         self._born_tail, self._sums_tail = self.born[..., n:], self.sums[..., n:]
 
+    @property
+    def candidates(self) -> tuple[int, int]:
+        """First slot that may go, and the one after the last."""
+        return self._from, self._to
+
+    @property
+    def recent(self) -> int:
+        """Newest tokens that are candidates by their place but may not go."""
+        return self.policy.recent_window if self._mask else 0
+
+    @property
+    def forgets_all(self) -> bool:
+        """Whether every compaction forgets all sums."""
+        return self._fresh
+
+    @property
+    def carry(self) -> float:
+        """What is left of a sum after an interval."""
+        return 0.0 if self._fresh else self._keep**self.c
+
     def vote(self, votes: Tensor, probabilities: Tensor) -> None:
         """Add what slots receive: `votes` `[B * V, 1, rows]` times `[B * V, rows, n + c]`."""
-        carry = 0.0 if self._fresh else self._keep**self.c
+        carry = self.carry
         if probabilities.dtype == self._sum.dtype:
             self._sum.baddbmm_(votes, probabilities, beta=carry)
         else:
