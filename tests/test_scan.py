@@ -111,6 +111,10 @@ def test_a_loop_and_torch_take_in_tokens_alike(
     loop, plain = state(name, fast=True), state(name, fast=True)
     got = replay(loop, tokens(), [70], cap)
     assert len(calls) == 2 and serves(calls[0][1], calls[0][2])
+    many = torch.empty(B, 64 * HQ, 1, 1 << 10)
+    for threads, takes in ((1, True), (64, False)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert serves(calls[0][1], many.double()) is takes
     monkeypatch.setattr(one_by_one, "serves", lambda *_: False)
     want = replay(plain, tokens(), [70], cap)
     assert len(calls) == 2

@@ -10,12 +10,19 @@ from torch import Tensor
 from kvsearch.cache.victims import Victims
 from kvsearch_kernels.numba_args import why_not_memory
 
+SHARED = 1.3e6  # operations a token and layer that torch's threads would have to spare it
+
 
 def serves(victims: Victims, q: Tensor) -> bool:
-    """Whether the loop decides as `victims` does, for queries like `q`."""
+    """Whether the loop decides as `victims` does for queries `q` `[B, Hq, M, D]`, and is faster.
+
+    It has one thread. With more, torch catches up where a token has many heads and slots.
+    """
     rule, plain = victims.scorer.rule, q.dtype in (torch.float32, torch.float64)
     alone = victims.c == 1 and rule.pool == 1 and len(victims.sums) == 1
-    return alone and plain and why_not_memory(q, victims.sums) is None
+    work = 4 * q.shape[0] * q.shape[1] * q.shape[3] * victims.born.shape[-1]
+    spared = work * (1 - 1 / torch.get_num_threads())
+    return alone and plain and spared < SHARED and why_not_memory(q, victims.sums) is None
 
 
 def run(
