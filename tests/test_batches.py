@@ -55,7 +55,7 @@ def test_a_number_that_was_asked_for_is_kept(passes: list[int]) -> None:
     assert passes == [4]
 
 
-def test_windows_that_nobody_wants_yet_are_not_evaluated(passes: list[int]) -> None:
+def test_windows_beyond_those_asked_for_are_not_evaluated(passes: list[int]) -> None:
     replay = Evaluator(LOADED).replay(POLICY, IDS)
     assert replay.to(32, 1).shape == (1, 31)
     assert replay.to(48, 4).shape == (4, 47)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import plans
+from kvsearch.cache import lifetimes, plans
 from kvsearch.cache.anchors import Stream
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.heads import advance
@@ -118,6 +118,7 @@ def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: De
 def test_a_text_is_attended_at_once_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels that only count: one launch, two where keys turn, and what blocks give."""
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    monkeypatch.setattr(lifetimes, "BLOCK", 16)  # so that blocks would be many launches
     device, seen = Device(), Counter[int]()
     shape = replace(SHAPE, head_dim=64)  # which kernels take
     named = [small(name) for name, method in METHODS.items() if method.baseline]

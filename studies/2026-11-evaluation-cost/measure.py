@@ -1,6 +1,6 @@
 """What an exact evaluation costs, and how exact it is, on the real default model.
 
-    python studies/2026-11-evaluation-cost/measure.py [--exact] [--products] [--slices]
+    python studies/2026-11-evaluation-cost/measure.py [--exact] [--products|--slices|--loop]
 
 Cost: CPU seconds of one thread for `Evaluator.quality`, divided by those of one plain full-cache
 forward of the same tokens with the same head, in interleaved pairs; the median pair is kept.
@@ -9,12 +9,15 @@ per-token difference between the one-pass replay and a deployed cache filled tok
 Products: CPU seconds with all products of weights by MKL, and with all large ones by oneDNN,
 divided by those as kvsearch chooses on this processor.
 Slices: CPU seconds with logits of 512 tokens at a time, divided by those with as many as it is.
+Loop: CPU seconds without the compiled loop for policies that compact at every token, divided by
+those with it.
 Rows are appended to results.csv beside this file as they are measured.
 """
 
 import csv
 import platform
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -23,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from kvsearch.cache import one_by_one
 from kvsearch.evaluate import head
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, Value, build
@@ -62,9 +66,10 @@ COSTED: dict[str, dict[str, Value]] = {
 @click.option("--exact", is_flag=True, help="also compare with token by token (minutes)")
 @click.option("--products", is_flag=True, help="compare MKL with oneDNN instead")
 @click.option("--slices", is_flag=True, help="compare slices of logits instead")
+@click.option("--loop", is_flag=True, help="compare torch with the loop for interval 1 instead")
 def main(
     context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool,
-    products: bool, slices: bool,
+    products: bool, slices: bool, loop: bool,
 ) -> None:  # fmt: skip
     """Measure and append to results.csv."""
     torch.set_num_threads(1)
@@ -86,8 +91,15 @@ def main(
                     write(row(what, name, T, "fp32", float(np.median(ratios)), ratios))
                 continue
             if slices:
-                ratios = [longer(evaluator, policy, ids) for _ in range(pairs)]
+                before = mock.patch.object(head, "ROWS", 512)
+                ratios = [longer(evaluator, policy, ids, before) for _ in range(pairs)]
                 write(row(f"512 / {head.ROWS}", name, T, "fp32", float(np.median(ratios)), ratios))
+                continue
+            if loop:
+                before = mock.patch.object(one_by_one, "serves", lambda *_: False)
+                evaluator.quality(policy, ids[:, :512], resident=False)  # compiles it
+                ratios = [longer(evaluator, policy, ids, before) for _ in range(pairs)]
+                write(row("torch / loop", name, T, "fp32", float(np.median(ratios)), ratios))
                 continue
             ratios = []
             for _ in range(pairs):
@@ -129,11 +141,11 @@ def slower(evaluator, policy, ids, pairs) -> dict[str, list[float]]:
     return {w: [x / y for x, y in zip(s, base, strict=True)] for w, s in found.items()}
 
 
-def longer(evaluator, policy, ids) -> float:
-    """CPU seconds with logits of 512 tokens at a time, divided by those with fewer."""
+def longer(evaluator, policy, ids, before) -> float:
+    """CPU seconds as they were `before`, a patch, divided by those as they are."""
     seconds = []
-    for rows in (512, head.ROWS):
-        with mock.patch.object(head, "ROWS", rows):
+    for patch in (before, nullcontext()):
+        with patch:
             start = time.process_time()
             evaluator.quality(policy, ids, resident=False)
             seconds.append(time.process_time() - start)
