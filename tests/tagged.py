@@ -79,6 +79,8 @@ class Device(TorchDispatchMode):
         waits: ops for whose result the host would wait, by name.
         counting: whether they are counted.
         trace: what each launch was given, all that a CUDA graph would fix; None keeps nothing.
+        calls: how many the cache has had, if whoever makes them counts them.
+        asked: how often the host asked for what an earlier copy brings.
     """
 
     def __init__(self) -> None:
@@ -87,6 +89,7 @@ class Device(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
         self.counting = True
         self.trace: list[Any] | None = None
+        self.calls = self.asked = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check, count, run on the CPU, and tag the result."""
@@ -106,7 +109,11 @@ class Device(TorchDispatchMode):
             place = args[0].device
         there = place.type == ELSEWHERE.type
         name = func._schema.name
-        if self.counting and (away or there) and self._count(func, name, there):
+        if (
+            self.counting
+            and (away or there)
+            and self._count(func, name, there, not kwargs.get("non_blocking"))
+        ):
             self.note(name, (args, kwargs))
         if target is not None:
             kwargs["device"] = CPU
@@ -120,13 +127,17 @@ class Device(TorchDispatchMode):
                 return same[0]
         return _wrap(result, place)
 
+    def recorded(self) -> "Reached":
+        """An event that the device has reached when the host comes with its next call."""
+        return Reached(self)
+
     def note(self, name: str, given: Any) -> None:
         """Keep the address, shape and strides of tensors, and all that is no tensor."""
         if self.trace is not None:
             self.trace.append((name, _fixed(given)))
 
-    def _count(self, func: Any, name: str, there: bool) -> bool:
-        if func in WAITS or not there:  # a result that comes back to the host
+    def _count(self, func: Any, name: str, there: bool, waits: bool = True) -> bool:
+        if func in WAITS or (not there and waits):  # a result that comes back to the host
             self.waits[name] += 1
         returns = func._schema.returns
         view = all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
@@ -134,6 +145,18 @@ class Device(TorchDispatchMode):
         if launches:
             self.launches[name] += 1
         return launches
+
+
+class Reached:
+    """What `torch.cuda.Event` is."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.calls = device, device.calls
+
+    def synchronize(self) -> None:
+        """Count a wait within the call that asked for what is not there yet."""
+        self.device.asked += 1
+        self.device.waits["event"] += self.device.calls == self.calls
 
 
 def _fixed(x: Any) -> Any:

@@ -5,15 +5,16 @@ results must be those of the same path on the CPU.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import lifetimes, plans
+from kvsearch.cache import later, lifetimes, plans
 from kvsearch.cache.anchors import Stream
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.heads import advance
@@ -48,6 +49,12 @@ WAYS = {  # packed, fast, and the calls in which a stream comes
 }
 
 
+SHARED = Policy(
+    slots=40, interval=8, sinks=2, recent_window=8, rule=Attention(), quantizer=Quantizer(group=32),
+    tiers=(Tier(key_bits=4, value_bits=4),), budgets=Budgets(kind="adakv"),
+)  # fmt: skip
+
+
 @pytest.fixture
 def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Another device; ops run their references, since no kernel could be launched."""
@@ -79,6 +86,8 @@ def run(
                 for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
             )
             outs.append(here(advance(states, q, k, v, scale=0.2)))
+            if device is not None:
+                device.calls += 1
         for state in states:
             assert packed or state.pack().nbytes > 0
             assert state.nbytes > 0
@@ -142,18 +151,35 @@ def test_a_text_is_attended_at_once_by_age(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rule", [Attention(), RULES["keydiff"]()])
-def test_adakv_runs_on_another_device_and_waits_once_a_compaction(
-    rule: Rule, way: str, lane: Device
+def test_adakv_waits_for_shares_within_a_call_alone(
+    rule: Rule, way: str, lane: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many slots a head keeps is known to the host only then."""
-    policy = Policy(
-        slots=40, interval=8, sinks=2, recent_window=8, rule=rule, quantizer=Quantizer(group=32),
-        tiers=(Tier(key_bits=4, value_bits=4),), budgets=Budgets(kind="adakv"),
-    )  # fmt: skip
-    packed, fast, calls = WAYS[way]
+    """How many slots a head keeps is found by the device; a token later the host has it."""
+    policy, (packed, fast, calls) = SHARED.model_copy(update={"rule": rule}), WAYS[way]
+    monkeypatch.setattr(later, "recorded", lambda device: lane.recorded())
     got = run(policy, packed, fast, calls, lane)
-    assert lane.waits == {"aten::_to_copy": 1 + (T - 40) // 8}
+    ends, due = np.cumsum(calls), range(40, T, 8)
+    inside = len(due) - len({*due} & {*ends.tolist()})  # a call that goes on needs them at once
+    assert inside > 0
+    assert (lane.asked, lane.waits) == (len(due), {"event": inside if packed else len(due)})
     assert torch.allclose(got, run(policy, packed, fast, calls, None), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("look", [lambda states: states[0].nbytes, lambda states: copy(states[1])])
+def test_who_looks_at_heads_that_share_finds_them_compacted(
+    look: Callable[[list[LayerState]], object], lane: Device
+) -> None:
+    layers = layout(SHARED, SHAPE).layers
+    states = [LayerState(x, packed=True) for x in layers if x.layer == 1]
+    with torch.inference_mode(), lane:
+        for m in (90, *[1] * 6):
+            qkv = (torch.zeros(1, h, m, SHAPE.head_dim) for h in (6, 2, 2))
+            advance(states, *map(tagged, qkv), scale=0.2)
+        assert all(state.pending is not None for state in states)
+        look(states)
+        assert all(state.pending is None for state in states)
+        assert sum(state.store.n for state in states) == 32 * 2
+        assert all(state.store.residual == 0 for state in states)
 
 
 @pytest.mark.parametrize("name", [*METHODS])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvsearch.cache import adakv_inplace, filling, segments, sharing, staging
 from kvsearch.cache.engine import arriving
+from kvsearch.cache.later import Later
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 
@@ -77,7 +78,7 @@ def _take(
         out[:, :, now] = how(states, parts, ready, scale=scale, softcap=softcap)
         done = now.stop
         if how is _SEGMENT and first.seen == due:
-            compact(states)
+            compact(states, later=done == total and first.packed)
 
 
 def _each(
@@ -93,27 +94,48 @@ _SEGMENT = partial(_each, partial(segments.run, compacts=False))
 _FILL = partial(_each, filling.run)
 
 
-def compact(states: Sequence[LayerState]) -> None:
-    """Compact all heads of a layer, which ends with the slots of an even split."""
-    target, held = states[0].layer.target, sum(state.store.n for state in states)
+def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
+    """Compact all heads of a layer, which ends with the slots of an even split.
+
+    How many slots each head keeps is for the host to know, which makes tensors of so many. With
+    `later` it does not wait: whoever looks at the layer's slots next has them compacted.
+    """
+    first, held = states[0], sum(state.store.n for state in states)
+    target = first.layer.target
     assert target is not None
-    ranks: list[Tensor] | None = None
-    targets: list[int] | None = None
-    if held > target * len(states):
-        slots = zip(states, segments.slots_of(states), strict=True)
-        ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
-        targets = _shares(states, ranks, target)
-    segments.compact_states(states, ranks, targets)
+    if held <= target * len(states):
+        segments.compact_states(states)
+        return
+    slots = zip(states, segments.slots_of(states), strict=True)
+    ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
+    counts = Later(_counts(states, ranks, target))
+    carry_out = partial(_carry_out, states, ranks, counts, target)
+    if not later or first.store.device.type == "cpu":
+        carry_out()
+        return
+    for state in states:
+        state.pending = carry_out
 
 
-def _shares(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) -> list[int]:
-    """Slots that each head keeps; they add up to `target` for every head."""
+def _counts(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) -> Tensor:
+    """Of the layer's best-ranked slots, how many each head has `[H]`."""
+    p = states[0].layer.policy
+    even = target - p.sinks - p.recent_window
+    chosen = [r[0, 0, p.sinks : r.shape[-1] - p.recent_window] for r in ranks]
+    best = torch.cat(chosen).topk(even * len(states), sorted=False).indices
+    room = [len(r) for r in chosen]
+    among = best.new_zeros(sum(room)).index_fill_(0, best, 1)
+    return torch.stack([head.sum() for head in among.split(room)])
+
+
+def _carry_out(
+    states: Sequence[LayerState], ranks: Sequence[Tensor], counts: Later, target: int
+) -> None:
+    """Let each head keep its share of the slots; they add up to `target` for every head."""
+    for state in states:
+        state.pending = None
     p = states[0].layer.policy
     fixed = p.sinks + p.recent_window
     room = [state.store.n - fixed for state in states]
-    even = target - fixed
-    chosen = [r[0, 0, p.sinks : r.shape[-1] - p.recent_window] for r in ranks]
-    best = torch.cat(chosen).topk(even * len(states), sorted=False).indices
-    among = best.new_zeros(sum(room)).index_fill_(0, best, 1)
-    counts = torch.stack([head.sum() for head in among.split(room)]).cpu().tolist()
-    return [fixed + n for n in sharing.shares(counts, even, room, p.budgets.floor)]
+    got = sharing.shares(counts.tolist(), target - fixed, room, p.budgets.floor)
+    segments.compact_states(states, ranks, [fixed + n for n in got])

@@ -15,6 +15,7 @@ from kvsearch.cache import scan, sharing
 from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.inplace import intervals, wide
+from kvsearch.cache.later import Later
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.attention import Attention, AttentionScorer
 from kvsearch_kernels.choose_slots import rising_bits
@@ -137,7 +138,7 @@ class Places:
         even, H = self.target - fixed, len(born)
         key = torch.add(born * H + self._heads, rising_bits(ranks), alpha=1 << 32)
         key.masked_fill_(~mine, -1)
-        counts = (key >= _largest(key.view(-1), even * H)).sum(1).cpu().tolist()
+        counts = Later((key >= _largest(key.view(-1), even * H)).sum(1)).tolist()
         got = sharing.shares(counts, even, [n + c - fixed for n in self.held], p.budgets.floor)
         least = torch.stack([_largest(row, n) for row, n in zip(key, got, strict=True)])
         alive.masked_fill_(mine & (key < least.unsqueeze(1)), False)

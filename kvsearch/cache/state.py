@@ -1,5 +1,6 @@
 """What one layer's cache holds. Data only: `kvsearch.cache.engine` acts on it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class LayerState:
         peak_bytes: most bytes that the packed layer held at any step.
         impls: op -> the implementation of it that ran.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
+        pending: a compaction of the layer that waits for numbers from the device, see `adakv`.
+            Whoever looks at the store has it carried out.
     """
 
     def __init__(
@@ -68,13 +71,34 @@ class LayerState:
         """Forget everything."""
         self.impls: dict[str, str] = {}
         self.step: Any = None
-        self.store: Store = DenseStore(self.layer, self.native, self.impls)
+        self.pending: Callable[[], None] | None = None
+        self._store: Store = DenseStore(self.layer, self.native, self.impls)
         if self.packed:
-            self.store = PackedStore(self.layer, self.native, self.impls)
+            self._store = PackedStore(self.layer, self.native, self.impls)
         self.scorer: Scorer | None = None
         self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
         self.peak_bytes = 0
+
+    @property
+    def store(self) -> Store:
+        """Keys and values."""
+        self.settle()
+        return self._store
+
+    @store.setter
+    def store(self, store: Store) -> None:
+        self._store = store
+
+    def settle(self) -> None:
+        """Carry out what is pending."""
+        if self.pending is not None:
+            self.pending()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy starts from: what waits for a device cannot be copied."""
+        self.settle()
+        return self.__dict__
 
     def begin(self, q: Tensor, k: Tensor) -> None:
         """Get ready for the first tokens: queries `[B, Hq, M, D]`, keys `[B, H, M, D]`."""

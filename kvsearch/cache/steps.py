@@ -119,9 +119,9 @@ def advance(
         finish(states)
     elif first.seen == step.due:
         compact(states)
-    if not step.outdated:
+    if first.pending is None and not step.outdated:
         return out.unsqueeze(2)
-    if q.is_cpu:  # the next token describes the layer
+    if q.is_cpu or first.pending is not None:  # the next token describes the layer
         first.step = step.emptied()
     else:  # now, so that tokens in between are all alike
         first.step = _described(states, k, v)
