@@ -31,6 +31,7 @@ FP16, BF16, SINGLE, DOUBLE, PACKED = range(5)  # kinds
 ANGLES, PAIRS, INDEX, BEFORE, TURN = 0, 1, 2, 6, 7
 FINE = 64  # angles of as many positions, then of multiples of that: any other is a sum of two
 ROWS = 32  # unpacked at once
+PLACED, SPOILT = -(1 << 63), 1 << 62  # orders of slots, see `choose_slots.reference`
 LANES = 16  # numbers that are compared side by side
 LOOSE = {"reassoc", "contract", "nsz", "arcp"}  # sums in any order; NaN and infinity mean the same
 
@@ -73,6 +74,14 @@ def _to_half(typingctx, x):
         )
 
     return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def _bits_of(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], cgutils.ir.IntType(32))
+
+    return types.int32(types.float32), codegen
 
 
 @intrinsic
@@ -623,7 +632,7 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
             keys are turned; then `k` and `q` come from `arrive`.
         numbers: of each of `rows`: the power of the slots seen, and the factor on the sums.
         scale, softcap, plain: as in `attend`.
-        out: `[B, Hq, Dv]`, zeros.
+        out: `[B, Hq, Dv]`.
     """
     batch, group, first = q.shape[0], q.shape[1] // k.shape[1], 0
     for r in range(rows.shape[0]):
@@ -660,6 +669,38 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
         if row[3]:
             _tally(received, row, numbers[r, 0], float32(numbers[r, 1]), lengths[0, 0])
         first += heads
+
+
+@compiled()
+def _halves(x):
+    """Vectors `[B, H, D]` fp32, rounded to fp16, as bytes `[B, H, 1, 2 D]`."""
+    found = np.empty((x.shape[0], x.shape[1], 1, x.shape[2]), np.uint16)
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            for d in range(x.shape[2]):
+                found[b, h, 0, d] = _to_half(x[b, h, d])
+    return found.view(np.uint8)
+
+
+@compiled()
+def step_at(q, k, v, out, shape, parts, rows, numbers, scale, softcap):
+    """`step` of fp32 numbers at addresses, for pools in fp16: what is asked for each token.
+
+    Arrays would cost the host more than this, where little else is in its caches.
+
+    Args:
+        q, k, v, out: addresses of queries, of the token's keys and values, and of the output.
+        shape: `(B, H, queries of a KV head, D, Dv)`.
+        parts, rows, numbers, scale, softcap: as in `step`.
+    """
+    batch, heads, group, wide, width = shape
+    step(
+        carray(_pointer(q), (batch, heads * group, wide), np.float32),
+        _halves(carray(_pointer(k), (batch, heads, wide), np.float32)),
+        _halves(carray(_pointer(v), (batch, heads, width), np.float32)),
+        parts, rows, numbers, scale, softcap, False,
+        carray(_pointer(out), (batch, heads * group, width), np.float32),
+    )  # fmt: skip
 
 
 # -- evaluating --------------------------------------------------------------------------------
@@ -849,3 +890,101 @@ def time_order(pools, out):
         for i in range(n):
             out[m, i] = ends[pools[m, i]]
             ends[pools[m, i]] += 1
+
+
+# -- choosing ----------------------------------------------------------------------------------
+
+
+@compiled()
+def _rising(scores, first, last, newest_first, keys):
+    """Integers that rise with `scores[first:last]`; the slot decides between equals."""
+    for i in range(last - first):
+        positive = np.float32(scores[first + i] + np.float32(0))  # -0.0 + 0.0 is 0.0
+        bits = np.int64(np.int32(_bits_of(positive)))
+        bits = bits if bits >= 0 else bits ^ 0x7FFFFFFF
+        keys[i] = (bits << 30) + (i if newest_first else (1 << 30) - 1 - i)
+
+
+@compiled()
+def _nth(numbers, n):
+    """The `n`-th smallest number, from 0; a search that sorts no more than it must (Hoare 1961)."""
+    x, low, high = numbers.copy(), 0, len(numbers) - 1
+    while low < high:
+        pivot, i, j = x[(low + high) // 2], low, high
+        while i <= j:
+            while x[i] < pivot:
+                i += 1
+            while x[j] > pivot:
+                j -= 1
+            if i <= j:
+                x[i], x[j] = x[j], x[i]
+                i, j = i + 1, j - 1
+        if j < n < i:
+            break
+        low, high = (low, j) if n <= j else (i, high)
+    return x[n]
+
+
+@compiled()
+def _place(scores, old, kept, numbers, counts, keys, tiers):
+    """Tier of every slot that stays, of one voter, see `choose`."""
+    _, sinks, recent, fp16_sinks, fp16_recent = numbers
+    n, native = len(kept), len(counts)
+    rank = np.empty(n, np.float32)
+    for i in range(n):
+        rank[i] = np.inf if i < sinks or i >= n - recent else scores[kept[i]]
+    _rising(rank, 0, n, False, keys)
+    for i in range(n):
+        held = fp16_sinks <= i < n - fp16_recent
+        tiers[i] = native - 1 if held else native
+        if not held:
+            keys[i] = PLACED
+    wanted = np.empty(n, np.int64)
+    for tier in range(native - 1):
+        if counts[tier] == 0:
+            continue
+        for i in range(n):
+            was = old[kept[i]]
+            spoilt = keys[i] > PLACED and was != native and was > tier
+            wanted[i] = keys[i] - SPOILT if spoilt else keys[i]
+        least = _nth(wanted, n - counts[tier])
+        for i in range(n):
+            if wanted[i] >= least:
+                tiers[i], keys[i] = tier, PLACED
+    for i in range(n):
+        if i < fp16_sinks or i >= n - fp16_recent:
+            tiers[i] = native
+
+
+@compiled()
+def choose(scores, old, numbers, counts, keep, tiers):
+    """Who stays, and where, of the slots of each voter, see `choose_slots.reference`.
+
+    Args:
+        scores: `[M, N]` fp32.
+        old: pools before `[M, N]`.
+        numbers: slots dropped, sinks, recent window, and sinks and newest slots in 16 bits.
+        counts: slots of each tier.
+        keep: slots that stay `[M, N']`, to fill.
+        tiers: their pools, or of no size if there are no tiers.
+    """
+    gone, sinks, recent = numbers[0], numbers[1], numbers[2]
+    N = scores.shape[1]
+    last = N - recent
+    keys = np.empty(N, np.int64)
+    for m in range(scores.shape[0]):
+        kept = keep[m]
+        if gone:
+            _rising(scores[m], sinks, last, True, keys)
+            among = keys[: last - sinks]
+            stay, at = gone < len(among), 0
+            least = _nth(among, gone) if stay else np.int64(0)
+            for i in range(N):
+                if i < sinks or i >= last or (stay and keys[i - sinks] >= least):
+                    kept[at] = i
+                    at += 1
+        else:
+            for i in range(N):
+                kept[i] = i
+        if tiers.size:
+            _place(scores[m], old[m], kept, numbers, counts, keys[: len(kept)], tiers[m])

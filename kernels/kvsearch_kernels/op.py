@@ -90,6 +90,10 @@ class Op(Generic[P, R]):
         ran[self.name] = self.pick(*args, **kwargs)
         return self._forward(ran[self.name], *args, **kwargs)
 
+    def again(self, impl: str, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what `pick` named for arguments like these, without asking it once more."""
+        return self._forward(impl, *args, **kwargs)
+
     def _forward(self, impl: str, *args: P.args, **kwargs: P.kwargs) -> R:
         if impl == "reference":
             return self.reference(*args, **kwargs)

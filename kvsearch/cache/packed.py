@@ -44,8 +44,9 @@ class PackedStore:
         self.ran: Ran = {} if ran is None else ran
         self.n = self.residual = 0
         self.dtype = torch.float32
-        self.keys: list[Held | None] = [None] * len(self.codecs)
-        self.values: list[Held | None] = [None] * len(self.codecs)
+        self._keys: list[Held | None] = [None] * len(self.codecs)
+        self._values: list[Held | None] = [None] * len(self.codecs)
+        self._grown: NativePool | None = None  # the 16-bit pool, if tokens came since it was shown
         self.pools = torch.empty(0, dtype=torch.uint8)  # of compacted slots
         self.native_pool: NativePool | None = None  # the 16-bit pool, once tokens come one by one
         self._lengths: dict[int, tuple[int, Tensor]] = {}  # slots of each tier, on the device too
@@ -91,7 +92,25 @@ class PackedStore:
         pool.used += 1
         self.n += 1
         self.residual += 1
-        self.keys[-1], self.values[-1] = pool.shown()
+        self._grown = pool
+
+    @property
+    def keys(self) -> list[Held | None]:
+        """What each pool holds of keys, None of nothing."""
+        self._show()
+        return self._keys
+
+    @property
+    def values(self) -> list[Held | None]:
+        """What each pool holds of values, None of nothing."""
+        self._show()
+        return self._values
+
+    def _show(self) -> None:
+        """Let the 16-bit pool be seen with the tokens that came: nobody looks at every token."""
+        if self._grown is not None:
+            self._keys[-1], self._values[-1] = self._grown.shown()
+            self._grown = None
 
     def _native(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values of the 16-bit pool."""
@@ -292,8 +311,8 @@ class PackedStore:
         """Select batch rows (beam search)."""
         self._forget_parts()
         self.native_pool = None
-        self.keys = [None if h is None else tuple(t[rows] for t in h) for h in self.keys]
-        self.values = [None if h is None else tuple(t[rows] for t in h) for h in self.values]
+        for pools in (self.keys, self.values):
+            pools[:] = [None if h is None else tuple(t[rows] for t in h) for h in pools]
         if self.pools.dim() == 3 and self.pools.shape[0] > 1:
             self.pools = self.pools[rows]
 

@@ -15,18 +15,23 @@ class Pools(Protocol):
 
     Attributes:
         codecs: of keys and values of each pool.
-        keys, values: what each pool holds, None of nothing.
         ran: where to note which implementation of each op ran.
         dtype: of values that are decoded to be encoded anew.
         lead: tokens that the first group of scales lacks.
     """
 
     codecs: list[tuple[Codec, Codec]]
-    keys: list[Held | None]
-    values: list[Held | None]
     ran: Ran
     dtype: torch.dtype
     lead: int
+
+    @property
+    def keys(self) -> list[Held | None]:
+        """What each pool holds of keys, None of nothing."""
+
+    @property
+    def values(self) -> list[Held | None]:
+        """What each pool holds of values, None of nothing."""
 
     def counts(self, n: int) -> tuple[int, ...]:
         """Slots of each pool after a compaction left `n`."""

@@ -54,7 +54,9 @@ class _Plan:
     origins: Sequence[_Origin]
 
     def direct(self, side: int) -> bool:
-        """Whether those that enter are encoded from where they are, all in 16 bits."""
+        """Whether those that enter can be encoded from where they are, all in 16 bits."""
+        if not self.origins:
+            return False
         plain = self.origins[0].formats[side].fmt is None
         return len(self.origins) == 1 and plain and self.codecs[side].fmt is not None
 
@@ -75,12 +77,28 @@ def repack(
     """
     plans = [_planned(pool, native) for pool in pools]
     both = [(plan, side) for plan in plans for side in (0, 1)]
+    joint = _joint(both)
     fetched = _gathered(ran, [
         Rows([x], origin.at)
-        for plan, side in both if plan.origins and not plan.direct(side)
+        for i, (plan, side) in enumerate(both)
+        if plan.origins and (i in joint or not plan.direct(side))
         for origin in plan.origins for x in origin.sides[side]
     ])  # fmt: skip
-    entered = [_encoded(ran, *which, fetched, dtype) for which in both]
+    entered: list[Held | None] = []
+    waiting: dict[int, Tensor] = {}
+    for i, (plan, side) in enumerate(both):
+        entered.append(None)
+        if i in joint:
+            waiting[i] = _values(ran, plan, side, fetched, dtype)
+        elif plan.direct(side):
+            first = plan.origins[0]
+            entered[i] = plan.codecs[side].encode(first.sides[side][0], ran, first.at)
+        elif plan.origins:
+            entered[i] = plan.codecs[side].encode(_values(ran, plan, side, fetched, dtype), ran)
+    for codec in dict.fromkeys(joint.values()):
+        mine = {i: x for i, x in waiting.items() if joint[i] == codec}
+        for i, held in zip(mine, _encoded(ran, codec, [*mine.values()]), strict=True):
+            entered[i] = held
     moved = _gathered(ran, [
         Rows([x] if new is None else [x, new[i]], plan.index)
         for (plan, side), new in zip(both, entered, strict=True)
@@ -144,15 +162,20 @@ def _origins(
     return found
 
 
-def _encoded(
+def _joint(both: Sequence[tuple[_Plan, int]]) -> dict[int, Codec]:
+    """Which sides of pools are encoded with others of their format, since calls cost most of it."""
+    found: dict[Codec, list[int]] = {}
+    for i, (plan, side) in enumerate(both):
+        codec = plan.codecs[side]
+        if plan.origins and plan.own is not None and codec.fmt is not None:
+            found.setdefault(codec, []).append(i)
+    return {i: codec for codec, mine in found.items() if len(mine) > 1 for i in mine}
+
+
+def _values(
     ran: Ran, plan: _Plan, side: int, fetched: Iterator[Tensor], dtype: torch.dtype
-) -> Held | None:
-    """What enters a pool, in its format; None if nothing does."""
-    if not plan.origins:
-        return None
-    codec, first = plan.codecs[side], plan.origins[0]
-    if plan.direct(side):
-        return codec.encode(first.sides[side][0], ran, first.at)
+) -> Tensor:
+    """What enters a pool `[B, H, n, D]`."""
     values: Tensor | None = None
     for origin in plan.origins:
         held = tuple(next(fetched) for _ in origin.sides[side])
@@ -161,7 +184,15 @@ def _encoded(
             x = torch.where(origin.here.unsqueeze(-1), x, values)
         values = x
     assert values is not None
-    return codec.encode(values, ran)
+    return values
+
+
+def _encoded(ran: Ran, codec: Codec, values: Sequence[Tensor]) -> Iterator[Held]:
+    """What is held of each of `values` `[B, H, n, D]`, encoded at once."""
+    rows = torch.cat([x.reshape(1, 1, -1, x.shape[3]) for x in values], 2)
+    parts = [t.split([x.shape[:3].numel() for x in values], 2) for t in codec.encode(rows, ran)]
+    for x, held in zip(values, zip(*parts, strict=True), strict=True):
+        yield tuple(t.view(*x.shape[:3], -1) for t in held)
 
 
 def _made(plan: _Plan, side: int, new: Held | None, moved: Iterator[Tensor]) -> Held | None:

@@ -41,7 +41,6 @@ class LayerState:
         prompt: tokens of the first call, where the policy treats those in another way.
         whole: set where one call brings in a whole text of which nothing is kept, as in training:
             how many of its tokens are the prompt. None otherwise.
-        peak_bytes: most bytes that the packed layer held at any step.
         impls: op -> the implementation of it that ran.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
         pending: a compaction of the layer that waits for numbers from the device, see `adakv`.
@@ -78,7 +77,7 @@ class LayerState:
         self.scorer: Scorer | None = None
         self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
-        self.peak_bytes = 0
+        self._peak = 0
 
     @property
     def store(self) -> Store:
@@ -126,10 +125,19 @@ class LayerState:
         return self.store.nbytes + (0 if self.scorer is None else self.scorer.nbytes)
 
     def note_peak(self) -> None:
-        """Keys of a prompt are activations until its compaction, see `Layout.bytes_peak`."""
+        """Remember the bytes held now, before something takes their place, if they are the most.
+
+        Keys of a prompt are activations until its compaction, see `Layout.bytes_peak`.
+        """
         waits = self.layer.policy.trigger != "stream" and self.seen <= self.prompt
         if self.packed and (self.store.residual == 0 or not waits):
-            self.peak_bytes = max(self.peak_bytes, self.nbytes)
+            self._peak = max(self._peak, self.nbytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes that the packed layer held at any step."""
+        self.note_peak()
+        return self._peak
 
     def pack(self) -> "LayerState":
         """A deployed copy of an evaluated state: the same slots in real formats.

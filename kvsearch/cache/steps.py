@@ -7,6 +7,7 @@ CPU a loop over them, on a GPU three to five launches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class Step:
         held: the store of each state, and which edition of it this describes.
         asked: where each state sums queries, or None.
         due: the next compaction, in tokens seen.
+        impl: of the op, for a token like the one it was picked for.
+        like: what a token must be like.
         current: False once a token has come that this was not used for.
     """
 
@@ -47,6 +50,8 @@ class Step:
     held: Sequence[tuple[PackedStore, int]]
     asked: Sequence[Asked | None]
     due: int | None
+    impl: str = ""
+    like: object = None
     current: bool = True
 
     def emptied(self) -> "Step":
@@ -81,44 +86,56 @@ def advance(
     softcap: float | None = None,
 ) -> Tensor | None:
     """Take in one token, see `heads.advance`; None if that is to be done store by store."""
-    first, adaptive = states[0], states[0].layer.policy.budgets.kind == "adakv"
-    if first.step is REFUSED or not all(_served(state) for state in states):
-        return None
-    if adaptive and q.shape[0] > 1:  # `adakv` says why not
-        return None
-    if any(map(closing.blind, states)):  # which no op serves; sums of what slots receive move
-        if isinstance(first.step, Step):
-            first.step = first.step.emptied()
-        return None
-    compact = adakv.compact if adaptive and len(states) > 1 else compact_states
+    first = states[0]
     step = first.step
+    if step is REFUSED:
+        return None
+    anchored = first.sequences is not None
+    if anchored and any(map(closing.blind, states)):  # which no op serves; sums move
+        if step is not None:
+            first.step = step.emptied()
+        return None
     if step is None or not step.holds(states):
+        if not all(map(_served, states)) or (_adaptive(first) and q.shape[0] > 1):
+            return None  # `adakv` says why not
         step = _described(states, k, v)
         if step is None:
             first.step = REFUSED
             return None
-        first.step = step
-    key = k if first.reindex else k.to(first.native)  # what carries no angle is rounded later
-    asked = q.squeeze(2), key, v.to(first.native), step.stores
-    more = {"scale": scale, "softcap": softcap, "room": first.room}
-    if decode_step.pick(*asked, **more) == "reference":  # type: ignore[arg-type]
-        first.step = REFUSED
-        return None
-    for state in states:
-        if state.sequences is not None:
+    key, value = k, v
+    if not q.is_cpu:  # whose loop rounds them
+        key, value = k if first.reindex else k.to(first.native), v.to(first.native)
+    asked = q.squeeze(2), key, value, step.stores
+    more: Any = {"scale": scale, "softcap": softcap, "room": first.room}
+    like = q.shape, q.dtype, q.requires_grad, softcap
+    if step.like != like:
+        impl = decode_step.pick(*asked, **more)
+        if impl == "reference":
+            first.step = REFUSED
+            return None
+        step = replace(step, impl=impl, like=like)
+        first.impls[decode_step.name] = impl
+    first.step = step
+    if anchored:
+        for state in states:
             closing.ahead(state, 1)
-    _add_queries(states, step, asked[0])
-    out = decode_step.record(first.impls, *asked, **more)  # type: ignore[arg-type]
+    if any(step.asked):
+        _add_queries(states, step, asked[0])
+    out = decode_step.again(step.impl, *asked, **more)
     for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
         store.counted()
         if heads.sums is not None and state.scorer is not None:
             state.scorer.counted(store.n)
         state.seen += 1
-        state.note_peak()
-    if first.sequences is not None:
-        finish(states)
-    elif first.seen == step.due:
-        compact(states)
+    if anchored or first.seen == step.due:
+        for state in states:
+            state.note_peak()
+        if anchored:
+            finish(states)
+        elif _adaptive(first) and len(states) > 1:
+            adakv.compact(states)
+        else:
+            compact_states(states)
     if first.pending is None and not step.outdated:
         return out.unsqueeze(2)
     if q.is_cpu or first.pending is not None:  # the next token describes the layer
@@ -131,6 +148,8 @@ def advance(
 
 def forget(states: Sequence[LayerState]) -> None:
     """Let go of what a step is told of the layer, before several tokens replace what it holds."""
+    for state in states:
+        state.note_peak()
     if states[0].step is not REFUSED:
         states[0].step = None
 
@@ -148,6 +167,11 @@ def _add_queries(states: Sequence[LayerState], step: Step, q: Tensor) -> None:
             asked.sums.outer, asked.inv_freq, lengths, asked.ahead, skip=asked.sums.skip,
         )  # fmt: skip
         state.scorer.asked(state.seen)
+
+
+def _adaptive(state: LayerState) -> bool:
+    """Whether the heads of a layer share its slots anew at every compaction."""
+    return state.layer.policy.budgets.kind == "adakv"
 
 
 def _served(state: LayerState) -> bool:

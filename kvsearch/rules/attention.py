@@ -172,27 +172,45 @@ class Attention(Rule):
 
 
 class AttentionScorer(Scorer):
-    """Running sums per slot.
-
-    Attributes:
-        sums: `[R, B, V, N]` fp32; `V` is KV heads or 1, `R` the number of partial sums.
-        born: arrival index of each slot's token `[B, V, N]` int32, or None where age plays no role.
-    """
+    """Running sums per slot."""
 
     def __init__(self, rule: Attention, place: Place) -> None:
         import torch
 
         self.rule, self.blocks = rule, rule.blocks(place.interval)
+        self._count: int | None = None  # slots of the room, if more are in use than were shown
         voters = rule.voters(place.kv_heads)
         fp32 = torch.float32  # whatever the default type is: ranks are compared bit by bit
-        self.sums = torch.zeros(
+        self._sums = torch.zeros(
             self.blocks, place.batch, voters, 0, device=place.device, dtype=fp32
         )
-        self.born: Tensor | None = None
+        self._born: Tensor | None = None
         if rule.ages:
-            self.born = torch.zeros(place.batch, voters, 0, dtype=torch.int32, device=place.device)
+            self._born = torch.zeros(place.batch, voters, 0, dtype=torch.int32, device=place.device)
         self._room: tuple[Tensor, Tensor | None] | None = None  # sums and births, and more slots
         self._shown: Tensor | None = None  # the sums that are the front of the room
+
+    @property
+    def sums(self) -> "Tensor":
+        """Partial sums of what slots received `[R, B, V, N]` fp32, `V` KV heads or 1."""
+        self._show()
+        return self._sums
+
+    @sums.setter
+    def sums(self, sums: "Tensor") -> None:
+        self._show()
+        self._sums = sums
+
+    @property
+    def born(self) -> "Tensor | None":
+        """Arrival index of each slot's token `[B, V, N]` int32; None if age plays no role."""
+        self._show()
+        return self._born
+
+    @born.setter
+    def born(self, born: "Tensor | None") -> None:
+        self._show()
+        self._born = born
 
     @property
     def forgets(self) -> bool:
@@ -289,10 +307,15 @@ class AttentionScorer(Scorer):
 
     def counted(self, count: int) -> None:
         """Let the first `count` slots of the room be those that there are."""
-        assert self._room is not None
-        sums, born = self._room
-        self.sums = self._shown = sums[..., :count]
-        self.born = None if born is None else born[..., :count]
+        self._count = count
+
+    def _show(self) -> None:
+        """Let sums and births be seen of the slots that came: nobody looks at every token."""
+        if self._count is None or self._room is None:
+            return
+        (sums, born), count, self._count = self._room, self._count, None
+        self._sums = self._shown = sums[..., :count]
+        self._born = None if born is None else born[..., :count]
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Corrected sums, smoothed outside the recent window."""

@@ -6,7 +6,10 @@ from kvsearch_kernels.op import Op
 choose_slots = Op(
     "choose_slots",
     reference,
-    {"triton": "kvsearch_kernels.choose_slots.triton_impl"},
+    {
+        "triton": "kvsearch_kernels.choose_slots.triton_impl",
+        "numba": "kvsearch_kernels.choose_slots.numba_impl",  # CPU
+    },
     "kvsearch_kernels.choose_slots.probe",
 )
 

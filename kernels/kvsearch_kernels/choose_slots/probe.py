@@ -14,6 +14,7 @@ SPANS = (  # slots, dropped, sinks, recent window, tiers, sinks and newest slots
     (64, 40, 2, 22, (0, 5, 3, 14), 0, 2),
     (50, 0, 3, 8, (20, 30), 0, 0),
     (33, 5, 0, 1, (28,), 0, 0),
+    (40, 0, 2, 52, (9, 29), 2, 0),  # all are recent
 )
 
 

@@ -88,7 +88,7 @@ def _tiers(
     slot, native_pool = torch.arange(n, device=device), len(counts)
     native = (slot < fp16_sinks) | (slot >= n - fp16_recent)
     rank = scores.clone()
-    rank[..., n - recent :] = float("inf")
+    rank[..., max(0, n - recent) :] = float("inf")
     rank[..., :sinks] = float("inf")
     best = torch.where(old == native_pool, torch.zeros_like(old), old)
     pools = torch.full(rank.shape, native_pool - 1, dtype=torch.uint8, device=device)

@@ -1,5 +1,6 @@
 """Lloyd-Max levels of a unit Gaussian (Max 1960)."""
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,11 +19,13 @@ _HALVES = {
 }
 
 
+@cache
 def lloyd_levels(bits: int) -> "Tensor":
     """Levels of a unit Gaussian in rising order, `[2**bits]` fp32; 8 bits are Gaussian-uniform."""
     import torch
 
-    if bits == 8:  # at 8 bits an optimal codebook gains nothing over even steps to 4.2 sigma
-        return torch.linspace(-4.2, 4.2, 256, dtype=torch.float32)
-    half = torch.tensor(_HALVES[bits], dtype=torch.float32)
-    return torch.cat([-half.flip(0), half])
+    with torch.inference_mode(False):  # where they are first asked for says nothing of later
+        if bits == 8:  # at 8 bits an optimal codebook gains nothing over even steps to 4.2 sigma
+            return torch.linspace(-4.2, 4.2, 256, dtype=torch.float32)
+        half = torch.tensor(_HALVES[bits], dtype=torch.float32)
+        return torch.cat([-half.flip(0), half])

@@ -86,7 +86,7 @@ def forward(
     room: Room | None = None,
 ) -> Tensor:  # fmt: skip
     """As `reference`."""
-    from kvsearch_kernels.numba_kernels import arrive, step
+    from kvsearch_kernels.numba_kernels import arrive, step, step_at
 
     if checking():
         for heads in stores.heads:
@@ -94,12 +94,20 @@ def forward(
     if "rows of numba" not in stores.known:
         stores.known["rows of numba"] = _rows(stores)
     parts, rows, numbers, dtype, _held = stores.known["rows of numba"]
+    turned, B, Hq, D = stores.heads[0].turned is not None, *q.shape
+    H, width = v.shape[1], v.shape[3]
+    if dtype is torch.float16 and not turned and all(map(_plain, (q, k, v))):
+        out = torch.empty(B, Hq, width)
+        at = (x.data_ptr() for x in (q, k, v, out))
+        shape = (B, H, Hq // H, D, width)
+        step_at(*at, shape, parts, rows, numbers, float(scale), float(softcap or 0.0))
+        return kept(room, "out", out)
     kind = torch.float64 if q.dtype is torch.float64 else torch.float32
-    out = torch.zeros(*q.shape[:2], v.shape[3], dtype=kind)
+    out = torch.empty(B, Hq, width, dtype=kind)
     query = q.detach()
-    if stores.heads[0].turned is not None:
+    if turned:
         query, key = (x.detach().to(kind, copy=True) for x in (q.contiguous(), k.contiguous()))
-        waves = _waves(stores, q.dtype, k.dtype, q.shape[0])
+        waves = _waves(stores, q.dtype, k.dtype, B)
         arrive(query.numpy(), key.squeeze(2).numpy(), waves, parts, rows)
         k = key.to(k.dtype)
     new = (x.to(dtype).contiguous().view(torch.uint8).numpy() for x in (k, v))
@@ -108,6 +116,11 @@ def forward(
         float(softcap or 0.0), kind is torch.float64, out.numpy(),
     )  # fmt: skip
     return kept(room, "out", out.to(q.dtype))
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether a loop can read fp32 numbers one after the other."""
+    return x.dtype is torch.float32 and x.is_contiguous()
 
 
 def _count(heads: Heads) -> int:

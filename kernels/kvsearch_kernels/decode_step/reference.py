@@ -69,9 +69,9 @@ def reference(
 
     Args:
         q: queries `[B, Hq, D]`.
-        k: the token's keys `[B, H, 1, D]`, rounded to the type of the pools; where keys carry no
-            angle, in the model's type, since they are turned back before they are rounded.
-        v: its values `[B, H, 1, Dv]`, likewise.
+        k: the token's keys `[B, H, 1, D]`, in the type of the pools or in the model's, in which
+            they are turned back where keys carry no angle.
+        v: its values `[B, H, 1, Dv]`, likewise. Both are rounded when they are stored.
         stores: of the layer's heads; pools, lengths and sums are written to.
         scale: factor on the dot products.
         softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
@@ -90,7 +90,8 @@ def reference(
         how, found = heads.turned, heads.sums
         if how is not None:
             query, key = arrived(query, key, how, pool.lengths)
-        append_kv(pool.keys, pool.values, pool.lengths, key.to(pool.keys.dtype), v[:, mine])
+        new = (x.to(pool.keys.dtype) for x in (key, v[:, mine]))
+        append_kv(pool.keys, pool.values, pool.lengths, *new)
         parts = heads.parts if how is None else as_read(heads.parts, how, q.dtype)
         if found is None:
             out, _ = decode_attention(query, parts, scale=scale, softcap=softcap)
