@@ -1,9 +1,10 @@
 """Attention of all queries of a text at once: one launch a layer, however long the text.
 
 For policies by age, and a kernel that passes over dead keys itself. Where positions are re-indexed
-it is one launch for each of the two frames (`lifetimes`): in a frame a query has one angle, and so
-has a key, so both are turned once. What is made of a plan is made for the first layer, and shared
-by all layers alike.
+there are two frames (`lifetimes`): in a frame a query has one angle, and so has a key. Every query
+is then asked twice, in rows of which the latter see the keys of the second frame alone, and both
+answers are merged. What is made of a plan is made for the first layer, and shared by all layers
+alike.
 """
 
 from typing import Any, NamedTuple
@@ -20,21 +21,24 @@ from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 
 
-class Frame(NamedTuple):
-    """Keys whose angles stay what they are against that of a query.
+class Frames(NamedTuple):
+    """Keys whose angles stay what they are against that of a query, frame after frame.
 
     Attributes:
         rows: where each key's values are, `[E]`.
         by: positions to turn each key by, `[E]`.
-        at: the same of the queries, `[M]`.
-        birth, death: of each key, `[E]`, see `lifetime_attention`.
+        birth, death: of each key, `[E]`, see `lifetime_attention`; rows of the second frame's
+            queries follow those of the first.
+        asked: which query each row is, `[M]` for each frame.
+        at: positions to turn it by, likewise.
     """
 
     rows: Tensor
     by: Tensor
-    at: Tensor
     birth: Tensor
     death: Tensor
+    asked: Tensor
+    at: Tensor
 
 
 def attend(
@@ -123,39 +127,40 @@ def _in_frames(
 ) -> Tensor | None:
     """`attend` where positions are re-indexed."""
     assert state.rotary is not None
-    frames = _frames(lives, table, state.seen, q)
-    k, v = table.parts[-1]
-    if not _takes(q, k, v, frames[0].birth, frames[0].death, **more):
+    frames, (k, v) = _frames(lives, table, state.seen, q), table.parts[-1]
+    if not _takes(q, k, v, frames.birth, frames.death, **more):
         return None
     k, v = _whole(table)
-    inv_freq, every = state.rotary.inv_freq.to(q.device), torch.arange(q.shape[2], device=q.device)
-    parts = []
-    for frame in frames:
-        turned, keys = (
-            gather_kv.record(state.impls, x, rows, by=by, inv_freq=_of_heads(inv_freq, x))
-            for x, rows, by in ((q, every, frame.at), (k, frame.rows, frame.by))
-        )
-        values = gather_kv.record(state.impls, v, frame.rows)
-        lived = keys, values, frame.birth, frame.death
-        parts.append(lifetime_attention.record(state.impls, turned, *lived, **more))
-    return merge(parts)
+    inv_freq = state.rotary.inv_freq.to(q.device)
+    turned, keys = (
+        gather_kv.record(state.impls, x, rows, by=by, inv_freq=_of_heads(inv_freq, x))
+        for x, rows, by in ((q, frames.asked, frames.at), (k, frames.rows, frames.by))
+    )
+    values = gather_kv.record(state.impls, v, frames.rows)
+    out, lse = lifetime_attention.record(
+        state.impls, turned, keys, values, frames.birth, frames.death, **more
+    )
+    return merge([*zip(out.split(q.shape[2], 2), lse.split(q.shape[2], 2), strict=True)])
 
 
-def _frames(lives: Plan, table: Versions, start: int, q: Tensor) -> list[Frame]:
+def _frames(lives: Plan, table: Versions, start: int, q: Tensor) -> Frames:
     """The frames that have keys."""
     key = "frames", q.device, start
     if key not in lives.known:
-        stop = start + q.shape[2]
+        m = q.shape[2]
+        stop = start + m
         entries = lives.around(start, stop)
         rows = table.rows(lives.token[entries], lives.quantised[entries])
-        fixed, found = lives.fixed[entries] > 0, list[Frame]()
+        fixed, parts = lives.fixed[entries] > 0, list[tuple[Ints, ...]]()
         for mine, at in ((fixed, lives.fixed_at), (~fixed, lives.moving_at)):
-            some = entries[mine]
-            ints = (rows[mine], lives.angle[some], at[start:stop], lives.birth[some])
+            some, ahead = entries[mine], len(parts) * m
+            birth = np.maximum(lives.birth[some], start) + ahead
+            death = np.minimum(lives.death[some], stop) + ahead
             if len(some):
-                found.append(Frame(*(_put(x, q) for x in (*ints, lives.death[some]))))
-        lives.known[key] = found
-    frames: list[Frame] = lives.known[key]
+                ints = rows[mine], lives.angle[some], birth, death, np.arange(m), at[start:stop]
+                parts.append(ints)
+        lives.known[key] = Frames(*(_put(np.concatenate(x), q) for x in zip(*parts, strict=True)))
+    frames: Frames = lives.known[key]
     return frames
 
 
