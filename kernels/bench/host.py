@@ -1,4 +1,4 @@
-"""Host time of `Op.record` at a decoded token: what asking `auto` costs before a kernel starts.
+"""Host time of `Op.record` for a decoded token: what asking `auto` costs before a kernel starts.
 
     python kernels/bench/host.py
 
@@ -43,17 +43,17 @@ def asked(name: str) -> dict[str, tuple[Op[Any, Any], tuple[Any, ...], dict[str,
     parts = [part for part in layout(at(name, setting), SHAPE).layers if part.layer == 1]
     states = [LayerState(part, packed=True, rotary=rotary) for part in parts]
     found: dict[str, Any] = {}
-    record = Op.record
+    forward = Op._forward
 
-    def noted(op: Op[Any, Any], ran: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted(op: Op[Any, Any], impl: str, *args: Any, **kwargs: Any) -> Any:
         found[op.name] = op, args, kwargs
-        return record(op, ran, *args, **kwargs)
+        return forward(op, impl, *args, **kwargs)
 
     with torch.inference_mode():
         for m in (TOKENS, 1):
             q, k, v = (torch.randn(1, h, m, SHAPE.head_dim) for h in (12, 4, 4))
             found.clear()
-            with mock.patch.object(Op, "record", noted):
+            with mock.patch.object(Op, "_forward", noted):
                 advance(states, q, k, v, scale=0.125)
     return found
 

@@ -95,9 +95,9 @@ def repack(
             entered[i] = plan.codecs[side].encode(first.sides[side][0], ran, first.at)
         elif plan.origins:
             entered[i] = plan.codecs[side].encode(_values(ran, plan, side, fetched, dtype), ran)
-    for codec in dict.fromkeys(joint.values()):
-        mine = {i: x for i, x in waiting.items() if joint[i] == codec}
-        for i, held in zip(mine, _encoded(ran, codec, [*mine.values()]), strict=True):
+    for alike in dict.fromkeys(joint.values()):
+        mine = {i: x for i, x in waiting.items() if joint[i] == alike}
+        for i, held in zip(mine, _encoded(ran, alike[0], [*mine.values()]), strict=True):
             entered[i] = held
     moved = _gathered(ran, [
         Rows([x] if new is None else [x, new[i]], plan.index)
@@ -162,14 +162,17 @@ def _origins(
     return found
 
 
-def _joint(both: Sequence[tuple[_Plan, int]]) -> dict[int, Codec]:
-    """Which sides of pools are encoded with others of their format, since calls cost most of it."""
-    found: dict[Codec, list[int]] = {}
+def _joint(both: Sequence[tuple[_Plan, int]]) -> dict[int, tuple[Codec, int]]:
+    """Which sides of pools are encoded with others, since calls cost most of it.
+
+    They have the same format and, in bytes, width: a model may have lost channels of one side.
+    """
+    found: dict[tuple[Codec, int], list[int]] = {}
     for i, (plan, side) in enumerate(both):
         codec = plan.codecs[side]
         if plan.origins and plan.own is not None and codec.fmt is not None:
-            found.setdefault(codec, []).append(i)
-    return {i: codec for codec, mine in found.items() if len(mine) > 1 for i in mine}
+            found.setdefault((codec, plan.own[side][0].shape[-1]), []).append(i)
+    return {i: alike for alike, mine in found.items() if len(mine) > 1 for i in mine}
 
 
 def _values(

@@ -1,6 +1,6 @@
 """What an exact evaluation costs, and how exact it is, on the real default model.
 
-    python studies/2026-11-evaluation-cost/measure.py [--exact] [--products|--slices|--loop]
+    python studies/2026-11-evaluation-cost/measure.py [--exact|--products|--slices|--loop|--choose]
 
 Cost: CPU seconds of one thread for `Evaluator.quality`, divided by those of one plain full-cache
 forward of the same tokens with the same head, in interleaved pairs; the median pair is kept.
@@ -11,6 +11,7 @@ divided by those as kvsearch chooses on this processor.
 Slices: CPU seconds with logits of 512 tokens at a time, divided by those with as many as it is.
 Loop: CPU seconds without the compiled loop for policies that compact at every token, divided by
 those with it.
+Choose: CPU seconds with slots chosen by torch at compactions, divided by those with a loop.
 Rows are appended to results.csv beside this file as they are measured.
 """
 
@@ -35,6 +36,7 @@ from kvsearch.models import load_model
 from kvsearch.models.products import SIZE, OneDnnLinear
 from kvsearch.policy import Policy
 from kvsearch.text import builtin, read_file, tokenize, windows
+from kvsearch_kernels.choose_slots import numba_impl
 
 COSTED: dict[str, dict[str, Value]] = {
     "full": {"evict": False},
@@ -67,9 +69,10 @@ COSTED: dict[str, dict[str, Value]] = {
 @click.option("--products", is_flag=True, help="compare MKL with oneDNN instead")
 @click.option("--slices", is_flag=True, help="compare slices of logits instead")
 @click.option("--loop", is_flag=True, help="compare torch with the loop for interval 1 instead")
+@click.option("--choose", is_flag=True, help="compare torch with the loop that chooses slots")
 def main(
     context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool,
-    products: bool, slices: bool, loop: bool,
+    products: bool, slices: bool, loop: bool, choose: bool,
 ) -> None:  # fmt: skip
     """Measure and append to results.csv."""
     torch.set_num_threads(1)
@@ -95,11 +98,14 @@ def main(
                 ratios = [longer(evaluator, policy, ids, before) for _ in range(pairs)]
                 write(row(f"512 / {head.ROWS}", name, T, "fp32", float(np.median(ratios)), ratios))
                 continue
-            if loop:
+            if loop or choose:
                 before = mock.patch.object(one_by_one, "serves", lambda *_: False)
+                if choose:
+                    before = mock.patch.object(numba_impl, "why_not", lambda *_: "not now")
                 evaluator.quality(policy, ids[:, :512], resident=False)  # compiles it
                 ratios = [longer(evaluator, policy, ids, before) for _ in range(pairs)]
-                write(row("torch / loop", name, T, "fp32", float(np.median(ratios)), ratios))
+                what = "torch / loop" if loop else "torch / loop that chooses"
+                write(row(what, name, T, "fp32", float(np.median(ratios)), ratios))
                 continue
             ratios = []
             for _ in range(pairs):
