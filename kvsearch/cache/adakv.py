@@ -98,7 +98,7 @@ def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
     """Compact all heads of a layer, which ends with the slots of an even split.
 
     How many slots each head keeps is for the host to know, which makes tensors of so many. With
-    `later` it does not wait: whoever looks at the layer's slots next has them compacted.
+    `later` it does not wait: the states' `store`, when it is read next, compacts them first.
     """
     first, held = states[0], sum(state.store.n for state in states)
     target = first.layer.target

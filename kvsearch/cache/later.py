@@ -1,7 +1,7 @@
 """Numbers that the device finds and the host needs, but not at once: so it does not wait for them.
 
-They are copied while the device goes on. Whoever asks a token later finds them there, unless the
-host is by then a whole token ahead of the device.
+They are copied while the device goes on. When the host asks for them a token later they are there,
+unless the host is by then a whole token ahead of the device.
 """
 
 from typing import Protocol

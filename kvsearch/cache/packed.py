@@ -107,7 +107,7 @@ class PackedStore:
         return self._values
 
     def _show(self) -> None:
-        """Let the 16-bit pool be seen with the tokens that came: nobody looks at every token."""
+        """Views of the 16-bit pool with the tokens that came: not made at each, which costs."""
         if self._grown is not None:
             self._keys[-1], self._values[-1] = self._grown.shown()
             self._grown = None

@@ -44,7 +44,7 @@ class LayerState:
         impls: op -> the implementation of it that ran.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
         pending: a compaction of the layer that waits for numbers from the device, see `adakv`.
-            Whoever looks at the store has it carried out.
+            Reading `store` carries it out.
     """
 
     def __init__(

@@ -310,7 +310,7 @@ class AttentionScorer(Scorer):
         self._count = count
 
     def _show(self) -> None:
-        """Let sums and births be seen of the slots that came: nobody looks at every token."""
+        """Views of the room with the slots that came: not made at each token, which costs."""
         if self._count is None or self._room is None:
             return
         (sums, born), count, self._count = self._room, self._count, None
