@@ -78,7 +78,7 @@ TIERS: dict[str, tuple[tuple[float, str], ...]] = {
 }
 SCORED = ("1%16+r4", "1%16+4", "16", "1%16+60%8+4")
 # slots and sequences: what a policy holds of a long text, then what it is compared with
-SHAPES = ((4096, 8), (512, 8), (512, 1), (32768, 8), (4096, 1), (32768, 1), (4096, 32), (131072, 1))
+SHAPES = ((4096, 8), (32768, 8), (512, 1), (512, 8), (4096, 1), (32768, 1), (4096, 32), (131072, 1))
 
 
 @dataclass(frozen=True)

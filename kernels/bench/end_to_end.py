@@ -4,8 +4,10 @@
     python kernels/bench/end_to_end.py --dry-run                 # anywhere: a tiny model, no timing
 
 The model has the shape of a 7B Llama and random weights: what a token costs does not depend on
-them. Each setting is a process of its own with a time limit; one that does not fit is skipped with
-a message. Random weights give flat attention, so the choice of slots has no meaning here.
+them. Each number of sequences and length of prompt is a process of its own with a time limit, in
+which the caches take turns; one that does not fit is skipped with a message, and after one that
+fails a new process goes on. Random weights give flat attention, so the choice of slots has no
+meaning here.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +37,8 @@ from kvsearch.policy import Policy, Quantizer, Tier, layout  # noqa: E402
 from kvsearch.rules import Attention  # noqa: E402
 
 COLUMNS = (
-    "cache", "batch", "context", "prefill_s", "ms", "tokens_per_s", "resident_bytes", "note",
+    "cache", "batch", "context", "prefill_s", "ms", "tokens_per_s", "resident_bytes",
+    "prefill_peak_bytes", "note",
     "gpu", "driver", "torch", "triton", "commit",
 )  # fmt: skip
 WARM = 4  # tokens before the clock starts
@@ -73,12 +76,8 @@ class Setting:
     context: int
 
 
-def settings() -> Iterator[Setting]:
-    """All of them; the full cache first, since the others are compared with it."""
-    for context in (4096, 32768):
-        for batch in (1, 8, 32):
-            for cache in CACHES:
-                yield Setting(cache, batch, context)
+# tokens of a prompt, and sequences
+CELLS = tuple((context, batch) for context in (4096, 32768) for batch in (1, 8, 32))
 
 
 def config(sizes: dict[str, int]) -> LlamaConfig:
@@ -103,25 +102,28 @@ def why_not(at: Setting, sizes: dict[str, int], free: int) -> str | None:
     return f"it needs about {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
 
 
-def measure(
-    at: Setting, sizes: dict[str, int], device: str, slots: int | None = None
-) -> dict[str, Any]:
+def built(sizes: dict[str, int], device: str) -> LlamaForCausalLM:
+    """The model, in bf16 on a GPU."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        return LlamaForCausalLM._from_config(config(sizes), dtype=dtype).eval()
+
+
+def measure(at: Setting, model: LlamaForCausalLM, slots: int | None = None) -> dict[str, Any]:
     """Prefill and decode once.
 
     Args:
         at: the setting.
-        sizes: of the model.
-        device: `cuda` or `cpu`.
+        model: as `built`.
         slots: that policies hold instead of theirs.
 
     Returns:
-        Seconds of the prefill, milliseconds a decoded token of each block, and resident bytes.
+        Seconds of the prefill, milliseconds a decoded token of each block, resident bytes, and
+        bytes allocated at most in the prefill beyond what was there.
     """
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    with torch.device(device):
-        model = LlamaForCausalLM._from_config(config(sizes), dtype=dtype).eval()
-        ids = torch.randint(0, sizes["vocab_size"], (at.batch, at.context))
+    device = model.device.type
+    ids = torch.randint(0, model.config.vocab_size, (at.batch, at.context), device=device)
     policy = CACHES[at.cache]
     if policy is not None and slots is not None:
         policy = policy.model_copy(update={"slots": slots, "recent_window": 0})
@@ -137,7 +139,13 @@ def measure(
         return time.perf_counter() - start
 
     with torch.inference_mode():
+        peak = 0  # nobody counts on a CPU
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            peak = -torch.cuda.memory_allocated()
         prefill = seconds(ids, 1)
+        if device == "cuda":
+            peak += torch.cuda.max_memory_allocated()
         seconds(ids[:, :1], WARM)
         ms = [seconds(ids[:, :1], INTERVAL) / INTERVAL * 1e3 for _ in range(BLOCKS)]
     if policy is None:
@@ -145,7 +153,7 @@ def measure(
         resident = layout(Policy(), shape_of(model.config)).bytes_at(seen)
     else:
         resident = cache.bytes_resident
-    return {"prefill_s": prefill, "ms": ms, "resident": resident}
+    return {"prefill_s": prefill, "ms": ms, "resident": resident, "peak": peak}
 
 
 def _wait(device: str) -> None:
@@ -153,22 +161,45 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def one(at: Setting) -> None:
-    """A setting on the GPU of this process; hands its row to the parent."""
-    try:
-        reason = why_not(at, LLAMA_7B, torch.cuda.mem_get_info()[0])
-        emit(**({"reason": reason} if reason else measure(at, LLAMA_7B, "cuda")))
-    except torch.OutOfMemoryError:
-        emit(reason="it does not fit into the memory of the device")
-    except Exception as error:
-        emit(reason=sentence(error))
+def cell(context: int, batch: int, caches: Sequence[str]) -> None:
+    """Some caches on the GPU of this process; hands their rows to the parent."""
+    free = torch.cuda.mem_get_info()[0]
+    model = None
+    for cache in caches:
+        at = Setting(cache, batch, context)
+        try:
+            found = {"reason": why_not(at, LLAMA_7B, free)}
+            if found["reason"] is None:
+                model = model or built(LLAMA_7B, "cuda")
+                found = measure(at, model)
+        except torch.OutOfMemoryError:
+            found = {"reason": "it does not fit into the memory of the device"}
+        except Exception as error:
+            found = {"reason": sentence(error)}
+        emit(cache=cache, **found)
+        if "CUDA error" in (found.get("reason") or ""):
+            return  # nothing more runs in this process
+        torch.cuda.empty_cache()
+
+
+def rows_of(context: int, batch: int, caches: Sequence[str], limit: float) -> Iterator[Any]:
+    """What each cache gave in a cell; a new process goes on after one that failed."""
+    todo = [*caches]
+    while todo:
+        asked = json.dumps({"context": context, "batch": batch, "caches": todo})
+        rows, died = child([sys.executable, __file__, "--cell", asked], limit)
+        if len(rows) < len(todo) and not (rows and "CUDA error" in str(rows[-1].get("reason"))):
+            rows.append({"cache": todo[len(rows)], "reason": died or "it said nothing"})
+        yield from rows
+        todo = todo[len(rows) :]
 
 
 def dry_run() -> int:
     """Every cache with a tiny model on the CPU."""
+    model = built(TINY, "cpu")
     for cache in CACHES:
         for context, batch in ((40, 1), (70, 2)):
-            found = measure(Setting(cache, batch, context), TINY, "cpu", slots=32)
+            found = measure(Setting(cache, batch, context), model, slots=32)
             if found["resident"] <= 0 or len(found["ms"]) != BLOCKS:
                 raise RuntimeError(f"{cache}: {found}")
     print(f"dry run: {len(CACHES)} caches decoded with a tiny model on the CPU; nothing was timed")
@@ -179,46 +210,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU, no timing")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds a setting may take")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds a process may take")
+    parser.add_argument(
+        "--cells",
+        default=",".join(f"{t}x{b}" for t, b in CELLS),
+        help="lengths of prompts and sequences, with commas between them",
+    )
     parser.add_argument("--out", type=Path, default=HERE / "end_to_end.csv")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.one:
-        one(Setting(**json.loads(args.one)))
+    if args.cell:
+        cell(**json.loads(args.cell))
         return 0
     if args.dry_run:
         return dry_run()
     if not torch.cuda.is_available():
         print("no GPU here; try --dry-run", file=sys.stderr)
         return 1
-    env, full = environment(), dict[tuple[int, int], float]()
+    env = environment()
+    cells = [tuple(map(int, x.split("x"))) for x in args.cells.split(",")]
     new = not args.out.exists()
     with args.out.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if new:
             writer.writeheader()
-        for at in settings():
-            command = [sys.executable, __file__, "--one", json.dumps(asdict(at))]
-            rows, died = child(command, args.limit)
-            row: dict[str, Any] = {"cache": at.cache, "batch": at.batch, "context": at.context}
-            found = rows[0] if rows else {"reason": died or "it said nothing"}
-            line = f"{at.cache:18} b{at.batch:<3} t{at.context:<6}"
-            if "reason" in found:
-                row["note"] = found["reason"]
-                line += row["note"]
-            else:
-                ms = median(found["ms"])
-                row |= {"prefill_s": f"{found['prefill_s']:.4g}", "ms": f"{ms:.4g}",
-                        "tokens_per_s": f"{at.batch / ms * 1e3:.4g}",
-                        "resident_bytes": found["resident"]}  # fmt: skip
-                line += f"{ms:9.3f} ms a token, prefill {found['prefill_s']:.2f} s"
-                if at.cache == "full":
-                    full[at.batch, at.context] = ms
-                elif (at.batch, at.context) in full:
-                    line += f", {full[at.batch, at.context] / ms:.2f}x the full cache's speed"
-            print(line, flush=True)
-            writer.writerow(row | env)
-            file.flush()
+        for context, batch in cells:
+            full = None
+            for found in rows_of(context, batch, [*CACHES], args.limit):
+                row: dict[str, Any] = {"cache": found["cache"], "batch": batch, "context": context}
+                line = f"{found['cache']:18} b{batch:<3} t{context:<6}"
+                if "reason" in found:
+                    row["note"] = found["reason"]
+                    line += found["reason"]
+                else:
+                    ms = median(found["ms"])
+                    row |= {"prefill_s": f"{found['prefill_s']:.4g}", "ms": f"{ms:.4g}",
+                            "tokens_per_s": f"{batch / ms * 1e3:.4g}",
+                            "resident_bytes": found["resident"],
+                            "prefill_peak_bytes": found["peak"]}  # fmt: skip
+                    line += f"{ms:9.3f} ms a token, prefill {found['prefill_s']:.2f} s"
+                    if found["cache"] == "full":
+                        full = ms
+                    elif full is not None:
+                        line += f", {full / ms:.2f}x the full cache's speed"
+                print(line, flush=True)
+                writer.writerow(row | env)
+                file.flush()
     return 0
 
 

@@ -4,10 +4,11 @@
     python kernels/bench/run.py --only decode_attention,gather_kv --out rows.csv
     python kernels/bench/run.py --dry-run       # anywhere: tiny shapes, no timing, no file
 
-Op by op: the correctness gate (the op's probe in fp16 and in bf16, and a case with flat and with
-peaked attention), then all its kernels compiled in parallel and each compared with the reference,
-then each implementation timed by CUDA-graph replay over rotating inputs. Every stage is a process
-of its own with a time limit: one that fails or hangs stops no other, and is a row with the reason.
+First, all ops side by side: the correctness gate (the op's probe in fp16 and in bf16, and a case
+with flat and with peaked attention), then all kernels of the op compiled in parallel and each
+compared with the reference. Then, op by op, each implementation is timed by CUDA-graph replay over
+rotating inputs. Every stage is a process of its own with a time limit: one that fails or hangs
+stops no other, and is a row with the reason.
 """
 
 import argparse
@@ -20,8 +21,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, TextIO
 
 import torch
@@ -91,7 +95,7 @@ class Table:
 
     def __init__(self, path: Path, always: Mapping[str, str]) -> None:
         self.rows: list[dict[str, str]] = []
-        self._path, self._always = path, always
+        self._path, self._always, self._lock = path, always, Lock()
 
     def add(self, **row: Any) -> None:
         """Add a row; one with a note is also printed to stderr."""
@@ -99,20 +103,35 @@ class Table:
         if full["note"]:
             what = (full[c] for c in ("op", "impl", "dtype", "model", "variant", "context"))
             print(f"{' '.join(x for x in what if x)}: {full['note']}", file=sys.stderr)
-        new = not self._path.exists()
-        with self._path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            if new:
-                writer.writeheader()
-            writer.writerow(full)
-        self.rows.append(full)
+        with self._lock:
+            new = not self._path.exists()
+            with self._path.open("a", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS)
+                if new:
+                    writer.writeheader()
+                writer.writerow(full)
+            self.rows.append(full)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What of an op may be timed: kernels that agree with the reference, in a type that passed.
+
+    Attributes:
+        dtype: of queries, keys and values.
+        kernels: pairs of model and variant.
+    """
+
+    dtype: str
+    kernels: list[list[str]]
 
 
 def passed_gate(op: str, table: Table, limit: float) -> list[str]:
     """The types in which Triton passes the gate of `op`."""
     passed = []
-    for dtype in DTYPES:
-        rows, reason = stage("gate", limit, op=op, dtype=dtype)
+    with ThreadPoolExecutor(len(DTYPES)) as pool:
+        done = list(pool.map(lambda dtype: stage("gate", limit, op=op, dtype=dtype), DTYPES))
+    for dtype, (rows, reason) in zip(DTYPES, done, strict=True):
         reason = reason or (rows[-1]["reason"] if rows else "it said nothing")
         table.add(op=op, impl="triton", dtype=dtype, metric="gate", note=reason or "",
                   p50="failed" if reason else "passed")  # fmt: skip
@@ -137,20 +156,34 @@ def sound(op: str, dtype: str, table: Table, limit: float, workers: int) -> list
     return good
 
 
-def run_op(op: str, table: Table, roof: float | None, seconds: float, workers: int) -> None:
-    """Gate, check and time one op within about `seconds`."""
+def examine_all(
+    ops: Sequence[str], table: Table, limit: float, workers: int
+) -> dict[str, Sound | None]:
+    """Gate and check all ops side by side, in about `limit` seconds; None where no type passed."""
+    count = sum(len(distinct(op)) for op in ops)
+
+    def one(op: str) -> Sound | None:
+        passed = passed_gate(op, table, limit / 2 + SLACK)
+        if not passed:
+            return None
+        mine = max(1, round(workers * len(distinct(op)) / count))
+        return Sound(passed[0], sound(op, passed[0], table, limit / 2 + SLACK, mine))
+
+    with ThreadPoolExecutor(len(ops)) as pool:
+        return dict(zip(ops, pool.map(one, ops), strict=True))
+
+
+def run_op(op: str, found: Sound | None, table: Table, roof: float | None, seconds: float) -> None:
+    """Time the implementations of one op within about `seconds`."""
     end = time.monotonic() + seconds
-    passed = passed_gate(op, table, seconds / 4 + SLACK)
     everything = [[c.model.name, c.variant] for c in distinct(op)]
     names = implementations(op)
     for i, impl in enumerate(names):
         kernels, dtype = everything, DTYPES[0]
         if impl == "triton":
-            if not passed:
+            if found is None:
                 continue
-            dtype = passed[0]
-            limit = (end - time.monotonic()) / 2 + SLACK
-            kernels = sound(op, dtype, table, limit, workers)
+            kernels, dtype = found.kernels, found.dtype
         budget = max(5.0, (end - time.monotonic()) / (len(names) - i))
         rows, reason = stage(
             "clock", budget + SLACK, op=op, impl=impl, dtype=dtype, kernels=kernels, seconds=budget
@@ -178,10 +211,12 @@ def _add_times(
 
 def environment() -> dict[str, str]:
     """What every row records."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE,
-        check=False,
-    ).stdout.strip()  # fmt: skip
+    commit = ""
+    with suppress(OSError):  # without git
+        asked = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(
+            asked, capture_output=True, text=True, cwd=HERE, check=False
+        ).stdout.strip()
     found = {"torch": torch.__version__, "commit": commit, "gpu": "", "driver": "", "triton": ""}
     if torch.cuda.is_available():
         import triton
@@ -232,6 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=480.0, help="about how long all may take")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, no timing")
+    parser.add_argument("--gate-only", action="store_true", help="check kernels, time nothing")
     parser.add_argument("--only", default=",".join(OPS), help="ops, separated by commas")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     parser.add_argument("--out", type=Path, default=HERE / "results.csv", help="rows are appended")
@@ -249,13 +285,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     found, reason = stage("roof", 60.0)
     roof = found[0]["roof"] if found else None
     print(f"measured read bandwidth {roof / 1e12:.2f} TB/s" if roof else f"no roof: {reason}")
-    for i, op in enumerate(ops):
+    checked = examine_all(ops, table, args.seconds / 3, args.workers)
+    for i, op in enumerate(() if args.gate_only else ops):
         left = end - time.monotonic()
         if left < 10:
             table.add(op=op, metric="gate", note="there was no time left for this op")
             continue
         share = SHARES.get(op, 1) / sum(SHARES.get(o, 1) for o in ops[i:])
-        run_op(op, table, roof, left * share, args.workers)
+        run_op(op, checked[op], table, roof, left * share)
     show(table.rows)
     return 0
 

@@ -77,7 +77,8 @@ def test_what_fails_costs_only_itself_and_is_a_row(bench, tmp_path, monkeypatch,
 
     monkeypatch.setattr(run, "stage", stage)
     table = run.Table(tmp_path / "rows.csv", {"gpu": "some"})
-    run.run_op("decode_attention", table, 1e12, 100.0, 1)
+    found = run.examine_all(["decode_attention"], table, 100.0, 1)["decode_attention"]
+    run.run_op("decode_attention", found, table, 1e12, 100.0)
     run.show(table.rows)
     shown = capsys.readouterr().out
     assert "2.00x" not in shown

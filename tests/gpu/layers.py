@@ -1,0 +1,77 @@
+"""A layer fed with tokens on a real device; what `tests/test_device.py` does without one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvsearch.cache.anchors import Stream
+from kvsearch.cache.heads import advance
+from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.state import LayerState
+from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch_kernels.room import Room
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Layer:
+    """Layer 1 under a policy, and the tokens that it is to be fed with.
+
+    Attributes:
+        states: of its kinds of heads.
+        tokens: queries, keys and values of each call.
+        outs: what the calls gave.
+    """
+
+    def __init__(
+        self, policy: Policy, shape: ModelShape, calls: Sequence[int], device: torch.device,
+        dtype: torch.dtype = torch.float32, room: Room | None = None, **how: bool,
+    ) -> None:  # fmt: skip
+        draw = torch.Generator().manual_seed(0)
+        heads = (shape.heads, shape.kv_heads, shape.kv_heads)
+        self.tokens = [
+            [torch.randn(1, h, m, shape.head_dim, generator=draw).to(device, dtype) for h in heads]
+            for m in calls
+        ]
+        stream = None
+        if policy.anchors is not None:
+            stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
+            stream.tell(torch.zeros(1, sum(calls)), 0)
+        rotary = Rotary(torch.linspace(0.1, 1, shape.head_dim // 2).to(device))
+        native = torch.float16 if dtype is torch.float32 else dtype
+        self.states = [
+            LayerState(part, rotary=rotary, stream=stream, room=room, native=native, **how)
+            for part in layout(policy, shape).layers
+            if part.layer == 1
+        ]
+        self.outs: list[Tensor] = []
+
+    @torch.inference_mode()
+    def feed(self, tokens: Sequence[Tensor]) -> Tensor:
+        """One call."""
+        return advance(self.states, *tokens, scale=0.2)
+
+    def run(self, each: Callable[[Callable[[], Tensor]], Tensor] = lambda call: call()) -> Tensor:
+        """All calls; `each` is given every one of them."""
+        for tokens in self.tokens:
+            self.outs.append(each(lambda tokens=tokens: self.feed(tokens)))
+        return torch.cat(self.outs, 2)
+
+
+@contextmanager
+def without_waits() -> Iterator[None]:
+    """Torch raises where the host would wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def off(got: Tensor, want: Tensor) -> float:
+    """Distance over length, in fp64 on the CPU."""
+    a, b = got.cpu().double(), want.cpu().double()
+    return float((a - b).norm() / b.norm())

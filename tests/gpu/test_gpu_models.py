@@ -1,0 +1,70 @@
+"""A model on a GPU: the evaluator replays what the deployed cache does, and the main job ends."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from kvsearch.cli import main
+from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.methods import METHODS
+from kvsearch.models.load import LoadedModel
+from tests.cache_cases import PROMPT, T, tiny
+from tests.gpu.layers import GPU
+from tests.test_device import small
+
+NAMED = [n for n in METHODS if small(n).anchors is None]  # these ask the tokenizer
+IDS = np.random.default_rng(0).integers(0, 97, size=(2, T))
+
+
+def placed(dtype: torch.dtype) -> LoadedModel:
+    """The tiny model, with heads that kernels take."""
+    loaded = tiny(dtype=dtype, head_dim=64)
+    return replace(loaded, model=loaded.model.to(GPU), device=str(GPU))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMED)
+def test_one_pass_equals_token_by_token(name: str, dtype: torch.dtype) -> None:
+    """In fp64 without kernels, exactly; in other types what rounding allows, on the mean."""
+    loaded, policy = placed(dtype), small(name)
+    prompt = PROMPT if policy.trigger != "stream" else 1
+    ids = IDS[:1] if policy.budgets.kind == "adakv" else IDS
+    slow, cache = stepwise(loaded, policy, ids, prompt=prompt)
+    quality = Evaluator(loaded, batch=2).quality(policy, ids, prompt=prompt)
+    each, mean = np.abs(slow - quality.nll).max(), float((slow - quality.nll).mean())
+    print(f"replay {name} {dtype}: most {each:.2g}, mean {mean:.2g}, {quality.impls}")
+    if dtype is torch.float64:
+        assert each < 1e-5
+    else:
+        assert abs(mean) < (1e-3 if dtype is torch.float32 else 0.05)
+    assert cache.bytes_resident == quality.bytes_resident
+
+
+def test_the_main_job_ends(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+) -> None:  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=128, intermediate_size=128, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=4096,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    text = tmp_path / "text.txt"
+    words = np.random.default_rng(0).integers(0, 400, 40_000)
+    text.write_text(" ".join(f"w{w}." for w in words))
+    args = ["run", "--model", str(tmp_path / "model"), "--text", str(text), "--budget", "128"]
+    args += ["--context", "512", "--trials", "12", "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    out = capsys.readouterr()
+    assert not ended.value.code, out.err[-3000:]
+    failed = [str(w.message) for w in recwarn if "passes over" in str(w.message)]
+    assert not failed  # kernels that failed their probes
+    for file in ("front.csv", "best.json", "study.json", "report.html"):
+        assert (tmp_path / "run" / file).stat().st_size > 0
