@@ -112,7 +112,7 @@ class Device(TorchDispatchMode):
         if (
             self.counting
             and (away or there)
-            and self._count(func, name, there, not kwargs.get("non_blocking"))
+            and self._count(func, name, there, _waits(func, args, kwargs))
         ):
             self.note(name, (args, kwargs))
         if target is not None:
@@ -136,8 +136,9 @@ class Device(TorchDispatchMode):
         if self.trace is not None:
             self.trace.append((name, _fixed(given)))
 
-    def _count(self, func: Any, name: str, there: bool, waits: bool = True) -> bool:
-        if func in WAITS or (not there and waits):  # a result that comes back to the host
+    def _count(self, func: Any, name: str, there: bool, waits: bool = False) -> bool:
+        # a result that comes back to the host, or numbers on the way from memory that may move
+        if func in WAITS or waits or (not there and func not in COPIES):
             self.waits[name] += 1
         returns = func._schema.returns
         view = all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
@@ -157,6 +158,17 @@ class Reached:
         """Count a wait within the call that asked for what is not there yet."""
         self.device.asked += 1
         self.device.waits["event"] += self.device.calls == self.calls
+
+
+def _waits(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a copy between host and device is one that the host waits for."""
+    given = [isinstance(x, Tagged) for x in args if isinstance(x, torch.Tensor)]
+    if func not in COPIES or kwargs.get("non_blocking") or not args[0].numel():
+        return False
+    if func is _aten.copy_.default:
+        return given[0] != given[1] and not (len(args) > 2 and args[2])
+    target = kwargs.get("device")
+    return target is not None and given[0] != (torch.device(target).type == ELSEWHERE.type)
 
 
 def _fixed(x: Any) -> Any:

@@ -176,6 +176,7 @@ def test_who_looks_at_heads_that_share_finds_them_compacted(
             qkv = (torch.zeros(1, h, m, SHAPE.head_dim) for h in (6, 2, 2))
             advance(states, *map(tagged, qkv), scale=0.2)
         assert all(state.pending is not None for state in states)
+    with lane:  # not in inference mode, in which the tokens came
         look(states)
         assert all(state.pending is None for state in states)
         assert sum(state.store.n for state in states) == 32 * 2

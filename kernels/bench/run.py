@@ -53,15 +53,21 @@ SHARES = {
 SLACK = 45.0  # seconds beyond the limit of a stage, to import and to finish
 
 
-def child(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]], str | None]:
+def child(
+    command: Sequence[str], limit: float, threads: int | None = None
+) -> tuple[list[dict[str, Any]], str | None]:
     """Rows of a process, and the reason if it failed, or None.
 
     Args:
         command: writes rows as `worker.emit` does.
         limit: seconds after which it is killed, with the processes that it started.
+        threads: of its CPU, where others run beside it.
     """
+    env = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, text=True, process_group=0)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=err, text=True, process_group=0, env=env
+        )
         reason = None
         try:
             if process.wait(max(1.0, limit)):
@@ -87,7 +93,7 @@ def _last_line(file: TextIO) -> str:
 def stage(name: str, limit: float, **options: Any) -> tuple[list[dict[str, Any]], str | None]:
     """A stage of `worker.py` in a process of its own."""
     command = [sys.executable, str(HERE / "worker.py"), name, json.dumps(options)]
-    return child(command, limit)
+    return child(command, limit, None if name == "clock" else 1)
 
 
 class Table:

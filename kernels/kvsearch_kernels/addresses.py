@@ -27,15 +27,3 @@ def readable(x: Tensor) -> Tensor:
     if follow and not (rows_at(x) % gcd(16, wide * x.element_size())).any():
         return x
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def send(rows: Rows, to: Tensor) -> Tensor:
-    """Write `rows` to a tensor of the same shape on a device, without a wait; returns it."""
-    host = torch.from_numpy(rows)
-    # from memory that may be swapped out, CUDA copies only after a wait
-    return to.copy_(host.pin_memory() if to.device.type == "cuda" else host, non_blocking=True)
-
-
-def sent(rows: Rows, device: torch.device) -> Tensor:
-    """`rows` in fresh memory of a device."""
-    return send(rows, torch.empty(rows.shape, dtype=torch.int64, device=device))

@@ -109,7 +109,9 @@ def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
     slots = zip(states, segments.slots_of(states), strict=True)
     ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
     counts = Later(_counts(states, ranks, target))
-    carry_out = partial(_carry_out, states, ranks, counts, target)
+    carry_out = partial(
+        _carry_out, states, ranks, counts, target, inference=torch.is_inference_mode_enabled()
+    )
     if not later or first.store.device.type == "cpu":
         carry_out()
         return
@@ -129,13 +131,18 @@ def _counts(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) 
 
 
 def _carry_out(
-    states: Sequence[LayerState], ranks: Sequence[Tensor], counts: Later, target: int
-) -> None:
-    """Let each head keep its share of the slots; they add up to `target` for every head."""
+    states: Sequence[LayerState], ranks: Sequence[Tensor], counts: Later, target: int, *,
+    inference: bool,
+) -> None:  # fmt: skip
+    """Let each head keep its share of the slots; they add up to `target` for every head.
+
+    In the mode in which tokens came, whoever looks: pools of inference mode change in no other.
+    """
     for state in states:
         state.pending = None
     p = states[0].layer.policy
     fixed = p.sinks + p.recent_window
-    room = [state.store.n - fixed for state in states]
-    got = sharing.shares(counts.tolist(), target - fixed, room, p.budgets.floor)
-    segments.compact_states(states, ranks, [fixed + n for n in got])
+    with torch.inference_mode(inference):
+        room = [state.store.n - fixed for state in states]
+        got = sharing.shares(counts.tolist(), target - fixed, room, p.budgets.floor)
+        segments.compact_states(states, ranks, [fixed + n for n in got])

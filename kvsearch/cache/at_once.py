@@ -19,6 +19,7 @@ from kvsearch.cache.versions import Versions
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.lifetime_attention import lifetime_attention
+from kvsearch_kernels.sending import sent
 
 
 class Frames(NamedTuple):
@@ -116,7 +117,7 @@ def _lives(
         found[0, rows], found[1, rows] = lives.birth[entries], lives.death[entries]
         if alone is not None:
             found[2, rows] = alone
-        made = torch.from_numpy(found).to(q.device).unbind()
+        made = sent(found, q.device).unbind()
         lives.known[key] = made[0], made[1], None if alone is None else made[2]
     birth, death, anchors = lives.known[key]
     return birth, death, anchors
@@ -159,13 +160,11 @@ def _frames(lives: Plan, table: Versions, start: int, q: Tensor) -> Frames:
             if len(some):
                 ints = rows[mine], lives.angle[some], birth, death, np.arange(m), at[start:stop]
                 parts.append(ints)
-        lives.known[key] = Frames(*(_put(np.concatenate(x), q) for x in zip(*parts, strict=True)))
+        lives.known[key] = Frames(
+            *(sent(np.concatenate(x), q.device) for x in zip(*parts, strict=True))
+        )
     frames: Frames = lives.known[key]
     return frames
-
-
-def _put(x: Ints, q: Tensor) -> Tensor:
-    return torch.from_numpy(x).to(q.device)
 
 
 def _of_heads(inv_freq: Tensor, x: Tensor) -> Tensor:

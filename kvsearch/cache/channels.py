@@ -39,6 +39,13 @@ class View:
         if (values := channels.values(layer)) is not None:
             self.values = torch.tensor(values)
 
+    def _to(self, device: torch.device) -> None:
+        """Hold indices where the layer is: the host waits for a copy, so there is one."""
+        if self.keys is not None and self.keys.device != device:
+            self.keys = self.keys.to(device)
+        if self.values is not None and self.values.device != device:
+            self.values = self.values.to(device)
+
     def rotary(self, whole: Rotary | None, heads: range) -> Rotary | None:
         """The rotation of what is left of the keys of `heads`, which may differ between them."""
         if whole is None or self.pairs is None or not bool(whole.inv_freq.any()):
@@ -56,6 +63,7 @@ class View:
                 state.seen += q.shape[2]
             return v.new_zeros(*q.shape[:3], v.shape[3])
         whole = v.shape[3]
+        self._to(q.device)
         if self.keys is not None:
             q, k = q.gather(-1, _each(self.keys, q)), k.gather(-1, _each(self.keys, k))
         if self.values is not None:
@@ -100,5 +108,5 @@ def views(
 def _each(index: Tensor, x: Tensor) -> Tensor:
     """Channels `[H, n]` of KV heads as an index into every head and token of `x` `[.., M, D]`."""
     B, heads, M = x.shape[:3]
-    index = index.to(x.device).repeat_interleave(heads // index.shape[0], 0)
+    index = index.repeat_interleave(heads // index.shape[0], 0)
     return index.view(1, heads, 1, -1).expand(B, heads, M, -1)

@@ -4,14 +4,11 @@ Which slots those are is known on the host (`policy.closings`), and is the same 
 what a rule picks among the ordinary tokens of the open sequence.
 """
 
-import torch
-from torch import Tensor
-
 from kvsearch.cache.compaction import Decision, settled
 from kvsearch.cache.state import LayerState
-from kvsearch.policy.schedule import Ints
 from kvsearch.rules import Slots
 from kvsearch_kernels.choose_slots import best_between
+from kvsearch_kernels.sending import sent
 
 
 def ahead(state: LayerState, most: int) -> int:
@@ -51,7 +48,7 @@ def closed(state: LayerState, slots: Slots) -> Decision | None:
     if state.scorer is not None and state.layer.policy.tagged:
         scores = state.scorer.ranks(slots)
     state.sequences.keep(stays)
-    return settled(state.layer, state.store, _on(stays, state.store.device), scores)
+    return settled(state.layer, state.store, sent(stays, state.store.device), scores)
 
 
 def evicted(state: LayerState, slots: Slots) -> Decision:
@@ -65,12 +62,8 @@ def evicted(state: LayerState, slots: Slots) -> Decision:
         scores = scorer.ranks(slots)
     if over and target is not None:
         room = sequences.room(target)
-        keep = _on(room.stays, state.store.device)
+        keep = sent(room.stays, state.store.device)
         if scores is not None and n - target < room.last - room.first:
             keep = best_between(scores, room.first, room.last, n - target)
         sequences.keep(room.stays)
     return settled(layer, state.store, keep, scores)
-
-
-def _on(slots: Ints, device: torch.device) -> Tensor:
-    return torch.from_numpy(slots).to(device)

@@ -14,6 +14,7 @@ from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer, Slots
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.choose_slots import Ask, best_between, choose_slots
+from kvsearch_kernels.sending import sent
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _by_age(
 ) -> tuple[Tensor | None, int]:
     """`Evictions.by_age` on a device; remembered, because layers and compactions repeat."""
     kept, cursor = evictions.by_age(n, cursor)
-    return None if kept is None else torch.from_numpy(kept).to(device), cursor
+    return None if kept is None else sent(kept, device), cursor
 
 
 def _ladders(evictions: Evictions, n: int, cursor: int, scores: Tensor) -> tuple[Tensor, int]:
@@ -207,4 +208,4 @@ def pools_of_ages(layer: LayerLayout, n: int, device: torch.device) -> Tensor:
 def _pools_by_age(
     counts: tuple[int, ...], n: int, fp16_recent: int, device: torch.device
 ) -> Tensor:
-    return torch.from_numpy(pools_by_age(counts, n, fp16_recent)).to(device)
+    return sent(pools_by_age(counts, n, fp16_recent), device)

@@ -19,6 +19,7 @@ from kvsearch.cache.state import LayerState
 from kvsearch.cache.versions import Versions, leave, versions
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.lifetime_attention import lifetime_attention
+from kvsearch_kernels.sending import sent
 
 BLOCK = 128  # queries that share one gather of the keys alive around them
 LEAST = 16  # tokens for which a plan is made anew
@@ -74,11 +75,11 @@ def _attend(
     if _in_place(state, q, table):
         return _attend_parts(state, lives, q, table, entries, rows, start, scale, softcap)
     k, v = table.take(rows)
-    birth = torch.from_numpy(lives.birth[entries]).to(q.device)
-    death = torch.from_numpy(lives.death[entries]).to(q.device)
+    birth = sent(lives.birth[entries], q.device)
+    death = sent(lives.death[entries], q.device)
     if not state.reindex:
         alone = lives.isolated(entries, start, stop)
-        anchors = None if alone is None else torch.from_numpy(alone).to(q.device)
+        anchors = None if alone is None else sent(alone, q.device)
         return lifetime_attention.record(
             state.impls, q, k, v, birth, death, first_query=start, scale=scale, softcap=softcap,
             anchors=anchors,
@@ -87,12 +88,12 @@ def _attend(
     attend = partial(lifetime_attention.record, state.impls)
     if k.requires_grad:  # only the reference's log-sum-exp, by which frames are joined, has one
         attend = partial(lifetime_attention.run, "reference")
-    k = state.rotary.turn(k, torch.from_numpy(lives.angle[entries]))
+    k = state.rotary.turn(k, sent(lives.angle[entries], k.device))
     split = int(lives.fixed[entries].sum())
     parts = []
     for part, at in ((slice(None, split), lives.fixed_at), (slice(split, None), lives.moving_at)):
         if birth[part].numel():
-            turned = state.rotary.turn(q, torch.from_numpy(at[start:stop]))
+            turned = state.rotary.turn(q, sent(at[start:stop], q.device))
             parts.append(
                 attend(
                     turned,
@@ -155,7 +156,7 @@ def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, row: Ints) -> N
     pools[lives.held < policy.fp16_sinks] = len(policy.tiers)
     key = "pools", k.device, T, pools.tobytes()  # policies may behave alike in unlike pools
     if key not in lives.known:
-        lives.known[key] = torch.from_numpy(pools).to(k.device)
+        lives.known[key] = sent(pools, k.device)
     leave(state, k, v, lives.held, row, (pools, lives.known[key]), int((~old).sum()))
     state.cursor = lives.cursor
     if lives.course is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.scored_attention import scored_attention
+from kvsearch_kernels.sending import sent
 
 ROWS = 512  # queries per attention map, so that a long prompt needs no T x T memory
 
@@ -184,7 +186,7 @@ def _attend_dense(
         q = state.rotary.turn_slots(q, n - m, keep=keep)
     seen = None
     if hidden:
-        seen = torch.tensor(sorted({*range(n)}.difference(hidden))).to(q.device)
+        seen = sent(np.setdiff1d(np.arange(n), hidden), q.device)
         keys, values, n = keys.index_select(2, seen), values.index_select(2, seen), len(seen)
     if not wants_attention(state):
         slots = torch.arange(n, device=q.device)

@@ -17,6 +17,7 @@ from kvsearch.cache.formats import read_back
 from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
+from kvsearch_kernels.sending import sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class Versions:
         )
         for start, stop, part in self.ranges():
             mine = np.flatnonzero((start <= rows) & (rows < stop))
-            at = torch.from_numpy(mine).to(k.device)
+            at = sent(mine, k.device)
             for whole, some in zip(taken, _some(*part, rows[mine] - start), strict=True):
                 whole.index_copy_(2, at, some)
         return taken
@@ -146,7 +147,7 @@ def leave(
     keep = np.concatenate([compacted[compacted < n], n + np.arange(len(fresh))])
     if len(fresh):
         store.append(*_some(k, v, fresh))
-    store.compact(torch.from_numpy(keep).to(k.device), at[: len(compacted)])
+    store.compact(sent(keep, k.device), at[: len(compacted)])
     if residual:
         store.append(*_some(k, v, rows[len(compacted) :] - n))
 
@@ -154,5 +155,5 @@ def leave(
 def _some(k: Tensor, v: Tensor, tokens: Ints) -> tuple[Tensor, Tensor]:
     if len(tokens) == k.shape[2] and (tokens == np.arange(len(tokens))).all():
         return k, v
-    index = torch.from_numpy(tokens).to(k.device)
+    index = sent(tokens, k.device)
     return k.index_select(2, index), v.index_select(2, index)

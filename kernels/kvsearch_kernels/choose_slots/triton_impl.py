@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.addresses import Rows, rows_at, sent
+from kvsearch_kernels.addresses import Rows, rows_at
 from kvsearch_kernels.choose_slots.reference import Ask, Choice
 from kvsearch_kernels.configs import choose_warps
 from kvsearch_kernels.launch import emulated, on, per_head, rows_last, why_not_here
+from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
 

@@ -4,6 +4,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Positive halves of the levels, by number of bits.
@@ -29,3 +30,18 @@ def lloyd_levels(bits: int) -> "Tensor":
             return torch.linspace(-4.2, 4.2, 256, dtype=torch.float32)
         half = torch.tensor(_HALVES[bits], dtype=torch.float32)
         return torch.cat([-half.flip(0), half])
+
+
+def levels_on(bits: int, device: "torch.device") -> "Tensor":
+    """`lloyd_levels`, kept on a device."""
+    import torch
+
+    return _kept(bits, device, torch.is_inference_mode_enabled())
+
+
+@cache
+def _kept(bits: int, device: "torch.device", inference: bool) -> "Tensor":
+    """Apart for what is made in inference mode, through which no gradient may pass."""
+    from kvsearch_kernels.sending import sent
+
+    return sent(lloyd_levels(bits).numpy(), device)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.quantize_kv.triton_impl import steps_of
 from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed
 from kvsearch_kernels.room import Room, taken
+from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
 
@@ -140,7 +142,7 @@ def levels_on(device: torch.device) -> Tensor:
         powers = torch.exp2(torch.arange(8, dtype=torch.float32))
         words = [*tables(2), *tables(3), *tables(4), *tables(5), *tables(3, lloyd=False)]
         twice = torch.tensor(words * 2, dtype=torch.int32).view(torch.float32)
-        _levels[device] = torch.cat([*levels, powers, twice]).to(device)
+        _levels[device] = sent(torch.cat([*levels, powers, twice]).numpy(), device)
     return _levels[device]
 
 
@@ -160,7 +162,7 @@ def _flags_on(flags: Sequence[bool], device: torch.device) -> Tensor:
     """Flags as int32, kept on the device: a copy from the host would break a CUDA graph."""
     key = tuple(flags), device
     if key not in _flags:
-        _flags[key] = torch.tensor(key[0], dtype=torch.int32, device=device)
+        _flags[key] = sent(np.array(key[0], dtype=np.int32), device)
     return _flags[key]
 
 

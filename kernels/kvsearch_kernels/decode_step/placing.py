@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.addresses import Rows, send
+from kvsearch_kernels.addresses import Rows
+from kvsearch_kernels.sending import send
 
 
 def placed(kept: dict[str, Any], sections: Sequence[Rows], device: torch.device) -> list[Tensor]:

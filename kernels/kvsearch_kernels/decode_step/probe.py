@@ -75,7 +75,8 @@ def before(
                 sums = Sums(ones, None, held, ROOM, 0.5 * (voters - 1), 3 - heads, 1.0)
         how = None
         if turns:
-            inv_freq = 100.0 ** (-torch.arange(24 if D == 64 else 64, device=device) / 64)
+            # a GPU's powers differ in the last bit, and 5000 times that is an angle
+            inv_freq = (100.0 ** (-torch.arange(24 if D == 64 else 64) / 64)).to(device)
             index = draw.whole(0, 3000, 2, heads, held + ROOM) if D == 64 else None
             how = Turned(inv_freq, index, held, 5000)
         kinds.append(Heads(parts, sums, how))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels import addresses
-from kvsearch_kernels.addresses import readable, rows_at, sent
+from kvsearch_kernels.addresses import readable, rows_at
 from kvsearch_kernels.configs import GATHER_ROWS, GATHER_WARPS
 from kvsearch_kernels.gather_rows.reference import Rows
 from kvsearch_kernels.launch import (
@@ -22,6 +22,7 @@ from kvsearch_kernels.launch import (
     why_not_here,
     why_not_slots,
 )
+from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
 

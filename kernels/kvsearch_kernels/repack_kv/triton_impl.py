@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.addresses import sent
 from kvsearch_kernels.configs import REPACK_ROWS, repack_warps
 from kvsearch_kernels.decode_attention.reference import slots_of
 from kvsearch_kernels.decode_attention.triton_impl import levels_on
@@ -18,6 +17,7 @@ from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.repack_kv.reference import Held, NewPool
 from kvsearch_kernels.repack_kv.table import constants, heads_of, kinds_of, rows_of
 from kvsearch_kernels.repack_kv.takes import why_not
+from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
 
