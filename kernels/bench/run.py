@@ -183,21 +183,18 @@ def run_op(op: str, found: Sound | None, table: Table, roof: float | None, secon
     """Time the implementations of one op within about `seconds`."""
     end = time.monotonic() + seconds
     everything = [[c.model.name, c.variant] for c in distinct(op)]
-    names = implementations(op)
-    for i, impl in enumerate(names):
-        kernels, dtype = everything, DTYPES[0]
-        if impl == "triton":
-            if found is None:
-                continue
-            kernels, dtype = found.kernels, found.dtype
-        budget = max(5.0, (end - time.monotonic()) / (len(names) - i))
-        rows, reason = stage(
-            "clock", budget + SLACK, op=op, impl=impl, dtype=dtype, kernels=kernels, seconds=budget
-        )
+    baselines = [x for x in implementations(op) if x != "triton"]
+    todo = [(["triton"], found)] if found else []
+    todo += [(baselines, Sound(DTYPES[0], everything))] if baselines else []
+    for i, (impls, what) in enumerate(todo):
+        budget = max(5.0, (end - time.monotonic()) / (len(todo) - i))
+        asked = {"op": op, "impls": impls, "dtype": what.dtype, "kernels": what.kernels}
+        rows, reason = stage("clock", budget + SLACK, seconds=budget, **asked)
         for row in rows:
-            _add_times(table, roof, op, impl, dtype, row)
+            _add_times(table, roof, op, row["impl"], what.dtype, row)
         if reason:
-            table.add(op=op, impl=impl, dtype=dtype, metric="time", note=reason)
+            name = "triton" if impls == ["triton"] else "baselines"
+            table.add(op=op, impl=name, dtype=what.dtype, metric="time", note=reason)
 
 
 def _add_times(

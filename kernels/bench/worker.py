@@ -152,27 +152,32 @@ def roof() -> None:
     emit(roof=x.nbytes / median(replay([lambda: x.sum()], 1.0)) * 1e3)
 
 
-def clock(op: str, impl: str, dtype: str, kernels: list[list[str]], seconds: float) -> None:
+def clock(op: str, impls: list[str], dtype: str, kernels: list[list[str]], seconds: float) -> None:
     """Time the cases of an op whose model and variant are among `kernels`, until time is up."""
     end = time.monotonic() + seconds
+    for i, impl in enumerate(impls):
+        now = time.monotonic()
+        _clock(op, impl, getattr(torch, dtype), kernels, now + (end - now) / (len(impls) - i))
+
+
+def _clock(op: str, impl: str, dtype: torch.dtype, kernels: list[list[str]], end: float) -> None:
     wanted = {(model, variant) for model, variant in kernels}
     for case in cases():
         if case.op != op or (case.model.name, case.variant) not in wanted:
             continue
         row: dict[str, Any] = {
-            "model": case.model.name, "batch": case.batch, "context": case.context,
+            "impl": impl, "model": case.model.name, "batch": case.batch, "context": case.context,
             "variant": case.variant,
         }  # fmt: skip
         if time.monotonic() + CASE_SECONDS > end:
             emit(**row, reason="there was no time left for this and what follows")
             return
         try:
-            kind = getattr(torch, dtype)
-            sets = [build(case, "cuda", 0, tiny=False, dtype=kind)]
-            more = min(SETS, -(-ROTATED // sets[0].nbytes)) - 1
-            sets += [build(case, "cuda", 1 + i, tiny=False, dtype=kind) for i in range(more)]
+            sets = [build(case, "cuda", 0, tiny=False, dtype=dtype)]
             if impl != "triton" and impl not in sets[0].baselines:
                 continue
+            more = min(SETS, -(-ROTATED // sets[0].nbytes)) - 1
+            sets += [build(case, "cuda", 1 + i, tiny=False, dtype=dtype) for i in range(more)]
             times = replay([s.run(impl) for s in sets], CASE_SECONDS)
         except torch.OutOfMemoryError:
             sets = []
