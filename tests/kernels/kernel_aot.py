@@ -70,6 +70,7 @@ def compile_kernel(
     built = triton.compile(
         source, target=target, options={"num_warps": warps, "num_stages": stages}
     )
+    assert not (summed := torn_sums(built.asm["ttgir"])), summed
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
@@ -87,6 +88,28 @@ def compile_kernel(
         wide=_count(text, r"LDG\.E\.\S*128|LDGSTS\S*128|UTMALDG"),
         spills=_count(text, r"LDL|STL"),
     )
+
+
+def torn_sums(ttgir: str) -> list[str]:
+    """Layouts of sums that Triton 3.6 gets wrong, as was seen on an H200.
+
+    There the warps that share an axis are not neighbours: those of another axis are in between.
+    """
+    warps = {
+        name: json.loads(bases)
+        for name, bases in re.findall(
+            r"^(#\w+) = #ttg\.linear<\{.*?warp = (\[.*?\]), bl", ttgir, re.M
+        )
+    }
+    torn = []
+    for name in re.findall(
+        r'"tt\.reduce"\([^)]*\) <\{axis[^:]*:.*?\}\) : \(.*?(#\w+)>', ttgir, re.S
+    ):
+        axes = [next((i for i, x in enumerate(basis) if x), -1) for basis in warps.get(name, [])]
+        runs = [axis for i, axis in enumerate(axes) if i == 0 or axes[i - 1] != axis]
+        if len(runs) != len({*runs}):
+            torn.append(f"{name}: {warps[name]}")
+    return torn
 
 
 def types(

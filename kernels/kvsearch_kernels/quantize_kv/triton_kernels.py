@@ -60,11 +60,18 @@ def to_codes(g, levels, edges, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUP: t
 
 @triton.jit
 def _plane(codes, BT: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr):
-    """Bytes `[BT, D * BITS / 8]`: channels i, i + D/n, i + 2D/n, ... share byte i."""
+    """Bytes `[BT, D * BITS / 8]`: channels i, i + D/n, i + 2D/n, ... share byte i.
+
+    Pairs are joined, not summed: Triton 3.6 adds up the wrong warps where an axis to be summed lies
+    between warps of another, which a reshape can bring about (seen on an H200).
+    """
     n: tl.constexpr = 8 // BITS
-    parts = tl.reshape(codes, [BT, n, D // n])
-    shifts = tl.arange(0, n) * BITS
-    return tl.sum(parts << shifts[None, :, None], 1).to(tl.uint8)
+    x = tl.permute(tl.reshape(codes, [BT, n, D // n]), (0, 2, 1))
+    for i in tl.static_range(3 if BITS == 1 else (2 if BITS == 2 else 1)):
+        pairs = tl.reshape(x, [BT, D // n, n >> (i + 1), 2])
+        even, odd = tl.split(pairs)
+        x = even | (odd << (BITS << i))
+    return tl.reshape(x, [BT, D // n]).to(tl.uint8)
 
 
 @triton.jit

@@ -28,8 +28,10 @@ def _blocks(bits: int) -> Format:
     return Format(bits, 32, rotate=True, block=16)
 
 
+_SMALL = tuple(Format(bits, 8, "lloyd", rotate=True) for bits in (2, 4, 5))
+
 # head size and, of each store, batch rows and heads and the formats of its parts, keys and values;
-# every part in turn is what is made
+# every part in turn is what is made. The last are few: what warps share depends on their number
 LAYERS: tuple[tuple[int, tuple[tuple[tuple[int, int], tuple[Pair, ...]], ...]], ...] = (
     (64, (
         ((1, 2), ((None, None), (_even(8, 64), _even(4)), (_even(3), _even(5)))),
@@ -40,6 +42,8 @@ LAYERS: tuple[tuple[int, tuple[tuple[tuple[int, int], tuple[Pair, ...]], ...]], 
                   (_even(4), _lloyd(3)))),
         ((1, 1), ((None, None),)),
     )),
+    (64, (((1, 2), ((None, None), (_SMALL[0], _SMALL[2]))),)),
+    (64, (((1, 2), ((None, None), (_SMALL[1], _SMALL[1]))),)),
 )  # fmt: skip
 
 

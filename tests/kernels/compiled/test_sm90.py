@@ -448,6 +448,7 @@ BLOCKS = tuple(replace(fmt, block=32) for fmt in LLOYD)  # of values, besides th
 REPACKS = {  # head size, formats beside 16 bits; the last of each size are the most that it takes
     "16,4/128": (128, EVEN[:1]),
     "16,5,4/64/lloyd": (64, LLOYD[1:3]),
+    "16,5,2/64/lloyd/groups of 8": (64, tuple(replace(LLOYD[i], group=8) for i in (1, 4))),
     "16,8,4,2/128": (128, EVEN),
     **{f"7 kinds/{D}/lloyd": (D, LLOYD) for D in (64, 128, 256)},
     **{f"13 kinds/{D}/lloyd": (D, LLOYD + BLOCKS) for D in (64, 128, 256)},
