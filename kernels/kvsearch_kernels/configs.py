@@ -1,7 +1,7 @@
 """Tile sizes of the kernels, per shape; a table instead of an autotuner, so that runs repeat.
 
 Every entry compiles without spills for sm_90, those of AMPERE for sm_80 (`tests/kernels/compiled`).
-They are guesses from register counts: timed on an H200 (`studies/2026-11-gpu`), and not tuned there.
+They are guesses from register counts: timed on an H200 (`studies/2026-11-gpu`), not tuned there.
 """
 
 from dataclasses import asdict, dataclass, replace

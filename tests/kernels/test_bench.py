@@ -27,7 +27,7 @@ def bench():
             os.environ["KVSEARCH_TRITON"] = before
 
 
-@pytest.mark.parametrize("script", ["run.py", "end_to_end.py"])
+@pytest.mark.parametrize("script", ["run.py", "end_to_end.py", "tune.py"])
 def test_the_dry_run_runs_every_case_and_writes_nothing(script, tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(

@@ -1,0 +1,210 @@
+"""Find tiles for `decode_attention` on this GPU: programs, keys of a tile, warps, stages.
+
+    python kernels/bench/tune.py --seconds 240 --out tiles.csv
+    python kernels/bench/tune.py --dry-run         # anywhere: every setting once, on the CPU
+
+All tiles are compiled and compared with the reference side by side, each in a process of its own.
+Those that agree are timed in turn; the present setting comes first. Nothing is changed:
+the table says what to write into `configs.py`.
+"""
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+import torch  # noqa: E402
+from cases import MODELS, Case, build  # noqa: E402
+from run import SLACK, child, environment  # noqa: E402
+from worker import emit, examine, replay, sentence  # noqa: E402
+
+from kvsearch_kernels import configs  # noqa: E402
+from kvsearch_kernels.configs import Tile  # noqa: E402
+from kvsearch_kernels.decode_attention import triton_impl  # noqa: E402
+from kvsearch_kernels.decode_step import table  # noqa: E402
+
+VARIANTS = ("4", "1%16+r4", "8", "2", "16")  # in order of priority
+SHAPES = (("llama2-7b", 8, 4096), ("llama3-8b", 8, 4096), ("llama3-8b", 8, 32768))
+HEADS = {m.name: m for m in MODELS}
+ROWS = 8  # least query heads of a group
+SECONDS = 0.3  # of replays of a setting
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is tried.
+
+    Attributes:
+        programs: aimed at, of all heads and sequences together.
+        columns: keys of a tile.
+        warps, stages: of a program.
+    """
+
+    programs: int
+    columns: int
+    warps: int
+    stages: int
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """What is compiled anew."""
+        return self.columns, self.warps, self.stages
+
+
+PRESENT = Setting(configs.DECODE_PROGRAMS, *(asdict(configs.DECODE[128, 2])[k]
+                                             for k in ("columns", "warps", "stages")))  # fmt: skip
+
+
+def settings() -> Iterator[Setting]:
+    """All of them, the present one first."""
+    yield PRESENT
+    for found in product((264, 396, 528, 1056), (128, 64), (4, 8), (2, 3)):
+        if Setting(*found) != PRESENT:
+            yield Setting(*found)
+
+
+def use(at: Setting) -> None:
+    """Let decoding in 16 bits with 128 channels go by `at`, in this process."""
+    configs.DECODE[128, 2] = Tile(ROWS, at.columns, at.warps, at.stages)
+    for module in (configs, triton_impl, table):
+        vars(module)["DECODE_PROGRAMS"] = at.programs
+
+
+def case(variant: str, shape: tuple[str, int, int]) -> Case:
+    """What is timed."""
+    model, batch, slots = shape
+    return Case("decode_attention", HEADS[model], batch, slots, variant)
+
+
+def check(at: dict[str, int], variant: str) -> None:
+    """Compile a tile and compare it with the reference."""
+    use(Setting(**at))
+    try:
+        reason = examine(case(variant, SHAPES[0]), "cuda", torch.bfloat16, "triton")
+    except Exception as error:  # whatever a compiler or a launch may raise
+        reason = sentence(error)
+    emit(reason=reason)
+
+
+def clock(todo: list[tuple[str, dict[str, int]]], seconds: float) -> None:
+    """Time settings, shape by shape, until time is up."""
+    end = time.monotonic() + seconds
+    for shape in SHAPES:
+        for variant in dict.fromkeys(v for v, _ in todo):
+            torch.cuda.empty_cache()
+            work = build(case(variant, shape), "cuda", 0, tiny=False, dtype=torch.bfloat16)
+            other = build(case(variant, shape), "cuda", 1, tiny=False, dtype=torch.bfloat16)
+            for at in [a for v, a in todo if v == variant]:
+                if time.monotonic() + SECONDS > end:
+                    return
+                use(Setting(**at))
+                row = {"variant": variant, "model": shape[0], "batch": shape[1],
+                       "slots": shape[2], **at}  # fmt: skip
+                try:
+                    times = replay([x.run("triton") for x in (work, other)], SECONDS)
+                except Exception as error:
+                    emit(**row, note=sentence(error))
+                    continue
+                emit(**row, us=median(times) * 1e3)
+
+
+def started(stage: str, limit: float, **asked: Any) -> tuple[list[dict[str, Any]], str | None]:
+    """A stage in a process of its own."""
+    command = [sys.executable, __file__, "--stage", stage, json.dumps(asked)]
+    return child(command, limit, None if stage == "clock" else 1)
+
+
+def agreeing(limit: float, workers: int) -> list[tuple[str, dict[str, int]]]:
+    """Variants and settings whose tile agrees with the reference; says why others do not."""
+    tiles = {at.tile: at for at in settings()}
+    every = list(product(VARIANTS, tiles))
+
+    def one(x: tuple[str, tuple[int, int, int]]) -> str | None:
+        rows, died = started("check", limit, at=asdict(tiles[x[1]]), variant=x[0])
+        return died or (rows[-1]["reason"] if rows else "it said nothing")
+
+    with ThreadPoolExecutor(workers) as pool:
+        reasons = dict(zip(every, pool.map(one, every), strict=True))
+    for (variant, tile), reason in reasons.items():
+        if reason is not None:
+            print(f"{variant} {tile}: {reason}", file=sys.stderr)
+    good = {x for x, reason in reasons.items() if reason is None}
+    return [(v, asdict(at)) for v in VARIANTS for at in settings() if (v, at.tile) in good]
+
+
+def dry_run() -> int:
+    """Every setting and variant once, on the CPU and at a tiny shape, by the reference."""
+    for at in settings():
+        use(at)
+        assert configs.decode_tile(128, 2, False).columns == at.columns
+    for variant in VARIANTS:
+        if reason := examine(case(variant, SHAPES[0]), "cpu", torch.bfloat16, "reference"):
+            raise RuntimeError(f"{variant}: {reason}")
+    use(PRESENT)
+    print(f"dry run: {len([*settings()])} settings of {len(VARIANTS)} variants; nothing was timed")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=240.0, help="about how long all may take")
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile")
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, no timing")
+    parser.add_argument("--out", type=Path, default=HERE / "tiles.csv")
+    parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.stage:
+        {"check": check, "clock": clock}[args.stage[0]](**json.loads(args.stage[1]))
+        return 0
+    if args.dry_run:
+        return dry_run()
+    if not torch.cuda.is_available():
+        print("no GPU here; try --dry-run", file=sys.stderr)
+        return 1
+    end = time.monotonic() + args.seconds
+    todo = agreeing(args.seconds / 3 + SLACK, args.workers)
+    left = max(5.0, end - time.monotonic())
+    rows, died = started("clock", left + SLACK, todo=todo, seconds=left)
+    if died:
+        print(f"timing ended early: {died}", file=sys.stderr)
+    columns = ("variant", "model", "batch", "slots", *asdict(PRESENT), "us", "note")
+    always = environment()
+    with args.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, (*columns, *always), restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row | always for row in rows)
+    _show(rows)
+    return 0
+
+
+def _show(rows: Sequence[dict[str, Any]]) -> None:
+    """For each variant and shape the present setting, and the best one."""
+    timed: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "us" in row:
+            key = tuple(row[k] for k in ("variant", "model", "batch", "slots"))
+            timed.setdefault(key, []).append(row)
+    for key, some in timed.items():
+        best = min(some, key=lambda row: row["us"])
+        now = next((r["us"] for r in some if {k: r[k] for k in asdict(PRESENT)} == asdict(PRESENT)),
+                   None)  # fmt: skip
+        what = ", ".join(f"{best[k]} {k}" for k in asdict(PRESENT))
+        before = f", was {now:.1f}" if now is not None else ""
+        print(f"{' '.join(map(str, key)):32} {best['us']:8.1f} us{before}: {what}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
