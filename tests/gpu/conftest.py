@@ -2,6 +2,4 @@
 
 import torch
 
-collect_ignore_glob = (
-    [] if torch.cuda.is_available() or __import__("os").environ.get("PRETEND") else ["test_*.py"]
-)
+collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
