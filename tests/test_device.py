@@ -248,6 +248,15 @@ def test_the_lane_sees_tensors_of_two_devices(lane: Device) -> None:
         one + other
 
 
+@pytest.mark.parametrize(("way", "waits"), [({}, 1), ({"non_blocking": True}, 0)])
+def test_the_lane_sees_a_copy_from_memory_that_may_move(
+    way: dict[str, bool], waits: int, lane: Device
+) -> None:
+    with lane:
+        torch.ones(3).to(tagged(torch.ones(1)).device, **way)
+    assert lane.waits.total() == waits
+
+
 def test_the_lane_sees_a_wait(lane: Device) -> None:
     with lane:
         assert bool(tagged(torch.ones(3)).sum() > 0)
