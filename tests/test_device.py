@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import later, lifetimes, plans
+from kvsearch.cache import channels, later, lifetimes, plans
 from kvsearch.cache.anchors import Stream
+from kvsearch.cache.channels import View
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
@@ -225,6 +226,26 @@ def run_layers(policy: Policy, devices: list[torch.device], lane: Device | None)
                 assert all(s.store.device == device for s in states if s.store.n)
                 outs.append(here(out))
     return torch.cat(outs, 2)
+
+
+@pytest.mark.parametrize("name", ["kvpruner-l1-50", "kvpruner-taylor-20"])
+def test_which_channels_stay_is_copied_to_a_layer_once(name: str, lane: Device) -> None:
+    """They are numbers of the host, which would wait for a copy at every token."""
+    policy = small(name)
+    view = next(
+        x
+        for x in (View(policy, i, SHAPE.head_dim) for i in range(SHAPE.layers))
+        if x.keys is not None or x.values is not None
+    )
+    states = [LayerState(layout(policy, SHAPE).layers[0], packed=True)]
+    waits = []
+    with torch.inference_mode(), lane, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channels, "advance", lambda states, q, k, v, **more: q[..., : v.shape[-1]])
+        for m in (PROMPT, 1, 1):
+            q, k, v = (tagged(torch.randn(1, h, m, SHAPE.head_dim)) for h in (6, 2, 2))
+            view.attend(states, q, k, v, scale=0.2, softcap=None)
+            waits.append(lane.waits.total())
+    assert waits[0] == waits[-1] <= 2
 
 
 def test_the_lane_sees_a_tensor_on_the_wrong_device(
