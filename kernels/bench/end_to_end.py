@@ -146,7 +146,7 @@ def measure(at: Setting, model: LlamaForCausalLM, slots: int | None = None) -> d
         for tokens, steps in ((ids[:, :WARM_PROMPT], 1), (ids[:, :1], INTERVAL + 1)):
             seconds(first, tokens, steps)
         del first
-        cache, peak = made(), 0  # of bytes, which nobody counts on a CPU
+        cache, peak = made(), 0  # bytes; torch counts none on a CPU
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             peak = -torch.cuda.memory_allocated()

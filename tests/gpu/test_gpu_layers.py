@@ -63,9 +63,8 @@ def test_kernels_give_what_references_give_on_a_cpu(name: str, dtype: torch.dtyp
     ran = {op: impl for state in layer.states for op, impl in state.impls.items()}
     print(f"kernels {name} {dtype}: off by {far:.2g}, {ran}")
     assert far < 0.05
-    # anchors that see no earlier ones, and formats that only torch unpacks, have no kernel
-    if not name.startswith("anllm") and not name.startswith("q"):
-        assert ran.get("decode_step", "triton") == "triton", ran
+    if not name.startswith(("q", "fp8")):  # formats that only torch unpacks
+        assert ran.get("decode_step") == "triton", ran
 
 
 @pytest.mark.parametrize("name", [*test_launches.NAMES, *KINDS, *OWN, TURNED])
@@ -95,6 +94,7 @@ def test_a_token_launches_no_more_than_was_counted_without_a_gpu(name: str) -> N
         most[what] = max(most.get(what, 0), len(ran))
     budget = json.loads(FILE.read_text())["methods"][name]
     print(f"launches {name}: {most}, counted { ({k: budget.get(k) for k in most}) }")
+    assert all(n > 0 for n in most.values())  # the profiler has seen something
     assert most.get("step", 0) <= budget.get("step", 0)
 
 
@@ -119,7 +119,9 @@ def test_a_captured_step_gives_the_tokens_until_the_next_compaction(
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         out = twin.feed(token)
-    for tokens in one.tokens[first : first + interval - 1]:
+    replayed = one.tokens[first : first + interval - 1]
+    assert replayed
+    for tokens in replayed:
         for at, x in zip(token, tokens, strict=True):
             at.copy_(x)
         graph.replay()

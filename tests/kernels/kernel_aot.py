@@ -91,9 +91,9 @@ def compile_kernel(
 
 
 def torn_sums(ttgir: str) -> list[str]:
-    """Layouts of sums that Triton 3.6 gets wrong, as was seen on an H200.
+    """Layouts of sums that were wrong on an H200, with Triton 3.6.
 
-    There the warps that share an axis are not neighbours: those of another axis are in between.
+    In these the warps that share an axis are not neighbours: those of another are in between.
     """
     warps = {
         name: json.loads(bases)

@@ -1,4 +1,5 @@
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -126,3 +127,22 @@ def test_a_setting_that_does_not_fit_is_skipped_with_a_sentence(bench):
     assert "needs about 1" in speed.why_not(at, speed.LLAMA_7B, 150_000_000_000)
     small = speed.Setting("scored+rotated4", 1, 4096)
     assert speed.why_not(small, speed.LLAMA_7B, 24_000_000_000) is None
+
+
+def test_after_a_cache_that_fails_a_new_process_goes_on(bench, monkeypatch):
+    speed, asked = import_module("end_to_end"), []
+
+    def child(command, limit):
+        caches = json.loads(command[-1])["caches"]
+        asked.append(caches)
+        if caches[0] == "full":  # the second ends the process
+            return [{"cache": "full", "ms": [1.0]}], "it was stopped after 9 s"
+        return [{"cache": caches[0], "reason": "RuntimeError: CUDA error: gone"}], None
+
+    monkeypatch.setattr(speed, "child", child)
+    rows = list(speed.rows_of(4096, 1, ["full", "a", "b"], 9.0))
+    assert asked == [["full", "a", "b"], ["b"]]
+    assert [r["cache"] for r in rows] == ["full", "a", "b"]
+    assert [r.get("reason") for r in rows] == [
+        None, "it was stopped after 9 s", "RuntimeError: CUDA error: gone"
+    ]  # fmt: skip

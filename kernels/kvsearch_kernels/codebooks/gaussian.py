@@ -32,7 +32,7 @@ def lloyd_levels(bits: int) -> "Tensor":
         return torch.cat([-half.flip(0), half])
 
 
-def levels_on(bits: int, device: "torch.device") -> "Tensor":
+def lloyd_levels_on(bits: int, device: "torch.device") -> "Tensor":
     """`lloyd_levels`, kept on a device."""
     import torch
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kvsearch_kernels.codebooks.base import Codebook
-from kvsearch_kernels.codebooks.gaussian import levels_on
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels_on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ class Lloyd(Codebook):
         """The scale is the one that fits the chosen codes best, in least squares."""
         import torch
 
-        g, levels = groups, levels_on(bits, groups.device)
+        g, levels = groups, lloyd_levels_on(bits, groups.device)
         scale = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-8)
         codes = _nearest(g / scale, bits)
         fitted = levels.index_select(0, codes.view(-1)).view(g.shape)
@@ -28,7 +28,7 @@ class Lloyd(Codebook):
 
     def decode(self, codes: "Tensor", scales: "Tensor", bits: int) -> "Tensor":
         """`level * scale`."""
-        return levels_on(bits, codes.device)[codes.long()] * scales
+        return lloyd_levels_on(bits, codes.device)[codes.long()] * scales
 
 
 def _nearest(z: "Tensor", bits: int) -> "Tensor":
@@ -39,5 +39,5 @@ def _nearest(z: "Tensor", bits: int) -> "Tensor":
         from kvsearch_kernels.codebooks.nearest import nearest_codes
 
         return nearest_codes(z, bits)
-    levels = levels_on(bits, z.device)
+    levels = lloyd_levels_on(bits, z.device)
     return torch.bucketize(z.contiguous(), (levels[1:] + levels[:-1]) / 2)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.codebooks.gaussian import levels_on
+from kvsearch_kernels.codebooks.gaussian import lloyd_levels_on
 from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
 from kvsearch_kernels.launch import (
     DTYPES,
@@ -27,7 +27,7 @@ def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Lloyd-Max levels `[2**bits]` and the edges between them, kept on the device."""
     key = bits, device
     if key not in _tables:
-        levels = levels_on(bits, device)
+        levels = lloyd_levels_on(bits, device)
         _tables[key] = levels, (levels[1:] + levels[:-1]) / 2
     return _tables[key]
 

@@ -62,8 +62,8 @@ def to_codes(g, levels, edges, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUP: t
 def _plane(codes, BT: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr):
     """Bytes `[BT, D * BITS / 8]`: channels i, i + D/n, i + 2D/n, ... share byte i.
 
-    Pairs are joined, not summed: Triton 3.6 adds up the wrong warps where an axis to be summed lies
-    between warps of another, which a reshape can bring about (seen on an H200).
+    Pairs are joined, not summed: an H200 stored wrong codes where Triton 3.6 had to sum an axis
+    whose warps lie between those of another, which a reshape can bring about.
     """
     n: tl.constexpr = 8 // BITS
     x = tl.permute(tl.reshape(codes, [BT, n, D // n]), (0, 2, 1))
