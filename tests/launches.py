@@ -38,6 +38,7 @@ KERNELS = {  # Triton kernel -> folder of its op
     "choose": "choose_slots",
     "gather_all": "gather_rows",
     "add_queries": "sum_queries",
+    "copy_all": "copy_rows",
 }
 
 

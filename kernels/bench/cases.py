@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -335,4 +335,5 @@ def tensors(result: Any) -> list[Tensor]:
         return []
     if isinstance(result, tuple | list):
         return [x for part in result for x in tensors(part)]
-    return [result.codes, result.scales]
+    parts = [getattr(result, x.name) for x in fields(result)]  # packed, or a choice
+    return [x for x in parts if isinstance(x, Tensor)]

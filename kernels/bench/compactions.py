@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.choose_slots import Ask, choose_slots
+from kvsearch_kernels.choose_slots import Ask, Sums, choose_slots
+from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.gather_rows import Rows, gather_rows
 from kvsearch_kernels.op import Op
@@ -18,7 +19,9 @@ from kvsearch_kernels.quantize_kv import Format, Packed
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from kvsearch_kernels.settle_kv import settle_kv
 
-OPS: tuple[Op[Any, Any], ...] = (repack_kv, choose_slots, settle_kv, gather_rows)
+OPS: tuple[Op[Any, Any], ...] = (
+    repack_kv, choose_slots, copy_rows, settle_kv, gather_rows
+)  # fmt: skip
 INTERVAL = 16  # tokens between compactions
 Q8_0 = Format(8, 32, "ggml-0")
 SHAPES = ((1024, 1), (1024, 8), (4080, 8))  # slots and sequences
@@ -26,6 +29,7 @@ VARIANTS = {
     "repack_kv": ("4", "r4"),
     "choose_slots": ("evict", "tiers"),
     "settle_kv": ("8+4",),
+    "copy_rows": ("4",),
     "gather_rows": ("q8_0",),
 }
 
@@ -73,16 +77,30 @@ def arguments(
             for x, y in ((mine.codes, fresh.codes), (_flat(mine), _flat(fresh)))
         ]
         return (asked,), {}, sum(x.nbytes for rows in asked for x in rows.parts)
+    if op == "copy_rows":  # what a compaction of 4 bits made, and tokens that are still to come
+        tiers = [packed(x, Format(4, D)) for x in (k, v) for _ in range(2)]
+        pairs = [(x.codes, x.scales) for x in tiers]
+        places, made = ([x for y in pairs[i::2] for x in y] for i in range(2))
+        pools = [torch.empty(B, H, slots + new, D, dtype=k.dtype, device=device) for _ in range(2)]
+        copies = [Copy(*x) for x in zip(places, made, strict=True)]
+        copies += [Copy(pool[:, :, :n], x) for pool, x in zip(pools, (k, v), strict=True)]
+        return (copies,), {}, 2 * sum(x.to.nbytes for x in copies)
     scores = torch.rand(B, H, n, device=device)
     before = torch.randint(0, 3, (B, H, n), device=device).byte()
     if op == "choose_slots":
         counts = (slots // 4, slots - slots // 4) if variant == "tiers" else ()
-        ask = Ask(scores, before, new, recent=new, counts=counts)
-        return ([ask],), {}, scores.nbytes + before.nbytes
+        born = torch.arange(n, dtype=torch.int32, device=device).expand(B, H, n).contiguous()
+        ages = torch.arange(1, n + 2, device=device).float()
+        places = torch.rand(B, H, n, device=device).argsort(-1)
+        ask = Ask(
+            scores, before, new, recent=new, counts=counts, room=n, places=places,
+            held=Sums(scores, born, n, divisors=ages),
+        )  # fmt: skip
+        return ([ask],), {}, sum(x.nbytes for x in (scores, before, born, places))
     ask = Ask(scores, before, new, recent=new, counts=(slots // 4, slots - slots // 4))
-    ((keep, after),) = choose_slots.run("reference", [ask])
-    tiers = [(Format(8, D), Format(8, D)), (Format(4, D), Format(4, D))]
-    return (k, v, before, after, tiers), {"keep": keep}, k.nbytes + v.nbytes
+    (choice,) = choose_slots.run("reference", [ask])
+    kinds = [(Format(8, D), Format(8, D)), (Format(4, D), Format(4, D))]
+    return (k, v, before, choice.pools, kinds), {"keep": choice.keep}, k.nbytes + v.nbytes
 
 
 def _flat(x: Packed) -> Tensor:

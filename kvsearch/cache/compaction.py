@@ -1,19 +1,20 @@
 """What one compaction drops, and the pool of every slot that stays."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from kvsearch.cache.packed import PackedStore, compact_together
+from kvsearch.cache.packed import Move, PackedStore, compact_together
 from kvsearch.cache.store import Store
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer, Slots
 from kvsearch.rules.pick import pick
-from kvsearch_kernels.choose_slots import Ask, best_between, choose_slots
+from kvsearch_kernels.choose_slots import Ask, Choice, Sums, best_between, choose_slots
+from kvsearch_kernels.copy_rows import Copy
 from kvsearch_kernels.sending import sent
 
 
@@ -59,27 +60,50 @@ def decide(
         The decision, and the new cursor.
     """
     decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
-    if scorer is not None and decides and scores is None:
-        scores = scorer.ranks(slots)
-        rule = layer.policy.active_rule
-        if rule is not None and rule.share == "layer" and scores.shape[1] > 1:
-            scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
+    held = None
+    if scorer is not None and decides:
+        held = scorer.held(slots.seen) if layer.rungs is None else None
+        scores, held = _scores(layer, scorer, slots, held) if scores is None else (scores, held)
     target = layer.target if target is None else target
     if scores is None or layer.rungs is not None:
         keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
         return settled(layer, store, keep, scores), cursor
-    return _best(layer, store, scores, 0 if target is None else max(0, store.n - target)), cursor
+    gone = 0 if target is None else max(0, store.n - target)
+    return _best(layer, store, scores, gone, held), cursor
 
 
-def _best(layer: LayerLayout, store: Store, scores: Tensor, gone: int) -> Decision:
+def _scores(
+    layer: LayerLayout, scorer: Scorer, slots: Slots, held: Sums | None
+) -> tuple[Tensor, Sums | None]:
+    """Ranks of all slots, or sums that are ranks once they are divided by what is `held`."""
+    divisors = None if held is None else scorer.divisors(slots)
+    if held is not None and divisors is not None:
+        return held.sums, replace(held, divisors=divisors)
+    scores, rule = scorer.ranks(slots), layer.policy.active_rule
+    if rule is not None and rule.share == "layer" and scores.shape[1] > 1:
+        scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
+    return scores, held
+
+
+def _best(
+    layer: LayerLayout, store: Store, scores: Tensor, gone: int, held: Sums | None
+) -> Decision:
     """Drop the `gone` slots of lowest score, and let the rest go into their pools."""
     n = store.n - gone
     counts = layer.tier_counts(n)
     tiered = layer.policy.tagged and len(counts) > 1
     if not tiered and gone == 0:
         return settled(layer, store, None)
-    pools = None if tiered else pools_of_ages(layer, n, store.device)
-    ask = _ask(layer, scores, store.slot_pools(), gone, counts if tiered else ())
+    old, pools = store.slot_pools() if tiered else None, None
+    if not tiered:
+        pools = pools_of_ages(layer, n, store.device)
+    ask = replace(_ask(layer, scores, old, gone, counts if tiered else ()), held=held)
+    if isinstance(store, PackedStore) and not store.grouped:
+        several = sum(count > 0 for count in store.counts(n)) > 1
+        ask = replace(
+            ask, room=store.room_after(n), places=store.order_in_use(),
+            after=pools if several else None, kinds=store.residual_pool + 1,
+        )  # fmt: skip
     return Decision(store, None, pools, ask)
 
 
@@ -104,7 +128,9 @@ def settled(
     return Decision(store, keep, None, _ask(layer, scores, old, 0, counts))
 
 
-def _ask(layer: LayerLayout, scores: Tensor, old: Tensor, gone: int, counts: Sequence[int]) -> Ask:
+def _ask(
+    layer: LayerLayout, scores: Tensor, old: Tensor | None, gone: int, counts: Sequence[int]
+) -> Ask:
     """What a layer's policy asks `choose_slots`."""
     p = layer.policy
     return Ask(
@@ -113,31 +139,38 @@ def _ask(layer: LayerLayout, scores: Tensor, old: Tensor, gone: int, counts: Seq
     )  # fmt: skip
 
 
-def carry_out(decisions: Sequence[Decision]) -> list[Tensor | None]:
+def carry_out(
+    decisions: Sequence[Decision], copies: list[Copy]
+) -> list[tuple[Tensor | None, Choice | None]]:
     """Let all stores of a layer hold what was decided: each op is asked once for all of them.
 
+    Args:
+        decisions: of the stores.
+        copies: where to add what is to lie where it lay; to be made before a store is read.
+
     Returns:
-        Of each store the slots that stayed, None where all did.
+        Of each store the slots that stayed, None where all did, and what else was chosen for them.
     """
     asks, ran = [d.ask for d in decisions if d.ask is not None], dict[str, str]()
     chosen = iter(choose_slots.record(ran, asks) if asks else ())
-    keeps: list[Tensor | None] = []
-    together: list[tuple[PackedStore, Tensor | None, Tensor]] = []
+    found: list[tuple[Tensor | None, Choice | None]] = []
+    together: list[Move] = []
     for d in decisions:
-        store, keep, pools = d.store, d.keep, d.pools
+        store, keep, pools, choice = d.store, d.keep, d.pools, None
         if d.ask is not None:
             store.ran.update(ran)
-            stay, tiers = next(chosen)
-            keep = stay if d.ask.gone else keep
-            pools = tiers if pools is None else pools
+            choice = next(chosen)
+            keep = choice.keep if d.ask.gone else keep
+            if pools is None and choice.pools is not None:
+                pools = choice.pools[..., : choice.keep.shape[-1]]
         assert pools is not None
-        keeps.append(keep)
+        found.append((keep, choice))
         if type(store) is PackedStore:
-            together.append((store, keep, pools))
+            together.append(Move(store, keep, pools, choice))
         else:
             store.compact(keep, pools)
-    compact_together(together)
-    return keeps
+    compact_together(together, copies)
+    return found
 
 
 def survivors(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvsearch.cache.formats import Held
 from kvsearch.policy import LayerLayout
+from kvsearch_kernels.copy_rows import Copy
 
 LEAST = 32  # slots by which a pool grows that nothing bounds
 
@@ -62,15 +63,15 @@ class NativePool:
         """Slots there is room for."""
         return self.keys.shape[2]
 
-    def replace(self, held: tuple[Tensor, Tensor] | None) -> None:
-        """Hold other slots, at the same place in memory."""
+    def replace(self, held: tuple[Tensor, Tensor] | None, copies: list[Copy]) -> None:
+        """Hold other slots, at the same place in memory, once the `copies` are made."""
         used = 0 if held is None else held[0].shape[2]
         if held is not None:
             for pool, new in zip((self.keys, self.values), held, strict=True):
                 if new.data_ptr() != pool.data_ptr():  # else it is there already
-                    pool[:, :, :used] = new
+                    copies.append(Copy(pool[:, :, :used], new))
         if used != self.used:
-            self.lengths.fill_(used)
+            copies.append(Copy(self.lengths, used))
         self.used = used
 
     def shown(self) -> tuple[Held | None, Held | None]:

@@ -1,6 +1,7 @@
 """The store of deployment: every pool holds packed codes and scales, and nothing else."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from kvsearch.cache.rotary import Rotary
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.append_kv import append_kv
+from kvsearch_kernels.choose_slots import Choice
+from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.time_order import time_order
@@ -51,7 +54,8 @@ class PackedStore:
         self.native_pool: NativePool | None = None  # the 16-bit pool, once tokens come one by one
         self._lengths: dict[int, tuple[int, Tensor]] = {}  # slots of each tier, on the device too
         self._parts: list[_Told | None] = [None] * len(self.codecs)  # what `parts` said last
-        self._order, self._index = Lying(), Lying()
+        self._order, self._index, self._roomy = Lying(), Lying(), Lying()
+        self._tagged: Tensor | None = None  # pools of all slots that there is room for, if known
         self.edition = 0  # whoever remembers what `parts` said asks whether this is as it was
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
@@ -159,8 +163,16 @@ class PackedStore:
         sizes[-1] -= self.residual
         return sum(n > 0 for n in sizes) > 1
 
+    def room_after(self, n: int) -> int:
+        """Slots that there will be room for when a compaction has left `n`."""
+        if self.native_pool is None:
+            return n
+        return n + spare(self.layer, self.counts(n)[-1], 0)
+
     def _tags(self) -> Tensor:
         """Pool of every slot in order of time, and of those that there is room for."""
+        if self._tagged is not None and self._tagged.shape[-1] == self.capacity:
+            return self._tagged
         free = (*self.pools.shape[:-1], self.capacity - self.n)
         return torch.cat([self.slot_pools(), self.pools.new_full(free, self.residual_pool)], -1)
 
@@ -219,30 +231,43 @@ class PackedStore:
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
-        compact_together([(self, keep, pools)])
+        copies: list[Copy] = []
+        compact_together([Move(self, keep, pools)], copies)
+        if copies:
+            copy_rows.record(self.ran, copies)
 
     def _lie(self) -> list[Held | None]:
         """What the tiers hold: on a device they go back there; a CPU has no graphs to need it."""
-        return [] if self.device.type == "cpu" else [*self.keys[:-1], *self.values[:-1]]
+        return [*self.keys[:-1], *self.values[:-1]] if self.repeats(self.device) else []
 
-    def _land(self, before: list[Held | None]) -> None:
+    def _land(self, before: list[Held | None], copies: list[Copy]) -> None:
         """Let what a compaction left lie where it lay, so that the next step finds it there."""
         self._forget_parts()
         pool, held = self.native_pool, self._native()
         if pool is None:
             return
-        self._tell_lengths()
+        self._tell_lengths(copies)
         used = 0 if held is None else held[0].shape[2]
         size = used + spare(self.layer, used, 0)
         if pool.capacity == size:
-            pool.replace(held)
+            pool.replace(held, copies)
         else:
             pool = NativePool.of(held, (pool.keys, pool.values), size, pool.keys.dtype, pool)
             self.native_pool = pool
         self.keys[-1], self.values[-1] = pool.shown()
-        _back(before, self.keys, self.values)
+        _back(before, copies, self.keys, self.values)
 
-    def _tell_lengths(self) -> None:
+    def _know(self, choice: Choice, copies: list[Copy]) -> None:
+        """Remember what was found with the slots that stay: where they are, and their pools."""
+        if choice.order is None:  # nobody asked; pools would be read before the copies are made
+            return
+        if self._mixed():
+            self._order.put(choice.order, copies)
+        if choice.pools is not None and self.tagged:
+            self._tagged = self._roomy.put(choice.pools, copies)
+            self.pools = self._tagged[..., : self.n]
+
+    def _tell_lengths(self, copies: list[Copy] | None = None) -> None:
         """Write the slots of each tier to the device; what is known there is not written again."""
         for i, held in enumerate(self.keys[:-1]):
             if held is None:
@@ -252,7 +277,11 @@ class PackedStore:
                 found = torch.full(held[0].shape[:2], n, dtype=torch.int32, device=held[0].device)
                 self._lengths[i] = n, found
             elif known[0] != n:
-                self._lengths[i] = n, known[1].fill_(n)
+                self._lengths[i] = n, known[1]
+                if copies is None:
+                    known[1].fill_(n)
+                else:
+                    copies.append(Copy(known[1], n))
 
     def counts(self, n: int) -> tuple[int, ...]:
         """Slots of each pool after a compaction left `n`: known to the host, so nothing waits."""
@@ -265,6 +294,7 @@ class PackedStore:
         self._forget_parts()
         self.native_pool = None
         self.n = self.residual = self.lead = 0
+        self._tagged = None
         self.keys[:], self.values[:] = ([None] * len(self.codecs) for _ in range(2))
         self.pools = self.pools.new_empty(0)
         if compacted:
@@ -285,9 +315,12 @@ class PackedStore:
         if not self.tagged:
             pools = pools.reshape(-1, pools.shape[-1])[0]
         self.n, self.residual, self.pools = n, 0, pools.to(torch.uint8)
+        self._tagged = None
 
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""
+        if self._tagged is not None and self.n <= self._tagged.shape[-1]:
+            return self._tagged[..., : self.n]
         fresh = self.pools.new_full((*self.pools.shape[:-1], self.residual), self.residual_pool)
         return torch.cat([self.pools, fresh], -1)
 
@@ -313,26 +346,44 @@ class PackedStore:
         self.native_pool = None
         for pools in (self.keys, self.values):
             pools[:] = [None if h is None else tuple(t[rows] for t in h) for h in pools]
+        self._tagged = None
         if self.pools.dim() == 3 and self.pools.shape[0] > 1:
             self.pools = self.pools[rows]
 
 
-def compact_together(moves: Sequence[tuple[PackedStore, Tensor | None, Tensor]]) -> None:
-    """`PackedStore.compact` of stores of a layer: all slots move at once."""
-    before = [store._lie() for store, *_ in moves]
-    flat = [
-        (store, keep, pools if store.tagged else pools.reshape(-1, pools.shape[-1])[0])
-        for store, keep, pools in moves
-    ]
-    move([x for x in flat if not x[0].grouped])
-    compact_groups(
-        [(s, s.n if keep is None else keep.shape[-1]) for s, keep, _ in flat if s.grouped]
-    )
-    for (store, _, pools), held in zip(flat, before, strict=True):
+@dataclass(frozen=True)
+class Move:
+    """What a compaction does to a store, see `DenseStore.compact`, and what is known of it."""
+
+    store: PackedStore
+    keep: Tensor | None
+    pools: Tensor
+    choice: Choice | None = None
+
+
+def compact_together(moves: Sequence[Move], copies: list[Copy]) -> None:
+    """`PackedStore.compact` of stores of a layer: all slots move at once.
+
+    What is to lie where it lay is added to `copies`, to be made before a store is read.
+    """
+    before = [m.store._lie() for m in moves]
+    flat = [m.pools if m.store.tagged else m.pools.reshape(-1, m.pools.shape[-1])[0] for m in moves]
+    move([
+        (m.store, m.keep, pools, None if m.choice is None else m.choice.source)
+        for m, pools in zip(moves, flat, strict=True) if not m.store.grouped
+    ])  # fmt: skip
+    compact_groups([
+        (m.store, m.store.n if m.keep is None else m.keep.shape[-1])
+        for m in moves if m.store.grouped
+    ])  # fmt: skip
+    for m, pools, held in zip(moves, flat, before, strict=True):
+        store = m.store
         if not store.grouped:  # these know, and `load` gives them fewer pools than slots
             store.n, store.residual = pools.shape[-1], 0
-        store.pools = pools.to(torch.uint8)
-        store._land(held)
+        store.pools, store._tagged = pools.to(torch.uint8), None
+        store._land(held, copies)
+        if m.choice is not None:
+            store._know(m.choice, copies)
 
 
 def _same(held: tuple[Held, Held, int], last: tuple[Held, Held, int]) -> bool:
@@ -341,22 +392,16 @@ def _same(held: tuple[Held, Held, int], last: tuple[Held, Held, int]) -> bool:
     return held[2] == last[2] and all(x is y for x, y in zip(now, then, strict=True))
 
 
-def _back(before: list[Held | None], *sides: list[Held | None]) -> None:
-    """Move what the tiers of both sides hold to where they held as much `before`.
+def _back(before: list[Held | None], copies: list[Copy], *sides: list[Held | None]) -> None:
+    """Let what the tiers of both sides hold get to where they held as much `before`.
 
     With full pools every compaction leaves the same shapes, and addresses stay what they were.
     """
-    places: dict[torch.dtype, list[Tensor]] = {}
-    news: dict[torch.dtype, list[Tensor]] = {}
     for i, old in enumerate(before):
         side, tier = sides[2 * i // len(before)], i % (len(before) // 2)
         now = side[tier]
         if old is None or now is None or old is now:
             continue
         if all(x.shape == y.shape and x.is_contiguous() for x, y in zip(old, now, strict=True)):
-            for place, new in zip(old, now, strict=True):
-                places.setdefault(new.dtype, []).append(place)
-                news.setdefault(new.dtype, []).append(new)
+            copies += [Copy(place, new) for place, new in zip(old, now, strict=True)]
             side[tier] = old
-    for kind, mine in news.items():
-        torch._foreach_copy_(places[kind], mine)

@@ -16,6 +16,7 @@ from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.reading import read as read_packed
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
+from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.scored_attention import scored_attention
 from kvsearch_kernels.sending import sent
@@ -80,10 +81,13 @@ def finish(states: Sequence[LayerState]) -> None:
         held = zip(states, slots_of(states), strict=True)
         closed = [(state, closing.closed(state, slots)) for state, slots in held]
         some = [(state, found) for state, found in closed if found is not None]
-        keeps = carry_out([found for _, found in some])
-        for (state, _), keep in zip(some, keeps, strict=True):
+        copies: list[Copy] = []
+        stayed = carry_out([found for _, found in some], copies)
+        for (state, _), (keep, _) in zip(some, stayed, strict=True):
             if state.scorer is not None and keep is not None:
                 state.scorer.drop(keep)
+        _land(first, copies)
+        for state, _ in some:
             state.note_peak()
     if first.layer.clock.due(first.seen, first.prompt):
         compact_states(states)
@@ -112,15 +116,29 @@ def compact_states(
             state.layer, state.store, state.scorer, slots, state.cursor, ranks, target
         )
         decisions.append(decision)
-    for state, keep in zip(states, carry_out(decisions), strict=True):
+    copies: list[Copy] = []
+    for state, (keep, choice) in zip(states, carry_out(decisions, copies), strict=True):
         store = state.store
+        fixed = isinstance(store, PackedStore) and store.fixed
         if state.scorer is not None:
-            state.scorer.keep(keep)
-        if isinstance(store, PackedStore) and store.fixed and state.sequences is None:
+            if choice is not None and choice.sums is not None:
+                lies = copies if fixed else None
+                state.scorer.moved(choice.sums, choice.born, store.n, lies)
+            else:
+                state.scorer.keep(keep)
+        if isinstance(store, PackedStore) and fixed and state.sequences is None:
             store.order()  # for the next steps
             if state.scorer is not None:
                 state.scorer.reserve(state.seen, store.capacity)
+    _land(states[0], copies)
+    for state in states:
         state.note_peak()
+
+
+def _land(state: LayerState, copies: list[Copy]) -> None:
+    """Let what a compaction made lie where it lay, all of it at once."""
+    if copies:
+        copy_rows.record(state.impls, copies)
 
 
 def slots_of(states: Sequence[LayerState]) -> list[Slots]:

@@ -15,6 +15,9 @@ from kvsearch.rules.base import Ledger, Need, Place, Rule, Scorer, Segment, Slot
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvsearch_kernels.choose_slots import Sums
+    from kvsearch_kernels.copy_rows import Copy
+
 SUM_BYTES = 4  # fp32: an fp16 sum would stop growing
 AGE_BYTES = 4  # int32 arrival index
 
@@ -317,6 +320,39 @@ class AttentionScorer(Scorer):
         self._sums = self._shown = sums[..., :count]
         self._born = None if born is None else born[..., :count]
 
+    def held(self, seen: int) -> "Sums | None":
+        """Sums and births; not partial sums, nor those of fp64 models, which torch moves."""
+        import torch
+
+        from kvsearch_kernels.choose_slots import Sums
+
+        if self.blocks > 1 or self.sums.dtype is not torch.float32:
+            return None
+        return Sums(self.sums[0], self.born, seen, self.forgets)
+
+    def divisors(self, slots: Slots) -> "Tensor | None":
+        """A table by age, which saves a launch or more for each kind of heads; not on a CPU."""
+        smooth = self.rule.pool > 1 and slots.recent_from > 0
+        if self.rule.beta == 0 or smooth or self.sums.is_cpu:
+            return None
+        return _divisors(self, slots.seen)
+
+    def moved(
+        self, sums: "Tensor", born: "Tensor | None", count: int, copies: "list[Copy] | None"
+    ) -> None:
+        """Hold these sums `[B, V, C]` and births, where others were held if there is room."""
+        from kvsearch_kernels.copy_rows import Copy
+
+        self._count = None
+        room = self._room
+        if copies is None or room is None or room[0].shape[1:] != sums.shape:
+            self._room = sums[None], born
+        else:
+            copies.append(Copy(room[0][0], sums))
+            if room[1] is not None and born is not None:
+                copies.append(Copy(room[1], born))
+        self.counted(count)
+
     def ranks(self, slots: Slots) -> "Tensor":
         """Corrected sums, smoothed outside the recent window."""
         return self.smooth(self.corrected(slots.seen), slots.recent_from)
@@ -327,8 +363,8 @@ class AttentionScorer(Scorer):
         total = self.sums.sum(0) if self.blocks > 1 else self.sums[0]
         if beta == 0:
             return total
-        counts = self._counts(seen)
-        return total / (counts if beta == 1 else counts**beta)
+        assert self.born is not None
+        return total / self.divided(seen - self.born)
 
     def smooth(self, total: "Tensor", recent_from: int) -> "Tensor":
         """Mix the sums of neighbours before `recent_from`; slots must be in order of time."""
@@ -345,13 +381,16 @@ class AttentionScorer(Scorer):
         head = pool(total[..., :recent_from], r.pool, stride=1, padding=r.pool // 2)
         return torch.cat([head, total[..., recent_from:]], -1)
 
-    def _counts(self, seen: int) -> "Tensor":
-        """Rows that could vote for each slot, weighted as the sums are."""
+    def divided(self, age: "Tensor") -> "Tensor":
+        """By what sums of slots of an `age` are divided, fp32."""
+        beta, counts = self.rule.beta, self._counts(age.float())
+        return counts if beta == 1 else counts**beta
+
+    def _counts(self, age: "Tensor") -> "Tensor":
+        """Rows that could vote for slots of an age, weighted as the sums are."""
         import torch
 
-        assert self.born is not None
         r = self.rule
-        age = (seen - self.born).float()
         if r.horizon is None or r.literal:
             return age
         if r.kind == "decay":
@@ -387,3 +426,20 @@ class AttentionScorer(Scorer):
         """Select batch rows (beam search)."""
         self.sums = self.sums[:, rows]
         self.born = None if self.born is None else self.born[rows]
+
+
+_tables: dict[tuple[object, ...], "Tensor"] = {}
+
+
+def _divisors(scorer: AttentionScorer, seen: int) -> "Tensor":
+    """`scorer.divided` of all ages up to `seen` at least, `[A]` fp32; it serves all layers."""
+    import torch
+
+    device = scorer.sums.device
+    key = scorer.rule, device, torch.is_inference_mode_enabled()
+    if key not in _tables or len(_tables[key]) <= seen:
+        if len(_tables) > 64:
+            _tables.clear()
+        size = max(1024, 1 << seen.bit_length())
+        _tables[key] = scorer.divided(torch.arange(size, dtype=torch.int32, device=device))
+    return _tables[key]

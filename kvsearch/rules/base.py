@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from kvsearch_kernels.choose_slots import Sums
+    from kvsearch_kernels.copy_rows import Copy
+
 Need = Literal["attention", "queries", "keys", "values"]
 
 
@@ -177,6 +180,24 @@ class Scorer:
 
     def asked(self, seen: int) -> None:
         """Somebody added the queries of a token, `seen` before it, to the `query_sums`."""
+
+    def held(self, seen: int) -> "Sums | None":
+        """What `choose_slots` can move at a compaction after `seen` tokens, in place of `keep`."""
+        return None
+
+    def divisors(self, slots: Slots) -> "Tensor | None":
+        """By what sums are divided to be ranks, by age `[A]`; None if `ranks` has to say that."""
+        return None
+
+    def moved(
+        self, sums: "Tensor", born: "Tensor | None", count: int, copies: "list[Copy] | None"
+    ) -> None:
+        """A compaction kept `count` slots and moved what is `held`; there may be room for more.
+
+        What is to lie where it lay is added to `copies`, which are made before it is read; None
+        if nothing needs to.
+        """
+        raise NotImplementedError
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Ranks `[B, V, N]` fp32 of all slots, higher stays; `V` is the KV heads, or 1.

@@ -16,7 +16,7 @@ RUNS = {
     "decode_attention": ["decode", "combine"], "scored_decode": ["decode", "combine", "receive"],
     "append_kv": ["append"], "tally": ["add"], "repack_kv": ["repack"],
     "settle_kv": ["settle"], "choose_slots": ["choose"],
-    "gather_rows": ["gather_all"], "sum_queries": ["add_queries"],
+    "gather_rows": ["gather_all"], "copy_rows": ["copy_all"], "sum_queries": ["add_queries"],
     "decode_step": ["enter", "attend_heads", "combine_heads", "count"],
 }  # fmt: skip
 HOMES = {
@@ -24,7 +24,7 @@ HOMES = {
     "dequantize": "quantize_kv", "gather": "gather_kv", "decode": "decode_attention",
     "combine": "decode_attention", "receive": "scored_decode", "turn": "decode_attention",
     "append": "append_kv", "add": "tally", "repack": "repack_kv",
-    "gather_all": "gather_rows", "add_queries": "sum_queries",
+    "gather_all": "gather_rows", "copy_all": "copy_rows", "add_queries": "sum_queries",
     "settle": "settle_kv", "choose": "choose_slots", "enter": "decode_step",
     "attend_heads": "decode_step", "combine_heads": "decode_step", "count": "decode_step",
     "turn_heads": "decode_step",

@@ -13,6 +13,7 @@ from kvsearch_kernels.choose_slots import Ask, choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.codebooks.nearest import nearest_codes
+from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.gather_kv import gather_kv
@@ -39,7 +40,7 @@ from kvsearch_kernels.time_order import time_order
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
     decode_attention, scored_decode, time_order, append_kv, tally, repack_kv,
-    settle_kv, choose_slots, decode_step, gather_rows, sum_queries,
+    settle_kv, choose_slots, decode_step, gather_rows, sum_queries, copy_rows,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -78,6 +79,7 @@ def call(op, device="cpu"):
         ),
         "settle_kv": ((k, k, birth.byte(), birth.byte() // 2, [(FMT, None)]), {"keep": birth}),
         "choose_slots": (([Ask(torch.rand(1, 2, 6, device=device), birth.byte(), 2)],), {}),
+        "copy_rows": (([Copy(k.clone(), k), Copy(used.clone(), 5)],), {}),
         "decode_step": ((q[:, :, 0], k[:, :, :1], k[:, :, :1], stores), {"scale": 0.1}),
         "sum_queries": (
             (
@@ -314,5 +316,6 @@ def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():
 def test_a_tier_prefers_what_was_never_rounded_further_whatever_the_sign_of_scores():
     scores = torch.tensor([[[-5.0, 3.0, -1.0, 2.0]]])
     before = torch.tensor([0, 1, 2, 1], dtype=torch.uint8)  # the third is in 16 bits
-    ((_, pools),) = choose_slots([Ask(scores, before, 0, counts=(3, 1))])
+    (choice,) = choose_slots([Ask(scores, before, 0, counts=(3, 1))])
+    pools = choice.pools
     assert pools.tolist() == [[[0, 0, 0, 1]]]

@@ -399,6 +399,25 @@ MUTANTS = {
         "all in tiers": changed(lambda a: replace(a, fp16_sinks=0)),
         "wrong voters": changed(lambda a: replace(a, scores=a.scores.flip(1))),
         "answers to the store before": lambda f, asks: f(asks[-1:] + asks[:-1]),
+        "no ages": changed(lambda a: replace(a, held=a.held and replace(a.held, divisors=None))),
+        "a token later": changed(lambda a: replace(a, held=a.held and replace(
+            a.held, seen=a.held.seen + 1))),
+        "nothing is forgotten": changed(lambda a: replace(a, held=a.held and replace(
+            a.held, forgets=False))),
+        "nothing moves along": changed(lambda a: replace(a, held=None)),
+        "in order of time before": changed(lambda a: replace(a, places=None)),
+        "in order of time after": changed(lambda a: replace(a, after=None)),
+        "no room": changed(lambda a: replace(
+            a, room=None if a.room is None else a.scores.shape[-1] - a.gone)),
+    },
+    "copy_rows": {
+        "nothing is written": lambda f, copies: None,
+        "all but the last": lambda f, copies: f(copies[:-1]),
+        "the beginning of each": changed(lambda c: c if isinstance(c.of, int) else replace(
+            c, to=c.to[..., :30], of=c.of[..., :30])),
+        "no numbers": lambda f, copies: f([c for c in copies if not isinstance(c.of, int)]),
+        "rows of the head before": changed(lambda c: c if isinstance(c.of, int) else replace(
+            c, of=c.of.roll(1, 0))),
     },
     "settle_kv": {
         "nothing is rounded": lambda f, k, v, b, a, t, **m: f(k, v, b, a, [(None, None)], **m),

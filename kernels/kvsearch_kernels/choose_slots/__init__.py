@@ -1,6 +1,7 @@
-"""Who stays at a compaction, and the tier of everyone who does, from the ranks of slots."""
+"""Who stays at a compaction, in which tier and place, and with what sums, from ranks of slots."""
 
-from kvsearch_kernels.choose_slots.reference import Ask, best_between, reference, rising_bits
+from kvsearch_kernels.choose_slots.asking import Ask, Choice, Sums
+from kvsearch_kernels.choose_slots.reference import best_between, reference, rising_bits
 from kvsearch_kernels.op import Op
 
 choose_slots = Op(
@@ -13,4 +14,4 @@ choose_slots = Op(
     "kvsearch_kernels.choose_slots.probe",
 )
 
-__all__ = ["Ask", "best_between", "choose_slots", "rising_bits"]
+__all__ = ["Ask", "Choice", "Sums", "best_between", "choose_slots", "rising_bits"]

@@ -1,44 +1,18 @@
 """Meaning of `choose_slots`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kvsearch_kernels.choose_slots.asking import Ask, Choice, Sums
 
 _SPOILT = 1 << 62  # puts an order below every other: they are less than 2**61 from 0
 _PLACED = torch.iinfo(torch.int64).min
 
 
-@dataclass(frozen=True)
-class Ask:
-    """What one store asks at a compaction.
-
-    Attributes:
-        scores: `[B, V, N]` fp32 in order of time, higher is better.
-        pools: of each slot before, `[N]` or `[B or 1, V or 1, N]` uint8; those beyond the tiers
-            hold 16 bits and count as the best tier.
-        gone: slots to drop; there must be as many between sinks and recent window.
-        sinks, recent: first and newest slots that are never dropped.
-        counts: slots of each tier, the last of which takes what is left; none to place no one.
-        fp16_sinks, fp16_recent: first and newest slots that are in no tier.
-    """
-
-    scores: Tensor
-    pools: Tensor
-    gone: int
-    sinks: int = 0
-    recent: int = 0
-    counts: Sequence[int] = ()
-    fp16_sinks: int = 0
-    fp16_recent: int = 0
-
-
-Choice = tuple[Tensor, Tensor | None]
-
-
 def reference(asks: Sequence[Ask]) -> list[Choice]:
-    """Drop the worst slots of each store, and give each that stays its tier.
+    """Drop the worst slots of each store, and give each that stays its tier and its place.
 
     Sinks and the recent window stay, and come first among the tiers; then the best scores. Of equal
     scores the older slot is dropped first, and is first in the better tier. A tier prefers slots
@@ -48,22 +22,67 @@ def reference(asks: Sequence[Ask]) -> list[Choice]:
         asks: of the stores of a layer, each on its own.
 
     Returns:
-        Of each store rising slots that stay `[B, V, N - gone]` int64, and their pools, uint8 alike:
-        tiers in order, and `len(counts)` for those in none; None without tiers.
+        Of each store who stays, and where.
     """
     return [_choice(ask) for ask in asks]
 
 
 def _choice(ask: Ask) -> Choice:
     """`reference` of one store."""
-    scores, n = ask.scores, ask.scores.shape[-1]
+    scores, n = ranks(ask), ask.scores.shape[-1]
     keep = best_between(scores, ask.sinks, n - ask.recent, ask.gone)
     if not ask.counts:
-        return keep, None
-    old = ask.pools.expand(scores.shape).gather(-1, keep)
+        return completed(ask, keep, None)
+    before = scores.new_zeros(n, dtype=torch.uint8) if ask.pools is None else ask.pools
+    old = before.expand(scores.shape).gather(-1, keep)
     rank = scores.gather(-1, keep)
     native = ask.fp16_sinks, ask.fp16_recent
-    return keep, _tiers(rank, old, ask.sinks, ask.recent, ask.counts, *native)
+    return completed(ask, keep, _tiers(rank, old, ask.sinks, ask.recent, ask.counts, *native))
+
+
+def ranks(ask: Ask) -> Tensor:
+    """Scores `[B, V, N]`, divided by what belongs to the slots' ages."""
+    held = ask.held
+    if held is None or held.born is None or held.divisors is None:
+        return ask.scores
+    return ask.scores / held.divisors[held.seen - held.born.long()]
+
+
+def completed(ask: Ask, keep: Tensor, tiers: Tensor | None) -> Choice:
+    """The answer, given the slots that stay and their tiers `[B, V, N']`."""
+    n = keep.shape[-1]
+    room, source, order = n, None, None
+    if ask.room is not None:
+        room, pools = ask.room, ask.after if tiers is None else tiers
+        source, order = keep, torch.arange(room, device=keep.device).expand(*keep.shape[:2], -1)
+        if ask.places is not None:
+            source = ask.places.expand(ask.scores.shape).gather(-1, keep)
+        if pools is not None:
+            by_pool = pools.expand(keep.shape).argsort(dim=-1, stable=True)
+            source = source.gather(-1, by_pool)
+            order = order.clone().scatter_(-1, by_pool, order[..., :n])
+    if tiers is not None and room > n:
+        tiers = torch.constant_pad_nd(tiers, (0, room - n), len(ask.counts))
+    return Choice(keep, tiers, source, order, *_moved(ask.held, keep, room))
+
+
+def _moved(held: Sums | None, keep: Tensor, room: int) -> tuple[Tensor | None, Tensor | None]:
+    """Sums and births of the slots that stay, and of those to come."""
+    if held is None:
+        return None, None
+    n = keep.shape[-1]
+    sums = held.sums.new_zeros(*held.sums.shape[:-1], room)
+    if not held.forgets:
+        sums[..., :n] = held.sums.gather(-1, keep)
+    if held.born is None:
+        return sums, None
+    born = held.born.new_empty(*held.born.shape[:-1], room)
+    born[..., :n] = held.born.gather(-1, keep)
+    if room > n:
+        born[..., n:] = torch.arange(
+            held.seen, held.seen + room - n, dtype=born.dtype, device=born.device
+        )
+    return sums, born
 
 
 def best_between(scores: Tensor, first: int, last: int, gone: int) -> Tensor:

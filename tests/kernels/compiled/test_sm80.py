@@ -10,6 +10,8 @@ from triton.backends.compiler import GPUTarget
 
 from kvsearch_kernels.choose_slots.triton_kernels import choose
 from kvsearch_kernels.configs import (
+    COPY_BYTES,
+    COPY_WARPS,
     GATHER_ROWS,
     GATHER_WARPS,
     REPACK_ROWS,
@@ -18,6 +20,7 @@ from kvsearch_kernels.configs import (
     choose_warps,
     repack_warps,
 )
+from kvsearch_kernels.copy_rows.triton_kernels import copy_all
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
 from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import decode
@@ -151,6 +154,12 @@ def test_keys_that_are_turned(D, bits, levels):
 def test_gather_rows():
     found = types(gather_all, {"table": "i64"})
     fits(compile_kernel(gather_all, found, {"BT": GATHER_ROWS}, warps=GATHER_WARPS, stages=1,
+                        target=SM80), tensor=False)  # fmt: skip
+
+
+def test_copy_rows():
+    found = types(copy_all, {"table": "i64"})
+    fits(compile_kernel(copy_all, found, {"BYTES": COPY_BYTES}, warps=COPY_WARPS, stages=1,
                         target=SM80), tensor=False)  # fmt: skip
 
 

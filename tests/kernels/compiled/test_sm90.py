@@ -10,6 +10,8 @@ from kernel_aot import check, compile_kernel, types
 from kvsearch_kernels.append_kv.triton_kernels import append
 from kvsearch_kernels.choose_slots.triton_kernels import choose
 from kvsearch_kernels.configs import (
+    COPY_BYTES,
+    COPY_WARPS,
     GATHER_ROWS,
     GATHER_WARPS,
     QUANTIZE_ROWS,
@@ -26,6 +28,7 @@ from kvsearch_kernels.configs import (
     choose_warps,
     repack_warps,
 )
+from kvsearch_kernels.copy_rows.triton_kernels import copy_all
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
 from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
@@ -171,6 +174,13 @@ def test_gather_rows():
     )  # fmt: skip
     # a turn copies 128 bytes of each row, or 32 where rows are no multiple of 16 bytes
     check("gather_rows", cost, elements=GATHER_ROWS * 32, warps=GATHER_WARPS, tensor=False)
+
+
+def test_copy_rows():
+    """No loop: the whole kernel, with its branch for each unit, for a program's bytes."""
+    found = types(copy_all, {"table": "i64"})
+    cost = compile_kernel(copy_all, found, {"BYTES": COPY_BYTES}, warps=COPY_WARPS, stages=1)
+    check("copy_rows", cost, elements=COPY_BYTES, warps=COPY_WARPS, tensor=False)
 
 
 def whole(bits, D, levels="uniform"):
