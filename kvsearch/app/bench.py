@@ -41,6 +41,7 @@ def bench(
     budget = in_both_units(loaded, budget_slots, budget_bytes)
     setting = sized_for(loaded, budget, need)
     tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
+    inputs.kernels(loaded, shown.say)
     setting = with_sensitivity(
         setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, file=sensitivity,
         shown=shown,

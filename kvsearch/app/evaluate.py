@@ -183,6 +183,7 @@ def evaluate(
     start = max(start, prompt)
     source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
     ids = cut_windows(source, count=W, length=T)
+    inputs.kernels(loaded, shown.say)
     evaluator = Evaluator(loaded, batch=batch)
     setting = with_sensitivity(
         setting, asked, evaluator, source, count=W, length=T, shown=shown,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from os import PathLike
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kvsearch.errors import ModelError, TextError
@@ -127,6 +128,14 @@ def model(
         f"heads of {shape.head_dim}, {loaded.dtype} on {loaded.device}"
     )
     return loaded
+
+
+def kernels(loaded: LoadedModel, say: Say) -> None:
+    """Have the kernels that many policies need compiled side by side; on a CPU there are none."""
+    if loaded.device.startswith("cuda"):
+        from kvsearch_kernels.ahead import compile_ahead
+
+        compile_ahead(torch.device(loaded.device), getattr(torch, loaded.dtype), say)
 
 
 def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:

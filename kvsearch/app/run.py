@@ -88,6 +88,7 @@ class Run:
         executor: Executor | None = None
         aside = ExitStack()
         try:
+            inputs.kernels(self.loaded, shown.say)
             self.setting = self._with_importance()
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
             workers = self._workers()

@@ -1,0 +1,160 @@
+"""Compile what probes launch before anybody waits for it, in several processes.
+
+    python -m kvsearch_kernels.ahead --device cuda:0 --dtype bfloat16
+
+The first use of an op on a GPU runs its probe (`trust`), for which Triton compiles kernel after
+kernel: some 150 s of one core for all ops. What these processes compile lies in Triton's cache on
+disk, where the process that needs it finds it. They prove nothing; if one fails, whoever uses the
+op compiles, proves and warns as without them.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import kvsearch_kernels
+from kvsearch_kernels.launch import emulated, on
+from kvsearch_kernels.op import Op
+
+CASES, PARTS = 3, 8  # neighbouring cases that are compiled together; the last part has all others
+LONG = ("decode_step", "decode_attention", "repack_kv", "scored_decode", "settle_kv")  # these first
+MEMORY = 1 << 30  # bytes on the GPU for each process: CUDA's own, and a probe's tensors
+MOST, LIMIT = 16, 600.0  # processes, and seconds after which they are stopped
+
+
+def ops() -> dict[str, Op[Any, Any]]:
+    """All ops that Triton has to prove, those that take long to compile first."""
+    found: dict[str, Op[Any, Any]] = {}
+    for module in iter_modules(kvsearch_kernels.__path__):
+        if module.ispkg:
+            every = vars(import_module(f"{kvsearch_kernels.__name__}.{module.name}")).values()
+            found |= {x.name: x for x in every if isinstance(x, Op) and "triton" in x.impls}
+    return {name: found[name] for name in (*LONG, *(n for n in found if n not in LONG))}
+
+
+def compile_ahead(
+    device: torch.device, dtype: torch.dtype, say: Callable[[str], None] = print
+) -> None:
+    """Compile the kernels of all probes, if this machine's cache does not have them.
+
+    Args:
+        device: a GPU; on anything else nothing happens.
+        dtype: of the model.
+        say: told before and after, in one sentence each.
+    """
+    mark = _mark(device, dtype)
+    count = 0 if mark is None or mark.exists() else _processes(device)
+    if mark is None or count < 2:
+        return
+    name = torch.cuda.get_device_name(device)
+    say(f"compiling kernels for {name}, which is needed once, in {count} processes")
+    start = time.monotonic()
+    command = [sys.executable, "-m", __name__, "--device", str(device)]
+    command += ["--dtype", str(dtype).removeprefix("torch.")]
+    if side_by_side(command, count, LIMIT):
+        with suppress(OSError):  # nowhere to write to: the next run asks again
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        say(f"kernels are compiled: {time.monotonic() - start:.0f} s")
+    else:
+        say("not all kernels could be compiled ahead; they are compiled when they are needed")
+
+
+def side_by_side(command: Sequence[str], count: int, limit: float) -> bool:
+    """Run `command` in `count` processes that share its work; whether all ended well in time."""
+    home = str(Path(kvsearch_kernels.__path__[0]).parent)
+    path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    end, quiet = time.monotonic() + limit, subprocess.DEVNULL
+    with TemporaryDirectory() as folder:
+        shared = [*command, "--shared", folder]
+        running = [
+            subprocess.Popen(shared, stdout=quiet, stderr=quiet, env=env) for _ in range(count)
+        ]
+        try:
+            return not any([p.wait(max(0.0, end - time.monotonic())) for p in running])
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+
+def _processes(device: torch.device) -> int:
+    """How many the CPUs and the GPU's free memory allow."""
+    free = torch.cuda.mem_get_info(device)[0]
+    return min(MOST, len(os.sched_getaffinity(0)), free // MEMORY)
+
+
+def _mark(device: torch.device, dtype: torch.dtype) -> Path | None:
+    """A file beside Triton's cache that is there once all is compiled; None if nothing is to be."""
+    never = emulated() or os.environ.get("KVSEARCH_TRITON") == "0"
+    if device.type != "cuda" or never or find_spec("triton") is None:
+        return None
+    triton: Any = import_module("triton")
+    made = hashlib.sha256()
+    for file in sorted(Path(kvsearch_kernels.__path__[0]).rglob("*.py")):
+        made.update(file.read_bytes())
+    major, minor = torch.cuda.get_device_capability(device)
+    made.update(f"{triton.__version__} {torch.__version__} {major}.{minor} {dtype}".encode())
+    return Path(triton.knobs.cache.dir) / f"kvsearch-{made.hexdigest()[:16]}"
+
+
+def _work(folder: Path | None, names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Parts of the ops that nobody else has taken, each by making a file in `folder`."""
+    for name in names:
+        for part in range(PARTS):
+            if folder is not None:
+                try:
+                    (folder / f"{name}.{part}").touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+            yield name, part
+
+
+def _compile(op: Op[Any, Any], part: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Launch the kernels of some cases of a probe."""
+    assert op.probe is not None
+    with torch.no_grad(), on(device):
+        for i, (args, kwargs) in enumerate(import_module(op.probe).cases(device, dtype)):
+            if min(i // CASES, PARTS - 1) == part:
+                op.run("triton", *args, **kwargs)
+
+
+def main() -> int:
+    """Compile what no other process that shares the work does; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Compile the kernels that probes launch.")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--dtype", default="bfloat16", help="of the model")
+    parser.add_argument("--only", default="", help="names of ops, with commas between them")
+    parser.add_argument("--shared", type=Path, help="folder in which processes divide the work")
+    asked, every, failed = parser.parse_args(), ops(), 0
+    if asked.shared is None and not asked.only:
+        compile_ahead(torch.device(asked.device), getattr(torch, asked.dtype))
+        return 0
+    names = asked.only.split(",") if asked.only else list(every)
+    for name, part in _work(asked.shared, names):
+        try:
+            _compile(every[name], part, torch.device(asked.device), getattr(torch, asked.dtype))
+        except Exception as error:  # whatever a compiler or a launch may raise
+            print(f"{name}: {error}", file=sys.stderr)
+            failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

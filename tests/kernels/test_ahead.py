@@ -1,0 +1,113 @@
+"""Kernels are compiled before they are needed, by processes that divide the work."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_references import TRITON
+
+from kvsearch_kernels import ahead
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def test_all_ops_with_a_kernel_are_compiled():
+    assert {op.name: op for op in TRITON} == ahead.ops()
+
+
+def test_processes_divide_the_work(tmp_path, monkeypatch):
+    """Every case of every op is launched once, and one that fails costs only itself."""
+    launched = []
+    cases = {
+        name: [((name, i), {}) for i in range(3 * i + 1)] for i, name in enumerate("abcdefghij")
+    }
+    monkeypatch.setattr(
+        ahead, "import_module", lambda name: SimpleNamespace(cases=lambda *_: cases[name])
+    )
+
+    def run(impl, name, i):
+        launched.append((name, i))
+        if (name, i) == ("d", 4):
+            raise RuntimeError("no such instruction")
+
+    ops = {name: SimpleNamespace(probe=name, run=run) for name in cases}
+    monkeypatch.setattr(ahead, "ops", lambda: ops)
+    (tmp_path / "c.0").touch()  # another process has it
+    monkeypatch.setattr(
+        sys, "argv", ["ahead", "--device", "cpu", "--dtype", "float16", "--shared", str(tmp_path)]
+    )
+    assert ahead.main() == 1
+    missing = {("c", 0), ("c", 1), ("c", 2), ("d", 5)}
+    assert sorted(launched) == sorted({case for x in cases.values() for case, _ in x} - missing)
+    launched.clear()
+    assert ahead.main() == 0
+    assert not launched
+
+
+@pytest.mark.parametrize(
+    ("code", "well"),
+    [("pass", True), ("raise SystemExit(int('two' in sys.argv[-1]))", True),
+     ("raise SystemExit(1)", False), ("import time; time.sleep(60)", False)],
+)  # fmt: skip
+def test_one_that_fails_or_hangs_is_told(code, well):
+    assert ahead.side_by_side([sys.executable, "-c", f"import sys; {code}"], 2, 5.0) is well
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A GPU that is asked for its name alone."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.delenv("KVSEARCH_TRITON", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8), raising=False)
+
+
+def test_they_are_compiled_once(gpu, monkeypatch):
+    said, asked, well = [], [], [False, True]
+
+    def run(command, count, limit):
+        asked.append((command[1:], count))
+        return well.pop(0)
+
+    monkeypatch.setattr(ahead, "side_by_side", run)
+    for _ in range(3):
+        ahead.compile_ahead(CUDA, torch.bfloat16, said.append)
+    wanted = ["-m", "kvsearch_kernels.ahead", "--device", "cuda:0", "--dtype", "bfloat16"]
+    assert (
+        asked == [(wanted, 3)] * 2
+    )  # a process for each GB that is free; a failure is tried again
+    assert said[0] == "compiling kernels for H200, which is needed once, in 3 processes"
+    assert "when they are needed" in said[1]
+    assert "kernels are compiled" in said[3]
+    monkeypatch.setattr(ahead, "side_by_side", lambda *_: pytest.fail("no reason to"))
+    ahead.compile_ahead(CPU, torch.bfloat16, said.append)
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    ahead.compile_ahead(CUDA, torch.float16, said.append)
+    monkeypatch.delenv("KVSEARCH_TRITON")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
+    ahead.compile_ahead(CUDA, torch.float16, said.append)
+    assert len(said) == 4
+
+
+def test_the_mark_is_of_these_kernels(gpu, monkeypatch):
+    one = ahead._mark(CUDA, torch.bfloat16)
+    assert one is not None
+    assert one != ahead._mark(CUDA, torch.float16)
+    monkeypatch.setattr(Path, "read_bytes", lambda self: b"changed")
+    assert one != ahead._mark(CUDA, torch.bfloat16)
+
+
+def test_the_commands_have_them_compiled_on_a_gpu_alone(monkeypatch):
+    from kvsearch.app import inputs
+
+    asked = []
+    monkeypatch.setattr(ahead, "compile_ahead", lambda *given: asked.append(given))
+    for device in ("cpu", "cuda:1"):
+        inputs.kernels(SimpleNamespace(device=device, dtype="bfloat16"), print)
+    assert asked == [(torch.device("cuda", 1), torch.bfloat16, print)]
