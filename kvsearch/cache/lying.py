@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kvsearch.cache.formats import Held
 from kvsearch_kernels.copy_rows import Copy, copy_rows
 
 
@@ -39,3 +40,18 @@ class Lying:
     def forget(self) -> None:
         """Have it made anew when it is next asked for."""
         self._now = None
+
+
+def back(before: list[Held | None], copies: list[Copy], *sides: list[Held | None]) -> None:
+    """Let what the tiers of both sides hold get to where they held as much `before`.
+
+    With full pools every compaction leaves the same shapes, and addresses stay what they were.
+    """
+    for i, old in enumerate(before):
+        side, tier = sides[2 * i // len(before)], i % (len(before) // 2)
+        now = side[tier]
+        if old is None or now is None or old is now:
+            continue
+        if all(x.shape == y.shape and x.is_contiguous() for x, y in zip(old, now, strict=True)):
+            copies += [Copy(place, new) for place, new in zip(old, now, strict=True)]
+            side[tier] = old

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvsearch.cache.formats import Held, Ran, codecs
 from kvsearch.cache.groups import compact_groups
-from kvsearch.cache.lying import Lying
+from kvsearch.cache.lying import Lying, back
 from kvsearch.cache.moving import move
 from kvsearch.cache.native_pool import NativePool, spare
 from kvsearch.cache.pools import first_of
@@ -255,7 +255,7 @@ class PackedStore:
             pool = NativePool.of(held, (pool.keys, pool.values), size, pool.keys.dtype, pool)
             self.native_pool = pool
         self.keys[-1], self.values[-1] = pool.shown()
-        _back(before, copies, self.keys, self.values)
+        back(before, copies, self.keys, self.values)
 
     def _know(self, choice: Choice, copies: list[Copy]) -> None:
         """Remember what was found with the slots that stay: where they are, and their pools."""
@@ -390,18 +390,3 @@ def _same(held: tuple[Held, Held, int], last: tuple[Held, Held, int]) -> bool:
     """Whether the same tensors are held."""
     now, then = ((*k, *v) for k, v, _ in (held, last))
     return held[2] == last[2] and all(x is y for x, y in zip(now, then, strict=True))
-
-
-def _back(before: list[Held | None], copies: list[Copy], *sides: list[Held | None]) -> None:
-    """Let what the tiers of both sides hold get to where they held as much `before`.
-
-    With full pools every compaction leaves the same shapes, and addresses stay what they were.
-    """
-    for i, old in enumerate(before):
-        side, tier = sides[2 * i // len(before)], i % (len(before) // 2)
-        now = side[tier]
-        if old is None or now is None or old is now:
-            continue
-        if all(x.shape == y.shape and x.is_contiguous() for x, y in zip(old, now, strict=True)):
-            copies += [Copy(place, new) for place, new in zip(old, now, strict=True)]
-            side[tier] = old

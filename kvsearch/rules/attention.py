@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from kvsearch.rules.base import Ledger, Need, Place, Rule, Scorer, Segment, Slots, Votes
+from kvsearch.rules.base import Ledger, Need, Place, Rule, Segment, Slots, Votes
+from kvsearch.rules.roomy import RoomySums
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvsearch_kernels.choose_slots import Sums
-    from kvsearch_kernels.copy_rows import Copy
 
 SUM_BYTES = 4  # fp32: an fp16 sum would stop growing
 AGE_BYTES = 4  # int32 arrival index
@@ -174,46 +174,17 @@ class Attention(Rule):
         return AttentionScorer(self, place)
 
 
-class AttentionScorer(Scorer):
+class AttentionScorer(RoomySums):
     """Running sums per slot."""
 
     def __init__(self, rule: Attention, place: Place) -> None:
         import torch
 
         self.rule, self.blocks = rule, rule.blocks(place.interval)
-        self._count: int | None = None  # slots of the room, if more are in use than were shown
-        voters = rule.voters(place.kv_heads)
+        shape, device = (place.batch, rule.voters(place.kv_heads), 0), place.device
         fp32 = torch.float32  # whatever the default type is: ranks are compared bit by bit
-        self._sums = torch.zeros(
-            self.blocks, place.batch, voters, 0, device=place.device, dtype=fp32
-        )
-        self._born: Tensor | None = None
-        if rule.ages:
-            self._born = torch.zeros(place.batch, voters, 0, dtype=torch.int32, device=place.device)
-        self._room: tuple[Tensor, Tensor | None] | None = None  # sums and births, and more slots
-        self._shown: Tensor | None = None  # the sums that are the front of the room
-
-    @property
-    def sums(self) -> "Tensor":
-        """Partial sums of what slots received `[R, B, V, N]` fp32, `V` KV heads or 1."""
-        self._show()
-        return self._sums
-
-    @sums.setter
-    def sums(self, sums: "Tensor") -> None:
-        self._show()
-        self._sums = sums
-
-    @property
-    def born(self) -> "Tensor | None":
-        """Arrival index of each slot's token `[B, V, N]` int32; None if age plays no role."""
-        self._show()
-        return self._born
-
-    @born.setter
-    def born(self, born: "Tensor | None") -> None:
-        self._show()
-        self._born = born
+        born = torch.zeros(shape, dtype=torch.int32, device=device) if rule.ages else None
+        super().__init__(torch.zeros(self.blocks, *shape, device=device, dtype=fp32), born)
 
     @property
     def forgets(self) -> bool:
@@ -286,40 +257,6 @@ class AttentionScorer(Scorer):
         horizon = r.horizon if r.kind == "window" else None
         return Ledger(self._room[0][0], r.alpha, horizon, keep)
 
-    def reserve(self, seen: int, slots: int) -> None:
-        """Have room for `slots`, of which the next will be born at `seen`."""
-        import torch
-
-        n, born = self.sums.shape[-1], self.born
-        fits = (*self.sums.shape[:-1], slots)
-        if self._room is not None and self._room[0].shape == fits:
-            if self.sums is self._shown:
-                return  # nothing came since but tokens, whose births were written then
-            self._room[0][..., :n] = self.sums
-            self._room[0][..., n:] = 0
-        else:
-            wide = None if born is None else born.new_empty((*born.shape[:-1], slots))
-            self._room = torch.constant_pad_nd(self.sums, (0, slots - n)), wide
-        wide = self._room[1]
-        if wide is not None and born is not None:
-            wide[..., :n] = born
-            wide[..., n:] = torch.arange(
-                seen, seen + slots - n, dtype=torch.int32, device=wide.device
-            )
-        self.counted(n)
-
-    def counted(self, count: int) -> None:
-        """Let the first `count` slots of the room be those that there are."""
-        self._count = count
-
-    def _show(self) -> None:
-        """Views of the room with the slots that came: not made at each token, which costs."""
-        if self._count is None or self._room is None:
-            return
-        (sums, born), count, self._count = self._room, self._count, None
-        self._sums = self._shown = sums[..., :count]
-        self._born = None if born is None else born[..., :count]
-
     def held(self, seen: int) -> "Sums | None":
         """Sums and births; not partial sums, nor those of fp64 models, which torch moves."""
         import torch
@@ -336,22 +273,6 @@ class AttentionScorer(Scorer):
         if self.rule.beta == 0 or smooth or self.sums.is_cpu:
             return None
         return _divisors(self, slots.seen)
-
-    def moved(
-        self, sums: "Tensor", born: "Tensor | None", count: int, copies: "list[Copy] | None"
-    ) -> None:
-        """Hold these sums `[B, V, C]` and births, where others were held if there is room."""
-        from kvsearch_kernels.copy_rows import Copy
-
-        self._count = None
-        room = self._room
-        if copies is None or room is None or room[0].shape[1:] != sums.shape:
-            self._room = sums[None], born
-        else:
-            copies.append(Copy(room[0][0], sums))
-            if room[1] is not None and born is not None:
-                copies.append(Copy(room[1], born))
-        self.counted(count)
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Corrected sums, smoothed outside the recent window."""
