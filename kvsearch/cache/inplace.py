@@ -9,7 +9,7 @@ laid out before it, because at short intervals the number of small operations is
 import torch
 from torch import Tensor
 
-from kvsearch.cache import one_by_one
+from kvsearch.cache import one_by_one, turns
 from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.state import LayerState
@@ -113,9 +113,8 @@ def _loop(
     s = q.new_empty(B * H, G * c, S)
     s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
     transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
-    for query, fresh, held, result in zip(
-        queries.unbind(), fresh_ones.unbind(), kept.unbind(), out.unbind(), strict=True
-    ):
+
+    def turn(query: Tensor, fresh: Tensor, held: Tensor, result: Tensor) -> None:
         newest.copy_(fresh)
         torch.bmm(query, transposed, out=s)
         if softcap is not None:
@@ -129,7 +128,12 @@ def _loop(
         if which is not None:
             index = which.expand(2, B, H, c).unsqueeze(-1)
             held = held.gather(-2, index.expand(2, B, H, c, D))
-        rows.index_copy_(0, (places + first).view(-1), held.view(-1, D))
+        rows.index_copy_(0, (places + first).view(-1), held.reshape(-1, D))
+
+    captured = turns.serves(out.device, J)
+    if captured:  # then the tokens seen are counted where a replay counts them
+        victims.seen = torch.full((), int(victims.seen), device=q.device)
+    turns.repeat(turn, (queries, fresh_ones, kept), out, captured)
     return out
 
 

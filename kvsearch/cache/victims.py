@@ -16,11 +16,13 @@ class Victims:
     Attributes:
         sums: as in the scorer `[R, B, V, n + c]`.
         born: arrival index of each slot's token `[B, V, n + c]` int64.
+        seen: tokens of the stream so far; a tensor `[]` int64 if turns are captured (`turns`).
     """
 
     def __init__(self, layer: LayerLayout, scorer: AttentionScorer, seen: int, n: int) -> None:
         p, s = layer.policy, scorer.rule
-        self.policy, self.scorer, self.seen, self.n, self.c = p, scorer, seen, n, p.interval
+        self.policy, self.scorer, self.n, self.c = p, scorer, n, p.interval
+        self.seen: int | Tensor = seen
         R, B, V = scorer.sums.shape[:3]
         device = scorer.sums.device
         # without ages, births only need to rise in time and be right for the recent window

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from kvsearch.cache import turns
 from kvsearch.methods import METHODS
 from kvsearch.policy import ModelShape, Policy
 from kvsearch_kernels.room import Room
-from tests import test_graphs, test_launches
+from tests import test_graphs, test_launches, test_turns
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
 from tests.test_device import PROMPT, SHARED, WAYS
@@ -126,3 +127,24 @@ def test_a_captured_step_gives_the_tokens_until_the_next_compaction(
             at.copy_(x)
         graph.replay()
         torch.testing.assert_close(out, one.feed(tokens), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [*test_turns.POLICIES, *test_turns.NAMED])
+def test_captured_turns_evict_what_turns_evict(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, without waiting."""
+    policy, made, capture = test_turns.policy_of(name), [], turns.capture
+    calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4)]
+    monkeypatch.setattr(turns, "capture", lambda step: made.append(step) or capture(step))
+    monkeypatch.setenv("KVSEARCH_GRAPHS", "0")
+    want = Layer(policy, WIDE, calls, GPU, dtype, packed=False).run()
+    assert not made
+    monkeypatch.delenv("KVSEARCH_GRAPHS")
+    assert turns.serves(GPU, turns.LEAST)  # which waits, the first time
+    made.clear()
+    with without_waits():
+        got = Layer(policy, WIDE, calls, GPU, dtype, packed=False).run()
+    assert made
+    assert torch.equal(got, want)

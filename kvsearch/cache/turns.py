@@ -1,0 +1,114 @@
+"""Turns of a loop that differ in nothing but data: on a GPU they are captured once, and replayed.
+
+A turn of some twenty small operations takes the host several times as long to launch as the GPU to
+carry out. Replaying a CUDA graph of it is one launch. Whether that gives the same numbers here is
+tried once for each device, on small ones; KVSEARCH_GRAPHS=0 leaves graphs out.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from kvsearch_kernels.launch import on
+
+LEAST = 24  # turns for which capturing is worth it: it takes as long as several of them
+WARM = 2  # turns before: libraries set themselves up, which may not happen while capturing
+
+_proved: dict[torch.device, bool] = {}
+
+
+def repeat(turn: Callable[..., None], given: Sequence[Tensor], out: Tensor, captured: bool) -> None:
+    """Call `turn` for each row of `given` `[J, ...]` and of `out` `[J, ...]`, which it writes.
+
+    What else it reads and writes must lie where it lies from turn to turn. If it is `captured`,
+    numbers that the host passes on are those of the third turn from then on.
+    """
+    first = WARM if captured else out.shape[0]
+    for j in range(first):
+        turn(*(x[j] for x in given), out[j])
+    if captured:
+        _replay(turn, given, out, first)
+
+
+def _replay(turn: Callable[..., None], given: Sequence[Tensor], out: Tensor, first: int) -> None:
+    """`repeat` from row `first` on, by replays of one turn, which finds its row on the device."""
+    row = torch.full((1,), first, device=out.device)
+    at, result = [torch.empty_like(x[:1]) for x in given], torch.empty_like(out[:1])
+
+    def step() -> None:
+        for place, x in zip(at, given, strict=True):
+            torch.index_select(x, 0, row, out=place)
+        turn(*(place[0] for place in at), result[0])
+        out.index_copy_(0, row, result)
+        row.add_(1)
+
+    with on(out.device):  # whose streams are meant
+        again = capture(step)
+        for _ in range(first, out.shape[0]):
+            again()
+
+
+def capture(step: Callable[[], None]) -> Callable[[], None]:
+    """What repeats the launches of `step`, which are recorded and not carried out."""
+    graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    side = torch.cuda.Stream()
+    side.wait_stream(now)
+    with torch.cuda.stream(side):
+        # `torch.cuda.graph` collects garbage and empties torch's memory first: too slow for a layer
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            step()
+        finally:
+            graph.capture_end()
+    now.wait_stream(side)
+    return graph.replay
+
+
+def serves(device: torch.device, count: int) -> bool:
+    """Whether `count` turns are to be captured on a device; tries once whether they may be."""
+    if device.type != "cuda" or count < LEAST or os.environ.get("KVSEARCH_GRAPHS") == "0":
+        return False
+    if device not in _proved:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        try:
+            _proved[device] = same(device)
+            reason = "numbers differ"
+        except RuntimeError as error:
+            _proved[device], reason = False, str(error).partition("\n")[0]
+        if not _proved[device]:
+            warnings.warn(f"no CUDA graphs on {device}: {reason}", RuntimeWarning, stacklevel=2)
+    return _proved[device]
+
+
+def same(device: torch.device) -> bool:
+    """Whether turns of what evictions do give the same captured and launch by launch."""
+    found = []
+    for captured in (False, True):
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randn(6, 3, 4, 16, generator=draw).to(device)
+        keys = torch.randn(3, 40, 16, generator=draw).to(device)
+        sums, out = torch.zeros(3, 40, device=device), torch.empty(6, 3, 4, 16, device=device)
+        seen = torch.zeros((), dtype=torch.int64, device=device)
+
+        def turn(query: Tensor, result: Tensor, keys: Tensor = keys, sums: Tensor = sums,
+                 seen: Tensor = seen) -> None:  # fmt: skip
+            p = torch.softmax(query @ keys.transpose(1, 2), -1)
+            torch.bmm(p, keys, out=result)
+            sums.mul_(0.5).add_(p.sum(1))
+            gone = (sums / (1 + seen)).topk(4, largest=False, sorted=False).indices
+            keys.scatter_(1, gone.unsqueeze(-1).expand(-1, -1, 16), query)
+            seen.add_(1)
+
+        if captured:
+            for j in range(WARM):
+                turn(x[j], out[j])
+            _replay(turn, [x], out, WARM)
+        else:
+            for j in range(6):
+                turn(x[j], out[j])
+        found.append((out, sums, keys))
+    return all(map(torch.equal, *found))
