@@ -1,8 +1,8 @@
 """Turns of a loop that differ in nothing but data: on a GPU they are captured once, and replayed.
 
-A turn of some twenty small operations takes the host several times as long to launch as the GPU to
-carry out. Replaying a CUDA graph of it is one launch. Whether that gives the same numbers here is
-tried once for each device, on small ones; KVSEARCH_GRAPHS=0 leaves graphs out.
+A turn is some twenty small operations, each launched by the host; a replay of a CUDA graph of it is
+one launch. Whether that gives the same numbers here is tried once for each device, on small ones;
+KVSEARCH_GRAPHS=0 leaves graphs out. It has not run on a GPU.
 """
 
 import os
