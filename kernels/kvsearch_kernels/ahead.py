@@ -97,7 +97,9 @@ def side_by_side(command: Sequence[str], count: int, limit: float) -> bool:
 def _processes(device: torch.device) -> int:
     """How many the CPUs and the GPU's free memory allow."""
     free = torch.cuda.mem_get_info(device)[0]
-    return min(MOST, len(os.sched_getaffinity(0)), free // MEMORY)
+    mine = getattr(os, "sched_getaffinity", None)  # not on every system
+    cpus = os.cpu_count() or 1 if mine is None else len(mine(0))
+    return min(MOST, cpus, int(free) // MEMORY)
 
 
 def _mark(device: torch.device, dtype: torch.dtype) -> Path | None:
