@@ -22,6 +22,7 @@ from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.run import Run
 from kvsearch.cli import main
+from kvsearch.errors import KvsearchError
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
@@ -248,6 +249,26 @@ def test_bench_export_and_validate(
     assert call(["validate", best], capsys)[0] == 0
     assert json.loads(call(["methods", "--json"], capsys)[1])["lacache"]["kind"] == "single"
     assert "slots" in json.loads(call(["schema"], capsys)[1])["properties"]
+
+
+@pytest.mark.parametrize("command", ["run", "eval", "bench"])
+def test_kernels_are_compiled_before_anything_is_measured(
+    command: str, tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def compiles(loaded: Any, say: Any) -> None:
+        raise KvsearchError(f"the kernels of {loaded.device} come first")
+
+    monkeypatch.setattr("kvsearch.app.inputs.kernels", compiles)
+    argv = run_argv(tiny_folder, prose, tmp_path / "run")
+    if command != "run":
+        argv = [command, "full", "--model", str(tiny_folder), "--text", str(prose),
+                "--context", "200"]  # fmt: skip
+    code, _, err = call(argv, capsys)
+    assert code == 2
+    assert "the kernels of cpu come first" in err
+    assert "evaluate: " not in err
+    assert "decode speed: " not in err
 
 
 @pytest.mark.parametrize(

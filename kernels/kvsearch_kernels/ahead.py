@@ -1,11 +1,11 @@
-"""Compile what probes launch before anybody waits for it, in several processes.
+"""Compile the kernels that probes launch, in several processes, before a command needs them.
 
     python -m kvsearch_kernels.ahead --device cuda:0 --dtype bfloat16
 
 The first use of an op on a GPU runs its probe (`trust`), for which Triton compiles kernel after
 kernel: some 150 s of one core for all ops. What these processes compile lies in Triton's cache on
-disk, where the process that needs it finds it. They prove nothing; if one fails, whoever uses the
-op compiles, proves and warns as without them.
+disk, where the command's process finds it. These processes prove nothing; if one fails, the first
+use of the op compiles, proves and warns as it would without them.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def _mark(device: torch.device, dtype: torch.dtype) -> Path | None:
 
 
 def _work(folder: Path | None, names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Parts of the ops that nobody else has taken, each by making a file in `folder`."""
+    """Parts of the ops that no other process has taken, by making a file in `folder`."""
     for name in names:
         for part in range(PARTS):
             if folder is not None:

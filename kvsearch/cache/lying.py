@@ -28,7 +28,7 @@ class Lying:
     def put(self, made: Tensor, copies: list[Copy]) -> Tensor:
         """Let it be what was `made`; what is to be copied to its place is added to `copies`."""
         at = self._at
-        # whoever looks outside of inference mode may not write to what was made in it
+        # outside of inference mode torch refuses to write to a tensor that was made in it
         closed = at is not None and at.is_inference() and not torch.is_inference_mode_enabled()
         if at is None or closed or at.shape != made.shape or at.device != made.device:
             at = made

@@ -259,7 +259,7 @@ class PackedStore:
 
     def _know(self, choice: Choice, copies: list[Copy]) -> None:
         """Remember what was found with the slots that stay: where they are, and their pools."""
-        if choice.order is None:  # nobody asked; pools would be read before the copies are made
+        if choice.order is None:  # `order` will read the pools, before the copies are made
             return
         if self._mixed():
             self._order.put(choice.order, copies)

@@ -16,7 +16,7 @@ class Sums:
         seen: tokens of the stream so far: the arrival index of the next.
         forgets: whether all sums begin at 0 again.
         divisors: `[A]` fp32: a score is first divided by that of its slot's age, `seen - born`.
-            None: it is not.
+            None: scores are ranks as they are.
     """
 
     sums: Tensor
@@ -33,18 +33,18 @@ class Ask:
     Attributes:
         scores: `[B, V, N]` fp32 in order of time, higher is better.
         pools: of each slot before, `[N]` or `[B or 1, V or 1, N]` uint8; those beyond the tiers
-            hold 16 bits and count as the best tier. None: all do.
+            hold 16 bits and count as the best tier. None: all slots hold 16 bits.
         gone: slots to drop; there must be as many between sinks and recent window.
         sinks, recent: first and newest slots that are never dropped.
         counts: slots of each tier, the last of which takes what is left; none to place no one.
         fp16_sinks, fp16_recent: first and newest slots that are in no tier.
-        room: slots that there will be room for; None: nobody asks where they lie.
+        room: slots that there will be room for; None: `Choice.source` and `order` are not wanted.
         places: where each slot is when pools follow one another, like `pools`, int64; None: they
             are in order of time.
         after: without `counts`, the pool of each slot that stays `[N - gone]` uint8; None: all are
-            in one.
-        kinds: how many pools there are then.
-        held: what moves with the slots.
+            in one pool.
+        kinds: without `counts`, the number of pools.
+        held: the rule's sums, which move with the slots.
     """
 
     scores: Tensor

@@ -23,8 +23,8 @@ SPANS = (  # slots, dropped, sinks, recent window, tiers, sinks and newest slots
 def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     """Scores of which many are equal, below zero or infinite; pools of all voters and of each.
 
-    Stores one by one, then all of them at once, which differ in everything: whether anybody asks
-    where slots lie, and what moves with them.
+    Stores one by one, then all of them at once, which differ in everything: whether places
+    are wanted, and which sums move with the slots.
     """
     asks = []
     for seed, (n, gone, sinks, recent, counts, first, last) in enumerate(SPANS):
@@ -67,7 +67,7 @@ def differs(got: Sequence[Choice], asks: Sequence[Ask]) -> str | None:
             x, y = getattr(mine, what), getattr(right, what)
             if x is None or y is None:
                 if x is not y:
-                    return f"{what} must be None where nobody asks for it, and only there"
+                    return f"{what} must be None where it is not wanted, and only there"
             elif x.dtype is not y.dtype or not torch.equal(x, y):
                 dropped = f"{ask.gone} of {ask.scores.shape[-1]} dropped, tiers {ask.counts}"
                 return f"other {what} than the reference, with {dropped}"
