@@ -32,6 +32,7 @@ RULES = {
     "xor.b32": lambda a, b: a ^ b,
     "shl.b32": lambda a, b: a << b if b < 32 else 0,
     "shr.u32": lambda a, b: a >> b if b < 32 else 0,
+    "shf.r.wrap.b32": lambda low, high, n: (high << 32 | low) >> (n & 31),
     "mul.lo.u32": lambda a, b: a * b,
     "mad.lo.u32": lambda a, b, c: a * b + c,
     "mul.hi.u32": lambda a, b: a * b >> 32,

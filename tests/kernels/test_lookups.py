@@ -9,7 +9,7 @@ import torch
 from ptx import carry_out
 
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
-from kvsearch_kernels.decode_attention.lookup_asm import keys, tables, values
+from kvsearch_kernels.decode_attention.lookup_asm import SCALE, keys, tables, values
 from kvsearch_kernels.quantize_kv.reference import Format, dequantize, quantize
 
 NOISE = 0x5A5A5A5A  # copies of an operand that are not to be read
@@ -22,7 +22,11 @@ def halves(word):
 
 
 def wanted(codes, bits, lloyd=True):
-    return lloyd_levels(bits).half()[codes].tolist() if lloyd else codes
+    return scaled(lloyd_levels(bits), bits, lloyd)[codes].tolist() if lloyd else codes
+
+
+def scaled(levels, bits, lloyd):
+    return (levels * (SCALE if bits == 2 and lloyd else 1)).half()
 
 
 def words(n=300):
@@ -59,7 +63,7 @@ def operands(bits, lloyd, pack, word, shift, top, first):
     if bits < 4:
         found += [shift] + [NOISE] * (pack - 1)
     if bits in (3, 5):
-        found += [top, first] + [NOISE] * (pack - 1)
+        found += [top, first + 30 * (bits == 3)] + [NOISE] * (pack - 1)
     for table in tables(bits, lloyd):
         found += [table] + [NOISE] * (pack - 1)
     return found
@@ -94,7 +98,8 @@ def test_where_channels_are(bits, lloyd, D):
     packed = quantize(torch.randn(D), fmt)
     row = packed.codes.numpy()
     units = torch.tensor([1.0, 0.0])[: fmt.numbers].half()  # steps of 1, zeros of 0
-    level = dequantize(replace(packed, scales=units[None]), fmt).half().tolist()
+    level = dequantize(replace(packed, scales=units[None]), fmt)
+    level = scaled(level, bits, lloyd).tolist()
     for held, pack, W in ((row.view("<u2"), 2, D // 4), (row, 4, D // 2)):
         S = W if bits > 3 else W // 2
         for w in range(0, W, pack):

@@ -8,22 +8,29 @@ first is used.
 
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 
+# Levels of 2 bits are looked up times this number. Their sizes, 0.4528 and 1.5104, are then the
+# fp16 numbers 0x387E and 0x3F7E, to 2 parts in 100000 (rounding alone may be off by 49). So the
+# lower byte of all four levels is the same, and only the upper one is looked up.
+SCALE = 1150 / 2048 / 0.4528
+ALIKE = 0x7E7E7E7E
+
 
 def tables(bits: int, lloyd: bool = True) -> list[int]:
     """Levels in fp16 as words (int32): of all lower bytes, then of all upper ones.
 
     At 2 and 3 bits the levels in rising order; at 4 and 5 their sizes, the largest first. Evenly
-    spaced ones are the codes themselves, of 3 bits: their lower bytes are 0 and left out.
+    spaced ones are the codes themselves, of 3 bits. Lower bytes that are the same in all levels are
+    left out: 0 of evenly spaced ones, those of `ALIKE` at 2 bits.
     """
     import torch
 
     if not lloyd:
         uppers = torch.arange(8).half().view(torch.int16) >> 8
         return [int.from_bytes(bytes(uppers[i : i + 4].tolist()), "little") for i in (0, 4)]
-    levels = lloyd_levels(bits)
+    levels = lloyd_levels(bits) * (SCALE if bits == 2 else 1.0)
     chosen = levels if bits < 4 else levels[: 2 ** (bits - 1)].neg()
     bytes_of = [x & 0xFFFF for x in chosen.half().view(torch.int16).tolist()]
-    rows = [x & 255 for x in bytes_of] + [x >> 8 for x in bytes_of]
+    rows = [x & 255 for x in bytes_of if bits > 2] + [x >> 8 for x in bytes_of]
     words = [rows[i : i + 4] for i in range(0, len(rows), 4)]
     return [int.from_bytes(bytes(four), "little", signed=True) for four in words]
 
@@ -41,7 +48,8 @@ class _Operands:
             self.first, at = f"${at}", at + pack
         n = len(tables(bits, lloyd))
         words = [f"${at + i * pack}" for i in range(n)]
-        self.tables = {"l": words[: n // 2], "h": words[n // 2 :]} if lloyd else {"h": words}
+        both = lloyd and bits > 2
+        self.tables = {"l": words[: n // 2], "h": words[n // 2 :]} if both else {"h": words}
         self.count = at + n * pack - outputs
 
 
@@ -68,9 +76,8 @@ def _codes(bits: int, o: _Operands) -> list[str]:
     lines = [f"shr.u32 i, {o.word}, {o.shift}", "and.b32 i, i, 0x33333333"]
     if bits == 3:
         lines += [
-            f"shr.u32 n, {o.top}, {o.first}",
-            "and.b32 n, n, 0x11111111",
-            "mad.lo.u32 i, n, 4, i",
+            f"shf.r.wrap.b32 n, {o.top}, {o.top}, {o.first}",
+            "lop3.b32 i, n, 0x44444444, i, 0xea",  # (n & 4s) | i
         ]
     return lines
 
@@ -108,8 +115,8 @@ def _asm(
     if bits in (4, 5):
         lines += ["shl.b32 m, n, 4", *(x % "n" for x in masks)]
         lines += [f"lop3.b32 h{x}, h{x}, s{x}, 0x80808080, 0xf2" for x in "ab"]  # h | (~s & 80s)
-    if not lloyd:
-        lines += ["mov.b32 la, 0", "mov.b32 lb, 0"]
+    if "l" not in o.tables:
+        lines += [f"mov.b32 l{x}, {ALIKE if lloyd else 0}" for x in "ab"]
     return "{ " + "; ".join([*lines, *joins]) + "; }"
 
 

@@ -6,9 +6,11 @@
 fp16. Nothing is rounded but the levels, as values in 16 bits are. Eight entries are all levels of 2
 and 3 bits, and the sizes of 4 bits, whose levels are symmetric; the sizes of 5 bits are two tables.
 `prmt` also spreads the top bit of a nibble over a byte, which selects a table and puts signs into
-upper bytes before bytes are joined. At 2, 3, 4 and 5 bits eight keys take 12, 15, 18 and 31
-instructions, and eight values one less. Evenly spaced levels of 3 bits are looked up too, as the
-codes themselves, for two instructions less; in other widths they take one AND, see `mantissa`.
+upper bytes before bytes are joined. At 2, 3, 4 and 5 bits eight keys take 10, 14, 18 and 31
+instructions, and eight values one less. At 2 bits levels are scaled so that all have the same lower
+byte, see `lookup_asm.SCALE`, and only upper bytes are looked up. Evenly spaced levels of 3 bits are
+looked up too, as the codes themselves, for two instructions less; in other widths they take one
+AND, see `mantissa`.
 
 Codes are looked up a nibble each. Those of 2 bits, and the lower ones of 3, are two to a nibble: a
 word is read twice, and shifted the second time. There is no asm in Triton's interpreter: `level_of`
@@ -40,13 +42,19 @@ def asm_of(BITS, LLOYD, WHICH):
 @triton.constexpr_function
 def tables_at(BITS, LLOYD):
     """Where the tables of a kind start in a copy."""
-    return (0, 2, 6, 10, 18)[(BITS if LLOYD else EVEN) - 2]
+    return (0, 1, 5, 9, 17)[(BITS if LLOYD else EVEN) - 2]
 
 
 @triton.constexpr_function
 def tables_end(BITS, LLOYD):
     """Where they end."""
-    return (2, 6, 10, 18, 20)[(BITS if LLOYD else EVEN) - 2]
+    return (1, 5, 9, 17, 19)[(BITS if LLOYD else EVEN) - 2]
+
+
+@triton.constexpr_function
+def scale_of(BITS, LLOYD):
+    """What levels are multiplied by when they are looked up; steps are divided by it."""
+    return lookup_asm.SCALE if BITS == 2 and LLOYD else 1.0
 
 
 @triton.jit
@@ -60,7 +68,7 @@ def tables_of(levels, BITS: tl.constexpr, LLOYD: tl.constexpr, ASM: tl.constexpr
     at = tl.arange(0, 1)[:, None] + tl.arange(0, 1)[None, :] + 326
     if ASM:
         at = tl.inline_asm_elementwise(
-            "{ .reg .b32 t; mov.u32 t, %tid.x; and.b32 t, t, 1; mad.lo.s32 $0, t, 20, $1; }",
+            "{ .reg .b32 t; mov.u32 t, %tid.x; and.b32 t, t, 1; mad.lo.s32 $0, t, 19, $1; }",
             "=r,r", [at], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     words = levels.to(tl.pointer_type(tl.int32)) + at + tables_at(BITS, LLOYD)
@@ -74,7 +82,8 @@ def tables_of(levels, BITS: tl.constexpr, LLOYD: tl.constexpr, ASM: tl.constexpr
 def shifts_of(levels, BITS: tl.constexpr, W: tl.constexpr):
     """How far words `[W]` of codes and of top bits are shifted, see `lookup_words`.
 
-    From powers of two in memory, as `first_bits`; what a width does not need is left out.
+    From powers of two in memory, as `first_bits`; what a width does not need is left out. Top bits
+    of 3 bits are turned by two places less, to where they belong in a nibble, or by 30 more.
     """
     w = tl.arange(0, W)
     found = ()
@@ -83,7 +92,7 @@ def shifts_of(levels, BITS: tl.constexpr, W: tl.constexpr):
         found = found + ((power.to(tl.int32, bitcast=True) >> 23) - 127,)
     if BITS == 3 or BITS == 5:
         power = tl.load(levels + 318 + w // (W // 4))
-        found = found + ((power.to(tl.int32, bitcast=True) >> 23) - 127,)
+        found = found + ((power.to(tl.int32, bitcast=True) >> 23) - (97 if BITS == 3 else 127),)
     return found
 
 
@@ -114,10 +123,12 @@ def level_of(words, shifts, levels, BITS: tl.constexpr, LLOYD: tl.constexpr, NIB
     else:
         codes = codes >> 4 * NIBBLE & 15
     if BITS == 3 or BITS == 5:
-        top = words[1].to(tl.int32) >> shifts[-1][None, :] + 4 * NIBBLE & 1
+        first = shifts[-1] - (30 if BITS == 3 else 0)
+        top = words[1].to(tl.int32) >> first[None, :] + 4 * NIBBLE & 1
         codes = codes | top << BITS - 1
     if LLOYD:
-        return tl.load(levels + ((1 << BITS) - 2) + codes).to(tl.float16)
+        level = tl.load(levels + ((1 << BITS) - 2) + codes)
+        return (level * scale_of(BITS, LLOYD)).to(tl.float16)
     else:
         return codes.to(tl.float16)
 

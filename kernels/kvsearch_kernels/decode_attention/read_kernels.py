@@ -11,6 +11,7 @@ probe of `decode_attention` fails and `auto` does not use these kernels.
 import triton
 import triton.language as tl
 
+from kvsearch_kernels.decode_attention.lookup_kernels import scale_of
 from kvsearch_kernels.quantize_kv.triton_kernels import read_codes
 
 
@@ -70,6 +71,9 @@ def affine(
         s = s.to(tl.float32)
         if BITS == 1:
             return s * 1.5958, s * -0.7979, size + 690.0
+        elif BITS == 2:
+            scale: tl.constexpr = scale_of(BITS, LLOYD)
+            return s * (1.0 / scale), s, size - 318.0
         elif BITS < 8:
             return s, s, size  # levels as they are: there is no zero
         else:
