@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvsearch.cache import turns
+from kvsearch.cache.captures import NotCaptured
 from kvsearch.cache.heads import advance
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
@@ -72,6 +73,7 @@ def test_replays_evict_what_turns_evict(name: str, monkeypatch: pytest.MonkeyPat
             replayed.append(step)
             step()
 
+        step()
         return again
 
     monkeypatch.setattr("kvsearch.cache.one_by_one.serves", lambda *_: False)
@@ -99,6 +101,7 @@ def test_turns_launch_the_same_with_the_same_numbers(
             traces.append([(op, numbers(given)) for op, given in device.trace])
             device.trace = None
 
+        again()
         return again
 
     as_if_captured(monkeypatch, capture)
@@ -138,10 +141,20 @@ def test_a_device_is_tried_once_and_only_if_it_gives_the_same(
     assert turns.serves(gpu, 1000)
     assert turns.serves(gpu, 1000)
     assert asked == [gpu]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not turns.serves(gpu, 1000)  # captures do not nest
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def breaks(device: torch.device) -> bool:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
+    def lacks(device: torch.device) -> bool:
+        raise NotCaptured("no memory") from torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(turns, "_proved", {})
+    for same, served in ((lacks, False), (lambda device: True, True)):
+        monkeypatch.setattr(turns, "same", same)
+        assert turns.serves(gpu, 1000) is served  # a lack of memory may pass
     for same, reason in ((lambda device: False, "numbers differ"), (breaks, "not permitted")):
         monkeypatch.setattr(turns, "_proved", {})
         monkeypatch.setattr(turns, "same", same)
@@ -153,13 +166,43 @@ def test_a_device_is_tried_once_and_only_if_it_gives_the_same(
 
 
 def test_the_trial_sees_a_replay_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "capture", lambda step: step)
-    assert turns.same(CPU)
+    def well(step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        return step
 
     def once(step: Callable[[], None]) -> Callable[[], None]:
         left = [step]
+        step()
         return lambda: left.pop()() if left else None
 
-    for capture in (once, lambda step: lambda: None):
+    def never(step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        return lambda: None
+
+    for capture, right in ((well, True), (once, False), (never, False)):
         monkeypatch.setattr(turns, "capture", capture)
-        assert not turns.same(CPU)
+        assert turns.same(CPU) is right
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_turn_that_cannot_be_captured_is_launched_by_the_host(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text goes on where it is; after a lack of memory the next one tries again."""
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        cause = torch.cuda.OutOfMemoryError if memory else RuntimeError
+        raise NotCaptured("not permitted") from cause("not permitted")
+
+    policy = policy_of("XMU's correction")
+    monkeypatch.setattr("kvsearch.cache.one_by_one.serves", lambda *_: False)
+    monkeypatch.setattr(turns, "_proved", {})
+    want = evaluate(policy)
+    as_if_captured(monkeypatch, capture)
+    told = nullcontext() if memory else pytest.warns(RuntimeWarning, match="not permitted")
+    with told:
+        assert torch.equal(evaluate(policy), want)
+    assert turns._proved == ({} if memory else {CPU: False})
+    with pytest.raises(NotCaptured):
+        turns.same(CPU)

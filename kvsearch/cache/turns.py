@@ -6,25 +6,28 @@ KVSEARCH_GRAPHS=0 leaves graphs out. It has not run on a GPU.
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from kvsearch.cache.captures import NotCaptured, capture
 from kvsearch_kernels.launch import on
 
 LEAST = 24  # turns for which capturing is worth it: it takes as long as several of them
-WARM = 2  # turns before: libraries set themselves up, which may not happen while capturing
+WARM = 2  # turns before, and one more with rows that are found on the device (`captures`)
 
 _proved: dict[torch.device, bool] = {}
+_asking = threading.Lock()
 
 
 def repeat(turn: Callable[..., None], given: Sequence[Tensor], out: Tensor, captured: bool) -> None:
     """Call `turn` for each row of `given` `[J, ...]` and of `out` `[J, ...]`, which it writes.
 
     What else it reads and writes must lie where it lies from turn to turn. If it is `captured`,
-    numbers that the host passes on are those of the third turn from then on.
+    numbers that the host passes on are those of the fourth turn from then on.
     """
     first = WARM if captured else out.shape[0]
     for j in range(first):
@@ -33,8 +36,13 @@ def repeat(turn: Callable[..., None], given: Sequence[Tensor], out: Tensor, capt
         _replay(turn, given, out, first)
 
 
-def _replay(turn: Callable[..., None], given: Sequence[Tensor], out: Tensor, first: int) -> None:
-    """`repeat` from row `first` on, by replays of one turn, which finds its row on the device."""
+def _replay(
+    turn: Callable[..., None], given: Sequence[Tensor], out: Tensor, first: int, trial: bool = False
+) -> None:
+    """`repeat` from row `first` on, by replays of one turn, which finds its row on the device.
+
+    A turn that cannot be captured is launched by the host as before, unless this is a trial.
+    """
     row = torch.full((1,), first, device=out.device)
     at, result = [torch.empty_like(x[:1]) for x in given], torch.empty_like(out[:1])
 
@@ -46,42 +54,45 @@ def _replay(turn: Callable[..., None], given: Sequence[Tensor], out: Tensor, fir
         row.add_(1)
 
     with on(out.device):  # whose streams are meant
-        again = capture(step)
-        for _ in range(first, out.shape[0]):
-            again()
-
-
-def capture(step: Callable[[], None]) -> Callable[[], None]:
-    """What repeats the launches of `step`, which are recorded and not carried out."""
-    graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    side = torch.cuda.Stream()
-    side.wait_stream(now)
-    with torch.cuda.stream(side):
-        # `torch.cuda.graph` collects garbage and empties torch's memory first: too slow for a layer
-        graph.capture_begin(capture_error_mode="thread_local")
         try:
-            step()
-        finally:
-            graph.capture_end()
-    now.wait_stream(side)
-    return graph.replay
+            again = capture(step)
+        except NotCaptured as fault:
+            if trial:
+                raise
+            if not _lacks_memory(fault):
+                _refuse(out.device, str(fault))
+            again = step
+        for _ in range(first + 1, out.shape[0]):
+            again()
 
 
 def serves(device: torch.device, count: int) -> bool:
     """Whether `count` turns are to be captured on a device; tries once whether they may be."""
     if device.type != "cuda" or count < LEAST or os.environ.get("KVSEARCH_GRAPHS") == "0":
         return False
-    if device not in _proved:
-        if torch.cuda.is_current_stream_capturing():
-            return False
-        try:
-            _proved[device] = same(device)
-            reason = "numbers differ"
-        except RuntimeError as error:
-            _proved[device], reason = False, str(error).partition("\n")[0]
-        if not _proved[device]:
-            warnings.warn(f"no CUDA graphs on {device}: {reason}", RuntimeWarning, stacklevel=2)
+    if torch.cuda.is_current_stream_capturing():  # captures do not nest
+        return False
+    with _asking:
+        if device not in _proved:
+            try:
+                _proved[device] = same(device) or _refuse(device, "numbers differ")
+            except RuntimeError as error:
+                if _lacks_memory(error):
+                    return False
+                _refuse(device, str(error).partition("\n")[0])
     return _proved[device]
+
+
+def _refuse(device: torch.device, reason: str) -> bool:
+    """Capture no more turns on a device, and say why; False."""
+    _proved[device] = False
+    warnings.warn(f"no CUDA graphs on {device}: {reason}", RuntimeWarning, stacklevel=3)
+    return False
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Whether it may be otherwise the next time."""
+    return any(isinstance(x, torch.cuda.OutOfMemoryError) for x in (error, error.__cause__))
 
 
 def same(device: torch.device) -> bool:
@@ -106,7 +117,7 @@ def same(device: torch.device) -> bool:
         if captured:
             for j in range(WARM):
                 turn(x[j], out[j])
-            _replay(turn, [x], out, WARM)
+            _replay(turn, [x], out, WARM, trial=True)
         else:
             for j in range(6):
                 turn(x[j], out[j])

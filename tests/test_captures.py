@@ -1,0 +1,105 @@
+"""Recording of CUDA graphs, with a stand-in for torch: memory is shared, failures end well."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvsearch.cache import captures
+
+
+class Graphs:
+    """What torch is asked for; recordings of `bad` numbers end in an error."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, bad: tuple[int, ...] = ()) -> None:
+        self.begun: list[object] = []  # pools, None for one of its own
+        self.asked: list[object] = []
+        self.recording = False
+        mine = self
+
+        class Graph:
+            def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+                assert capture_error_mode == "thread_local"
+                self.number, mine.recording = len(mine.begun), True
+                mine.begun.append(pool)
+
+            def capture_end(self) -> None:
+                mine.recording = False
+                if self.number in bad:
+                    raise RuntimeError("operation failed due to a previous error")
+
+            def pool(self) -> object:
+                return "pool", self.number
+
+            def replay(self) -> None:
+                mine.asked.append(("replay", self.number))
+
+        waits = SimpleNamespace(device_index=3, cuda_stream=0, wait_stream=lambda other: None)
+        patch.setattr(captures, "_mine", SimpleNamespace())
+        patch.setattr(torch.cuda, "CUDAGraph", Graph)
+        patch.setattr(torch.cuda, "Stream", lambda: waits)
+        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        patch.setattr(torch.cuda, "current_stream", lambda: waits)
+        patch.setattr(torch.cuda, "current_device", lambda: 3)
+        patch.setattr(torch.cuda, "empty_cache", lambda: mine.asked.append("empty"))
+        patch.setattr(torch, "zeros", lambda *_, **__: None)
+        patch.setattr(
+            torch._C, "_cuda_endAllocateToPool", lambda *given: mine.asked.append(given),
+            raising=False,
+        )  # fmt: skip
+
+    def step(self, *faults: Exception) -> Callable[[], None]:
+        """What raises `faults`, one a recording, and what it does is noted."""
+        left = list(faults)
+
+        def step() -> None:
+            self.asked.append("recorded" if self.recording else "done")
+            if self.recording and left:
+                raise left.pop(0)
+
+        return step
+
+
+def test_captures_share_memory_and_carry_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one with a pool of its own would keep some 50 MB for ever."""
+    graphs = Graphs(monkeypatch)
+    for _ in range(3):
+        captures.capture(graphs.step())()
+    assert graphs.begun == [None, *[("pool", 0)] * 3]
+    assert graphs.asked[:3] == ["done", "recorded", ("replay", 1)]
+
+
+def test_torch_gives_memory_back_before_a_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = Graphs(monkeypatch)
+    captures.capture(graphs.step(torch.cuda.OutOfMemoryError("none left")))()
+    assert graphs.asked == ["done", "recorded", "empty", "recorded", ("replay", 2)]
+    lack = [torch.cuda.OutOfMemoryError("none left") for _ in range(2)]
+    with pytest.raises(captures.NotCaptured, match="none left") as caught:
+        captures.capture(graphs.step(*lack))
+    assert caught.value.__cause__ is lack[1]
+
+
+def test_a_recording_that_fails_says_what_failed_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a recording fails too, with a reason that says nothing; another one follows."""
+    graphs = Graphs(monkeypatch, bad=(1,))
+    with pytest.raises(captures.NotCaptured, match=r"^item\(\) waits$"):
+        captures.capture(graphs.step(RuntimeError("item() waits\nmore")))
+    assert graphs.asked == ["done", "recorded", (3, ("pool", 0))]
+    assert graphs.begun == [None, ("pool", 0), None]
+    captures.capture(graphs.step())
+    assert graphs.begun[3:] == [None, ("pool", 3)]
+
+
+def test_what_is_carried_out_may_fail_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = Graphs(monkeypatch)
+
+    def step() -> None:
+        raise ValueError("no such slot")
+
+    with pytest.raises(ValueError, match="no such slot"):
+        captures.capture(step)
+    assert not graphs.begun
