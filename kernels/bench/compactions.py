@@ -78,7 +78,7 @@ def arguments(
         ]
         return (asked,), {}, sum(x.nbytes for rows in asked for x in rows.parts)
     if op == "copy_rows":  # what a compaction of 4 bits made, and tokens that are still to come
-        tiers = [packed(x, Format(4, D)) for x in (k, v) for _ in range(2)]
+        tiers = [packed(y, Format(4, D)) for x in (k, v) for y in (x.flip(2), x)]
         pairs = [(x.codes, x.scales) for x in tiers]
         places, made = ([x for y in pairs[i::2] for x in y] for i in range(2))
         pools = [torch.empty(B, H, slots + new, D, dtype=k.dtype, device=device) for _ in range(2)]

@@ -15,24 +15,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, Any
 
 import torch
 
 import kvsearch_kernels
-from kvsearch_kernels.launch import emulated, on
+from kvsearch_kernels.launch import DTYPES, emulated, on
 from kvsearch_kernels.op import Op
 
 CASES, PARTS = 3, 8  # neighbouring cases that are compiled together; the last part has all others
 LONG = ("decode_step", "decode_attention", "repack_kv", "scored_decode", "settle_kv")  # these first
 MEMORY = 1 << 30  # bytes on the GPU for each process: CUDA's own, and a probe's tensors
 MOST, LIMIT = 16, 600.0  # processes, and seconds after which they are stopped
+FAILED, SHORT = 3, 4  # exit statuses: a kernel failed, as it would again; memory was short
+MODULE = "kvsearch_kernels.ahead"  # not `__name__`, which may be `__main__`
 
 
 def ops() -> dict[str, Op[Any, Any]]:
@@ -62,36 +64,53 @@ def compile_ahead(
     name = torch.cuda.get_device_name(device)
     say(f"compiling kernels for {name}, which is needed once, in {count} processes")
     start = time.monotonic()
-    command = [sys.executable, "-m", __name__, "--device", str(device)]
+    command = [sys.executable, "-m", MODULE, "--device", str(device)]
     command += ["--dtype", str(dtype).removeprefix("torch.")]
-    if side_by_side(command, count, LIMIT):
+    complete, fault = side_by_side(command, count, LIMIT)
+    if complete:
         with suppress(OSError):  # nowhere to write to: the next run asks again
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
+    if fault is None:
         say(f"kernels are compiled: {time.monotonic() - start:.0f} s")
     else:
-        say("not all kernels could be compiled ahead; they are compiled when they are needed")
+        say(f"not all kernels could be compiled ahead ({fault}); they are when they are needed")
 
 
-def side_by_side(command: Sequence[str], count: int, limit: float) -> bool:
-    """Run `command` in `count` processes that share its work; whether all ended well in time."""
+def side_by_side(command: Sequence[str], count: int, limit: float) -> tuple[bool, str | None]:
+    """Run `command` in `count` processes that share its work.
+
+    Returns:
+        Whether nothing would be gained by running it again: everything was tried, and what failed
+        is not for lack of memory. And the last line of a process that failed, if one did.
+    """
     home = str(Path(kvsearch_kernels.__path__[0]).parent)
     path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    end, quiet = time.monotonic() + limit, subprocess.DEVNULL
-    with TemporaryDirectory() as folder:
+    end = time.monotonic() + limit
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         shared = [*command, "--shared", folder]
+        said = [stack.enter_context(TemporaryFile("w+")) for _ in range(count)]
         running = [
-            subprocess.Popen(shared, stdout=quiet, stderr=quiet, env=env) for _ in range(count)
+            subprocess.Popen(shared, stdout=subprocess.DEVNULL, stderr=file, env=env)
+            for file in said
         ]
         try:
-            return not any([p.wait(max(0.0, end - time.monotonic())) for p in running])
+            ends = [p.wait(max(0.0, end - time.monotonic())) for p in running]
         except subprocess.TimeoutExpired:
-            return False
+            return False, f"stopped after {limit:.0f} s"
         finally:
             for process in running:
                 process.kill()
                 process.wait()
+        failed = [_last(file) for file, status in zip(said, ends, strict=True) if status]
+    return set(ends) <= {0, FAILED}, failed[0] if failed else None
+
+
+def _last(file: IO[str]) -> str:
+    """The last line of a file, or that there is none."""
+    file.seek(0)
+    return ([x.strip() for x in file if x.strip()] or ["no reason given"])[-1]
 
 
 def _processes(device: torch.device) -> int:
@@ -104,7 +123,7 @@ def _processes(device: torch.device) -> int:
 
 def _mark(device: torch.device, dtype: torch.dtype) -> Path | None:
     """A file beside Triton's cache that is there once all is compiled; None if nothing is to be."""
-    never = emulated() or os.environ.get("KVSEARCH_TRITON") == "0"
+    never = emulated() or os.environ.get("KVSEARCH_TRITON") == "0" or dtype not in DTYPES
     if device.type != "cuda" or never or find_spec("triton") is None:
         return None
     triton: Any = import_module("triton")
@@ -138,7 +157,11 @@ def _compile(op: Op[Any, Any], part: int, device: torch.device, dtype: torch.dty
 
 
 def main() -> int:
-    """Compile what no other process that shares the work does; returns the exit status."""
+    """Compile what no other process that shares the work does.
+
+    Returns:
+        0; `FAILED` if a kernel failed; `SHORT` if one did for lack of memory.
+    """
     parser = argparse.ArgumentParser(description="Compile the kernels that probes launch.")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--dtype", default="bfloat16", help="of the model")
@@ -153,8 +176,10 @@ def main() -> int:
         try:
             _compile(every[name], part, torch.device(asked.device), getattr(torch, asked.dtype))
         except Exception as error:  # whatever a compiler or a launch may raise
-            print(f"{name}: {error}", file=sys.stderr)
-            failed = 1
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            print(f"{name}: {line}", file=sys.stderr)
+            short = isinstance(error, torch.cuda.OutOfMemoryError)
+            failed = SHORT if short or failed == SHORT else FAILED
     return failed
 
 

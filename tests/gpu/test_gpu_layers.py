@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kvsearch.cache import turns
+from kvsearch.cache import captures, turns
 from kvsearch.methods import METHODS
 from kvsearch.policy import ModelShape, Policy
 from kvsearch_kernels.room import Room
@@ -18,6 +18,8 @@ from tests.test_device import PROMPT, SHARED, WAYS
 from tests.test_device import SHAPE as NARROW
 from tests.test_launches import FILE, KINDS, OWN, SHAPE, STEPS, TURNED, small
 
+# what falls back would give the same
+pytestmark = pytest.mark.filterwarnings("error:(auto passes over|no CUDA graphs)")
 WIDE = replace(NARROW, head_dim=64)  # which kernels take
 NEAR = 2e-3  # in fp32: sums in another order, and now and then a code next to its neighbour
 
@@ -148,3 +150,34 @@ def test_captured_turns_evict_what_turns_evict(
         got = Layer(policy, WIDE, calls, GPU, dtype, packed=False).run()
     assert made
     assert torch.equal(got, want)
+
+
+def test_captures_keep_no_memory() -> None:
+    """Each with a pool of its own kept some 50 MB: a few dozen texts filled a GPU."""
+    policy = test_turns.policy_of("XMU's correction")
+    calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4)]
+    reserved = []
+    for _ in range(40):
+        Layer(policy, WIDE, calls, GPU, torch.bfloat16, packed=False).run()
+        reserved.append(torch.cuda.memory_reserved())
+    print(f"reserved {reserved[0]} bytes after a text, {reserved[-1]} after 40")
+    assert reserved[-1] == reserved[2]
+
+
+def test_a_capture_that_fails_leaves_torch_well() -> None:
+    row = torch.zeros(1, device="cuda")
+    done, fails = [], True
+
+    def step() -> None:
+        row.add_(1)
+        done.append(1)
+        if fails and len(done) > 1:
+            row.item()  # waits, which no recording may
+
+    with pytest.raises(captures.NotCaptured) as caught:
+        captures.capture(step)
+    print(f"reason of a failed capture: {caught.value}")
+    torch.randn(3, device="cuda")
+    fails = False
+    captures.capture(step)()
+    assert row.item() == 3

@@ -1,6 +1,8 @@
 """Kernels are compiled before they are needed, by processes that divide the work."""
 
 import os
+import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +49,7 @@ def test_processes_divide_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["ahead", "--device", "cpu", "--dtype", "float16", "--shared", str(tmp_path)]
     )
-    assert ahead.main() == 1
+    assert ahead.main() == ahead.FAILED
     missing = {("c", 0), ("c", 1), ("c", 2), ("d", 5)}
     assert sorted(launched) == sorted({case for x in cases.values() for case, _ in x} - missing)
     launched.clear()
@@ -56,12 +58,31 @@ def test_processes_divide_the_work(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "well"),
-    [("pass", True), (TOGETHER, True), ("raise SystemExit(1)", False),
-     ("import time; time.sleep(60)", False)],
+    ("code", "found"),
+    [
+        ("pass", (True, None)),
+        (TOGETHER, (True, None)),
+        (f"print('no such kernel', file=sys.stderr); sys.exit({ahead.FAILED})",
+         (True, "no such kernel")),
+        (f"print('no memory', file=sys.stderr); sys.exit({ahead.SHORT})", (False, "no memory")),
+        ("import os; os._exit(9)", (False, "no reason given")),
+        ("import time; time.sleep(60)", (False, "stopped after 5 s")),
+    ],
 )  # fmt: skip
-def test_two_processes_share_a_folder_and_one_that_fails_or_hangs_is_told(code, well):
-    assert ahead.side_by_side([sys.executable, "-c", f"import sys; {code}"], 2, 5.0) is well
+def test_two_processes_share_a_folder_and_one_that_fails_or_hangs_is_told(code, found):
+    command = [sys.executable, "-c", f"import sys; {code}"]
+    assert ahead.side_by_side(command, 2, 5.0) == found
+
+
+def test_what_lacked_memory_is_worth_another_try(monkeypatch):
+    def run(impl):
+        raise torch.cuda.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(ahead, "ops", lambda: {"a": SimpleNamespace(probe="a", run=run)})
+    cases = SimpleNamespace(cases=lambda *_: [((), {})])
+    monkeypatch.setattr(ahead, "import_module", lambda name: cases)
+    monkeypatch.setattr(sys, "argv", ["ahead", "--device", "cpu", "--only", "a"])
+    assert ahead.main() == ahead.SHORT
 
 
 @pytest.fixture
@@ -77,22 +98,23 @@ def gpu(monkeypatch, tmp_path):
 
 
 def test_they_are_compiled_once(gpu, monkeypatch):
-    said, asked, well = [], [], [False, True]
+    said, asked = [], []
+    found = [(False, "no memory"), (True, "no such instruction")]
 
     def run(command, count, limit):
         asked.append((command[1:], count))
-        return well.pop(0)
+        return found.pop(0)
 
     monkeypatch.setattr(ahead, "side_by_side", run)
     for _ in range(3):
         ahead.compile_ahead(CUDA, torch.bfloat16, said.append)
     wanted = ["-m", "kvsearch_kernels.ahead", "--device", "cuda:0", "--dtype", "bfloat16"]
-    assert (
-        asked == [(wanted, 3)] * 2
-    )  # a process for each GB that is free; a failure is tried again
+    # a process for each GB that is free; after a lack of memory it is tried again, but what does
+    # not compile would not then
+    assert asked == [(wanted, 3)] * 2
     assert said[0] == "compiling kernels for H200, which is needed once, in 3 processes"
-    assert "when they are needed" in said[1]
-    assert "kernels are compiled" in said[3]
+    assert "(no memory); they are when they are needed" in said[1]
+    assert "(no such instruction)" in said[3]
     monkeypatch.setattr(ahead, "side_by_side", lambda *_: pytest.fail("no reason to"))
     ahead.compile_ahead(CPU, torch.bfloat16, said.append)
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
@@ -100,7 +122,27 @@ def test_they_are_compiled_once(gpu, monkeypatch):
     monkeypatch.delenv("KVSEARCH_TRITON")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
     ahead.compile_ahead(CUDA, torch.float16, said.append)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
+    ahead.compile_ahead(CUDA, torch.float64, said.append)
     assert len(said) == 4
+    monkeypatch.setattr(ahead, "side_by_side", lambda *_: (True, None))
+    ahead.compile_ahead(CUDA, torch.float32, said.append)
+    assert said[-1].startswith("kernels are compiled: ")
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_run_as_a_module_it_starts_itself(gpu, monkeypatch):
+    """Its name is another then."""
+
+    def start(command, **_):
+        raise OSError(" ".join(command[1:]))
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(sys, "argv", ["ahead"])
+    with pytest.raises(
+        OSError, match=r"^-m kvsearch_kernels\.ahead --device cuda:0 --dtype bfloat16"
+    ):
+        runpy.run_module("kvsearch_kernels.ahead", run_name="__main__")
 
 
 def test_the_mark_is_of_these_kernels(gpu, monkeypatch):

@@ -119,6 +119,13 @@ def test_every_case_is_compared_with_the_reference(bench, op):
     assert bench["worker"].wrong(replace(work, baselines={"broken": broken}), "broken") is not None
 
 
+def test_a_copy_is_not_there_before(bench):
+    case = bench["worker"].distinct("copy_rows")[0]
+    work = bench["cases"].build(case, "cpu", 0, tiny=True, dtype=torch.float16, peaked=False)
+    for copy in work.args[0]:
+        assert not torch.equal(copy.to, copy.of)
+
+
 def test_a_setting_that_does_not_fit_is_skipped_with_a_sentence(bench):
     speed = import_module("end_to_end")
     at = speed.Setting("full", 8, 32768)

@@ -12,6 +12,7 @@ import torch
 from test_references import OPS, TRITON, call
 
 from kvsearch_kernels import trust
+from kvsearch_kernels.copy_rows import copy_rows
 from kvsearch_kernels.decode_attention.reference import attend, slots_of
 from kvsearch_kernels.op import Op
 from kvsearch_kernels.quantize_kv import dequantize
@@ -484,6 +485,14 @@ def test_a_probe_finds_what_is_wrong(op, name, made):
         return MUTANTS[op.name][name](op.reference, *args, **kwargs)
 
     assert mutant(op, forward, made, F16) is not None
+
+
+def test_no_case_of_a_copy_finds_what_another_has_copied():
+    probe = import_module(copy_rows.probe)
+    for args, _ in probe.cases(CPU, F16):
+        assert probe.differs(None, *args) is not None
+        copy_rows.reference(*args)
+        assert probe.differs(None, *args) is None
 
 
 def mutant(op, forward, made, dtype):
