@@ -78,6 +78,15 @@ def ampere(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0)
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; elsewhere those of an H100 or H200, which budgets and counts are for."""
+    if device.type != "cuda":
+        return 132
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
 def rows_last(x: Tensor) -> Tensor:
     """`x`, copied only if its last axis is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -18,6 +18,7 @@ from kvsearch_kernels.launch import (
     ampere,
     ceil_div,
     emulated,
+    multiprocessors,
     on,
     why_not_here,
 )
@@ -275,9 +276,8 @@ def launch(
     kinds = [constants(p.key_format, p.value_format, D, q.dtype) for p, _, _ in found]
     tile = tile_of(kinds, D, q.element_size(), ampere=ampere(q.device))
     sizes = [slots_of(p) for p, _, _ in found]
-    counts = _splits(
-        [p for p, _, _ in found], sizes, max(1, DECODE_PROGRAMS // (B * H)), tile.columns
-    )
+    programs = max(1, DECODE_PROGRAMS * multiprocessors(q.device) // (B * H))
+    counts = _splits([p for p, _, _ in found], sizes, programs, tile.columns)
     splits = sum(counts)
     q = q.contiguous()
     rotated: Tensor | None = None

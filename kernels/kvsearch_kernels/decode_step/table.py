@@ -37,7 +37,7 @@ from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.triton_impl import lengths_of
 from kvsearch_kernels.decode_step.placing import placed
 from kvsearch_kernels.decode_step.reference import Heads, Stores
-from kvsearch_kernels.launch import ceil_div
+from kvsearch_kernels.launch import ceil_div, multiprocessors
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 
 PROGRAM, HEAD, VOTER = 13, 8, 8  # columns; those of a head without its parts
@@ -113,7 +113,7 @@ def made(stores: Stores, group: int, columns: int, device: torch.device) -> Tabl
     parts = [[p for p in h.parts if slots_of(p)] for h in stores.heads]
     held = max(map(len, parts))
     lie = [_heads(mine, held) for mine in parts]
-    splits = _splits(stores.heads, columns)
+    splits = _splits(stores.heads, columns, DECODE_PROGRAMS * multiprocessors(device))
     run = [
         _programs(h, mine, counts, kinds)
         for h, mine, counts in zip(stores.heads, parts, splits, strict=True)
@@ -149,8 +149,8 @@ def made(stores: Stores, group: int, columns: int, device: torch.device) -> Tabl
     )  # fmt: skip
 
 
-def _splits(heads: Sequence[Heads], columns: int) -> list[list[int]]:
-    """Programs for each part of a head, so that all take about equally long."""
+def _splits(heads: Sequence[Heads], columns: int, programs: int) -> list[list[int]]:
+    """How many of some `programs` each part of a head has, so that all take about equally long."""
     costs, sizes = [], []
     for mine in heads:
         parts = [p for p in mine.parts if slots_of(p)]
@@ -162,7 +162,7 @@ def _splits(heads: Sequence[Heads], columns: int) -> list[list[int]]:
     total = sum(n * sum(x) for n, x in zip(rows, costs, strict=True))
     return [
         [
-            max(1, min(ceil_div(n, columns), round(DECODE_PROGRAMS * cost / total)))
+            max(1, min(ceil_div(n, columns), round(programs * cost / total)))
             for cost, n in zip(*x, strict=True)
         ]
         for x in zip(costs, sizes, strict=True)
