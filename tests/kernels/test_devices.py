@@ -8,6 +8,10 @@ import torch
 from test_references import TRITON, call
 
 from kvsearch_kernels import launch
+from kvsearch_kernels.configs import DECODE_PROGRAMS
+from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.decode_step import table
+from kvsearch_kernels.decode_step.reference import Heads, Stores
 
 RUNS = {
     "lifetime_attention": ["attend"], "score_keys": ["score"],
@@ -67,3 +71,14 @@ def test_every_kernel_is_launched_on_the_device_of_its_tensors(op, monkeypatch):
     args, kwargs = call(op)
     importlib.import_module(op.impls["triton"]).forward(*args, **kwargs)
     assert launched == [(name, torch.device("cpu")) for name in RUNS[op.name]]
+
+
+@pytest.mark.parametrize("many", [10, 132])
+def test_programs_of_decoding_go_by_the_gpu(many, monkeypatch):
+    """Until November 2026 there were those of an H200 everywhere."""
+    monkeypatch.setattr(table, "multiprocessors", lambda device: many)
+    pools = [torch.zeros(2, 2, 40000, 64, dtype=torch.float16) for _ in range(4)]
+    lengths = torch.ones(2, 2, dtype=torch.int32)
+    heads = [Heads([Part(*pools[:2]), Part(*pools[2:], lengths=lengths)])]
+    made = table.made(Stores(heads), 2, 128, torch.device("cpu"))
+    assert len(made.programs) == pytest.approx(DECODE_PROGRAMS * many, rel=0.25)
