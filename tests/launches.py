@@ -39,6 +39,7 @@ KERNELS = {  # Triton kernel -> folder of its op
     "gather_all": "gather_rows",
     "add_queries": "sum_queries",
     "copy_all": "copy_rows",
+    "evict": "evict_in_place",
 }
 
 

@@ -41,9 +41,9 @@ def policy_of(name: str) -> Policy:
     return POLICIES.get(name) or small(name)
 
 
-def evaluate(policy: Policy, device: Device | None = None) -> torch.Tensor:
-    """Outputs over a text, in one call, that is long enough for turns to be captured."""
-    tokens = 2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4)
+def evaluate(policy: Policy, device: Device | None = None, more: int = 0) -> torch.Tensor:
+    """Outputs over a text, in one call, that is long enough for turns to be captured, and more."""
+    tokens = 2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4) + more
     draw, put = torch.Generator().manual_seed(0), tagged if device else lambda x: x
     with torch.inference_mode(), device or nullcontext():
         rotary = Rotary(put(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))

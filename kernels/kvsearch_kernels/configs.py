@@ -111,6 +111,26 @@ def decode_tile(
     return replace(tile, warps=8) if lookups else tile
 
 
+EVICT_COPIED = 16  # rows that `evict_in_place` copies at once
+
+
+def evict_tile(head_dim: int, itemsize: int, queries: int, *, ampere: bool = False) -> Tile:
+    """Tile of `evict_in_place`: queries as rows, keys as columns.
+
+    Args:
+        head_dim: of keys and values; in fp32 at most 128.
+        itemsize: bytes of an element of the queries.
+        queries: of a KV head and interval.
+        ampere: for GPUs before sm_90.
+    """
+    if itemsize == 4:
+        return Tile(16, 4096 // head_dim, 8, 1)
+    if ampere:
+        return Tile(32, 32 if head_dim == 256 else 64, 8, 2)
+    most = 32 if head_dim == 256 else 64
+    return Tile(min(most, max(16, 1 << (queries - 1).bit_length())), 64, 8, 2)
+
+
 def choose_warps(slots: int) -> int:
     """Warps of a program of `choose_slots`: it holds some 64-bit numbers of every slot."""
     return 4 if slots <= 1024 else 8

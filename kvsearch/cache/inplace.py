@@ -12,10 +12,12 @@ from torch import Tensor
 from kvsearch.cache import one_by_one, turns
 from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.dense import DenseStore
+from kvsearch.cache.formats import Ran
 from kvsearch.cache.state import LayerState
 from kvsearch.cache.store import gather
 from kvsearch.cache.victims import Victims
 from kvsearch.rules.attention import AttentionScorer
+from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.scored_attention import scored_attention
 
 
@@ -46,7 +48,7 @@ def run(
     before = victims.born[..., :n].clone()
     own = torch.arange(c, device=q.device)
     weights = scorer.row_weights(n + 1 + own, c - 1 - own)
-    out = _loop(slots, victims, wide(q, D), (k, v), quantised, weights, scale, softcap)
+    out = _loop(slots, victims, wide(q, D), (k, v), quantised, weights, scale, softcap, state.impls)
     order = victims.leave()
     born = victims.born[..., :n].gather(-1, order)
     came = torch.where(
@@ -70,6 +72,7 @@ def _loop(
     weights: Tensor,
     scale: float,
     softcap: float | None,
+    ran: Ran,
 ) -> Tensor:
     """Interval after interval: attend, vote, and write survivors over the dropped.
 
@@ -82,6 +85,7 @@ def _loop(
         weights: of the rows of an interval in the votes `[c]`.
         scale: factor on the dot products.
         softcap: bound of the products, if the model has one.
+        ran: told if a kernel did it all in one launch.
 
     Returns:
         Attention output by interval `[J, B * H, Hq / H * c, D]`.
@@ -98,6 +102,13 @@ def _loop(
     if one_by_one.serves(victims, q):
         more = fresh_ones, kept, float(weights), softcap
         return one_by_one.run(slots, victims, queries, *more)
+    how = victims.evictions(J, softcap)
+    if how is not None:
+        of = (slots, victims.sums[0], victims.born, queries, fresh_ones, kept, weights / G, how)
+        impl = evict_in_place.pick(*of)
+        if impl != "reference":  # which is for tests: what follows is faster
+            ran[evict_in_place.name], victims.seen = impl, how.seen + M
+            return evict_in_place.again(impl, *of)
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
     own = torch.arange(c, device=q.device)

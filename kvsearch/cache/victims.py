@@ -6,6 +6,7 @@ from torch import Tensor
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.attention import AttentionScorer
 from kvsearch.rules.pick import pick
+from kvsearch_kernels.evict_in_place import Evictions
 
 LAST = torch.iinfo(torch.int64).max
 
@@ -68,6 +69,20 @@ class Victims:
     def carry(self) -> float:
         """What is left of a sum after an interval."""
         return 0.0 if self._fresh else self._keep**self.c
+
+    def evictions(self, intervals: int, softcap: float | None) -> Evictions | None:
+        """What `evict_in_place` is to do in so many intervals; None if it does not serve.
+
+        That is where KV heads vote together, scores are smoothed, or a window has several parts.
+        """
+        rule = self.scorer.rule
+        if rule.share == "layer" or rule.pool > 1 or len(self.sums) > 1:
+            return None
+        assert isinstance(self.seen, int)
+        by = self.scorer.table(self.seen + intervals * self.c) if self._aged else None
+        return Evictions(
+            self.seen, self._from, self._to, self.recent, self.carry, self._fresh, by, softcap
+        )
 
     def vote(self, votes: Tensor, probabilities: Tensor) -> None:
         """Add what slots receive: `votes` `[B * V, 1, rows]` times `[B * V, rows, n + c]`."""

@@ -272,7 +272,11 @@ class AttentionScorer(RoomySums):
         smooth = self.rule.pool > 1 and slots.recent_from > 0
         if self.rule.beta == 0 or smooth or self.sums.is_cpu:
             return None
-        return _divisors(self, slots.seen)
+        return self.table(slots.seen)
+
+    def table(self, seen: int) -> "Tensor":
+        """`divided` of all ages up to `seen` at least, `[A]` fp32, kept on the device."""
+        return _divisors(self, seen)
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Corrected sums, smoothed outside the recent window."""

@@ -22,6 +22,7 @@ RUNS = {
     "settle_kv": ["settle"], "choose_slots": ["choose"],
     "gather_rows": ["gather_all"], "copy_rows": ["copy_all"], "sum_queries": ["add_queries"],
     "decode_step": ["enter", "attend_heads", "combine_heads", "count"],
+    "evict_in_place": ["evict"],
 }  # fmt: skip
 HOMES = {
     "attend": "lifetime_attention", "score": "score_keys", "quantize": "quantize_kv",
@@ -31,7 +32,7 @@ HOMES = {
     "gather_all": "gather_rows", "copy_all": "copy_rows", "add_queries": "sum_queries",
     "settle": "settle_kv", "choose": "choose_slots", "enter": "decode_step",
     "attend_heads": "decode_step", "combine_heads": "decode_step", "count": "decode_step",
-    "turn_heads": "decode_step",
+    "turn_heads": "decode_step", "evict": "evict_in_place",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from kvsearch_kernels.codebooks.nearest import nearest_codes
 from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
+from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.gather_rows import Rows, gather_rows
 from kvsearch_kernels.lifetime_attention import lifetime_attention
@@ -40,7 +41,7 @@ from kvsearch_kernels.time_order import time_order
 OPS = [
     lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
     decode_attention, scored_decode, time_order, append_kv, tally, repack_kv,
-    settle_kv, choose_slots, decode_step, gather_rows, sum_queries, copy_rows,
+    settle_kv, choose_slots, decode_step, gather_rows, sum_queries, copy_rows, evict_in_place,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -88,6 +89,18 @@ def call(op, device="cpu"):
                 torch.ones(32, device=device),
                 used,
                 used[0, :1] + 5,
+            ),
+            {},
+        ),
+        "evict_in_place": (
+            (
+                torch.stack([k, k]),
+                torch.zeros(1, 2, 6, device=device),
+                torch.zeros(1, 2, 6, device=device, dtype=torch.long),
+                torch.randn(3, 2, 4, 64, device=device).half(),
+                *(torch.randn(3, 2, 1, 2, 2, 64, device=device).half() for _ in range(2)),
+                torch.ones(2, device=device),
+                Evictions(4, 0, 6),
             ),
             {},
         ),

@@ -279,6 +279,11 @@ def changed(one):
     return lambda f, every, **more: f([one(x) for x in every], **more)
 
 
+def evicting(change):
+    """Other evictions than those asked for."""
+    return lambda f, *args: f(*args[:-1], change(args[-1]))
+
+
 MUTANTS = {
     "lifetime_attention": {
         "no softcap": lambda f, *a, softcap=None, **k: f(*a, **k),
@@ -419,6 +424,21 @@ MUTANTS = {
         "no numbers": lambda f, copies: f([c for c in copies if not isinstance(c.of, int)]),
         "rows of the head before": changed(lambda c: c if isinstance(c.of, int) else replace(
             c, of=c.of.roll(1, 0))),
+    },
+    "evict_in_place": {
+        "no softcap": evicting(lambda h: replace(h, softcap=None)),
+        "no ages": evicting(lambda h: replace(h, divisors=None)),
+        "sums do not fade": evicting(lambda h: replace(h, carry=1.0)),
+        "nothing is forgotten": evicting(lambda h: replace(h, forgets=False)),
+        "sinks go": evicting(lambda h: replace(h, first=0)),
+        "new tokens go": evicting(lambda h: replace(h, last=10_000)),
+        "recent tokens go": evicting(lambda h: replace(h, recent=0)),
+        "a token later": evicting(lambda h: replace(h, seen=h.seen + 1)),
+        "no weights": lambda f, *a: f(*a[:-2], torch.ones_like(a[-2]), a[-1]),
+        "as they come": lambda f, *a: f(*a[:5], a[4], *a[6:]),
+        "wrong heads": lambda f, *a: f(*a[:3], a[3].flip(1), *a[4:]),
+        "only the first intervals": lambda f, *a: torch.cat(
+            [f(*a[:3], *(x[:-1] for x in a[3:6]), *a[6:]), a[3][-1:]]),
     },
     "settle_kv": {
         "nothing is rounded": lambda f, k, v, b, a, t, **m: f(k, v, b, a, [(None, None)], **m),

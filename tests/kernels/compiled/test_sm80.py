@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
+from evict_cases import EVICTS, compiled
 from kernel_aot import compile_kernel, types
 from triton.backends.compiler import GPUTarget
 
@@ -149,6 +150,12 @@ def test_keys_that_are_turned(D, bits, levels):
     cost = compile_kernel(turn_heads, types(turn_heads, pointers), fixed,
                           warps=repack_warps(D, len(formats)), stages=1, target=SM80)  # fmt: skip
     fits(cost, tensor=False)
+
+
+@pytest.mark.parametrize("name", EVICTS)
+def test_evict_in_place(name):
+    cost, _ = compiled(*EVICTS[name], ampere=True)
+    fits(cost, tensor="fp32" not in name)
 
 
 def test_gather_rows():

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from evict_cases import EVICTS, compiled
 from kernel_aot import check, compile_kernel, types
 
 from kvsearch_kernels.append_kv.triton_kernels import append
@@ -435,6 +436,17 @@ def test_tally(more):
     check(
         f"tally/{more}", cost, elements=RECEIVE_COLUMNS, warps=RECEIVE_WARPS, tensor=False,
         wide=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVICTS)
+def test_evict_in_place(name):
+    """The loop that is counted is that over keys."""
+    kind, D, *_ = EVICTS[name]
+    cost, tile = compiled(*EVICTS[name])
+    check(
+        f"evict_in_place/{name}", cost, elements=2 * tile.columns * D, warps=tile.warps,
+        tensor=kind != "fp32",
     )  # fmt: skip
 
 
