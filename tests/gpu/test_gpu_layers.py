@@ -11,7 +11,7 @@ from kvsearch.cache import captures, turns
 from kvsearch.methods import METHODS
 from kvsearch.policy import ModelShape, Policy
 from kvsearch_kernels.room import Room
-from tests import test_graphs, test_launches, test_turns
+from tests import test_evict_in_place, test_graphs, test_launches, test_turns
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
 from tests.test_device import PROMPT, SHARED, WAYS
@@ -137,6 +137,7 @@ def test_captured_turns_evict_what_turns_evict(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last bit, without waiting."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")  # `evict_in_place` would do without turns
     policy, made, capture = test_turns.policy_of(name), [], turns.capture
     calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4)]
     monkeypatch.setattr(turns, "capture", lambda step: made.append(step) or capture(step))
@@ -152,8 +153,9 @@ def test_captured_turns_evict_what_turns_evict(
     assert torch.equal(got, want)
 
 
-def test_captures_keep_no_memory() -> None:
+def test_captures_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with a pool of its own kept some 50 MB: a few dozen texts filled a GPU."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
     policy = test_turns.policy_of("XMU's correction")
     calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4)]
     reserved = []
@@ -181,3 +183,20 @@ def test_a_capture_that_fails_leaves_torch_well() -> None:
     fails = False
     captures.capture(step)()
     assert row.item() == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", test_evict_in_place.SERVED)
+def test_one_launch_for_all_intervals_evicts_what_turns_evict(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32 the same; in bf16 turns round products to 16 bits, and near ties fall otherwise."""
+    policy = test_evict_in_place.SERVED[name]
+    calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4), 7]
+    layer = Layer(policy, WIDE, calls, GPU, dtype, packed=False)
+    got = layer.run()
+    assert layer.states[0].impls["evict_in_place"] == "triton"
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    far = off(got, Layer(policy, WIDE, calls, GPU, dtype, packed=False).run())
+    print(f"evict_in_place {name} {dtype}: off by {far:.2g}")
+    assert far < (NEAR if dtype is torch.float32 else 0.3)
