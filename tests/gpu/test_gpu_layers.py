@@ -185,18 +185,17 @@ def test_a_capture_that_fails_leaves_torch_well() -> None:
     assert row.item() == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", test_evict_in_place.SERVED)
 def test_one_launch_for_all_intervals_evicts_what_turns_evict(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In fp32 the same; in bf16 turns round products to 16 bits, and near ties fall otherwise."""
+    """In fp32; in 16 bits turns round products, so that others may go. The probe has these."""
     policy = test_evict_in_place.SERVED[name]
     calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4), 7]
-    layer = Layer(policy, WIDE, calls, GPU, dtype, packed=False)
+    layer = Layer(policy, WIDE, calls, GPU, packed=False)
     got = layer.run()
     assert layer.states[0].impls["evict_in_place"] == "triton"
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
-    far = off(got, Layer(policy, WIDE, calls, GPU, dtype, packed=False).run())
-    print(f"evict_in_place {name} {dtype}: off by {far:.2g}")
-    assert far < (NEAR if dtype is torch.float32 else 0.3)
+    far = off(got, Layer(policy, WIDE, calls, GPU, packed=False).run())
+    print(f"evict_in_place {name}: off by {far:.2g}")
+    assert far < NEAR
