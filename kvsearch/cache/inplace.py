@@ -106,7 +106,7 @@ def _loop(
     if how is not None:
         of = (slots, victims.sums[0], victims.born, queries, fresh_ones, kept, weights / G, how)
         impl = evict_in_place.pick(*of)
-        if impl != "reference":  # which is for tests: what follows is faster
+        if impl != "reference":  # what follows is faster than that
             ran[evict_in_place.name], victims.seen = impl, how.seen + M
             return evict_in_place.again(impl, *of)
     keys, values = slots.view(2, B * H, S, D)
