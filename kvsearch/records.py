@@ -99,8 +99,10 @@ class Row:
 
     Attributes:
         name: unique label.
-        tokens: scored tokens, `n` of every number in the row.
-        nll, nll_se: mean NLL and its standard error over `blocks` long blocks.
+        tokens: scored tokens that it was measured on.
+        nll, nll_se: mean NLL and its standard error over `blocks` long blocks. Of a row with fewer
+            windows than the recommended one, `nll`, `ppl` and `dnll_full` are those of that one on
+            all its windows, plus the difference between the two on the windows that both have.
         blocks: that count as independent; the row's intervals rest on them.
         ppl: exp(nll).
         dnll_full: minus the full cache; above 0 is worse.
@@ -115,8 +117,7 @@ class Row:
         decode: measured decode speed, if it was.
         speed: modelled decode tokens/s over the full cache's, if speed was an objective.
         impls: which implementation of each op ran.
-        windows: of the report text that it was measured on. Its NLL and PPL are those of the full
-            cache on all windows, plus its difference to the full cache on its own.
+        windows: of the report text that it was measured on.
         stopped: how far behind the recommended policy it was, on the windows of search and report
             text that both had, when it got no further windows.
     """

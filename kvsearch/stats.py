@@ -11,6 +11,7 @@ All of it follows from the sums over blocks, so every function takes losses per 
 """
 
 from dataclasses import dataclass
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -89,13 +90,17 @@ def long_blocks(x: Losses) -> Blocks:
     return _merged(fine, np.array([cut[0] for cut in cuts]))
 
 
-def interval(x: Losses, *, level: float = 0.95) -> Interval:
-    """Mean of `x` with a two-sided interval from long blocks; without limits for a single block."""
-    found = long_blocks(x)
-    mean, n = found.mean(), found.count
+def interval(*parts: Losses, level: float = 0.95) -> Interval:
+    """Mean of losses with a two-sided interval from long blocks; no limits for a single block.
+
+    Of several parts, which have no window in common (`through`), it is the sum of their means, and
+    the part with the fewest blocks says how wide the interval is for its standard error.
+    """
+    found = [long_blocks(x) for x in parts]
+    mean, n = sum(x.mean() for x in found), min(x.count for x in found)
     if n < 2:
         return Interval(mean, float("nan"), float("nan"))
-    half = quantile((1 + level) / 2, n - 1) * _standard_error(found)
+    half = quantile((1 + level) / 2, n - 1) * hypot(*(_standard_error(x) for x in found))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -117,6 +122,31 @@ def common(a: Blocks, b: Blocks) -> tuple[Blocks, Blocks]:
     """Both on the first windows that both have."""
     windows = min(len(a.sums), len(b.sums))
     return Blocks(a.sums[:windows], a.tokens), Blocks(b.sums[:windows], b.tokens)
+
+
+def through(a: Blocks, middle: Blocks, b: Blocks | None = None) -> tuple[Blocks, ...]:
+    """`a - b` on all windows of `middle`, though `a` may have the first of them only.
+
+    It is `a - middle` on the windows that both have, plus `middle - b` on all: of two rows that are
+    compared through the same third one, neither is ahead because its windows are easier.
+
+    Args:
+        a: losses on the first windows.
+        middle: losses on all windows.
+        b: losses on as many as `middle`; None: `a` itself is asked for.
+
+    Returns:
+        Parts on different windows, for `interval`; the sum of their means is the answer. There is
+        one part where `a` has all windows.
+    """
+    middle, b = common(middle, b or Blocks(np.zeros_like(middle.sums), middle.tokens))
+    a, its = common(a, middle)
+    have, windows = len(a.sums), len(middle.sums)
+    if have == windows:
+        return (Blocks(a.sums - b.sums, a.tokens),)
+    gap, share = middle.sums - b.sums, have / windows
+    both = Blocks(a.sums - its.sums + share * gap[:have], a.tokens)
+    return both, Blocks((1 - share) * gap[have:], a.tokens)
 
 
 def standard_error(x: Losses, block: int | None = None) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from kvsearch.stats import blocks, interval, long_blocks, paired, standard_error
+from kvsearch.stats import Blocks, blocks, interval, long_blocks, paired, standard_error, through
 from kvsearch.student import quantile
 
 
@@ -66,3 +66,26 @@ def test_sums_over_blocks_say_what_the_tokens_say() -> None:
     assert astuple(paired(kept, other)) == pytest.approx(astuple(paired(a, b)))
     with pytest.raises(ValueError, match="cannot be put into 96"):
         blocks(kept, 96)
+
+
+def test_rows_on_few_windows_are_compared_through_one_that_has_all() -> None:
+    """The first four windows are easy; intervals are as wide as few windows make them."""
+    rng, tokens = np.random.default_rng(5), np.array([512])
+    covered = ahead = 0
+    for _ in range(400):
+        kept = rng.normal(0, 0.02, size=(3, 16, 1)).cumsum(0)
+        kept += np.where(np.arange(16)[:, None] < 4, 0.0, 0.1) * np.array([0, 1, 1])[:, None, None]
+        full, middle, short = (Blocks(512 * (2 + x), tokens) for x in kept)
+        few = Blocks(short.sums[:4], tokens)
+        parts = through(few, middle, full)
+        d, direct = interval(*parts), paired(middle, full)
+        behind = paired(few, Blocks(middle.sums[:4], tokens))
+        assert d.mean == pytest.approx(sum(x.mean() for x in parts), abs=1e-12)
+        assert d.mean - direct.mean == pytest.approx(behind.mean, abs=1e-9)
+        covered += d.lo <= 0.075 <= d.hi
+        ahead += paired(few, Blocks(full.sums[:4], tokens)).hi < 0.075
+    assert covered >= 0.95 * 400 and ahead > 0.7 * 400  # without the middle it is off
+    (same,) = through(short, middle, full)
+    assert (same.sums == short.sums - full.sums).all()
+    (itself,) = through(middle, middle)
+    assert (itself.sums == middle.sums).all()

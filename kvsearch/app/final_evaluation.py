@@ -159,10 +159,11 @@ class FinalEvaluation:
     ) -> list[Candidate]:
         """Full cache, recommended policy, and the best of each kind on the report text."""
         best = [c for c in chosen if c.kind == "full" or c.name == recommended]
+        most = best[-1]  # the recommended one, if there is one
         counts = {"method": OPPONENTS, "combined": OPPONENTS, "earlier": 1, "searched": 1}
         for kind, count in counts.items():
             mine = [c for c in chosen if c.kind == kind]
-            best += sorted(mine, key=report.reported)[:count]
+            best += sorted(mine, key=lambda c: report.reported(c, most))[:count]
         return list({c.name: c for c in best}.values())
 
     def _measure(

@@ -118,7 +118,7 @@ class ReportWindows:
         found = []
         for kind in ("method", "combined"):
             rivals = [c for c in left if c.kind == kind and c != best]
-            found += sorted(rivals, key=lambda c: self.reported(c, windows))[:1]
+            found += sorted(rivals, key=lambda c: self.reported(c, best, windows))[:1]
         return found
 
     def _headline(self, full: Candidate, best: Candidate, leads: list[Candidate]) -> None:
@@ -148,11 +148,15 @@ class ReportWindows:
         """NLL of a policy on a part, or on its first windows: a resumed run may have more."""
         return self.folder.load_nll(part, key)[0][:windows]
 
-    def reported(self, c: Candidate, windows: int | None = None) -> float:
-        """Loss over the full cache on the report text, on the first windows or all it has."""
-        full = self._losses("report", Policy().fingerprint(self.setting.shape.layers), windows)
-        nll = self._losses("report", c.key, windows)
-        return float((nll - full[: len(nll)])[:, self.score_from - 1 :].mean())
+    def reported(self, c: Candidate, over: Candidate, windows: int | None = None) -> float:
+        """Loss over another policy on the report text, on the first windows or all that both have.
+
+        Of policies with different numbers of windows the order is that of the report only if
+        `over` is the recommended one.
+        """
+        nll, its = (self._losses("report", k, windows) for k in (c.key, over.key))
+        both = min(len(nll), len(its))
+        return float((nll[:both] - its[:both])[:, self.score_from - 1 :].mean())
 
     def _both(self, key: str, other: str, windows: int) -> tuple[Nll, Nll]:
         """NLL of two policies on the search text, and on the first windows of the report text."""

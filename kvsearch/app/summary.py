@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from math import hypot
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,7 +28,16 @@ from kvsearch.records import (
 )
 from kvsearch.search import schema
 from kvsearch.search.folder import RunFolder
-from kvsearch.stats import Blocks, common, corrected, long_blocks, paired, standard_error
+from kvsearch.stats import (
+    Blocks,
+    common,
+    corrected,
+    interval,
+    long_blocks,
+    paired,
+    standard_error,
+    through,
+)
 
 
 def shape_from(model: dict[str, Any]) -> ModelShape:
@@ -48,8 +58,9 @@ def read(folder: RunFolder) -> Summary:
     trials = folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
     nll = {m["name"]: folder.losses("report", m["fingerprint"], start) for m in measured["rows"]}
+    most = nll[measured["recommended"] or "full"]  # through it all rows are compared
     points = {
-        m["name"]: (_peak(m, shape, asked), _mean(nll[m["name"]], nll["full"]))
+        m["name"]: (_peak(m, shape, asked), sum(x.mean() for x in through(nll[m["name"]], most)))
         for m in measured["rows"]
     }
     names = list(points)
@@ -57,7 +68,7 @@ def read(folder: RunFolder) -> Summary:
     methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
     level = corrected(len(names) - 1)
     rows = [
-        _row(m, asked, shape, nll, points, methods, m["name"] in on_front, searched, level)
+        _row(m, asked, shape, nll, most, points, methods, m["name"] in on_front, searched, level)
         for m in measured["rows"]
     ]
     counts: dict[str, int] = {}
@@ -137,19 +148,12 @@ def _longest(names: list[str], nll: Mapping[str, Blocks]) -> list[str]:
     return [n for n in names if len(nll[n].sums) == most]
 
 
-def _mean(mine: Blocks, full: Blocks) -> float:
-    """Mean loss on all windows: of the full cache, and what a policy loses on those that it has."""
-    if len(mine.sums) == len(full.sums):
-        return mine.mean()
-    a, b = common(mine, full)
-    return full.mean() + a.mean() - b.mean()
-
-
 def _row(
     m: dict[str, Any],
     asked: dict[str, Any],
     shape: ModelShape,
     nll: dict[str, Blocks],
+    most: Blocks,
     points: dict[str, tuple[int, float]],
     methods: list[str],
     on_front: bool,
@@ -157,6 +161,7 @@ def _row(
     level: float,
 ) -> Row:
     name, mine = m["name"], nll[m["name"]]
+    parts = through(mine, most)
     policy = Policy.build(m["policy"])
     peak = points[name][0]
     limit = max(peak, asked["settings"]["budget_bytes"])
@@ -171,10 +176,10 @@ def _row(
         fingerprint=m["fingerprint"],
         tokens=mine.size,
         nll=mean,
-        nll_se=standard_error(mine),
-        blocks=long_blocks(mine).count,
+        nll_se=hypot(*(standard_error(x) for x in parts)),
+        blocks=min(long_blocks(x).count for x in parts),
         ppl=float(np.exp(mean)),
-        dnll_full=paired(*common(mine, nll["full"]), level=level)
+        dnll_full=interval(*through(mine, most, nll["full"]), level=level)
         if name != "full"
         else Interval(0.0, 0.0, 0.0),
         dnll_best=paired(*common(mine, nll[best]), level=level) if best else None,
@@ -223,7 +228,7 @@ def _rechecks(
             rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
             rivals = _longest(rivals, nll)
             if best in nll and rivals:
-                rival = min(rivals, key=lambda n: _mean(nll[n], nll["full"]))
+                rival = min(rivals, key=lambda n: nll[n].mean())
                 a, b = common(nll[best], nll[rival])
                 level = corrected(often if text == "report" and kind != "earlier" else 1)
                 out.append(Recheck(label, best, rival, paired(a, b, level=level), a.size))

@@ -80,6 +80,16 @@ def scored_tokens(summary: Summary) -> str:
     return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
 
 
+def placed(summary: Summary) -> str:
+    """Where rows with fewer tokens than the recommended one stand; empty without such a row."""
+    if len({row.tokens for row in summary.rows}) < 2:
+        return ""
+    return (
+        "A policy with fewer tokens than the recommended one stands where its difference to that "
+        "one, on the tokens that both have, puts it."
+    )
+
+
 def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested settings as `key.subkey, value` pairs for printing."""
     pairs: list[tuple[str, str]] = []

@@ -1,6 +1,7 @@
 """The report as one page: words and cells are computed here, the template only lays them out."""
 
 import base64
+from collections import Counter
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -73,6 +74,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         images={k: _data(v) for k, v in vars(images).items()},
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),
+        placed=info.placed,
         tokens=facts.scored_tokens(summary),
         report_text=info.report_text,
         search_text=info.search_text,
@@ -96,10 +98,11 @@ def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
     most = max((r.windows for r in summary.rows), default=0)
     count = most or s.get("report_windows") or s.get("windows")
     windows = "one window of " if count == 1 else f"{count or ''} windows of ".lstrip()
-    each = s.get("report_windows", most)
-    if "headline_windows" in s and most > each:
-        windows = f"{each} windows, few of them on {most}, of "
     start = f", scored from position {s['score_from']:,}" if s.get("score_from") else ""
+    rows = Counter(r.windows for r in summary.rows)
+    if len(rows) > 1:
+        windows = f"{min(rows)} to {most} windows of "
+        start += ": " + ", ".join(f"{n} on {w}" for w, n in sorted(rows.items()))
     return {
         "text": facts.text_part(summary, "report").name,
         "bytes": bytes_text(summary.budget_bytes),

@@ -38,8 +38,8 @@ main {{ max-width: 96rem; margin: 0 auto; display: grid; gap: 1rem;
 </style></head><body>
 <header><h1>KV-cache policies for {model}: loss against memory</h1>
 <p>Each mark is one policy, measured on the report text {report} (n = {tokens} scored tokens).
-The line is the front: no other policy has both fewer bytes and a lower mean loss. Bars are 95 %
-intervals of the paired difference to the full cache. Filled marks are on the front, and the
+{placed}The line is the front: no other policy has both fewer bytes and a lower mean loss. Bars are
+95 % intervals of the paired difference to the full cache. Filled marks are on the front, and the
 recommended policy has a dark rim. Beside it, policies of about the budget's bytes are compared.
 Point at a mark, or tap it, to read its policy; drag to zoom, double-click to go
 back.{beyond}</p></header>
@@ -78,6 +78,7 @@ def draw_html(info: Picture) -> str:
         plot=plot,
         beside=beside,
         tokens=info.tokens,
+        placed=f"{info.placed} " if info.placed else "",
         beyond=beyond,
         ink=INK,
     )

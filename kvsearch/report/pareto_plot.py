@@ -61,6 +61,7 @@ class Picture:
         x_ticks: bytes and label, at round numbers of fp16 slots.
         y_range: limits of the report panel; points above are drawn at its edge.
         trial_range: the same for the panel of trials.
+        placed: where rows of fewer tokens stand, in words; empty without any.
     """
 
     points: tuple[Point, ...]
@@ -77,6 +78,7 @@ class Picture:
     report_text: str
     search_text: str
     tokens: str
+    placed: str
 
     def at_budget(self) -> tuple[Point, ...]:
         """Rows that use most of the budget, and the recommended one; least loss first."""
@@ -126,6 +128,7 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
         report_text=report.name,
         search_text=search.name,
         tokens=facts.scored_tokens(summary),
+        placed=facts.placed(summary),
     )
 
 

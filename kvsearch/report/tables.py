@@ -47,8 +47,7 @@ def ppl_text(ppl: float) -> str:
 def ppl_interval(row: Row) -> tuple[float, float]:
     """95 % interval of a row's PPL from its standard error; nan for a single block.
 
-    It contains the difficulty of the text itself, which all rows share: compare rows by their
-    paired differences instead.
+    It contains the difficulty of the text itself: compare rows by their paired differences instead.
     """
     half = quantile(0.975, row.blocks - 1) * row.nll_se if row.blocks > 1 else math.nan
     return math.exp(min(row.nll - half, 700.0)), math.exp(min(row.nll + half, 700.0))
@@ -102,6 +101,7 @@ def policy_files(rows: Sequence[Row]) -> dict[str, str]:
 def front_csv(rows: Sequence[Row]) -> str:
     """All report rows, one a line, floats in full so that they read back as they were.
 
+    `Row` says what `nll`, `ppl` and `dnll_full` are where rows have different numbers of windows.
     Units: `nll`, `nll_se`, `dnll_*` nats per token; `blocks` that intervals rest on; `bytes_*`
     bytes per sequence; `slots16` fp16 slots per layer; `tokens` scored tokens; `seconds` wall
     time; `decode_*` as `Throughput`; `speed` modelled decode speed over the full cache's, where

@@ -6,32 +6,35 @@ from typing import Any
 
 from kvsearch.records import Interval, Row, Summary, Throughput, Trial
 from kvsearch.report.describe import describe
-from kvsearch.report.facts import STATES
+from kvsearch.report.facts import STATES, placed
 from kvsearch.report.tables import at_least
 
 
 def closing(summary: Summary, folder: Path) -> str:
     """The end of a run: the table, the recommendation, and where everything is."""
     rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
-    scored = sorted({r.tokens for r in rows if r.stopped is None}) or [0]
-    n = " to ".join(str(x) for x in dict.fromkeys((scored[0], scored[-1])))
-    unit = (
-        f"n = {n} tokens of report text; dNLL to the full cache in nats/token, 95 % intervals "
+    unit = [
+        "  n tokens of report text; dNLL to the full cache in nats/token, 95 % intervals "
         f"corrected for {len(rows) - 1} rows"
+    ]
+    if where := placed(summary):
+        unit.append(f"  {where}")
+    head = (
+        f"{'':2}{'policy':<22}{'PPL':>8}  {'dNLL (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}{'n':>7}"
     )
-    lines = ["", f"{'':2}{'policy':<22}{'PPL':>8}  {'dNLL (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}"]
+    lines = ["", head]
     for r in rows:
         mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
         note = "" if r.within_budget or r.kind == "full" else "  over budget"
         if r.kind == "searched" and not r.on_front:
             note += "  off the front on this text"
         if r.stopped is not None:
-            note += f"  {at_least(r)} (n = {r.tokens})"
+            note += f"  {at_least(r)}"
         lines.append(
             f"{mark}{r.name:<22}{r.ppl:>8.3f}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
-            f"{r.bytes_peak / 2**20:>8.2f}{note}"
+            f"{r.bytes_peak / 2**20:>8.2f}{r.tokens:>7}{note}"
         )
-    lines += [f"  {unit}", "  -> recommended   * on the front", ""]
+    lines += [*unit, "  -> recommended   * on the front", ""]
     if summary.recommended is not None:
         lines += _recommendation(summary.row(summary.recommended), summary)
     for c in summary.rechecks:
@@ -45,8 +48,8 @@ def closing(summary: Summary, folder: Path) -> str:
         top = [f"{k} {100 * v:.0f} %" for k, v in list(summary.importances.items())[:5]]
         lines.append(f"  axes that matter most around the best policies: {', '.join(top)}")
     tokens = sum(t.tokens for t in summary.trials)
+    lines.append(f"  {len(summary.trials)} policies tried: {counts}")
     lines += [
-        f"  {len(summary.trials)} policies tried: {counts}",
         f"  {tokens:,} search tokens evaluated; {summary.seconds:.0f} s",
         "",
         f"report    {folder / 'report.html'}",

@@ -1,0 +1,77 @@
+"""The summary of kept runs whose rows have different numbers of windows, and what has no row."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsearch.app import summary
+from kvsearch.app.report_windows import Candidate, ReportWindows
+from kvsearch.knobs import Setting
+from kvsearch.policy import ModelShape, Policy
+from kvsearch.records import Summary
+from kvsearch.report.html import Images, render
+from kvsearch.report.pareto_plot import picture
+from kvsearch.report.terminal import closing
+from kvsearch.search.folder import RunFolder
+from kvsearch.stats import common
+
+STUDY = Path(__file__).resolve().parent.parent / "studies" / "2026-11-first-command"
+RUNS = sorted(p for part in ("records", "four-windows") for p in (STUDY / part).iterdir())
+RUN = STUDY / "records" / "wikitext-3"  # its rows have 1, 2, 4, 8 and 16 windows
+
+
+def words(found: Summary) -> tuple[str, str]:
+    """The report page without its line breaks, and what the terminal shows."""
+    shape = summary.shape_from(found.model)
+    html = render(found, shape, Images(b"wide", b"narrow"), picture(found, shape))
+    return " ".join(html.split()), closing(found, Path("run"))
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_a_row_is_ahead_of_the_recommended_one_only_if_it_is_on_windows_of_both(run: Path) -> None:
+    """A policy on four easy windows was shown ahead of the recommended one on sixteen."""
+    folder = RunFolder(run, write=False)
+    found = summary.read(folder)
+    start = found.settings["score_from"] - 1
+    best, ahead = found.row(found.recommended or ""), []
+    for row in found.rows:
+        mine, its = common(*(folder.losses("report", r.fingerprint, start) for r in (row, best)))
+        behind = mine.mean() - its.mean()
+        assert row.nll - best.nll == pytest.approx(behind, abs=1e-9), row.name
+        assert row.dnll_full.mean - best.dnll_full.mean == pytest.approx(behind, abs=1e-9)
+        if behind < 0 and row.bytes_peak <= best.bytes_peak:
+            ahead.append(row.name)
+    assert best.on_front == (not ahead)
+    assert found.rows == sorted(found.rows, key=lambda r: r.nll)
+
+
+def test_every_row_says_on_how_many_tokens_it_was_measured() -> None:
+    found = summary.read(RunFolder(RUN, write=False))
+    html, terminal = words(found)
+    assert {r.windows for r in found.rows} == {1, 2, 4, 8, 16}
+    assert "measured on 1 to 16 windows of 1,536 tokens" in html
+    assert ": 7 on 1, 3 on 2, 6 on 4, 1 on 8, 3 on 16." in html
+    assert "which all rows share" not in html and "few of them" not in html
+    shown = {r.name: r for r in found.rows}
+    for line in terminal.splitlines():
+        row = shown.pop(line[2:24].strip(), None)
+        assert row is None or f" {row.tokens}" in line[70:90], line
+    assert not shown
+    for text in (html, terminal):
+        assert "stands where its difference to that one" in text
+
+
+def test_opponents_of_further_texts_are_chosen_on_windows_of_both(tmp_path: Path) -> None:
+    """One that was stopped after an easy window seemed to lose less than a better one on two."""
+    shape, folder = ModelShape(layers=2, kv_heads=1, head_dim=16, heads=1), RunFolder(tmp_path)
+    losses = {"best": (0.1, 0.3), "on both": (0.12, 0.32), "stopped": (0.15,)}
+    found = {}
+    for i, (name, windows) in enumerate(losses.items()):
+        found[name] = Candidate(name, "method", Policy(slots=8 + i), name.replace(" ", ""))
+        nll = np.repeat(2 + np.array(windows, np.float32)[:, None], 527, axis=1)
+        folder.save_nll("report", found[name].key, nll, {})
+    report = ReportWindows(folder, dict, Setting(shape, 1 << 20, 528), 16, each=2, headline=2)
+    over = {n: report.reported(c, found["best"]) for n, c in found.items()}
+    folder.close()
+    assert over == pytest.approx({"best": 0, "on both": 0.02, "stopped": 0.05}, abs=1e-6)
