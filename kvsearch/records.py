@@ -187,6 +187,7 @@ class Summary:
         rechecks: comparisons printed beside the table, whatever their outcome.
         seconds: wall time of the whole run.
         importances: share of each axis in what is expected to change around the best policies.
+        dropped: name -> why, of policies that could not be measured on the report text.
     """
 
     model: dict[str, Any]
@@ -200,6 +201,7 @@ class Summary:
     rechecks: list[Recheck] = field(default_factory=list)
     seconds: float = 0.0
     importances: dict[str, float] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
 
     def row(self, name: str) -> Row:
         """The row called `name`."""

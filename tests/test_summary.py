@@ -1,5 +1,6 @@
 """The summary of kept runs whose rows have different numbers of windows, and what has no row."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from kvsearch.app import summary
 from kvsearch.app.report_windows import Candidate, ReportWindows
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.records import Summary
+from kvsearch.records import Summary, Trial
 from kvsearch.report.html import Images, render
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.terminal import closing
@@ -60,6 +61,31 @@ def test_every_row_says_on_how_many_tokens_it_was_measured() -> None:
     assert not shown
     for text in (html, terminal):
         assert "stands where its difference to that one" in text
+
+
+def test_what_was_left_out_is_named_with_the_reason() -> None:
+    found = summary.read(RunFolder(RUN, write=False))
+    full = Policy()
+
+    def trial(name: str, error: str, kind: str = "method", state: str = "rejected") -> Trial:
+        return Trial(0, name, kind, state, full, "", error=error)  # type: ignore[arg-type]
+
+    few = "budget too small: field slots: {} slots are fewer than the 64 that interval 32 needs"
+    gone = [
+        trial("snapkv", few.format(63)),
+        trial("xmu", few.format(61), "combined"),
+        trial("tova", "the evaluator was killed\ntwice", state="failed"),
+        trial("trial 90", few.format(60), "searched"),
+    ]
+    assert not any("left out" in text.lower() for text in words(found))
+    lost = replace(found, trials=[*found.trials, *gone], dropped={"earlier-1": "loss is nan"})
+    said = (
+        "snapkv, xmu (budget too small); tova (the evaluator was killed twice); "
+        "earlier-1 (loss is nan)"
+    )
+    html, terminal = words(lost)
+    assert f"Left out of the comparison: {said}." in html
+    assert f"  left out: {said}; " in terminal
 
 
 def test_opponents_of_further_texts_are_chosen_on_windows_of_both(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def read(folder: RunFolder) -> Summary:
         rechecks=_rechecks(folder, measured, nll, start, _looks(asked)),
         seconds=float(measured["seconds"]),
         importances=_optional(folder.path / "importances.json"),
+        dropped=measured.get("dropped", {}),
     )
 
 

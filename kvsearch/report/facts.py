@@ -7,6 +7,7 @@ not, is printed as it is in the report's list of settings.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from kvsearch.records import Row, Summary
@@ -31,6 +32,8 @@ STATES = {
     "rejected": "rejected before running",
     "failed": "failed while running",
 }
+
+SMALL = "budget too small"  # so begins the reason; the rest of it differs between policies
 
 
 def text_part(summary: Summary, role: str) -> TextPart:
@@ -88,6 +91,24 @@ def placed(summary: Summary) -> str:
         "A policy with fewer tokens than the recommended one stands where its difference to that "
         "one, on the tokens that both have, puts it."
     )
+
+
+def left_out(summary: Summary) -> str:
+    """Policies that were to be compared and have no row, by the reason in short; empty without any.
+
+    They are the methods, combinations and earlier policies that were rejected or failed, and
+    whatever could not be measured on the report text.
+    """
+    why = {
+        t.name: t.error or t.state
+        for t in summary.trials
+        if t.kind != "searched" and t.state in ("rejected", "failed")
+    }
+    names: dict[str, list[str]] = {}
+    for name, reason in (why | summary.dropped).items():
+        short = SMALL if reason.startswith(SMALL) else shorten(reason, 100, placeholder=" ...")
+        names.setdefault(short, []).append(name)
+    return "; ".join(f"{', '.join(those)} ({short})" for short, those in names.items())
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

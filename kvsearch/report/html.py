@@ -75,6 +75,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),
         placed=info.placed,
+        left_out=facts.left_out(summary),
         tokens=facts.scored_tokens(summary),
         report_text=info.report_text,
         search_text=info.search_text,

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvsearch.records import Interval, Row, Summary, Throughput, Trial
 from kvsearch.report.describe import describe
-from kvsearch.report.facts import STATES, placed
+from kvsearch.report.facts import STATES, left_out, placed
 from kvsearch.report.tables import at_least
 
 
@@ -49,6 +49,8 @@ def closing(summary: Summary, folder: Path) -> str:
         lines.append(f"  axes that matter most around the best policies: {', '.join(top)}")
     tokens = sum(t.tokens for t in summary.trials)
     lines.append(f"  {len(summary.trials)} policies tried: {counts}")
+    if missing := left_out(summary):
+        lines.append(f"  left out: {missing}; trials.jsonl has each reason in full")
     lines += [
         f"  {tokens:,} search tokens evaluated; {summary.seconds:.0f} s",
         "",
