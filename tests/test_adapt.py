@@ -194,7 +194,9 @@ def test_twenty_steps_and_eval_needs_nothing_else(
 
 def test_channels_are_pruned_then_recovered(tiny_folder: Path, tmp_path: Path) -> None:
     word = "5 a"  # two of four pairs in either head
-    policy = Policy(slots=40, interval=8, sinks=2, channels=Channels(qk=(word, "all")))
+    about = {"model": "tiny", "nll": 2.5}
+    channels = Channels(qk=(word, "all"))
+    policy = Policy(slots=40, interval=8, sinks=2, channels=channels, about=about)
     out, how = tmp_path / "small", Recipe(steps=8, lr=3e-3, warmup=1, accumulate=2)
     more = dict(context=96, recipe=how, progress=False)
     done = adapt(policy, str(tiny_folder), TEXT, out, **more)
@@ -202,6 +204,7 @@ def test_channels_are_pruned_then_recovered(tiny_folder: Path, tmp_path: Path) -
     left = Policy.from_json(out / "policy.json")
     assert not left.channels.active and left.slots == 40
     assert left.about["channels"]["qk"] == [word, "all"]
+    assert {*left.about} == {"model", "adapted", "channels"}  # the loss was another model's
     small = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
     assert small.model.layers[0].self_attn.k_proj.weight.shape == (8, 32)  # of 16
     assert not any("lora" in name for name, _ in small.named_parameters())

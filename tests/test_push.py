@@ -87,6 +87,17 @@ def test_a_shared_folder_serves_a_model(mine: Path, tiny_folder: Path, capsys: A
     assert cache.states[0].store.n <= 32
 
 
+def test_figures_that_no_run_vouches_for_are_not_passed_on(tmp_path: Path, capsys: Any) -> None:
+    """The policy was edited, or converted, after its `about` was written; a run would be beside."""
+    about = {"model": "smollm2-135m", "nll": 2.125, "tokens": 7680}
+    (tmp_path / "mine.json").write_text(WINDOW.model_copy(update={"about": about}).to_json())
+    code, _, _ = call(["push", str(tmp_path / "mine.json"), "-o", str(tmp_path / "out")], capsys)
+    files = {f.name: f.read_text(encoding="utf-8") for f in (tmp_path / "out").iterdir()}
+    assert code == 0 and "It was not measured" in files["README.md"]
+    assert not [name for name, text in files.items() if "2.125" in text or "7680" in text]
+    assert json.loads(files["card.json"])["policy"]["about"] == {"model": "smollm2-135m"}
+
+
 def test_the_hub_is_asked_for_the_same_files(
     mine: Path, tiny_folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,21 @@ def test_what_a_target_gives_it_executes(name: str, seed: int, shape: ModelShape
         _parses(file, text)
 
 
+@targets
+@given(seed=st.integers(0, 1 << 30), known=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_figures_stay_with_the_policy_that_was_measured(name: str, seed: int, known: bool) -> None:
+    target, shape = find(name), SHAPE if known else None
+    origin = {"model": "smollm2-135m", "adapted": {"steps": 8}}
+    about = {**origin, "nll": 2.6, "bytes_peak": 5_891_400, "measured": {"ppl": 13.6}, "mine": 4}
+    asked = policy(random.Random(seed), SHAPE).model_copy(update={"about": about})
+    given = project(asked, target, shape)
+    layers = None if shape is None else shape.layers
+    same = given.canonical(layers) == asked.canonical(layers)
+    assert given.about == (about if same else origin)
+    assert project(given, target, shape).about == given.about
+
+
 def _parses(file: str, text: str) -> None:
     kind = Path(file).suffix
     if kind == ".py":

@@ -25,6 +25,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.read import quiet, read
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Channels, Policy
+from kvsearch.policy.origin import without_figures
 from kvsearch.text.parts import Tokens
 from kvsearch.train.loop import Trained, fit
 from kvsearch.train.lora import closed, opened, trained_numbers
@@ -158,7 +159,7 @@ class Job:
     def _left(self, rest: Policy, found: Adapted) -> Policy:
         """The policy for the trained model, and where it came from."""
         about: dict[str, Any] = {
-            **rest.about,
+            **without_figures(rest).about,  # those were measured on the model before
             "adapted": {"model": found.model, "trained": found.trained, "steps": found.steps,
                         "text": found.text},
         }  # fmt: skip

@@ -12,6 +12,7 @@ from kvsearch.files import write_atomic
 from kvsearch.models.read import brief
 from kvsearch.models.shared import FILE, is_repository, policy_file
 from kvsearch.policy import ModelShape, Policy, check
+from kvsearch.policy.origin import without_figures
 from kvsearch.records import Row, Summary
 from kvsearch.report.card import Proven, card, document
 from kvsearch.search.folder import RunFolder
@@ -45,7 +46,8 @@ def push(
 
     Args:
         source: a policy file, or a run folder, whose recommended policy it is then. Figures come
-            from the run that the file lies in.
+            from the run that the file lies in; those that a file without a run has in its `about`
+            are not passed on.
         repository: hub id `owner/name`.
         out: a folder instead of the hub.
         model: name of its model, where no run says it.
@@ -64,7 +66,9 @@ def push(
     policy = Policy.from_json(file)
     found = _measured(file, policy)
     shape: ModelShape | None = None
-    if found is not None:
+    if found is None:
+        policy = without_figures(policy)  # nothing here says that they are this policy's
+    else:
         shape = summaries.shape_from(found[0].model)
         model = str(found[0].model["name"])
     exact = _exact(policy, shape)

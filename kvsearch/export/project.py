@@ -2,7 +2,8 @@
 
 An approximation is a policy too, so its bytes and its loss can be predicted and measured. What the
 runtime lacks goes back to the policy's default, what it has in other sizes is rounded to them.
-`project` is idempotent: a projected policy is one that the runtime executes as it is.
+`project` is idempotent: a projected policy is one that the runtime executes as it is. One that does
+something else than was asked says nothing of what was measured of that.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from kvsearch.export.capability import Capability, Eviction, Format, Ranking
 from kvsearch.export.fields import FIELDS, active, value, with_value
 from kvsearch.export.target import Target
 from kvsearch.policy import Budgets, Channels, HeadTiers, ModelShape, Policy, Quantizer, Tier, check
+from kvsearch.policy.origin import without_figures
 from kvsearch.rules import Rule
 
 
@@ -226,6 +228,8 @@ def _without_idle(asked: Policy, given: Policy, shape: ModelShape | None) -> Pol
             continue
         if value(given, name) != value(asked, name) or active(asked, name, layers):
             given = with_value(given, name, FIELDS[name].default)
+    if given.canonical(layers) != asked.canonical(layers):
+        given = without_figures(given)
     try:
         return Policy.build(given.model_dump(by_alias=True))
     except PolicyError as e:  # pragma: no cover
