@@ -111,6 +111,41 @@ def test_every_kind_of_policy_has_a_kit() -> None:
         assert len(manifest["parts"]) >= 2
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("field", ["budgets", "head_tiers"])
+def test_a_kit_has_as_many_heads_as_the_lists(field: str, heads: int, tmp_path: Path) -> None:
+    """transformers takes its model, and the plain reader finds the same bytes for every head."""
+    rows = [[1 + (i + j) % 3 for j in range(heads)] for i in range(3)]
+    tiers = dict(others=[[dict(key_bits=8, value_bits=4)]], of=[[x % 2 for x in r] for r in rows])
+    lists = dict(budgets=dict(kind="sensitivity", weights=rows), head_tiers=tiers)
+    policy = Policy.build({**SCORED, **FOUR, "quantizer": dict(group=8), field: lists[field]})
+    for name, content in kit(policy).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    config = _model(tmp_path).config
+    assert (config.num_hidden_layers, config.num_key_value_heads) == (3, heads)
+    assert config.num_attention_heads == 2 * heads and config.hidden_size % (2 * heads) == 0
+    assert {h for p in Kit(tmp_path).manifest["parts"] for h in p["heads"]} == {*range(heads)}
+    for name, off in Kit(tmp_path).replay_caches():
+        assert off < (1e-5 if name.startswith("output") else 0.5), (name, off)
+
+
+def test_a_policy_for_a_whole_model_is_refused_at_once(tmp_path: Path, capsys: Any) -> None:
+    """The policy of the first command: in every stream some eviction hangs on rounding."""
+    zoo = Path(__file__).resolve().parent.parent / "docs" / "zoo" / "smollm2-135m-b256"
+    argv = ["export", str(zoo / "policy.json"), "--to", "vectors", "-o", str(tmp_path / "kit")]
+    code, out, err = call(argv, capsys)
+    assert (code, out) == (2, "") and "the first two rows of budgets.weights" in err
+    assert len(err.splitlines()) == 1 and not (tmp_path / "kit").exists()
+    data = json.loads((zoo / "policy.json").read_text(encoding="utf-8"))
+    weights = data["budgets"]["weights"][:2]
+    data |= dict(
+        slots=64, recent_window=16, sinks=2, budgets={**data["budgets"], "weights": weights}
+    )
+    parts = json.loads(kit(Policy.build(data))["vectors.json"])["parts"]
+    assert {(p["layer"], *p["heads"]) for p in parts} == {(i, h) for i in (0, 1) for h in range(3)}
+
+
 def test_a_kit_is_the_same_every_time() -> None:
     policy = Policy.build(POLICIES["window"])
     assert kit(policy) == kit(policy)

@@ -15,6 +15,7 @@ from kvsearch_kernels.codebooks import CODEBOOKS
 
 VOCABULARY = 64
 HEAD_DIM = 16  # at least
+WIDTH = 32  # at least: a whole number of query heads
 POWERS = {"embed": 64, "lm_head": 64, "q_proj": 256, "k_proj": 256}  # of the rest: 512
 LAYERS, KV_HEADS, GROUP = 2, 2, 2  # where the policy has no lists; query heads per KV head
 
@@ -34,7 +35,7 @@ def shape_for(policy: Policy) -> ModelShape:
 
 def tiny(shape: ModelShape) -> PreTrainedModel:
     """The model, in fp32 on the CPU."""
-    width = 32
+    width = -(-WIDTH // shape.heads) * shape.heads
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,

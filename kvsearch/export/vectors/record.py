@@ -1,7 +1,7 @@
 """What the deployed cache does with a stream, token by token: written down while it happens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -128,21 +128,52 @@ class Record:
         """Which tokens left, store by store and compaction by compaction."""
         return [[c.gone for c in store.log] for store in self.stores]
 
+    @property
+    def latest(self) -> list[tuple[tuple[int, ...], ...] | None]:
+        """The last decision of each store."""
+        return [store.log[-1].gone if store.log else None for store in self.stores]
 
-def record(policy: Policy, model: PreTrainedModel, ids: Tensor, prompt: int) -> Record:
-    """Feed `model` the tokens `[T]`, the first `prompt` in one call and then one at a time."""
-    cache = PolicyCache(policy, model, native=torch.float16, fast=False)
+
+def record(
+    policy: Policy, models: Sequence[PreTrainedModel], ids: Tensor, prompt: int
+) -> Record | None:
+    """Feed the tokens `[T]`, the first `prompt` in one call and then one at a time.
+
+    Args:
+        policy: what the cache of each model does.
+        models: the one that is recorded, and others that it is compared with.
+        ids: the tokens.
+        prompt: how many of them come first.
+
+    Returns:
+        The record; None as soon as other tokens leave in another model.
+    """
+    caches = [PolicyCache(policy, m, native=torch.float16, fast=False) for m in models]
+    done = [_noted(cache) for cache in caches]
+    logits, start = [], 0
+    with torch.inference_mode():
+        while start < len(ids):
+            stop = start + (prompt if start == 0 else 1)
+            x = ids[None, start:stop]
+            got = [
+                model(x, past_key_values=cache, use_cache=True).logits[0]
+                for model, cache in zip(models, caches, strict=True)
+            ]
+            logits.append(got[0])
+            if any(other.latest != done[0].latest for other in done[1:]):
+                return None
+            start = stop
+    if any(other.decisions != done[0].decisions for other in done[1:]):
+        return None
+    return replace(done[0], logits=torch.cat(logits))
+
+
+def _noted(cache: PolicyCache) -> Record:
+    """A record of nothing yet, into which everything goes that `cache` is given."""
     stores = []
     for state in cache.states:
         state.store = NotedStore(state)
         stores.append(state.store)
     layers = [NotedLayer(layer.states) for layer in cache.layers if isinstance(layer, PolicyLayer)]
     cache.layers[:] = layers
-    logits, start = [], 0
-    with torch.inference_mode():
-        while start < len(ids):
-            stop = start + (prompt if start == 0 else 1)
-            x = ids[None, start:stop]
-            logits.append(model(x, past_key_values=cache, use_cache=True).logits[0])
-            start = stop
-    return Record(torch.cat(logits), layers, cache.states, stores)
+    return Record(torch.empty(0), layers, cache.states, stores)
