@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.app.export import export
+from kvsearch.export import TARGETS
 from tests.test_run import call, prose
 
 __all__ = ["prose"]
+NEVER = {"kvpress", "ollama", "openvino", "optuna", "vectors"}  # see docs/targets.md
+SEARCHED = {*TARGETS} - NEVER
 
 
 def test_a_run_finds_only_what_its_target_executes(
@@ -30,9 +33,13 @@ def test_a_run_finds_only_what_its_target_executes(
         ("openvino", "it evicts after a prompt"),
         ("sglang", "sglang keeps every token"),
         ("vlm", "did you mean 'vllm'"),
+        ("foo", f"known are {', '.join(sorted(SEARCHED))}\n"),
+        ("optuna", "unknown target 'optuna'; known are executorch, "),
+        ("kvpres", "unknown target 'kvpres'; "),
     ):
         argv[-1], argv[argv.index("--out") + 1] = target, str(tmp_path / target)
         code, _, err = call(argv, capsys)
         assert code == 2 and part in err and not (tmp_path / target).exists()
+        assert target in NEVER or not any(f"'{n}'" in err or f" {n}," in err for n in NEVER), err
     code, _, err = call([*argv, "--space", "unified", "--target", "mlx"], capsys)
     assert code == 2 and "leave --space out" in err

@@ -16,7 +16,7 @@ from kvsearch.app.progress import Shown
 from kvsearch.app.target import aim, left_out
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.export import find as find_target
+from kvsearch.export.space import searched
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.methods import at, find
@@ -45,7 +45,7 @@ class Run:
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         if options.target is not None:
-            find_target(options.target)
+            searched(options.target)
         for name in options.exclude_method:
             find(name)
         known = load_portfolio(options.portfolio) if options.warm_start else {}

@@ -1,5 +1,6 @@
 """Policies for other people's runtimes. One file a target, one line in `TARGETS`."""
 
+from collections.abc import Iterable
 from importlib import import_module
 
 from kvsearch.errors import KvsearchError, nearest
@@ -42,10 +43,18 @@ OTHERS: dict[str, str] = {
 }
 
 
-def find(name: str) -> Target:
-    """The target called `name`; a misspelt name raises a `KvsearchError` with the nearest ones."""
+def find(name: str, beside: Iterable[str] = ()) -> Target:
+    """The target called `name`.
+
+    Args:
+        name: of the target.
+        beside: what else the caller would have taken; for the hint alone.
+
+    Raises:
+        KvsearchError: there is no such target; the nearest names are named.
+    """
     if name not in TARGETS:
-        raise KvsearchError(f"unknown target {name!r}{nearest(name, [*TARGETS, *OTHERS])}")
+        raise KvsearchError(f"unknown target {name!r}{nearest(name, [*TARGETS, *beside])}")
     target: Target = import_module(TARGETS[name]).TARGET
     return target
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 from typing import Any
 
-from kvsearch.errors import SpaceError
+from kvsearch.errors import KvsearchError, SpaceError, nearest
+from kvsearch.export import TARGETS, find
 from kvsearch.export.capability import Capability, Eviction, Format
 from kvsearch.export.project import same_rule
 from kvsearch.export.target import Target
@@ -59,6 +60,24 @@ def space_of(target: Target, shape: ModelShape, base: SearchSpace) -> SearchSpac
         "forbid": forbid,
     }
     return SearchSpace.model_validate(data)
+
+
+def searched(name: str) -> Target:
+    """The target called `name`, for a search.
+
+    Raises:
+        KvsearchError: there is no such target; those are named that can be searched for.
+    """
+    if name not in TARGETS:
+        known = [n for n in TARGETS if why_not(find(n)) is None]
+        raise KvsearchError(f"unknown target {name!r}{nearest(name, known)}")
+    return find(name)
+
+
+def why_not(target: Target) -> str | None:
+    """Why nothing that the runtime executes can be searched for, whatever the model, or None."""
+    can = target.executes
+    return None if can is None else unsearchable(can, list(can.formats))
 
 
 def unsearchable(can: Capability, formats: list[Format]) -> str | None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from kvsearch.export import TARGETS, find
+from kvsearch.export.space import why_not
 from kvsearch.export.target import Target
 from kvsearch.files import write_atomic
 
@@ -39,9 +40,7 @@ def _layers(t: Target) -> str:
 
 
 def _searched(t: Target) -> str:
-    from kvsearch.export.space import unsearchable
-
-    reason = None if t.executes is None else unsearchable(t.executes, list(t.executes.formats))
+    reason = why_not(t)
     return "yes" if reason is None else f"no: {reason}"
 
 
