@@ -115,6 +115,11 @@ def test_a_cache_that_never_fills_is_the_unmodified_model(
     assert (torch.cat(parts, 1) - theirs).abs().max() < 1e-5  # rotary angles are fp32
 
 
+def test_what_is_no_policy_is_named(loaded: LoadedModel) -> None:
+    with pytest.raises(TypeError, match=r"takes a Policy, got str; .* PolicyCache\.from_json"):
+        PolicyCache("streamingllm", loaded.model)  # type: ignore[arg-type]
+
+
 def test_adakv_gives_slots_to_the_heads_that_rank_best_and_keeps_the_total(
     loaded: LoadedModel,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,46 @@ def test_mistakes_write_nothing(file: Path, tiny_folder: Path, tmp_path: Path, c
         assert len(err.splitlines()) == 1 and not out.exists()
 
 
+ZOO = Path(__file__).resolve().parent.parent / "docs" / "zoo" / "smollm2-135m-b256"
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "sglang", "tensorrt_llm", "openvino", "kvpress"])
+def test_a_converted_policy_has_no_figures(name: str, tmp_path: Path, capsys: Any) -> None:
+    asked = Policy.from_json(ZOO / "policy.json")
+    assert {"nll", "dnll_full", "bytes_peak", "tokens"} <= {*asked.about}
+    argv = ["export", str(ZOO / "policy.json"), "--to", name, "-o", str(tmp_path), "--json"]
+    code, out, _ = call(argv, capsys)
+    assert code == 0 and json.loads(out)["policy"]["about"] == {"model": "smollm2-135m"}
+    if (tmp_path / "policy.json").exists():
+        assert Policy.from_json(tmp_path / "policy.json").about == {"model": "smollm2-135m"}
+    exact = export(asked, "transformers", tmp_path / "same")
+    assert exact.given.about == asked.about
+
+
+def test_a_run_folder_is_its_recommended_policy(file: Path, capsys: Any) -> None:
+    run = file.parent / "run"
+    run.mkdir()
+    code, out, err = call(["export", str(run)], capsys)
+    assert (code, out) == (2, "") and "holds no policy.json and no best.json" in err
+    file.rename(run / "best.json")
+    for to, made in (("llamacpp", "run.py"), ("vectors", "vectors.json")):
+        code, out, _ = call(["export", str(run), "--to", to], capsys)
+        assert code == 0 and str(run / f"best-{to}" / made) in out
+
+
+def test_a_mistake_shows_before_torch_is_loaded(file: Path) -> None:
+    (cut := file.parent / "cut.json").write_text(file.read_text(encoding="utf-8")[:60])
+    for argv in (
+        [str(cut)], [str(cut), "--to", "vectors"], [str(file), "--to", "vlm"], [str(file.parent)],
+    ):  # fmt: skip
+        script = (
+            f"import sys\nfrom kvsearch.cli import main\ntry:\n    main({['export', *argv]!r})\n"
+            "except SystemExit as e:\n    print(e.code, 'torch' in sys.modules)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.stdout == "2 False\n" and done.stderr.startswith("kvsearch: "), done
+
+
 def test_existing_files_are_kept_without_force(file: Path, capsys: Any) -> None:
     folder = file.parent / "deploy"
     folder.mkdir()
@@ -158,6 +199,25 @@ def test_a_full_cache_needs_nothing_of_ours(
     monkeypatch.setattr(sys, "argv", [str(script), str(tiny_folder), "once upon"])
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out.startswith("once upon")
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [(Policy(), "transformers"), (Policy(slots=64), "transformers"), (Policy(slots=64), "mlx")],
+)
+def test_a_script_without_arguments_says_what_it_takes(
+    asked: Policy, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = SimpleNamespace(
+        generate=None, load=None, KVCache=None, QuantizedKVCache=None, RotatingKVCache=None
+    )
+    for module in ("mlx_lm", "mlx_lm.models", "mlx_lm.models.cache"):
+        monkeypatch.setitem(sys.modules, module, fake)
+    (script,) = (f for f in export(asked, name, tmp_path).files if f.suffix == ".py")
+    for given in ([], ["model"], ["model", "once", "upon"]):
+        monkeypatch.setattr(sys, "argv", [str(script), *given])
+        with pytest.raises(SystemExit, match=rf'usage: python {script.name} MODEL "the prompt"'):
+            runpy.run_path(str(script), run_name="__main__")
 
 
 def test_targets_are_listed(capsys: Any) -> None:

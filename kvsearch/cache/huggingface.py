@@ -132,6 +132,7 @@ class PolicyCache(Cache):
         tokenizer: of the model; needed where anchors follow from the text of tokens.
 
     Raises:
+        TypeError: `policy` is no `Policy`, but the name of one, for instance.
         PolicyError: the model's shape, or its tokenizer, cannot run the policy.
         ModelError: the model cannot be served (no re-indexable RoPE where the policy asks for it).
     """
@@ -146,6 +147,11 @@ class PolicyCache(Cache):
         fast: bool = True,
         tokenizer: Any = None,
     ) -> None:
+        if not isinstance(policy, Policy):
+            raise TypeError(
+                f"PolicyCache takes a Policy, got {type(policy).__name__}; read a file with "
+                "PolicyCache.from_json(file, model)"
+            )
         shape = shape_of(model.config)
         check(policy, shape)
         install(model)

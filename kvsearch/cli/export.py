@@ -57,11 +57,21 @@ def command(
 ) -> None:
     """Write what a runtime needs to run POLICY, and say what it cannot do.
 
+    POLICY is a policy file, or a folder with one: a run folder's is its recommended policy.
     `kvsearch targets` lists the runtimes. `--to vectors` writes what a runtime of your own must
     compute under POLICY, and `--to optuna`, of a run folder, its trials for optuna-dashboard.
     """
-    from kvsearch.export import OTHERS
+    from kvsearch.export import OTHERS, find
+    from kvsearch.policy import Policy
 
+    if target not in OTHERS:
+        find(target, OTHERS)
+    if target != "optuna":  # which is of a run folder
+        if policy.is_dir():
+            from kvsearch.models.shared import policy_file
+
+            policy = policy_file(str(policy))
+        Policy.from_json(policy)  # mistakes show before torch is loaded
     if target in OTHERS:
         files = _other(policy, target, out, force, prompt)
         click.echo(json.dumps({"files": files}) if as_json else "\n".join(files))

@@ -34,6 +34,8 @@ def made(layer):
     return KVCache()
 
 
+if len(sys.argv) != 3:
+    sys.exit('usage: python run.py MODEL "the prompt"')
 model, tokenizer = load(sys.argv[1])
 count = len(model.layers)
 layers = LAYERS * count if len(LAYERS) == 1 else LAYERS

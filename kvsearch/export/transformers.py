@@ -26,7 +26,9 @@ from pathlib import Path
 from kvsearch.cache import PolicyCache
 from kvsearch.models import load_model
 
-name, prompt = sys.argv[1], sys.argv[2]
+if len(sys.argv) != 3:
+    sys.exit('usage: python generate.py MODEL "the prompt"')
+name, prompt = sys.argv[1:]
 loaded = load_model(name)
 file = Path(__file__).with_name("policy.json")
 cache = PolicyCache.from_json(file, loaded.model, tokenizer=loaded.tokenizer)
@@ -43,7 +45,9 @@ import sys
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-name, prompt = sys.argv[1], sys.argv[2]
+if len(sys.argv) != 3:
+    sys.exit('usage: python generate.py MODEL "the prompt"')
+name, prompt = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(name)
 model = AutoModelForCausalLM.from_pretrained(name)
 ids = tokenizer(prompt, return_tensors="pt")

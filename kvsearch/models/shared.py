@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from kvsearch.errors import PolicyError
-from kvsearch.models.read import brief
 
 FILE = "policy.json"
 _NAMES = (FILE, "best.json")  # of a shared policy, and of a run
@@ -42,6 +41,8 @@ def policy_file(name: str, revision: str | None = None) -> Path:
         return Path(hf_hub_download(name, FILE, revision=revision))
     # The hub's client raises errors of whichever HTTP library it was built on.
     except Exception as error:
+        from kvsearch.models.read import brief  # loads torch, which a file here does not need
+
         raise PolicyError(
             f"{name} is no folder here, and its {FILE} cannot be fetched from the hub "
             f"({brief(error)})"
