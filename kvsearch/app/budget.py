@@ -6,6 +6,8 @@ from kvsearch.errors import KvsearchError, TextError
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 
+MOST = 1 << 60  # slots, or bytes: more than any memory, and what is counted from it stays finite
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -24,14 +26,18 @@ def check_budget(slots: float | None, size: int | None) -> None:
     """Contradictions that need no model.
 
     Raises:
-        KvsearchError: both units are given, or nothing is left of one.
+        KvsearchError: both units are given, or one is nothing or not finite.
     """
     if slots is not None and size is not None:
         raise KvsearchError("give --budget in slots or --budget-bytes, not both")
-    if slots is not None and not slots > 0:
-        raise KvsearchError(f"--budget must be above 0 fp16 slots per layer, got {slots:g}")
-    if size is not None and size <= 0:
-        raise KvsearchError(f"--budget-bytes must be above 0 bytes per sequence, got {size}")
+    if slots is not None and not 0 < slots <= MOST:
+        raise KvsearchError(
+            f"--budget must be above 0 fp16 slots per layer and at most 2^60, got {slots:g}"
+        )
+    if size is not None and not 0 < size <= MOST:
+        raise KvsearchError(
+            f"--budget-bytes must be above 0 bytes per sequence and at most 2^60, got {size}"
+        )
 
 
 def in_both_units(loaded: LoadedModel, slots: float | None, size: int | None) -> Budget | None:
