@@ -1,6 +1,7 @@
 """What a run leaves behind, as values: trials, measured rows and the summary that reports draw."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast
@@ -19,6 +20,11 @@ class Interval:
     mean: float
     lo: float
     hi: float
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.lo) or not math.isfinite(self.hi):  # a single block has none
+            return f"{self.mean:+.4f} [no interval]"
+        return f"{self.mean:+.4f} [{self.lo:+.4f}, {self.hi:+.4f}]"
 
 
 @dataclass(frozen=True)

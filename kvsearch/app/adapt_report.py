@@ -119,4 +119,4 @@ def compared(losses: Losses, start: int) -> dict[str, Any]:
 
 
 def _words(d: Interval | None) -> str:
-    return "" if d is None else f"{d.mean:+.4f} [{d.lo:+.4f}, {d.hi:+.4f}]"
+    return "" if d is None else str(d)

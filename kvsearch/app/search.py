@@ -68,11 +68,9 @@ class SearchResult:
         if s.recommended is None:
             return f"{head}none within the budget; {self.report()}"
         row = s.row(s.recommended)
-        d = row.dnll_full
         return (
-            f"{head}best {row.name!r} at {bytes_text(row.bytes_peak)}, dNLL {d.mean:+.4f} "
-            f"[{d.lo:+.4f}, {d.hi:+.4f}] nats/token to the full cache (n = {row.tokens}); "
-            f"{self.report()}"
+            f"{head}best {row.name!r} at {bytes_text(row.bytes_peak)}, dNLL {row.dnll_full} "
+            f"nats/token to the full cache (n = {row.tokens}); {self.report()}"
         )
 
 

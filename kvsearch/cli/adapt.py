@@ -1,12 +1,12 @@
 """`kvsearch adapt`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from kvsearch.cli.options import budget_options, model_options, output_options, text_options
+from kvsearch.cli.output import print_json
 
 
 @click.command("adapt")
@@ -116,4 +116,7 @@ def command(
         device=device,
         progress=not quiet,
     )
-    click.echo(json.dumps(asdict(done)) if as_json else done.table())
+    if as_json:
+        print_json(asdict(done))
+    else:
+        click.echo(done.table())

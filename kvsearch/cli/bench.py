@@ -1,6 +1,5 @@
 """`kvsearch bench`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from kvsearch.cli.options import (
     sensitivity_option,
     text_options,
 )
+from kvsearch.cli.output import print_json
 
 
 @click.command("bench")
@@ -62,6 +62,6 @@ def command(
         steps=steps,
     )
     if as_json:
-        click.echo(json.dumps({"policy": name, **asdict(result)}))
+        print_json({"policy": name, **asdict(result)})
     else:
         click.echo(bench_lines(name, result))

@@ -1,6 +1,5 @@
 """`kvsearch eval`."""
 
-import json
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ from kvsearch.cli.options import (
     sensitivity_option,
     text_options,
 )
+from kvsearch.cli.output import print_json
 
 
 @click.command("eval")
@@ -82,4 +82,7 @@ def command(
         nll_out=nll_out,
         progress=not quiet,
     ).document()
-    click.echo(json.dumps(document) if as_json else results_table(document))
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(results_table(document))

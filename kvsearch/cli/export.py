@@ -1,7 +1,6 @@
 """`kvsearch export`."""
 
-import json
-from math import exp, expm1
+from math import exp, expm1, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from kvsearch.cli.options import output_options, text_options
+from kvsearch.cli.output import print_json
 from kvsearch.errors import RunError
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ def command(
         Policy.from_json(policy)  # mistakes show before torch is loaded
     if target in OTHERS:
         files = _other(policy, target, out, force, prompt)
-        click.echo(json.dumps({"files": files}) if as_json else "\n".join(files))
+        if as_json:
+            print_json({"files": files})
+        else:
+            click.echo("\n".join(files))
         return
     from kvsearch.app.export import export
     from kvsearch.export.proof import TOLERANCE
@@ -96,7 +99,10 @@ def command(
         dtype=dtype,
         progress=not quiet,
     )
-    click.echo(json.dumps(done.document()) if as_json else _table(done))
+    if as_json:
+        print_json(done.document())
+    else:
+        click.echo(_table(done))
     if done.loss is not None and done.loss.agrees is False:
         raise RunError(
             f"the PPL in {done.target.runtime} is not within {100 * TOLERANCE:g} % of what is "
@@ -153,6 +159,6 @@ def _table(done: "Exported") -> str:
 
 def _span(off: "Interval | None") -> str:
     """A difference of NLL as one of PPL, in percent."""
-    if off is None or off.lo is None or off.hi is None:
+    if off is None or not isfinite(off.lo):
         return ""
     return f" ({100 * expm1(off.lo):+.3f} to {100 * expm1(off.hi):+.3f})"

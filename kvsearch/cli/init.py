@@ -1,11 +1,11 @@
 """`kvsearch init`."""
 
-import json
 from pathlib import Path
 
 import click
 
 from kvsearch.cli.options import output_options
+from kvsearch.cli.output import print_json
 
 
 @click.command("init")
@@ -22,4 +22,7 @@ def command(file: Path, force: bool, as_json: bool, quiet: bool) -> None:
     if file.exists() and not force:
         raise RunError(f"{file} is there already; give another name, or --force to replace it")
     write_atomic(file, template(run, file.name))
-    click.echo(json.dumps({"file": str(file)}) if as_json else str(file))
+    if as_json:
+        print_json({"file": str(file)})
+    else:
+        click.echo(str(file))

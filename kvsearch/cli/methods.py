@@ -1,10 +1,9 @@
 """`kvsearch methods`."""
 
-import json
-
 import click
 
 from kvsearch.cli.options import output_options
+from kvsearch.cli.output import print_json
 
 
 @click.command("methods")
@@ -14,18 +13,16 @@ def command(as_json: bool, quiet: bool) -> None:
     from kvsearch.methods import METHODS
 
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    name: {
-                        "kind": m.kind,
-                        "about": m.about,
-                        "knobs": m.knobs,
-                        "baseline": m.baseline,
-                    }
-                    for name, m in METHODS.items()
+        print_json(
+            {
+                name: {
+                    "kind": m.kind,
+                    "about": m.about,
+                    "knobs": m.knobs,
+                    "baseline": m.baseline,
                 }
-            )
+                for name, m in METHODS.items()
+            }
         )
         return
     for name, m in METHODS.items():

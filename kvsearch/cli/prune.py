@@ -1,12 +1,12 @@
 """`kvsearch prune`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from kvsearch.cli.options import model_options, output_options, text_options
+from kvsearch.cli.output import print_json
 
 
 @click.command("prune")
@@ -45,7 +45,7 @@ def command(
         progress=not quiet,
     )
     if as_json:
-        click.echo(json.dumps(asdict(done)))
+        print_json(asdict(done))
         return
     gone = f", {len(done.removed)} layers without attention" if done.removed else ""
     click.echo(

@@ -1,11 +1,11 @@
 """`kvsearch push`."""
 
-import json
 from pathlib import Path
 
 import click
 
 from kvsearch.cli.options import output_options
+from kvsearch.cli.output import print_json
 
 
 @click.command("push")
@@ -34,7 +34,7 @@ def command(
 
     done = push(source, repository, out=out, model=model, private=private, force=force)
     if as_json:
-        click.echo(json.dumps(done.__dict__))
+        print_json(done.__dict__)
         return
     figures = "with figures of its run" if done.measured else "without figures: it lies in no run"
     click.echo(f"{done.where}: {', '.join(done.files)}, {figures}")

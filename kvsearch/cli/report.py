@@ -1,11 +1,11 @@
 """`kvsearch report`."""
 
-import json
 from pathlib import Path
 
 import click
 
 from kvsearch.cli.options import output_options
+from kvsearch.cli.output import print_json
 
 
 @click.command("report")
@@ -30,6 +30,6 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
     finally:
         folder.close()
     if as_json:
-        click.echo(json.dumps({"out": str(run_dir), **plain(summary)}))
+        print_json({"out": str(run_dir), **plain(summary)})
     else:
         click.echo(closing(summary, run_dir))

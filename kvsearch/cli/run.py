@@ -1,6 +1,5 @@
 """`kvsearch run`."""
 
-import json
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from kvsearch.cli.options import (
     output_options,
     text_options,
 )
+from kvsearch.cli.output import print_json
 from kvsearch.search.samplers import DEFAULT, NAMES
 
 
@@ -217,6 +217,6 @@ def command(
             click.echo(measured_so_far(stopped.trials))
         raise
     if as_json:
-        click.echo(json.dumps({"out": str(found.folder), **plain(found.summary)}))
+        print_json({"out": str(found.folder), **plain(found.summary)})
     else:
         click.echo(closing(found.summary, found.folder))

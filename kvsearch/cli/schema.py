@@ -1,8 +1,8 @@
 """`kvsearch schema`."""
 
-import json
-
 import click
+
+from kvsearch.cli.output import print_json
 
 
 @click.command("schema")
@@ -10,4 +10,4 @@ def command() -> None:
     """Print the JSON schema of a policy file."""
     from kvsearch.policy import Policy
 
-    click.echo(json.dumps(Policy.model_json_schema(by_alias=True), indent=2))
+    print_json(Policy.model_json_schema(by_alias=True), indent=2)

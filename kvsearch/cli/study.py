@@ -1,9 +1,10 @@
 """`kvsearch study check` and `kvsearch study rebuild`."""
 
-import json
 from pathlib import Path
 
 import click
+
+from kvsearch.cli.output import print_json
 
 FOLDERS = click.argument(
     "folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
@@ -25,7 +26,7 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
 
     found = {str(f): study.check(f) for f in folders}
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         for folder, tables in found.items():
             for name, same in tables.items():

@@ -1,10 +1,9 @@
 """`kvsearch targets`."""
 
-import json
-
 import click
 
 from kvsearch.cli.options import output_options
+from kvsearch.cli.output import print_json
 
 
 @click.command("targets")
@@ -19,7 +18,10 @@ def command(install: str | None, as_json: bool, quiet: bool) -> None:
 
     if install is not None:
         python = environments.install(find(install), Shown(quiet=quiet).say)
-        click.echo(json.dumps({"python": str(python)}) if as_json else str(python))
+        if as_json:
+            print_json({"python": str(python)})
+        else:
+            click.echo(str(python))
         return
     found = [
         {
@@ -35,7 +37,7 @@ def command(install: str | None, as_json: bool, quiet: bool) -> None:
         for t in map(find, TARGETS)
     ]
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
         return
     lines = []
     for t in found:

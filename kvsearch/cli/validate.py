@@ -1,11 +1,11 @@
 """`kvsearch validate`."""
 
-import json
 from pathlib import Path
 
 import click
 
 from kvsearch.cli.options import output_options
+from kvsearch.cli.output import print_json
 
 
 @click.command("validate")
@@ -24,7 +24,7 @@ def command(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
             policy = Policy.from_json(file)
             found.append({"file": str(file), "kind": "policy", "digest": policy.fingerprint()})
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         for f in found:
             click.echo(f"{f['file']}: a valid {f['kind']}, {f['digest']}")

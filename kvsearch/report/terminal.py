@@ -129,4 +129,4 @@ def bench_lines(name: str, t: Throughput) -> str:
 
 
 def _interval(d: Interval) -> str:
-    return f"{d.mean:+.4f} [{d.lo:+.4f}, {d.hi:+.4f}]"
+    return str(d)

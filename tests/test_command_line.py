@@ -1,0 +1,61 @@
+"""What every command promises: JSON that any program reads, shared options, exit codes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsearch.cli import main
+from kvsearch.cli.output import print_json
+
+CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
+
+
+@pytest.fixture(scope="module")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "prose.txt"
+    file.write_text(" ".join(str(i * i) for i in range(3000)))
+    return file
+
+
+def call(argv: list[str], capsys: Any) -> tuple[int, str, str]:
+    """Run the command line in this process; exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as done:
+        main(argv)
+    out, err = capsys.readouterr()
+    return int(done.value.code or 0), out, err
+
+
+def strict(text: str) -> Any:
+    """JSON as other languages read it: without NaN and Infinity, which Python's parser takes."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_numbers_that_are_not_finite_are_null(capsys: Any) -> None:
+    print_json({"a": (1.5, float("nan")), "b": [{"c": float("-inf")}], "d": "NaN", "e": True})
+    assert strict(capsys.readouterr().out) == {
+        "a": [1.5, None], "b": [{"c": None}], "d": "NaN", "e": True,
+    }  # fmt: skip
+    others = [f.name for f in CLI.glob("*.py") if "json.dumps" in f.read_text("utf-8")]
+    assert others == ["output.py"]  # every command prints through it
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "table"])
+def test_a_single_scored_token_has_no_interval(
+    as_json: bool, tiny_folder: Path, prose: Path, capsys: Any
+) -> None:
+    argv = ["eval", "h2o", "--model", str(tiny_folder), "--text", str(prose), "--budget", "40",
+            "--context", "128", "--score-from", "127", "--quiet"]  # fmt: skip
+    code, out, _ = call([*argv, *["--json"][: int(as_json)]], capsys)
+    assert code == 0
+    if as_json:
+        (row,) = strict(out)["results"]
+        assert row["nll_se"] is None and row["dnll_full"]["lo"] is row["dnll_full"]["hi"] is None
+        assert row["nll"] > 0
+    else:
+        assert "[no interval]" in out and "nan" not in out
