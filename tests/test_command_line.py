@@ -59,3 +59,28 @@ def test_a_single_scored_token_has_no_interval(
         assert row["nll"] > 0
     else:
         assert "[no interval]" in out and "nan" not in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["eval", "full", "--tokens", "0"], "--tokens must be at least 1, got 0"),
+        (["eval", "full", "--windows", "0"], "--windows must be at least 1, got 0"),
+        (["eval", "full", "--context", "0"], "--context must be at least 1, got 0"),
+        (["eval", "full", "--tokens", "3", "--windows", "5"], "3 tokens are too few for 5 windows"),
+        (["run", "--windows", "0"], "--windows must be at least 1, got 0"),
+        (["run", "--report-windows", "0"], "--report-windows must be at least 1, got 0"),
+        (["run", "--score-from", "0"], "--score-from must be at least 1, got 0"),
+        (["adapt", "anllm-ep", "--out", "o", "--windows", "0"], "--windows must be at least 1"),
+        (["export", "p.json", "--windows", "0"], "--windows must be at least 1"),
+    ],
+)
+def test_zero_is_refused_and_is_not_taken_as_nothing(
+    argv: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.json").write_text('{"slots": 64}')
+    monkeypatch.setattr("kvsearch.app.inputs.load_model", None)  # nothing may get that far
+    code, out, err = call(argv, capsys)
+    assert code == 2 and said in err and out == "" and err.count("\n") == 1
+    assert [f.name for f in tmp_path.iterdir()] == ["p.json"]

@@ -11,6 +11,7 @@ from kvsearch.app.adapt_job import Job, Texts
 from kvsearch.app.adapt_report import Adapted
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
+from kvsearch.app.options import check_counts
 from kvsearch.app.policies import PolicyLike, check_names, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.app.sensitivity import with_sensitivity
@@ -86,6 +87,7 @@ def adapt(
         raise RunError(f"{folder} exists already; choose another folder with --out")
     check_budget(budget_slots, budget_bytes)
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
+    check_counts(context=context, windows=windows)
     replace(how, lora=rank if lora else None).check()
     if not channels_only:
         _check_file(policy)

@@ -12,7 +12,7 @@ from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
 from kvsearch.app.nll_table import write_nll
-from kvsearch.app.options import check_batch
+from kvsearch.app.options import check_batch, check_counts
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.app.sensitivity import with_sensitivity
@@ -232,11 +232,18 @@ def evaluate(
 
 def _extent(tokens: int | None, context: int | None, windows: int | None) -> tuple[int, int]:
     """Windows and tokens of each, from any of the three options."""
+    check_counts(tokens=tokens, context=context, windows=windows)
     if context is None:
-        context = (
-            min(tokens or CONTEXT, MOST) if windows is None else (tokens or CONTEXT) // windows
-        )
-    return windows or max(1, (tokens or context) // context), context
+        total = CONTEXT if tokens is None else tokens
+        context = min(total, MOST) if windows is None else total // windows
+        if context < 1:
+            raise KvsearchError(
+                f"{total} tokens are too few for {windows} windows: lower --windows or raise "
+                "--tokens"
+            )
+    if windows is None:
+        windows = 1 if tokens is None else max(1, tokens // context)
+    return windows, context
 
 
 def _row(

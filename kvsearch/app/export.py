@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app import inputs
+from kvsearch.app.options import check_counts
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluate.fed import require_anchors
@@ -162,6 +163,7 @@ def export(
     folder = _folder(file, out, target)
     if verify:
         require(target)
+    check_counts(windows=windows)
     if context < 2:
         raise TextError(f"--context must be at least 2 tokens, got {context}")
     name, shape = _model(file, model)

@@ -63,6 +63,10 @@ class RunOptions:
         if min(self.trials, self.workers or 0, self.gpus_per_evaluator) < 0:
             raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
         check_batch(self.batch)
+        check_counts(
+            context=self.text.context, windows=self.text.windows,
+            report_windows=self.text.report_windows, score_from=self.score_from,
+        )  # fmt: skip
         if self.objectives not in (OBJECTIVES[:2], OBJECTIVES):
             raise KvsearchError(
                 f"--objectives must be {','.join(OBJECTIVES[:2])} or {','.join(OBJECTIVES)}, "
@@ -90,6 +94,13 @@ class RunOptions:
                 f"{self.text.context}-token window; raise --context or lower --budget"
             )
         return start
+
+
+def check_counts(**given: int | None) -> None:
+    """Raise a `KvsearchError` for an option that was given and is below 1; None is not given."""
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise KvsearchError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
 def check_batch(batch: int | None) -> None:
