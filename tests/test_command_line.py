@@ -84,3 +84,44 @@ def test_zero_is_refused_and_is_not_taken_as_nothing(
     code, out, err = call(argv, capsys)
     assert code == 2 and said in err and out == "" and err.count("\n") == 1
     assert [f.name for f in tmp_path.iterdir()] == ["p.json"]
+
+
+def stopped(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "table"])
+@pytest.mark.parametrize("begun", [True, False], ids=["in the end", "at the start"])
+def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
+    as_json: bool, begun: bool, tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    where = "run.FinalEvaluation" if begun else "inputs.model"
+    monkeypatch.setattr(f"kvsearch.app.{where}", stopped)
+    out = tmp_path / "run"
+    argv = ["run", "--model", str(tiny_folder), "--text", str(prose), "--budget", "96", "--quiet",
+            "--context", "192", "--trials", "2", "--no-bench", "--out", str(out)]  # fmt: skip
+    code, printed, err = call([*argv, *["--json"][: int(as_json)]], capsys)
+    assert code == 130 and "the same command goes on from here" in err
+    if not as_json:
+        assert ("so far, on the search text" in printed) == begun
+        return
+    found = strict(printed)
+    assert found["interrupted"] is True and found["rows"] == []
+    if begun:
+        assert found["out"] == str(out) and found["recommended"] is None
+        trials = {t["name"]: t for t in found["trials"]}
+        assert sum(found["counts"].values()) == len(trials) > 10
+        front = [trials[name] for name in found["front"]]
+        assert front and front == sorted(front, key=lambda t: t["bytes_peak"])
+        assert front == sorted(front, key=lambda t: -t["dnll"])
+    else:
+        assert found["trials"] == found["front"] == [] and found["out"] is None
+
+
+def test_what_does_not_go_on_says_so_by_silence(
+    tiny_folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.app.inputs.model", stopped)
+    code, out, err = call(["eval", "full", "--model", str(tiny_folder)], capsys)
+    assert (code, out, err.strip()) == (130, "", "interrupted")

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -71,13 +72,13 @@ class Run:
             check_space(options.sampler, self.space)
         self.portfolio = inside(known, self.space)
         self.text = inputs.text(self.loaded, self._text_options(), shown.say)
-        question = asked(
+        self.asked = asked(
             options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from,
             portfolio=[name for name, _ in self.portfolio],
         )  # fmt: skip
-        self.folder = RunFolder(options.out or default_folder(question))
+        self.folder = RunFolder(options.out or default_folder(self.asked))
         try:
-            self.folder.claim(question)
+            self.folder.claim(self.asked)
         except KvsearchError:
             self.folder.close()
             raise
@@ -137,10 +138,20 @@ class Run:
         tried = o.trials + len(self.portfolio) + len(baselines(o.warm_start, o.exclude_method))
         return evaluators.processes(self.loaded, 2 * tried * o.text.context)  # search and report
 
-    def so_far(self) -> list[Trial]:
-        """Policies measured on the search text, best first; what an interrupted run has."""
-        done = [t for t in self.folder.trials() if t.state == "complete"]
-        return sorted(done, key=lambda t: t.nll or 0.0)
+    def so_far(self) -> Summary:
+        """What an interrupted run has: the trials that ended, and nothing of the report yet."""
+        trials = self.folder.trials()
+        return Summary(
+            model=self.asked["model"],
+            text=self.asked["text"],
+            settings={**self.asked["settings"], "versions": self.asked["versions"]},
+            budget_bytes=self.asked["settings"]["budget_bytes"],
+            rows=[],
+            trials=trials,
+            recommended=None,
+            counts=dict(Counter(t.state for t in trials)),
+            seconds=time.perf_counter() - self.start,
+        )
 
     # -- stages --------------------------------------------------------------------------------
 

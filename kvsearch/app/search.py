@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsearch.app.inputs import TextOptions, names, texts
 from kvsearch.app.options import SLOTS, RunOptions
@@ -12,8 +12,9 @@ from kvsearch.app.progress import Shown
 from kvsearch.app.run import Run
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
+from kvsearch.pareto import front
 from kvsearch.policy import Policy
-from kvsearch.records import Row, Summary, Trial, columns
+from kvsearch.records import Row, Summary, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
 from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
@@ -62,6 +63,10 @@ class SearchResult:
         """The page to open: `report.html` in the folder."""
         return self.folder / "report.html"
 
+    def document(self) -> dict[str, Any]:
+        """What `kvsearch run --json` prints."""
+        return {"out": str(self.folder), "interrupted": False, **plain(self.summary)}
+
     def __repr__(self) -> str:
         s = self.summary
         head = f"SearchResult: {len(s.trials)} policies tried, {len(self.front)} on the front, "
@@ -78,12 +83,26 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C during a search; the same call with the same folder goes on.
 
     Attributes:
+        summary: without rows of the report; its trials are those that ended.
+        folder: the run folder.
         trials: what was measured by then on the search text, best first.
     """
 
-    def __init__(self, trials: list[Trial]) -> None:
+    def __init__(self, summary: Summary, folder: Path) -> None:
         super().__init__("interrupted; the same call goes on from here")
-        self.trials = trials
+        self.summary, self.folder = summary, folder
+        done = [t for t in summary.trials if t.state == "complete"]
+        self.trials = sorted(done, key=lambda t: t.nll or 0.0)
+
+    def document(self) -> dict[str, Any]:
+        """What `kvsearch run --json` prints after Ctrl-C; `front` names trials, by rising bytes."""
+        best = front([(float(t.bytes_peak or 0), t.dnll or 0.0) for t in self.trials])
+        return {
+            "out": str(self.folder),
+            "interrupted": True,
+            "front": [self.trials[i].name for i in best],
+            **plain(self.summary),
+        }
 
 
 def search(
@@ -215,4 +234,4 @@ def search(
     try:
         return SearchResult(run.go(), run.folder.path)
     except KeyboardInterrupt as stopped:
-        raise Interrupted(run.so_far()) from stopped
+        raise Interrupted(run.so_far(), run.folder.path) from stopped

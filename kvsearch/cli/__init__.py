@@ -30,6 +30,7 @@ COMMANDS = {
     "validate": "check policy and space files",
     "schema": "the JSON schema of a policy file",
 }
+RESUME = ("run", "adapt")  # commands that go on where they were interrupted
 
 
 class Lazy(click.Group):
@@ -74,10 +75,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         code: Any = cli.main(args=args, prog_name="kvsearch", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        click.echo("interrupted; the same command goes on from here", err=True)
+    except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the first of the second
+        resumes = args[:1] in [[name] for name in RESUME]
+        hint = "; the same command goes on from here" if resumes else ""
+        click.echo(f"interrupted{hint}", err=True)
         sys.exit(130)
     except (click.ClickException, KvsearchError) as e:
         if debug:

@@ -1,6 +1,7 @@
 """`kvsearch run`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,6 +16,8 @@ from kvsearch.cli.options import (
 )
 from kvsearch.cli.output import print_json
 from kvsearch.search.samplers import DEFAULT, NAMES
+
+NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows": [], "trials": []}
 
 
 @click.command("run", cls=Configured)
@@ -173,11 +176,10 @@ def command(
 
     Running the same command again goes on where it stopped.
     """
-    from kvsearch.app.search import Interrupted, search
-    from kvsearch.records import plain
-    from kvsearch.report.terminal import closing, measured_so_far
-
     try:
+        from kvsearch.app.search import search
+        from kvsearch.report.terminal import closing, measured_so_far
+
         found = search(
             model,
             text,
@@ -212,11 +214,14 @@ def command(
             out=out,
             progress=not quiet,
         )
-    except Interrupted as stopped:
-        if not as_json:
-            click.echo(measured_so_far(stopped.trials))
+    except KeyboardInterrupt as stopped:
+        begun: Any = stopped if hasattr(stopped, "trials") else None  # `Interrupted`, in a folder
+        if as_json:
+            print_json(begun.document() if begun else NOTHING)
+        elif begun:
+            click.echo(measured_so_far(begun.trials))
         raise
     if as_json:
-        print_json({"out": str(found.folder), **plain(found.summary)})
+        print_json(found.document())
     else:
         click.echo(closing(found.summary, found.folder))
