@@ -1,12 +1,15 @@
 """Every committed study still says what its records say."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvsearch.app.study import check, rebuild
+from kvsearch.cli import main
 from kvsearch.errors import RunError
 from kvsearch.search.folder import RunFolder
 
@@ -53,3 +56,33 @@ def test_a_changed_table_is_noticed_and_rebuilt(tmp_path: Path) -> None:
     assert rebuild(copy) == ["front.csv"] and table.read_bytes() == kept
     with pytest.raises(RunError, match="is no study"):
         check(tmp_path)
+
+
+def script(folder: Path, text: str) -> Path:
+    """A study whose tables come from a script."""
+    folder.mkdir()
+    (folder / "derive.py").write_text(text)
+    return folder
+
+
+def test_a_study_that_lacks_a_package_does_not_keep_others_from_being_checked(
+    tmp_path: Path, capsys: Any
+) -> None:
+    lacking = script(tmp_path / "a", "raise ModuleNotFoundError(\"No module named 'scipy'\")")
+    broken = script(tmp_path / "b", "raise ValueError('no records')")
+    good = script(
+        tmp_path / "c",
+        "import sys, pathlib\npathlib.Path(sys.argv[2], 'table.csv').write_text('1')",
+    )
+    (good / "table.csv").write_text("1")
+    for command in ("check", "rebuild"):
+        with pytest.raises(SystemExit) as done:
+            main(["study", command, str(lacking), str(broken), str(good)])
+        out, err = capsys.readouterr()
+        assert done.value.code == 2 and f"{good}/table.csv" in out
+        assert "No module named 'scipy'; pip install 'kvsearch[gp]'" in err
+        assert "no records" in err and err.count("kvsearch: ") == 1
+    with pytest.raises(SystemExit):
+        main(["study", "check", "--json", str(lacking), str(good)])
+    found = json.loads(capsys.readouterr().out)
+    assert "scipy" in found[str(lacking)]["error"] and found[str(good)] == {"table.csv": True}

@@ -5,9 +5,11 @@ that writes its tables into the folder given by `--out`; or one whose `results.c
 measured.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import requires
 from pathlib import Path
 
 from kvsearch.app import summary
@@ -68,5 +70,15 @@ def _from_script(study: Path) -> dict[str, bytes]:
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise RunError(f"{study / 'derive.py'} failed: {last}")
+            raise RunError(f"{study / 'derive.py'} failed: {last}{_install(last)}")
         return {p.name: p.read_bytes() for p in sorted(Path(place).iterdir())}
+
+
+def _install(error: str) -> str:
+    """Which extra brings the package that a script lacks; nothing for any other error."""
+    lacking = re.match(r"ModuleNotFoundError: No module named '(\w+)", error)
+    for package in (requires("kvsearch") or ()) if lacking else ():
+        found = re.fullmatch(r"([\w-]+).*; extra == ['\"](\w+)['\"]", package)
+        if found and lacking and found[1].replace("-", "_") == lacking[1]:
+            return f"; pip install 'kvsearch[{found[2]}]'"
+    return ""

@@ -22,18 +22,32 @@ def command() -> None:
 def check(folders: tuple[Path, ...], as_json: bool) -> None:
     """Rebuild every derived table in memory and compare."""
     from kvsearch.app import study
-    from kvsearch.errors import RunError
+    from kvsearch.errors import KvsearchError, RunError
 
-    found = {str(f): study.check(f) for f in folders}
+    def show(line: str) -> None:
+        if not as_json:
+            click.echo(line)
+
+    found: dict[str, dict[str, bool | str]] = {}
+    wrong, stale = [], []
+    for folder in folders:
+        try:
+            tables = study.check(folder)
+        except KvsearchError as e:  # the other studies are checked all the same
+            wrong.append(str(e))
+            found[str(folder)] = {"error": str(e)}
+            show(f"FAILED  {folder}")
+            continue
+        found[str(folder)] = {**tables}
+        for name, same in tables.items():
+            show(f"{'ok     ' if same else 'DIFFERS'} {folder}/{name}")
+        stale += [f"{folder}/{name}" for name, same in tables.items() if not same]
     if as_json:
         print_json(found)
-    else:
-        for folder, tables in found.items():
-            for name, same in tables.items():
-                click.echo(f"{'ok     ' if same else 'DIFFERS'} {folder}/{name}")
-    stale = [f"{f}/{n}" for f, tables in found.items() for n, same in tables.items() if not same]
     if stale:
-        raise RunError(f"{', '.join(stale)} differ from the records; run `kvsearch study rebuild`")
+        wrong.append(f"{', '.join(stale)} differ from the records; run `kvsearch study rebuild`")
+    if wrong:
+        raise RunError("; ".join(wrong))
 
 
 @command.command("rebuild")
@@ -41,7 +55,14 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
 def rebuild(folders: tuple[Path, ...]) -> None:
     """Write every derived table anew from the records."""
     from kvsearch.app import study
+    from kvsearch.errors import KvsearchError, RunError
 
+    wrong = []
     for folder in folders:
-        for name in study.rebuild(folder):
-            click.echo(f"{folder}/{name}")
+        try:
+            for name in study.rebuild(folder):
+                click.echo(f"{folder}/{name}")
+        except KvsearchError as e:  # the other studies are rebuilt all the same
+            wrong.append(str(e))
+    if wrong:
+        raise RunError("; ".join(wrong))
