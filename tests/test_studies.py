@@ -86,3 +86,23 @@ def test_a_study_that_lacks_a_package_does_not_keep_others_from_being_checked(
         main(["study", "check", "--json", str(lacking), str(good)])
     found = json.loads(capsys.readouterr().out)
     assert "scipy" in found[str(lacking)]["error"] and found[str(good)] == {"table.csv": True}
+
+
+def test_the_runs_that_a_study_keeps_are_checked_with_it(tmp_path: Path, capsys: Any) -> None:
+    study = script(tmp_path / "study", "")
+    kept, records = study / "kept", study / "records" / "one"
+    for run in (kept, records):
+        shutil.copytree(FOLDER / "2026-11-first-front", run)
+    (records / "front.csv").unlink()  # a run may be kept for other tables
+    table = kept / "front.csv"
+    before = table.read_bytes()
+    assert check(study) == {"kept/front.csv": True}
+    table.write_bytes(before.replace(b"0", b"1", 1))
+    assert check(study) == {"kept/front.csv": False}
+    assert rebuild(study) == ["kept/front.csv"] and table.read_bytes() == before
+    assert not (records / "front.csv").exists()
+    with pytest.raises(SystemExit) as done:
+        main(["study", "check", str(records), str(study)])
+    out, err = capsys.readouterr()
+    assert done.value.code == 2 and f"ABSENT  {records}/front.csv" in out and "differ" not in err
+    assert check(records) == {"front.csv": None}

@@ -2,7 +2,8 @@
 
 A study is a run folder, whose `front.csv` follows from its losses; or a folder with a `derive.py`
 that writes its tables into the folder given by `--out`; or one whose `results.csv` is as it was
-measured.
+measured. The last two may keep runs in folders of their own: a `front.csv` in one of these follows
+from that run's losses, and where a run is kept without one, nothing is missing.
 """
 
 import re
@@ -18,23 +19,25 @@ from kvsearch.files import write_atomic
 from kvsearch.report.tables import front_csv
 from kvsearch.search.folder import RunFolder
 
+FRONT = "front.csv"
 
-def check(study: Path) -> dict[str, bool]:
+
+def check(study: Path) -> dict[str, bool | None]:
     """Whether each derived table is what its records say.
 
     Args:
         study: the folder.
 
     Returns:
-        Table name -> whether it is up to date.
+        Table name -> whether it is up to date; None where the file is absent.
 
     Raises:
         RunError: there is no study, or its records are damaged.
     """
-    found = {}
+    found: dict[str, bool | None] = {}
     for name, text in _derived(study).items():
         file = study / name
-        found[name] = file.is_file() and file.read_bytes() == text
+        found[name] = file.read_bytes() == text if file.is_file() else None
     return found
 
 
@@ -47,18 +50,22 @@ def rebuild(study: Path) -> list[str]:
 
 
 def _derived(study: Path) -> dict[str, bytes]:
+    if (study / "measured.json").is_file() and not (study / "derive.py").is_file():
+        return {FRONT: _from_run(study)}
     if (study / "derive.py").is_file():
-        return _from_script(study)
-    if (study / "measured.json").is_file():
-        return _from_run(study)
-    if (study / "results.csv").is_file():
-        return {}
-    raise RunError(f"{study} is no study: it has no derive.py, measured.json or results.csv")
+        found = _from_script(study)
+    elif (study / "results.csv").is_file():
+        found = {}
+    else:
+        raise RunError(f"{study} is no study: it has no derive.py, measured.json or results.csv")
+    for run in sorted(f.parent for f in study.rglob(FRONT)):
+        if (run / "measured.json").is_file():
+            found[(run.relative_to(study) / FRONT).as_posix()] = _from_run(run)
+    return found
 
 
-def _from_run(study: Path) -> dict[str, bytes]:
-    rows = summary.read(RunFolder(study, write=False)).rows
-    return {"front.csv": front_csv(rows).encode()}
+def _from_run(run: Path) -> bytes:
+    return front_csv(summary.read(RunFolder(run, write=False)).rows).encode()
 
 
 def _from_script(study: Path) -> dict[str, bytes]:

@@ -10,6 +10,8 @@ FOLDERS = click.argument(
     "folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
 )
 
+WORDS = {True: "ok     ", False: "DIFFERS", None: "ABSENT "}
+
 
 @click.group("study")
 def command() -> None:
@@ -28,8 +30,8 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
         if not as_json:
             click.echo(line)
 
-    found: dict[str, dict[str, bool | str]] = {}
-    wrong, stale = [], []
+    found: dict[str, dict[str, bool | str | None]] = {}
+    wrong, stale, absent = [], [], []
     for folder in folders:
         try:
             tables = study.check(folder)
@@ -40,12 +42,15 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
             continue
         found[str(folder)] = {**tables}
         for name, same in tables.items():
-            show(f"{'ok     ' if same else 'DIFFERS'} {folder}/{name}")
-        stale += [f"{folder}/{name}" for name, same in tables.items() if not same]
+            show(f"{WORDS[same]} {folder}/{name}")
+        stale += [f"{folder}/{name}" for name, same in tables.items() if same is False]
+        absent += [f"{folder}/{name}" for name, same in tables.items() if same is None]
     if as_json:
         print_json(found)
     if stale:
         wrong.append(f"{', '.join(stale)} differ from the records; run `kvsearch study rebuild`")
+    if absent:
+        wrong.append(f"not there: {', '.join(absent)}; `kvsearch study rebuild` writes it")
     if wrong:
         raise RunError("; ".join(wrong))
 
