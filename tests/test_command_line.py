@@ -1,12 +1,14 @@
 """What every command promises: JSON that any program reads, shared options, exit codes."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from kvsearch.cli import main
+from kvsearch.cli import COMMANDS, main
 from kvsearch.cli.output import print_json
 
 CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
@@ -25,6 +27,21 @@ def call(argv: list[str], capsys: Any) -> tuple[int, str, str]:
         main(argv)
     out, err = capsys.readouterr()
     return int(done.value.code or 0), out, err
+
+
+def test_every_command_takes_the_options_of_output(capsys: Any) -> None:
+    found: list[tuple[str, click.Command]] = []
+    for name in COMMANDS:
+        command = import_module(f"kvsearch.cli.{name}").command
+        below = command.commands.items() if isinstance(command, click.Group) else [("", command)]
+        found += [(f"{name} {part}".strip(), c) for part, c in below]
+    assert {name for name, _ in found} >= {"schema", "study check", "study rebuild", "run"}
+    for name, command in found:
+        taken = {o for p in command.params for o in p.opts}
+        assert taken >= {"--json", "--quiet"}, name
+        code, out, _ = call([*name.split(), "--help"], capsys)
+        assert code == 0 and "--json" in out, name
+    assert strict(call(["schema", "--json", "--quiet"], capsys)[1])["properties"]
 
 
 def strict(text: str) -> Any:

@@ -2,12 +2,14 @@
 
 import click
 
+from kvsearch.cli.options import output_options
 from kvsearch.cli.output import print_json
 
 
 @click.command("schema")
-def command() -> None:
-    """Print the JSON schema of a policy file."""
+@output_options
+def command(as_json: bool, quiet: bool) -> None:
+    """Print the JSON schema of a policy file, with and without --json."""
     from kvsearch.policy import Policy
 
     print_json(Policy.model_json_schema(by_alias=True), indent=2)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from kvsearch.cli.options import output_options
 from kvsearch.cli.output import print_json
 
 FOLDERS = click.argument(
@@ -20,8 +21,8 @@ def command() -> None:
 
 @command.command("check")
 @FOLDERS
-@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout")
-def check(folders: tuple[Path, ...], as_json: bool) -> None:
+@output_options
+def check(folders: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     """Rebuild every derived table in memory and compare."""
     from kvsearch.app import study
     from kvsearch.errors import KvsearchError, RunError
@@ -57,17 +58,21 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
 
 @command.command("rebuild")
 @FOLDERS
-def rebuild(folders: tuple[Path, ...]) -> None:
+@output_options
+def rebuild(folders: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     """Write every derived table anew from the records."""
     from kvsearch.app import study
     from kvsearch.errors import KvsearchError, RunError
 
-    wrong = []
+    files, wrong = [], []
     for folder in folders:
         try:
-            for name in study.rebuild(folder):
-                click.echo(f"{folder}/{name}")
+            files += [f"{folder}/{name}" for name in study.rebuild(folder)]
         except KvsearchError as e:  # the other studies are rebuilt all the same
             wrong.append(str(e))
+    if as_json:
+        print_json({"files": files})
+    for file in () if as_json else files:
+        click.echo(file)
     if wrong:
         raise RunError("; ".join(wrong))
