@@ -8,8 +8,11 @@ from typing import Any
 import click
 import pytest
 
+from kvsearch.app import evaluators
 from kvsearch.cli import COMMANDS, main
 from kvsearch.cli.output import print_json
+from kvsearch.errors import KvsearchError
+from kvsearch.search.executors import cluster
 
 CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
 
@@ -142,3 +145,28 @@ def test_what_does_not_go_on_says_so_by_silence(
     monkeypatch.setattr("kvsearch.app.inputs.model", stopped)
     code, out, err = call(["eval", "full", "--model", str(tiny_folder)], capsys)
     assert (code, out, err.strip()) == (130, "", "interrupted")
+
+
+def refused(*_: Any, **__: Any) -> None:
+    raise KvsearchError("the cluster cannot be reached")
+
+
+def test_a_start_that_is_refused_leaves_the_folder_free(
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    argv = ["run", "--model", str(tiny_folder), "--text", str(prose), "--context", "192",
+            "--trials", "1", "--no-bench", "--quiet", "--out", str(out), "--budget"]  # fmt: skip
+    with monkeypatch.context() as missing:
+        missing.setattr(cluster, "find_spec", lambda _: None)
+        for how in (["--ray", "local"], ["--engine", "tune"]):
+            code, _, err = call([*argv, "96", *how], capsys)
+            assert code == 2 and "pip install 'kvsearch[ray]'" in err and not out.exists()
+    with monkeypatch.context() as far:  # this shows only when the run starts
+        far.setattr(evaluators, "executor", refused)
+        assert call([*argv, "96"], capsys)[0] == 2 and (out / "study.json").exists()
+    with monkeypatch.context() as early:
+        early.setattr("kvsearch.app.run.FinalEvaluation", stopped)
+        assert call([*argv, "80"], capsys)[0] == 130
+    code, _, err = call([*argv, "96"], capsys)  # now there is another run
+    assert code == 2 and "budget_slots was 80.0, now 96.0" in err

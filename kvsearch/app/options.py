@@ -8,6 +8,7 @@ from kvsearch.app.inputs import TextOptions
 from kvsearch.errors import KvsearchError, TextError, nearest
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
+from kvsearch.search.executors.cluster import require_ray
 from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 
@@ -58,7 +59,7 @@ class RunOptions:
         return 1 if self.batch is None else self.batch
 
     def check(self) -> None:
-        """Raise a `KvsearchError` for a contradiction that show without the model."""
+        """Raise a `KvsearchError` for what shows without the model: contradictions, or no Ray."""
         check_budget(self.budget_slots, self.budget_bytes)
         if min(self.trials, self.workers or 0, self.gpus_per_evaluator) < 0:
             raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
@@ -74,6 +75,8 @@ class RunOptions:
             )
         if self.engine not in ENGINES:
             raise KvsearchError(f"unknown engine {self.engine!r}{nearest(self.engine, ENGINES)}")
+        if self.engine == "tune" or self.ray is not None:
+            require_ray()
         if self.engine == "tune" and self.gpus_per_evaluator > 1:
             raise KvsearchError("--engine tune gives each trial one GPU: no --gpus-per-evaluator")
         if self.target is not None and self.space != DEFAULT_SPACE:

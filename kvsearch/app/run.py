@@ -28,7 +28,6 @@ from kvsearch.search.driver import Search
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.hypervolume import log_hypervolume
-from kvsearch.search.model_work import ModelWork
 from kvsearch.search.portfolio import inside
 from kvsearch.search.portfolio import load as load_portfolio
 from kvsearch.search.samplers import Context, check_name, check_space, make
@@ -72,6 +71,12 @@ class Run:
             check_space(options.sampler, self.space)
         self.portfolio = inside(known, self.space)
         self.text = inputs.text(self.loaded, self._text_options(), shown.say)
+        self.workers = self._workers()
+        self.work = evaluators.work(  # before the folder is written: it may be refused
+            self.loaded, self.text.windows, batch=options.batch, workers=self.workers,
+            ray=options.engine == "tune" or options.ray is not None, device=options.device,
+            gpus=options.gpus_per_evaluator,
+        )  # fmt: skip
         self.asked = asked(
             options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from,
             portfolio=[name for name, _ in self.portfolio],
@@ -92,20 +97,14 @@ class Run:
             inputs.kernels(self.loaded, shown.say)
             self.setting = self._with_importance()
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
-            workers = self._workers()
-            work = evaluators.work(
-                self.loaded, self.text.windows, batch=o.batch, workers=workers,
-                ray=tune or o.ray is not None, device=o.device,
-                gpus=o.gpus_per_evaluator,
-            )  # fmt: skip
             executor = evaluators.executor(
-                self.loaded, work, workers=0 if tune else workers,
+                self.loaded, self.work, workers=0 if tune else self.workers,
                 ray=None if tune else o.ray, gpus=o.gpus_per_evaluator, say=shown.say,
             )  # fmt: skip
-            times = o.bench and workers > 1 and self.loaded.device == "cpu"
+            times = o.bench and self.workers > 1 and self.loaded.device == "cpu"
             compiled = aside.enter_context(compiling(times))
             self.setting = self._with_sensitivity(executor)
-            trials = self._search(executor, work)
+            trials = self._search(executor)
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
             measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
@@ -179,7 +178,7 @@ class Run:
             write_atomic(file, json.dumps(found.plain()) + "\n")
         return replace(self.setting, importance=importance.read(file))
 
-    def _search(self, executor: Executor, work: ModelWork) -> list[Trial]:
+    def _search(self, executor: Executor) -> list[Trial]:
         o = self.options
         ratio = None
         if self._fast:
@@ -216,7 +215,7 @@ class Run:
             if o.engine == "tune":
                 from kvsearch.search import tune
 
-                trials = tune.run(search, work, slots=o.workers or 0, address=o.ray or "local")
+                trials = tune.run(search, self.work, slots=o.workers or 0, address=o.ray or "local")
             else:
                 trials = search.run()
         mattered = Kvei(o.seed, context).importances(search.study.optuna_study)

@@ -1,8 +1,9 @@
 """A run as a folder: what was asked, every trial, every token's NLL. All else is rebuilt from it.
 
-`study.json` says what was asked and is never rewritten; `trials.jsonl` is the journal: a line when
-a trial starts, and one when it ended, after its NLL file is safely on disk. `attempts.jsonl` counts
-evaluations that were begun and did not end. Running the same command again goes on.
+`study.json` says what was asked and is not rewritten once a run has begun; `trials.jsonl` is the
+journal: a line when a trial starts, and one when it ended, after its NLL file is safely on disk.
+`attempts.jsonl` counts evaluations that were begun and did not end. Running the same command again
+goes on.
 
 A finished run that is kept as a study has its NLL in `blocks.parquet` instead, as sums over blocks
 of scored tokens: a fortieth of the size, and every table follows from them.
@@ -78,7 +79,7 @@ class RunFolder:
     # -- what was asked ------------------------------------------------------------------------
 
     def claim(self, asked: dict[str, Any]) -> None:
-        """Write `study.json`, or check that this run asked the same.
+        """Write `study.json`, or check that this run asked the same, if one has begun.
 
         Raises:
             RunError: the folder holds a run of something else; the differences are named.
@@ -99,10 +100,18 @@ class RunFolder:
             for key in sorted(set(was) | set(now))
             if was.get(key) != now.get(key)
         ]
-        if differing:
+        if differing and self._untouched:  # a start that was refused leaves no run behind
+            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+        elif differing:
             raise RunError(
                 f"{self.path} holds another run ({'; '.join(differing)[:400]}); give another --out"
             )
+
+    @property
+    def _untouched(self) -> bool:
+        """Whether nothing was measured or tried yet."""
+        files = (f.name for f in self.path.rglob("*") if f.is_file())
+        return set(files) <= {"study.json", ".lock"}
 
     # -- trials --------------------------------------------------------------------------------
 

@@ -18,6 +18,12 @@ _PREFIX, _LOCK = "kvray-", ".lock"  # folders of clusters started here; the driv
 _YOUNG = 60  # seconds in which a folder may not be locked yet
 
 
+def require_ray() -> None:
+    """Raise a `KvsearchError` where Ray is not installed."""
+    if find_spec("ray") is None:
+        raise KvsearchError("Ray is not installed: pip install 'kvsearch[ray]'")
+
+
 class Cluster:
     """Ray, connected.
 
@@ -30,8 +36,7 @@ class Cluster:
     """
 
     def __init__(self, address: str, cpus: int) -> None:
-        if find_spec("ray") is None:
-            raise KvsearchError("Ray is not installed: pip install 'kvsearch[ray]'")
+        require_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and silence its warning
         import ray
