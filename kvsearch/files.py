@@ -55,6 +55,24 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     return path
 
 
+def require_writable(path: Path) -> None:
+    """Make the parent folders of a file that is written later, and try to write there.
+
+    Raises:
+        RunError: the file could not be written, or is a folder.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.open("xb").close()
+        draft.unlink()
+    except OSError as e:
+        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
+        raise RunError(f"cannot write {path}: {why}") from e
+
+
 def append_line(path: Path, line: str, *, sync: bool = True) -> None:
     """Add one line to a file, whole or not at all.
 

@@ -11,7 +11,8 @@ import pytest
 from kvsearch.app import evaluators
 from kvsearch.cli import COMMANDS, main
 from kvsearch.cli.output import print_json
-from kvsearch.errors import KvsearchError
+from kvsearch.errors import KvsearchError, RunError
+from kvsearch.policy import Channels, Policy
 from kvsearch.search.executors import cluster
 
 CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
@@ -170,3 +171,46 @@ def test_a_start_that_is_refused_leaves_the_folder_free(
         assert call([*argv, "80"], capsys)[0] == 130
     code, _, err = call([*argv, "96"], capsys)  # now there is another run
     assert code == 2 and "budget_slots was 80.0, now 96.0" in err
+
+
+def test_lora_without_peft_is_refused_before_anything_is_read(
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.train.recipe.find_spec", lambda _: None)
+    monkeypatch.setattr("kvsearch.app.inputs.load_model", None)
+    pruned = tmp_path / "pruned.json"
+    pruned.write_text(Policy(channels=Channels(qk=("none", "all"), vo=("none", "all"))).to_json())
+    for policy in ("kvpruner-01-20", str(pruned)):
+        argv = ["adapt", policy, "--text", str(prose), "--steps", "2", "--out", str(tmp_path / "o")]
+        code, out, err = call(argv, capsys)
+        assert code == 2 and out == "" and "pip install 'kvsearch[train]'" in err
+        assert err.count("\n") == 1
+
+
+def test_losses_that_cannot_be_written(
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that can be known it is said first, and what was measured is printed in any case."""
+    file = tmp_path / "file"
+    file.write_text("")
+    argv = ["eval", "full", "--model", str(tiny_folder), "--text", str(prose), "--context", "96",
+            "--quiet", "--nll-out"]  # fmt: skip
+    with monkeypatch.context() as unread:
+        unread.setattr("kvsearch.app.inputs.load_model", None)
+        for place in (file / "nll.parquet", tmp_path):
+            code, out, err = call([*argv, str(place)], capsys)
+            assert code == 2 and out == "" and f"cannot write {place}" in err
+    assert list(tmp_path.iterdir()) == [file]
+
+    def full(*_: Any) -> None:
+        raise RunError("cannot write nll.parquet: the disk is full")
+
+    monkeypatch.setattr("kvsearch.app.evaluate.write_nll", full)
+    for more in ([], ["--json"]):
+        code, out, err = call([*argv, str(tmp_path / "nll.parquet"), *more], capsys)
+        assert (
+            code == 2
+            and "full" in out
+            and err == ("kvsearch: cannot write nll.parquet: the disk is full\n")
+        )
+    assert strict(out)["results"][0]["policy"] == "full"

@@ -18,6 +18,8 @@ from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.files import require_writable
+from kvsearch.methods import METHODS
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
@@ -88,7 +90,8 @@ def adapt(
     check_budget(budget_slots, budget_bytes)
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
     check_counts(context=context, windows=windows)
-    replace(how, lora=rank if lora else None).check()
+    replace(how, lora=rank if lora or (lora is None and _prunes(policy)) else None).check()
+    require_writable(folder)
     if not channels_only:
         _check_file(policy)
     if dtype in ("float16", "fp16"):
@@ -99,6 +102,8 @@ def adapt(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=context, say=shown.say,
     )  # fmt: skip
+    if lora is None and loaded.shape.widths:
+        replace(how, lora=rank).check()
     texts = _texts(loaded, text, dataset, held_out, context, windows, shown)
     chosen = _chosen(policy, loaded, texts, (budget_slots, budget_bytes), prompt, shown)
     if channels_only and not chosen.channels.active and not loaded.shape.widths:
@@ -118,6 +123,15 @@ def adapt(
     finally:
         work.close(done=done)
     return found
+
+
+def _prunes(policy: PolicyLike) -> bool:
+    """Whether channels will be gone, which is trained with LoRA by default."""
+    if isinstance(policy, Policy):
+        return policy.channels.active
+    if Path(fspath(policy)).suffix == ".json":
+        return Policy.from_json(policy).channels.active
+    return METHODS[fspath(policy)].knobs.get("channels", "none") != "none"
 
 
 def _check_file(policy: PolicyLike) -> None:

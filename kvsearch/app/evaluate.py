@@ -16,9 +16,10 @@ from kvsearch.app.options import check_batch, check_counts
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.app.sensitivity import with_sensitivity
-from kvsearch.errors import KvsearchError
+from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator, Quality, check_finite
+from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
@@ -114,6 +115,18 @@ class EvaluateResult:
         )
 
 
+class NotWritten(RunError):
+    """Losses that could not be written when all was measured.
+
+    Attributes:
+        result: what was measured.
+    """
+
+    def __init__(self, why: str, result: EvaluateResult) -> None:
+        super().__init__(why)
+        self.result = result
+
+
 def evaluate(
     policies: PolicyLike | Sequence[PolicyLike],
     model: str | PathLike[str] | LoadedModel = DEFAULT,
@@ -160,6 +173,7 @@ def evaluate(
 
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
+        NotWritten: such an error after all was measured; it has the result.
     """
     shown, asked = Shown(quiet=not progress), listed(policies)
     check_budget(budget_slots, budget_bytes)
@@ -171,6 +185,8 @@ def evaluate(
             f"--prompt {prompt} must be at least 0 and below the {T} tokens of a window; lower it "
             "or raise --context"
         )
+    if nll_out is not None:
+        require_writable(Path(nll_out))
     loaded = inputs.model(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=T, say=shown.say,
@@ -207,9 +223,7 @@ def evaluate(
                     + ("; warning: without any, no sequence closes" if not found.count else "")
                 )
             step.advance(note=policy.name or "")
-    if nll_out is not None:
-        write_nll(Path(nll_out), [(p.name or "", q.nll) for p, q in measured], ids)
-    return EvaluateResult(
+    result = EvaluateResult(
         rows=[_row(p, q, full, setting, start) for p, q in measured],
         model={
             "name": loaded.name,
@@ -228,6 +242,12 @@ def evaluate(
         score_from=start,
         full_nll=float(full.nll[:, start - 1 :].mean()),
     )
+    if nll_out is not None:
+        try:
+            write_nll(Path(nll_out), [(p.name or "", q.nll) for p, q in measured], ids)
+        except RunError as e:
+            raise NotWritten(str(e), result) from e
+    return result
 
 
 def _extent(tokens: int | None, context: int | None, windows: int | None) -> tuple[int, int]:

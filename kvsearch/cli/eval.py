@@ -60,29 +60,36 @@ def command(
     quiet: bool,
 ) -> None:
     """Measure methods and policy files against the full cache, paired token by token."""
-    from kvsearch.app.evaluate import evaluate
+    from kvsearch.app.evaluate import NotWritten, evaluate
     from kvsearch.report.terminal import results_table
 
-    document = evaluate(
-        policies,
-        model,
-        text,
-        budget_slots=budget_slots,
-        budget_bytes=budget_bytes,
-        dataset=dataset,
-        tokens=tokens,
-        context=context,
-        windows=windows,
-        score_from=score_from,
-        prompt=prompt,
-        sensitivity=sensitivity,
-        dtype=dtype,
-        device=device,
-        batch=batch,
-        nll_out=nll_out,
-        progress=not quiet,
-    ).document()
+    failed: NotWritten | None = None
+    try:
+        found = evaluate(
+            policies,
+            model,
+            text,
+            budget_slots=budget_slots,
+            budget_bytes=budget_bytes,
+            dataset=dataset,
+            tokens=tokens,
+            context=context,
+            windows=windows,
+            score_from=score_from,
+            prompt=prompt,
+            sensitivity=sensitivity,
+            dtype=dtype,
+            device=device,
+            batch=batch,
+            nll_out=nll_out,
+            progress=not quiet,
+        )
+    except NotWritten as e:
+        found, failed = e.result, e
+    document = found.document()
     if as_json:
         print_json(document)
     else:
         click.echo(results_table(document))
+    if failed is not None:
+        raise failed
