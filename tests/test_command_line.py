@@ -214,3 +214,35 @@ def test_losses_that_cannot_be_written(
             and err == ("kvsearch: cannot write nll.parquet: the disk is full\n")
         )
     assert strict(out)["results"][0]["policy"] == "full"
+
+
+def test_validate_checks_every_file_and_says_what_is_wrong_with_each(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = {
+        "twice": ('{"slots": 64, "slots": 32}', "twice.json: field 'slots' is given twice"),
+        "deep": ('{"slots": 64, "budgets": {"kind": "uniform", "kind": "pyramid"}}', "'kind'"),
+        "true": ('{"slots": true}', "field slots: expected a number, got True"),
+        "words": ('{"slots": "64"}', "field slots: expected a number, got '64'"),
+        "list": (
+            '{"slots": 64, "budgets": {"kind": "sensitivity", "weights": [true, 1]}}',
+            "budgets.weights: expected a number",
+        ),
+        "few": (
+            '{"slots": 64, "interval": 64}',
+            "few.json: field slots: 64 slots are fewer than the 65 that 0 sinks",
+        ),
+    }
+    for name, (text, _) in wrong.items():
+        Path(f"{name}.json").write_text(text)
+    Path("good.json").write_text('{"slots": 65, "interval": 64, "quantizer": {"rotate": true}}')
+    argv = ["validate", *(f"{name}.json" for name in wrong), "good.json"]
+    code, out, err = call(argv, capsys)
+    assert code == 2 and out.startswith("good.json: a valid policy, ") and out.count("\n") == 1
+    assert all(said in err for _, said in wrong.values()) and err.count("kvsearch: ") == 1
+    code, out, _ = call([*argv, "--json"], capsys)
+    found = strict(out)
+    assert code == 2 and [("error" in f, "digest" in f) for f in found[-2:]] == [
+        (True, False), (False, True),
+    ]  # fmt: skip

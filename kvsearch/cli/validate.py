@@ -12,19 +12,38 @@ from kvsearch.cli.output import print_json
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @output_options
 def command(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
-    """Check policy (.json) and search space (.yaml) files; the first mistake is named."""
-    from kvsearch.policy import Policy
-    from kvsearch.space import load
+    """Check policy (.json) and search space (.yaml) files; of each the first mistake is named."""
+    from kvsearch.errors import KvsearchError
 
-    found = []
+    found, wrong = [], []
     for file in files:
-        if file.suffix in (".yaml", ".yml"):
-            found.append({"file": str(file), "kind": "space", "digest": load(str(file)).digest})
-        else:
-            policy = Policy.from_json(file)
-            found.append({"file": str(file), "kind": "policy", "digest": policy.fingerprint()})
+        kind = "space" if file.suffix in (".yaml", ".yml") else "policy"
+        try:
+            digest = _digest(file, kind)
+        except KvsearchError as e:  # the other files are checked all the same
+            wrong.append(str(e))
+            found.append({"file": str(file), "kind": kind, "error": str(e)})
+            continue
+        found.append({"file": str(file), "kind": kind, "digest": digest})
+        if not as_json:
+            click.echo(f"{file}: a valid {kind}, {digest}")
     if as_json:
         print_json(found)
-    else:
-        for f in found:
-            click.echo(f"{f['file']}: a valid {f['kind']}, {f['digest']}")
+    if wrong:
+        raise KvsearchError("; ".join(wrong))
+
+
+def _digest(file: Path, kind: str) -> str:
+    """The digest of a space or policy file, if it is valid as far as that shows without a model."""
+    from kvsearch.errors import PolicyError
+    from kvsearch.policy import Policy, require_slots
+    from kvsearch.space import load
+
+    if kind == "space":
+        return load(str(file)).digest
+    policy = Policy.from_json(file)
+    try:
+        require_slots(policy)
+    except PolicyError as e:
+        raise PolicyError(f"{file}: {e}") from e
+    return policy.fingerprint()

@@ -1,6 +1,7 @@
 """What a KV cache keeps, as one frozen value: the policy, its bytes and its schedule. No torch."""
 
 from kvsearch.policy.anchors import Anchors
+from kvsearch.policy.budgets import require_slots
 from kvsearch.policy.channels import Channels
 from kvsearch.policy.check import check
 from kvsearch.policy.head_losses import HeadLosses
@@ -27,5 +28,6 @@ __all__ = [
     "check",
     "layout",
     "offset",
+    "require_slots",
     "rungs",
 ]

@@ -41,9 +41,12 @@ def spared(recent_window: int, rung: Rungs | None) -> int:
     return recent_window if rung is None else max(recent_window, rung.R - 1)
 
 
-def least(policy: Policy, shape: ModelShape, recent_window: int) -> int:
-    """Fewest slots with which one layer can run `policy` with such a recent window."""
-    rung = ladder_of(policy, shape)
+def least(policy: Policy, shape: ModelShape | None, recent_window: int) -> int:
+    """Fewest slots with which one layer can run `policy` with such a recent window.
+
+    Without a model a ladder is not known yet, and the true number may be higher.
+    """
+    rung = None if shape is None else ladder_of(policy, shape)
     kept = policy.sinks + spared(recent_window, rung) + _protected(policy)
     if policy.quantizes and policy.quantizer.along == "tokens":
         kept += policy.interval  # a group is never cut before all of it has been quantised
@@ -57,26 +60,39 @@ def _protected(policy: Policy) -> int:
     return 0 if policy.anchors is None else len(policy.anchors.kept(policy.sinks)[1])
 
 
+def require_slots(policy: Policy, shape: ModelShape | None = None) -> int:
+    """Check that the slots hold what a policy never evicts, on a model or as far as is known.
+
+    Returns:
+        The fewest slots, see `least`.
+
+    Raises:
+        PolicyError: there are fewer.
+    """
+    slots, recent_window = policy.slots, policy.recent_window
+    floor = least(policy, shape, recent_window)
+    if slots is not None and slots < floor:
+        parts = f"{policy.sinks} sinks + {recent_window} recent tokens + interval {policy.interval}"
+        if more := _protected(policy):
+            parts += f" + {more} protected tokens"
+        if shape is not None and (rung := ladder_of(policy, shape)) is not None:
+            parts += f" + {rung.A} of a ladder"
+        raise PolicyError(
+            f"field slots: {slots} slots are fewer than the {floor} that {parts} need"
+        )
+    return floor
+
+
 def share_out(policy: Policy, shape: ModelShape) -> Slots:
     """Slots of each unit.
 
     Raises:
         PolicyError: they cannot hold what the policy promises never to evict.
     """
-    slots, recent_window = policy.slots, policy.recent_window
-    many = units(policy, shape).layers
+    slots, many = policy.slots, units(policy, shape).layers
     if slots is None:
         return (None,) * many
-    floor = least(policy, shape, recent_window)
-    if slots < floor:
-        parts = f"{policy.sinks} sinks + {recent_window} recent tokens + interval {policy.interval}"
-        if more := _protected(policy):
-            parts += f" + {more} protected tokens"
-        if (rung := ladder_of(policy, shape)) is not None:
-            parts += f" + {rung.A} of a ladder"
-        raise PolicyError(
-            f"field slots: {slots} slots are fewer than the {floor} that {parts} need"
-        )
+    floor = require_slots(policy, shape)
     weights = _weights(policy.budgets, shape.layers, many // shape.layers)
     if weights is None:
         return (slots,) * many

@@ -21,8 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from kvsearch.errors import PolicyError
-from kvsearch.frozen import Frozen, first_error
+from kvsearch.errors import KvsearchError, PolicyError
+from kvsearch.frozen import Frozen, first_error, named_once
 from kvsearch.policy.anchors import Anchors
 from kvsearch.policy.channels import Channels
 from kvsearch.policy.ladder import rungs
@@ -364,7 +364,9 @@ class Policy(Frozen):
     def parse(cls, text: str, where: str = "policy") -> Self:
         """Read a policy from JSON text; `where` names the source in errors."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=named_once)
+        except KvsearchError as e:
+            raise PolicyError(f"{where}: {e}") from e
         except json.JSONDecodeError as e:
             raise PolicyError(f"{where}: not JSON (line {e.lineno}: {e.msg})") from e
         except RecursionError as e:
