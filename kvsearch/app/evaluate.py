@@ -45,10 +45,11 @@ class Evaluated:
         nll, nll_se: mean NLL and its standard error over long blocks.
         ppl: exp(nll).
         dnll_full: minus the full cache on the same tokens; above 0 is worse.
-        bytes_peak, bytes_mean, bytes_asked: exact, from the policy: largest, mean, and at the end.
+        bytes_peak, bytes_mean, bytes_asked: exact, from the policy: largest, mean, and at the end
+            of a window.
         bytes_peak_text: the largest total on these windows. Where the policy has anchors the text
             decides it, and `bytes_mean` and `bytes_resident`; `bytes_peak` and `bytes_asked` are
-            then what no text exceeds.
+            then the same ceiling, which no text exceeds at any step.
         bytes_resident: summed over the real tensors at the end of a window.
         slots16: `bytes_peak` in fp16 slots per layer.
         within_budget: whether `bytes_peak` is at most the budget; None without one.
