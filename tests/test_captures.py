@@ -16,12 +16,15 @@ class Graphs:
     def __init__(self, patch: pytest.MonkeyPatch, bad: tuple[int, ...] = ()) -> None:
         self.begun: list[object] = []  # pools, None for one of its own
         self.asked: list[object] = []
+        self.waits: list[tuple[str, str, int]] = []  # who waits for whom, after so much was asked
         self.recording = False
         mine = self
 
         class Graph:
             def capture_begin(self, pool: object, capture_error_mode: str) -> None:
                 assert capture_error_mode == "thread_local"
+                # what torch keeps for all graphs is made with the first, which has its own pool
+                assert pool is not None or not torch.is_inference_mode_enabled()
                 self.number, mine.recording = len(mine.begun), True
                 mine.begun.append(pool)
 
@@ -36,12 +39,18 @@ class Graphs:
             def replay(self) -> None:
                 mine.asked.append(("replay", self.number))
 
-        waits = SimpleNamespace(device_index=3, cuda_stream=0, wait_stream=lambda other: None)
+        def stream(name: str) -> SimpleNamespace:
+            return SimpleNamespace(
+                device_index=3, cuda_stream=0, name=name,
+                wait_stream=lambda other: mine.waits.append((name, other.name, len(mine.asked))),
+            )  # fmt: skip
+
+        now, side = stream("now"), stream("side")
         patch.setattr(captures, "_mine", SimpleNamespace())
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
-        patch.setattr(torch.cuda, "Stream", lambda: waits)
+        patch.setattr(torch.cuda, "Stream", lambda: side)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-        patch.setattr(torch.cuda, "current_stream", lambda: waits)
+        patch.setattr(torch.cuda, "current_stream", lambda: now)
         patch.setattr(torch.cuda, "current_device", lambda: 3)
         patch.setattr(torch.cuda, "empty_cache", lambda: mine.asked.append("empty"))
         patch.setattr(torch, "zeros", lambda *_, **__: None)
@@ -63,12 +72,14 @@ class Graphs:
 
 
 def test_captures_share_memory_and_carry_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each one with a pool of its own would keep some 50 MB for ever."""
+    """Each one with a pool of its own would keep memory for ever. Streams wait for each other."""
     graphs = Graphs(monkeypatch)
-    for _ in range(3):
-        captures.capture(graphs.step())()
+    with torch.inference_mode():
+        for _ in range(3):
+            captures.capture(graphs.step())()
     assert graphs.begun == [None, *[("pool", 0)] * 3]
     assert graphs.asked[:3] == ["done", "recorded", ("replay", 1)]
+    assert graphs.waits[:2] == [("side", "now", 0), ("now", "side", 2)]
 
 
 def test_torch_gives_memory_back_before_a_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +99,7 @@ def test_a_recording_that_fails_says_what_failed_and_leaves_nothing(
     graphs = Graphs(monkeypatch, bad=(1,))
     with pytest.raises(captures.NotCaptured, match=r"^item\(\) waits$"):
         captures.capture(graphs.step(RuntimeError("item() waits\nmore")))
+    assert graphs.waits[-1][:2] == ("now", "side")
     assert graphs.asked == ["done", "recorded", (3, ("pool", 0))]
     assert graphs.begun == [None, ("pool", 0), None]
     captures.capture(graphs.step())

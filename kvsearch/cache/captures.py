@@ -1,7 +1,7 @@
 """Recording of launches as a CUDA graph, in memory that is used again, and what if it fails.
 
 Torch gives every capture memory of its own, which stays reserved after the graph is gone, and gives
-nothing of it back while it captures: after some fifty texts the memory of a GPU would be used up.
+nothing of it back while it captures: after some dozens of texts (estimated) a GPU would be full.
 So the captures of a thread and stream share one pool, which a graph that is never replayed holds.
 """
 

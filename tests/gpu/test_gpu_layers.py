@@ -154,7 +154,7 @@ def test_captured_turns_evict_what_turns_evict(
 
 
 def test_captures_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with a pool of its own kept some 50 MB: a few dozen texts filled a GPU."""
+    """Each with a pool of its own would keep some 50 MB (estimated from torch's sources)."""
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     policy = test_turns.policy_of("XMU's correction")
     calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4)]

@@ -119,6 +119,15 @@ def test_every_case_is_compared_with_the_reference(bench, op):
     assert bench["worker"].wrong(replace(work, baselines={"broken": broken}), "broken") is not None
 
 
+def test_tuning_begins_with_what_compiles_nothing(bench):
+    tune = import_module("tune")
+    every = list(tune.settings())
+    assert every[0] == tune.PRESENT
+    tiles = [at.tile == tune.PRESENT.tile for at in every]
+    assert tiles == sorted(tiles, reverse=True)
+    assert len({at.programs for at in every if at.tile == tune.PRESENT.tile}) == 5
+
+
 def test_a_copy_is_not_there_before(bench):
     case = bench["worker"].distinct("copy_rows")[0]
     work = bench["cases"].build(case, "cpu", 0, tiny=True, dtype=torch.float16, peaked=False)

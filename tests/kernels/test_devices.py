@@ -9,7 +9,7 @@ from test_references import TRITON, call
 
 from kvsearch_kernels import launch
 from kvsearch_kernels.configs import DECODE_PROGRAMS
-from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.decode_attention import Part, triton_impl
 from kvsearch_kernels.decode_step import table
 from kvsearch_kernels.decode_step.reference import Heads, Stores
 
@@ -83,3 +83,21 @@ def test_programs_of_decoding_go_by_the_gpu(many, monkeypatch):
     heads = [Heads([Part(*pools[:2]), Part(*pools[2:], lengths=lengths)])]
     made = table.made(Stores(heads), 2, 128, torch.device("cpu"))
     assert len(made.programs) == pytest.approx(DECODE_PROGRAMS * many, rel=0.25)
+
+
+@pytest.mark.parametrize("many", [10, 132])
+def test_so_do_those_of_attention_alone(many, monkeypatch):
+    pytest.importorskip("triton", reason="triton is not installed")
+    grids = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *args, **kwargs: None
+
+    for name in ("decode", "combine"):
+        monkeypatch.setattr(f"kvsearch_kernels.decode_attention.triton_kernels.{name}", Kernel())
+    monkeypatch.setattr(triton_impl, "multiprocessors", lambda device: many)
+    keys, values = (torch.zeros(1, 2, 40000, 64, dtype=torch.float16) for _ in "kv")
+    triton_impl.forward(torch.zeros(1, 4, 64).half(), [Part(keys, values)], scale=1.0)
+    assert grids[0] == (DECODE_PROGRAMS * many // 2, 2)

@@ -10,12 +10,12 @@ LAST = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class Evictions:
-    """Who goes at the end of an interval.
+    """Which slots are evicted at the end of an interval.
 
     Attributes:
         seen: tokens of the stream before the first interval.
         first, last: slots that are candidates, the latter exclusive.
-        recent: newest tokens that may not go although their slots are candidates.
+        recent: newest tokens that are not evicted although their slots are candidates.
         carry: what is left of a sum after an interval.
         forgets: whether sums start at nothing in every interval.
         divisors: what sums are divided by for a rank, by age (tokens since birth) `[A]` fp32; None:
@@ -46,9 +46,9 @@ def reference(
     """Attend from J intervals of c tokens to n slots and the interval; each evicts c tokens.
 
     At the end of an interval every slot has received, from each query, its probability times the
-    query's weight. The candidates with the lowest rank go, of equals the oldest; new tokens that
-    stay take their places, in order of time those of lowest number. `slots`, `sums` and `born` are
-    written.
+    query's weight. The c candidates of lowest rank are evicted, of equals the oldest. New tokens
+    that are not among them are written to the freed slots, both in rising order. `slots`, `sums`
+    and `born` are written.
 
     Args:
         slots: keys and values `[2, B, H, n + c, D]`; the last c are of the interval before.
