@@ -12,34 +12,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-import noise
+import noise_table
 import numpy as np
 import pyarrow.parquet as pq
 from exposure import exposure
+from kept import RECORDS, kept_policies
 from scipy.stats import t as student
 
 from kvsearch.pareto import front
-from kvsearch.policy import ModelShape, Policy
+from kvsearch.policy import ModelShape
 from kvsearch.search.hypervolume import log_hypervolume as volume
 
 HERE = Path(__file__).parent
-RECORDS = HERE / "records"
 CONTEXT, WINDOWS = 1024, 2  # as in live.py
 MARKS = (25_600, 51_200, 102_400)  # search tokens: an eighth, a quarter and half of the opponent's
 EARLIER = "earlier-"  # runs of an earlier version: data about policies, not contenders
 NOISY = "kvei-warm-grow8"  # what others are compared with on the surrogate with noise
 OPPONENT = "nsga2-cold-full"  # KVTuner's settings: 2 generations of 50, all evaluated in full
-
-
-def surrogate_runs() -> set[str]:
-    """The runs that the surrogate and the predictions were made from, without later ones."""
-    return set(json.loads((RECORDS / "surrogate.json").read_text())["runs"])
-
-
-def kept_policies() -> dict[str, Policy]:
-    """Every policy of the records by its fingerprint."""
-    rows = pq.read_table(RECORDS / "policies.parquet").to_pylist()
-    return {r["key"]: Policy.build(json.loads(r["policy"])) for r in rows}
 
 
 class Blocks:
@@ -340,7 +329,7 @@ def main() -> None:
         write(found, out / "noisy.csv")
     if found := side_by_side():
         write(found, out / "many-evaluators.csv")
-    write(noise.table(), out / "noise.csv")
+    write(noise_table.table(), out / "noise.csv")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from derive import kept_policies, surrogate_runs
+from kept import RECORDS, kept_policies, surrogate_runs
 
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
@@ -26,7 +26,7 @@ from kvsearch.space import load as load_space
 
 NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))
 HERE = Path(__file__).parent
-RECORDS, OUTCOME = HERE / "records", HERE.parent / "2026-11-outcome"
+OUTCOME = HERE.parent / "2026-11-outcome"
 FITTED = (20, 30, 45)
 Run = dict[str, float]  # fingerprint -> decades of loss, in the order of evaluation
 

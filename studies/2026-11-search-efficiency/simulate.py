@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from derive import kept_policies, surrogate_runs
+from kept import RECORDS, kept_policies, surrogate_runs
 from noise import Noise
 
 from kvsearch.knobs import Setting
@@ -46,7 +46,6 @@ from kvsearch.space import load as load_space
 
 NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))
 HERE = Path(__file__).parent
-RECORDS = HERE / "records"
 CONTEXT, WINDOWS, BUDGET, BLOCK = 1024, 2, 128, 64
 AT = (17, 20, 30, 40, 60, 80, 100, 120, 160, 200, 240)  # evaluated policies
 
