@@ -1,4 +1,4 @@
-"""Find tiles for `decode_attention` on this GPU: programs, keys of a tile, warps, stages.
+"""Find tiles for `decode_attention` on this GPU: programs at once, keys of a tile, warps, stages.
 
     python kernels/bench/tune.py --seconds 240 --out tiles.csv
     python kernels/bench/tune.py --dry-run         # anywhere: every setting once, on the CPU
@@ -47,12 +47,12 @@ class Setting:
     """What is tried.
 
     Attributes:
-        programs: aimed at, a multiprocessor, of all heads and sequences together.
+        resident: programs that a multiprocessor is taken to run at once; they are shared out by it.
         columns: keys of a tile.
         warps, stages: of a program.
     """
 
-    programs: int
+    resident: int
     columns: int
     warps: int
     stages: int
@@ -63,15 +63,15 @@ class Setting:
         return self.columns, self.warps, self.stages
 
 
-PRESENT = Setting(configs.DECODE_PROGRAMS, *(asdict(configs.DECODE[128, 2])[k]
+PRESENT = Setting(configs.DECODE_RESIDENT, *(asdict(configs.DECODE[128, 2])[k]
                                              for k in ("columns", "warps", "stages")))  # fmt: skip
 
 
 def settings() -> Iterator[Setting]:
     """All of them, the present one first."""
     yield PRESENT
-    every = (Setting(*x) for x in product((2, 3, 4, 8, 16), (128, 64), (4, 8), (2, 3)))
-    # first the present tile in other numbers of programs, which compiles nothing
+    every = (Setting(*x) for x in product((1, 2, 3, 4, 6, 12), (128, 64), (4, 8), (2, 3)))
+    # first the present tile in other numbers of programs at once, which compiles nothing
     yield from sorted((x for x in every if x != PRESENT), key=lambda x: x.tile != PRESENT.tile)
 
 
@@ -79,7 +79,7 @@ def use(at: Setting) -> None:
     """Let decoding in 16 bits with 128 channels go by `at`, in this process."""
     configs.DECODE[128, 2] = Tile(ROWS, at.columns, at.warps, at.stages)
     for module in (configs, triton_impl, table):
-        vars(module)["DECODE_PROGRAMS"] = at.programs
+        vars(module)["DECODE_RESIDENT"] = at.resident
 
 
 def case(variant: str, shape: tuple[str, int, int]) -> Case:

@@ -39,8 +39,8 @@ ATTEND_AMPERE = {
     (256, 2): Tile(64, 32, 8, 2),
 }
 SCORE = {
-    (64, 2): Tile(64, 64, 4, 2),
-    (128, 2): Tile(64, 64, 4, 2),
+    (64, 2): Tile(64, 64, 4, 3),
+    (128, 2): Tile(64, 64, 4, 3),
     (256, 2): Tile(64, 64, 8, 2),
     (64, 4): Tile(32, 32, 4, 2),
     (128, 4): Tile(32, 32, 8, 1),
@@ -73,19 +73,19 @@ SUM_WARPS = 4
 # (head_dim, bytes per element of the queries) -> keys of a tile as columns; half as many for a part
 # whose format is expanded to 16 or 32 bits a channel. Rows are the least query heads of a group.
 DECODE = {
-    (64, 2): Tile(8, 128, 4, 2),
-    (128, 2): Tile(8, 128, 4, 2),
-    (256, 2): Tile(8, 128, 8, 2),
+    (64, 2): Tile(8, 128, 4, 3),
+    (128, 2): Tile(8, 128, 4, 3),
+    (256, 2): Tile(8, 128, 8, 3),
     (64, 4): Tile(8, 64, 4, 1),
     (128, 4): Tile(8, 64, 4, 1),
     (256, 4): Tile(8, 64, 16, 1),
 }
 DECODE_AMPERE = {
-    (64, 2): Tile(8, 64, 4, 2),
-    (128, 2): Tile(8, 64, 4, 2),
-    (256, 2): Tile(8, 64, 4, 2),
+    (64, 2): Tile(8, 64, 4, 3),
+    (128, 2): Tile(8, 64, 4, 3),
+    (256, 2): Tile(8, 64, 4, 3),
 }
-DECODE_PROGRAMS = 2  # aimed at, a multiprocessor; `kernels/bench/tune.py` tries others
+DECODE_RESIDENT = 3  # programs that a multiprocessor runs at once, by registers
 # Share of splits per stored token, from the time per token that kernels.md estimates.
 DECODE_COST = {16: 7.4, 8: 3.8, 5: 2.4, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
 
@@ -114,13 +114,16 @@ def decode_tile(
 EVICT_COPIED = 16  # rows that `evict_in_place` copies at once
 
 
-def evict_tile(head_dim: int, itemsize: int, queries: int, *, ampere: bool = False) -> Tile:
+def evict_tile(
+    head_dim: int, itemsize: int, queries: int, slots: int, *, ampere: bool = False
+) -> Tile:
     """Tile of `evict_in_place`: queries as rows, keys as columns.
 
     Args:
         head_dim: of keys and values; in fp32 at most 128.
         itemsize: bytes of an element of the queries.
         queries: of a KV head and interval.
+        slots: of a head; to order many takes the registers of a third stage.
         ampere: for GPUs before sm_90.
     """
     if itemsize == 4:
@@ -128,7 +131,8 @@ def evict_tile(head_dim: int, itemsize: int, queries: int, *, ampere: bool = Fal
     if ampere:
         return Tile(32, 32 if head_dim == 256 else 64, 8, 2)
     most = 32 if head_dim == 256 else 64
-    return Tile(min(most, max(16, 1 << (queries - 1).bit_length())), 64, 8, 2)
+    rows = min(most, max(16, 1 << (queries - 1).bit_length()))
+    return Tile(rows, 64, 8, 2 if rows == 16 and slots > 2048 else 3)
 
 
 def choose_warps(slots: int) -> int:

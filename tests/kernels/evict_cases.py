@@ -19,7 +19,7 @@ SIZES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 def compiled(kind, D, queries, slots, *, ampere=False):
     """What the kernel costs, and its tile."""
-    tile = evict_tile(D, SIZES[kind].itemsize, queries, ampere=ampere)
+    tile = evict_tile(D, SIZES[kind].itemsize, queries, slots, ampere=ampere)
     named = {"slots q new kept out": kind, "sums weights divisors products": "fp32",
              "born": "i64", "listed": "i32"}  # fmt: skip
     fixed = {

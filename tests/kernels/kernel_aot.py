@@ -32,6 +32,7 @@ class Cost:
         instructions: in the whole kernel.
         loop: in the longest innermost loop that uses tensor cores, or any, 0 if there is none.
         tensor, wide, spills: tensor-core instructions, 128-bit loads, loads and stores of spills.
+        hasty: loads of that loop that it waits for soon after it has asked for them.
     """
 
     registers: int
@@ -42,6 +43,7 @@ class Cost:
     tensor: int
     wide: int
     spills: int
+    hasty: tuple[str, ...]
 
 
 def compile_kernel(
@@ -83,10 +85,11 @@ def compile_kernel(
         stack=int(found[2]),
         shared=built.metadata.shared,
         instructions=len(_code(text)),
-        loop=_loop(text),
+        loop=len(loop := _loop(text)),
         tensor=_count(text, r"HGMMA|HMMA|IMMA|QGMMA"),
         wide=_count(text, r"LDG\.E\.\S*128|LDGSTS\S*128|UTMALDG"),
         spills=_count(text, r"LDL|STL"),
+        hasty=_hasty(loop),
     )
 
 
@@ -144,8 +147,8 @@ def _code(text: str) -> list[str]:
     return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*)$", text, re.M)
 
 
-def _loop(text: str) -> int:
-    """Length of the longest innermost loop, of those with tensor-core work if there are any."""
+def _loop(text: str) -> list[str]:
+    """The longest innermost loop, of those with tensor-core work if there are any."""
     labels: dict[str, int] = {}
     code: list[str] = []
     loops: list[tuple[int, int]] = []
@@ -159,7 +162,21 @@ def _loop(text: str) -> int:
                 loops.append((labels[back[1]], len(code)))
     inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
     heavy = [(a, b) for a, b in inner if re.search("HGMMA|HMMA", " ".join(code[a:b]))]
-    return max((b - a for a, b in heavy or inner), default=0)
+    return max((code[a:b] for a, b in heavy or inner), key=len, default=[])
+
+
+def _hasty(loop: list[str]) -> tuple[str, ...]:
+    """Loads whose result a loop needs within half a turn, and waits for all copies to arrive.
+
+    A copy to shared memory is waited for by its number: `DEPBAR.LE SB0, 0x0` leaves none under way.
+    """
+    found = [line for line in loop if re.match(r"DEPBAR\.LE SB0, 0x0", line)]
+    for i, line in enumerate(loop):
+        if load := re.search(r"\bLDG\.\S+ (R\d+),", line):
+            soon = loop[i + 1 : i + len(loop) // 2]
+            reads = (x for x in soon if re.search(rf"[,\[!-]\s*\|?{load[1]}\b", x))
+            found += [line for _ in [next(reads, None)] if _]
+    return tuple(found)
 
 
 def check(

@@ -21,6 +21,22 @@ def bits_of(BITS, HOW):
     return 4 if HOW == 2 else BITS
 
 
+@triton.constexpr_function
+def stages_of(STAGES, BN, D, KB, KF, VB, VF):
+    """Stages of the loop over a part: with three, a tile is loaded while one is attended to.
+
+    With two, loads are waited for as soon as they are asked for, and only other programs hide that.
+    So it is where tiles are so large that a third stage would keep other programs away, and where
+    the compiler loads single bytes.
+    """
+    staged = 0  # bytes of a slot in shared memory
+    for bits, how in ((KB, KF), (VB, VF)):
+        if bits < 16 and not how:
+            return min(STAGES, 2)
+        staged += 2 * D if bits == 16 else D // 2 if bits in (1, 2, 4) else D
+    return STAGES if BN * staged <= 24576 else min(STAGES, 2)
+
+
 @triton.jit
 def values_of(
     held, scales, levels, row, inside, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
@@ -54,19 +70,35 @@ def values_of(
 
 
 @triton.jit
+def steps_of(scales, row, GROUPS: tl.constexpr):
+    """Steps `[BN]` fp16 of all `GROUPS` of rows.
+
+    Triton loads what has 4 bytes or more into shared memory while another tile is attended to. Two
+    bytes it does not: so steps without a zero are asked for a tile ahead, and stay in registers.
+    """
+    steps = ()
+    for j in tl.static_range(GROUPS):
+        steps = steps + (tl.load(scales + row * GROUPS + j),)  # noqa: RUF005
+    return steps
+
+
+@triton.jit
 def affine(
-    scales, row, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUPS: tl.constexpr,
+    scales, steps, row, BITS: tl.constexpr, LLOYD: tl.constexpr, GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Step, zero and size of a step `[BN]` fp32, in formats with evenly spaced levels.
+    """Step, zero and size of a step `[BN]` fp32, as products with codes or levels need them.
 
-    They are those of group number `GROUP`. The size is 1024 * (log2(step) + 15), at most 0.1 too
-    low in the logarithm: the bits of an fp16 number are its logarithm, but for the mantissa, which
-    they take to be linear. For a step of 0 the logarithm is -15, or -47 where it has a sign.
+    They are those of group number `GROUP`, which `steps` may hold already, see `steps_of`. The size
+    is 1024 * (log2(step) + 15), at most 0.1 too low in the logarithm: the bits of an fp16 number
+    are its logarithm, but for the mantissa, which they take to be linear. For a step of 0 the
+    logarithm is -15, or -47 where it has a sign.
     """
     if LLOYD:
-        at = scales + row * GROUPS + GROUP
-        s = tl.load(at)
+        if len(steps) > 0:
+            s = steps[GROUP]
+        else:
+            s = tl.load(scales + row * GROUPS + GROUP)
         size = s.to(tl.int16, bitcast=True).to(tl.float32)
         s = s.to(tl.float32)
         if BITS == 1:

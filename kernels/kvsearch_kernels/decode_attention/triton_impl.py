@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
-from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS, Tile, decode_tile
+from kvsearch_kernels.configs import DECODE_RESIDENT, Tile, decode_tile
 from kvsearch_kernels.decode_attention.lookup_asm import tables
 from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of
+from kvsearch_kernels.decode_attention.splits import cost_of
+from kvsearch_kernels.decode_attention.splits import splits as splits_of
 from kvsearch_kernels.launch import (
     DTYPES,
     HEAD_DIMS,
@@ -225,19 +227,6 @@ def pools_of(part: Part) -> tuple[list[Tensor], int]:
     return sides, capacity
 
 
-def _splits(parts: Sequence[Part], sizes: Sequence[int], programs: int, columns: int) -> list[int]:
-    """Splits of each part, so that the programs of one KV head take about equally long."""
-    costs = []
-    for part, n in zip(parts, sizes, strict=True):
-        formats = (part.key_format, part.value_format)
-        costs.append(n * sum(DECODE_COST[16 if f is None else f.bits] for f in formats))
-    total = sum(costs)
-    return [
-        max(1, min(ceil_div(n, columns), round(programs * cost / total)))
-        for cost, n in zip(costs, sizes, strict=True)
-    ]
-
-
 def forward(
     q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
     room: Room | None = None,
@@ -276,8 +265,13 @@ def launch(
     kinds = [constants(p.key_format, p.value_format, D, q.dtype) for p, _, _ in found]
     tile = tile_of(kinds, D, q.element_size(), ampere=ampere(q.device))
     sizes = [slots_of(p) for p, _, _ in found]
-    programs = max(1, DECODE_PROGRAMS * multiprocessors(q.device) // (B * H))
-    counts = _splits([p for p, _, _ in found], sizes, programs, tile.columns)
+    pairs = [(p.key_format, p.value_format) for p, _, _ in found]
+    counts = splits_of(
+        tuple(cost_of(n, pair) for n, pair in zip(sizes, pairs, strict=True)),
+        tuple(ceil_div(n, tile.columns) for n in sizes),
+        (B * H,) * len(found),
+        DECODE_RESIDENT * multiprocessors(q.device),
+    )
     splits = sum(counts)
     q = q.contiguous()
     rotated: Tensor | None = None
@@ -307,7 +301,7 @@ def launch(
             G, splits, width, scale, softcap or 1.0,
             D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
             HAS_CAP=softcap is not None, SCORES=scores, PARTS=len(found), ASM=not emulated(),
-            **fixed, num_warps=tile.warps, num_stages=tile.stages,
+            **fixed, STAGES=tile.stages, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         combine[(B * H, G)](
             outs, bits, out, lse,

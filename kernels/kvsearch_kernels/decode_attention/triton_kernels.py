@@ -19,6 +19,8 @@ from kvsearch_kernels.decode_attention.read_kernels import (
     place_of,
     query_plane,
     spread,
+    stages_of,
+    steps_of,
     upper,
     values_of,
     words,
@@ -34,6 +36,7 @@ def _part(
     SCORES: tl.constexpr,
     KB: tl.constexpr, KG: tl.constexpr, KL: tl.constexpr, KF: tl.constexpr,
     VB: tl.constexpr, VG: tl.constexpr, VL: tl.constexpr, VF: tl.constexpr, ASM: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attend to split `split` of one part.
 
@@ -113,10 +116,18 @@ def _part(
     k_tables = tables_of(levels, KB, KL, ASM) if KF == 2 else ()
     v_shifts = shifts_of(levels, VB, D // 2) if VF == 2 else ()
     v_tables = tables_of(levels, VB, VL, ASM) if VF == 2 else ()
-    for start in range(begin, end, BN):
+    # steps that are loaded a tile ahead; with 256 channels there are no registers left for them
+    K_EARLY: tl.constexpr = KN if KF and KL and D < 256 else 0
+    V_EARLY: tl.constexpr = VN if VF and VL and D < 256 else 0
+    ahead = tl.minimum(begin + n, tl.maximum(end - 1, 0))
+    k_next, v_next = steps_of(ks, ahead, K_EARLY), steps_of(vs, ahead, V_EARLY)
+    for start in tl.range(begin, end, BN, num_stages=stages_of(STAGES, BN, D, KB, KF, VB, VF)):
         inside = start + n < end
         # the last row again beyond the end, so that no load needs a mask; its weight there is 0
         row = tl.minimum(start + n, end - 1).to(tl.int64)
+        k_now, v_now = k_next, v_next
+        ahead = tl.minimum(start + BN + n, end - 1)
+        k_next, v_next = steps_of(ks, ahead, K_EARLY), steps_of(vs, ahead, V_EARLY)
         beyond = tl.where(inside, 0.0, float("-inf"))
         if KF:
             if KF == 1:
@@ -135,7 +146,7 @@ def _part(
                         in_high = looked[2 + i]
                     dots = tl.dot(in_low, planes[j * KA + (i - j * KG // KC) * 2], dots)
                     dots = tl.dot(in_high, planes[j * KA + (i - j * KG // KC) * 2 + 1], dots)
-                step, zero, _size = affine(ks, row, KB, KL, KN, j)
+                step, zero, _size = affine(ks, k_now, row, KB, KL, KN, j)
                 if SCORES and KF == 1:
                     step *= UNIT
                 # two fused multiply-adds; the first also masks, for less than a select would take
@@ -159,7 +170,7 @@ def _part(
         v_zeros = ()
         if VF:
             for j in tl.static_range(VN):
-                step, zero, size = affine(vs, row, VB, VL, VN, j)
+                step, zero, size = affine(vs, v_now, row, VB, VL, VN, j)
                 v_steps = v_steps + (step,)
                 v_zeros = v_zeros + (zero,)
                 if j == 0:
@@ -258,7 +269,7 @@ def decode(
     q2, k2, ks2, v2, vs2, n2, c2, s2, o2, q3, k3, ks3, v3, vs3, n3, c3, s3, o3,
     partial, bits, products, levels, G, splits, width, scale, cap,
     D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
-    SCORES: tl.constexpr, PARTS: tl.constexpr, ASM: tl.constexpr,
+    SCORES: tl.constexpr, PARTS: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
     KB0: tl.constexpr, KG0: tl.constexpr, KL0: tl.constexpr, KF0: tl.constexpr,
     VB0: tl.constexpr, VG0: tl.constexpr, VL0: tl.constexpr, VF0: tl.constexpr,
     KB1: tl.constexpr, KG1: tl.constexpr, KL1: tl.constexpr, KF1: tl.constexpr,
@@ -281,28 +292,28 @@ def decode(
     if split < s0:
         acc, total, top = _part(
             q0, k0, ks0, v0, vs0, n0, levels, products + o0, c0, split, s0, bh, 0, G, width, scale, cap, D, GP,
-            BN if KF0 and VF0 else BN // 2, HAS_CAP, SCORES, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM,
+            BN if KF0 and VF0 else BN // 2, HAS_CAP, SCORES, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM, STAGES,
         )  # fmt: skip
         _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB0, VF0) // 8) if VF0 else 1)  # fmt: skip
     if PARTS > 1:
         if (split >= s0) & (split < s0 + s1):
             acc, total, top = _part(
                 q1, k1, ks1, v1, vs1, n1, levels, products + o1, c1, split - s0, s1, bh, 0, G, width, scale, cap, D, GP,
-                BN if KF1 and VF1 else BN // 2, HAS_CAP, SCORES, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM,
+                BN if KF1 and VF1 else BN // 2, HAS_CAP, SCORES, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM, STAGES,
             )  # fmt: skip
             _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB1, VF1) // 8) if VF1 else 1)  # fmt: skip
     if PARTS > 2:
         if (split >= s0 + s1) & (split < s0 + s1 + s2):
             acc, total, top = _part(
                 q2, k2, ks2, v2, vs2, n2, levels, products + o2, c2, split - s0 - s1, s2, bh, 0, G, width, scale, cap, D, GP,
-                BN if KF2 and VF2 else BN // 2, HAS_CAP, SCORES, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM,
+                BN if KF2 and VF2 else BN // 2, HAS_CAP, SCORES, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM, STAGES,
             )  # fmt: skip
             _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB2, VF2) // 8) if VF2 else 1)  # fmt: skip
     if PARTS > 3:
         if split >= s0 + s1 + s2:
             acc, total, top = _part(
                 q3, k3, ks3, v3, vs3, n3, levels, products + o3, c3, split - s0 - s1 - s2, s3, bh, 0, G, width, scale, cap, D, GP,
-                BN if KF3 and VF3 else BN // 2, HAS_CAP, SCORES, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM,
+                BN if KF3 and VF3 else BN // 2, HAS_CAP, SCORES, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM, STAGES,
             )  # fmt: skip
             _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB3, VF3) // 8) if VF3 else 1)  # fmt: skip
 

@@ -20,8 +20,8 @@ It has four sections. Addresses are in bytes; those of keys and values are of th
 A head's query heads share its programs and slots; products `[G, slots]` of a head follow those of
 the head before. Keys that carry no angle are unpacked and turned before they are attended to, and
 lie like products: then a program's keys are counted from there, in numbers, and have no scales.
-Programs are as many for a part as it costs, so that heads with many slots get more
-than those with few, and all programs take about equally long.
+Heads with many slots get more programs than those with few, so that all take about equally long,
+see `decode_attention/splits.py`.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,9 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.addresses import Rows, rows_at
-from kvsearch_kernels.configs import DECODE_COST, DECODE_PROGRAMS
+from kvsearch_kernels.configs import DECODE_RESIDENT
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
+from kvsearch_kernels.decode_attention.splits import cost_of, splits
 from kvsearch_kernels.decode_attention.triton_impl import lengths_of
 from kvsearch_kernels.decode_step.placing import placed
 from kvsearch_kernels.decode_step.reference import Heads, Stores
@@ -113,10 +114,10 @@ def made(stores: Stores, group: int, columns: int, device: torch.device) -> Tabl
     parts = [[p for p in h.parts if slots_of(p)] for h in stores.heads]
     held = max(map(len, parts))
     lie = [_heads(mine, held) for mine in parts]
-    splits = _splits(stores.heads, columns, DECODE_PROGRAMS * multiprocessors(device))
+    counts = _splits(stores.heads, columns, DECODE_RESIDENT * multiprocessors(device))
     run = [
-        _programs(h, mine, counts, kinds)
-        for h, mine, counts in zip(stores.heads, parts, splits, strict=True)
+        _programs(h, mine, its, kinds)
+        for h, mine, its in zip(stores.heads, parts, counts, strict=True)
     ]
     first = 0
     for mine, its in zip(lie, run, strict=True):
@@ -149,24 +150,18 @@ def made(stores: Stores, group: int, columns: int, device: torch.device) -> Tabl
     )  # fmt: skip
 
 
-def _splits(heads: Sequence[Heads], columns: int, programs: int) -> list[list[int]]:
-    """How many of some `programs` each part of a head has, so that all take about equally long."""
-    costs, sizes = [], []
-    for mine in heads:
-        parts = [p for p in mine.parts if slots_of(p)]
-        each = (_pair(p, mine) for p in parts)
-        weights = [sum(DECODE_COST[16 if f is None else f.bits] for f in x) for x in each]
-        sizes.append([slots_of(p) for p in parts])
-        costs.append([w * n for w, n in zip(weights, sizes[-1], strict=True)])
-    rows = [mine.parts[-1].keys.shape[:2].numel() for mine in heads]  # type: ignore[union-attr]
-    total = sum(n * sum(x) for n, x in zip(rows, costs, strict=True))
-    return [
-        [
-            max(1, min(ceil_div(n, columns), round(programs * cost / total)))
-            for cost, n in zip(*x, strict=True)
-        ]
-        for x in zip(costs, sizes, strict=True)
-    ]
+def _splits(heads: Sequence[Heads], columns: int, room: int) -> list[list[int]]:
+    """Programs of each part of heads, where the GPU runs `room` at once."""
+    every = [(mine, p) for mine in heads for p in mine.parts if slots_of(p)]
+    counts = iter(
+        splits(
+            tuple(cost_of(slots_of(p), _pair(p, mine)) for mine, p in every),
+            tuple(ceil_div(slots_of(p), columns) for _, p in every),
+            tuple(h.parts[-1].keys.shape[:2].numel() for h, _ in every),  # type: ignore[union-attr]
+            room,
+        )
+    )
+    return [[next(counts) for p in mine.parts if slots_of(p)] for mine in heads]
 
 
 def _programs(

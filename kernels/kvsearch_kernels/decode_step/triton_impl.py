@@ -161,7 +161,7 @@ def forward(
             G, scale, softcap or 1.0,
             D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
             HAS_CAP=softcap is not None, SCORES=scores, ASM=not emulated(),
-            TURNS=plan.half > 0, KINDS=plan.kinds,
+            TURNS=plan.half > 0, KINDS=plan.kinds, STAGES=tile.stages,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         combine_heads[(B * H, G)](

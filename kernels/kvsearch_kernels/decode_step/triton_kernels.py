@@ -69,7 +69,7 @@ def _split(
     D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
     SCORES: tl.constexpr, ASM: tl.constexpr, TURNS: tl.constexpr,
     KB: tl.constexpr, KG: tl.constexpr, KL: tl.constexpr, KF: tl.constexpr,
-    VB: tl.constexpr, VG: tl.constexpr, VL: tl.constexpr, VF: tl.constexpr,
+    VB: tl.constexpr, VG: tl.constexpr, VL: tl.constexpr, VF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attend to the split of a part that `row` of the programs describes."""
     if TURNS:
@@ -91,6 +91,7 @@ def _split(
         q, k, ks, v, vs, length, levels, products, own, split, splits, own,
         tl.load(row + 12) if KG < 0 else own, G, width, scale, cap,
         D, GP, BN if KF and VF else BN // 2, HAS_CAP, SCORES, KB, KG, KL, KF, VB, VG, VL, VF, ASM,
+        STAGES,
     )  # fmt: skip
     _store(acc, total, top, partial, bits, at.to(tl.int64), G, D, GP, len(acc))
 
@@ -100,6 +101,7 @@ def attend_heads(
     q, rotated, like, turned, programs, partial, bits, products, levels, G, scale, cap,
     D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
     SCORES: tl.constexpr, ASM: tl.constexpr, TURNS: tl.constexpr, KINDS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: one split of one part of one KV head, for all its query heads.
 
@@ -116,7 +118,7 @@ def attend_heads(
                 rotated if KINDS[i][8] else q, like, turned, row, partial, bits, products, levels,
                 at, G, scale, cap, D, GP, BN, HAS_CAP, SCORES, ASM, TURNS, KINDS[i][0],
                 KINDS[i][1], KINDS[i][2], KINDS[i][3], KINDS[i][4], KINDS[i][5], KINDS[i][6],
-                KINDS[i][7],
+                KINDS[i][7], STAGES,
             )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def forward(
     c, out = new.shape[-2], torch.empty_like(queries)
     if out.numel() == 0:
         return out
-    tile = evict_tile(D, queries.element_size(), rows, ampere=ampere(slots.device))
+    tile = evict_tile(D, queries.element_size(), rows, S, ampere=ampere(slots.device))
     CP = 1 << (c - 1).bit_length()
     products = torch.empty(B * H, tile.rows, S, dtype=torch.float32, device=slots.device)
     listed = torch.empty(B * H, 2, CP, dtype=torch.int32, device=slots.device)

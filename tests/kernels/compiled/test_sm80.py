@@ -86,7 +86,7 @@ def test_decode_attention(bits, D, group, levels):
         pointers |= {f"k{i} v{i}": "u8" if i else "fp16"}
         fixed |= {f"{n}{i}": c for n, c in kinds[min(i, 1)].items()}
     tile = tile_of(kinds, D, 2, ampere=True)
-    fixed |= {"GP": tile.rows, "BN": tile.columns}
+    fixed |= {"GP": tile.rows, "BN": tile.columns, "STAGES": tile.stages}
     found = types(decode, pointers, "scale cap")
     fits(compile_kernel(decode, found, fixed, warps=tile.warps, stages=tile.stages, target=SM80))
 
@@ -107,7 +107,7 @@ def test_decode_step(D, pairs, levels):
     }  # fmt: skip
     fixed = {
         "D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "SCORES": True,
-        "ASM": True, "TURNS": False,
+        "ASM": True, "TURNS": False, "STAGES": tile.stages,
         "KINDS": tuple((*(x[n] for n in ORDER), i > 0) for i, x in enumerate(found)),
     }  # fmt: skip
     fits(compile_kernel(attend_heads, types(attend_heads, pointers, "scale cap"), fixed,

@@ -30,6 +30,7 @@ from kvsearch_kernels.configs import (
     repack_warps,
 )
 from kvsearch_kernels.copy_rows.triton_kernels import copy_all
+from kvsearch_kernels.decode_attention.read_kernels import stages_of
 from kvsearch_kernels.decode_attention.triton_impl import constants as part_constants
 from kvsearch_kernels.decode_attention.triton_impl import tile_of
 from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
@@ -247,12 +248,16 @@ def test_decode_attention(name, kind, more):
         pointers |= {f"k{i}": "u8" if key else kind, f"v{i}": "u8" if value else kind}
         fixed |= {f"{n}{i}": c for n, c in kinds[min(i, len(parts) - 1)].items()}
     tile = tile_of(kinds, D, TYPES[kind], ampere=False)
-    fixed |= {"GP": tile.rows, "BN": tile.columns}
+    fixed |= {"GP": tile.rows, "BN": tile.columns, "STAGES": tile.stages}
     cost = compile_kernel(
         decode, types(decode, pointers, "scale cap"), fixed, warps=tile.warps, stages=tile.stages
     )
     direct = all(fixed[f"{side}F{i}"] for side in "KV" for i in range(len(parts)))
     keys = tile.columns if direct or len(parts) > 1 else tile.columns // 2
+    if direct and len(parts) == 1:
+        how = [fixed[f"{x}0"] for x in ("KB", "KF", "VB", "VF")]
+        overlaps = stages_of(tile.stages, tile.columns, D, *how) > 2
+        assert overlaps == (cost.hasty == ()), cost
     label = "/".join(
         x for x in ("decode_attention", name, kind if kind != "fp16" else "", more) if x
     )
@@ -301,7 +306,7 @@ def test_decode_step(name, more):
     }  # fmt: skip
     fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False,
              "SCORES": more == "scores", "ASM": True, "TURNS": more == "turned",
-             "KINDS": tuple(kinds)}  # fmt: skip
+             "STAGES": tile.stages, "KINDS": tuple(kinds)}  # fmt: skip
     cost = compile_kernel(
         attend_heads, types(attend_heads, pointers, "scale cap"), fixed, warps=tile.warps,
         stages=tile.stages,
