@@ -1,5 +1,8 @@
 """`model.generate(past_key_values=PolicyCache(...))`: what a user runs, against loops by hand."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,16 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.policy import Budgets, HeadTiers, Ladder, Policy, Quantizer, Tier, layout
+from kvsearch.policy import (
+    Anchors,
+    Budgets,
+    HeadTiers,
+    Ladder,
+    Policy,
+    Quantizer,
+    Tier,
+    layout,
+)
 from kvsearch.rules import Attention
 
 SIZES: dict[str, Any] = dict(
@@ -115,6 +127,68 @@ def test_a_second_turn_continues_where_the_first_ended(name: str, model: PreTrai
     assert torch.equal(second[:, turn.shape[1] :], greedy(model, turn[:, 29:], by_hand, 6)[:, 6:])
     cache.reset()
     assert cache.bytes_resident == 0 and torch.equal(generate(model, PROMPT, cache, 6), first)
+
+
+COPIED = {
+    **POLICIES,
+    "anchors": Policy(
+        anchors=Anchors(at=5), tiers=(Tier(key_bits=8),), quantizer=Quantizer(group=8)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def fp32() -> PreTrainedModel:
+    """Whose decoded tokens go through the loops of a CPU, which read memory by its address."""
+    return make(torch.float32)
+
+
+def fed(model: PreTrainedModel, cache: PolicyCache, first: int, last: int) -> Tensor:
+    """Logits of tokens `first` to `last` of the prompt, one by one."""
+    parts = [model(PROMPT[:1, t : t + 1], past_key_values=cache).logits for t in range(first, last)]
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("name", COPIED)
+def test_a_copy_and_the_original_go_on_by_themselves(
+    name: str,
+    how: Callable[[PolicyCache], PolicyCache],
+    model: PreTrainedModel,
+    fp32: PreTrainedModel,
+) -> None:
+    for mine in (model, fp32):  # no op takes sums of attention of a float64 model
+        cache, alone = (PolicyCache(COPIED[name], mine) for _ in range(2))
+        with torch.inference_mode():
+            for each in (cache, alone):
+                mine(PROMPT[:1, :8], past_key_values=each)
+                fed(mine, each, 8, 11)
+            other = how(cache)
+            want, got, own = (fed(mine, x, 11, 24) for x in (alone, other, cache))
+        assert torch.equal(got, want) and torch.equal(own, want)
+        assert other.bytes_resident == cache.bytes_resident == alone.bytes_resident
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_calls_may_come_in_any_mode_of_torch(name: str, fp32: PreTrainedModel) -> None:
+    """`generate` goes on where a loop in inference mode ended, and gradients may be tracked."""
+    weight = fp32.get_input_embeddings().weight
+    cache, plain = (PolicyCache(POLICIES[name], fp32) for _ in range(2))
+    with torch.inference_mode():
+        fp32(PROMPT[:1, :8], past_key_values=plain)
+        want = fed(fp32, plain, 8, 24)
+        fp32(PROMPT[:1, :8], past_key_values=cache)
+        parts = [fed(fp32, cache, 8, 13)]
+    weight.requires_grad_(True)
+    parts.append(fed(fp32, cache, 13, 17).detach())
+    with torch.inference_mode():
+        parts.append(fed(fp32, cache, 17, 18))
+    with torch.no_grad():
+        parts.append(fed(fp32, cache, 18, 24))
+    weight.requires_grad_(False)
+    assert torch.equal(torch.cat(parts, 1), want)
+    text = generate(fp32, torch.cat([PROMPT[:1], PROMPT[:1, :1]], 1), cache, 6)
+    assert torch.equal(text[:, 24:], greedy(fp32, PROMPT[:1, :1], plain, 6))
 
 
 def test_beam_search_reorders_what_is_held(model: PreTrainedModel) -> None:

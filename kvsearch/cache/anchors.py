@@ -6,6 +6,7 @@ embedding take the id of a new token, `<AC>`, which no other policy ever meets.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -84,9 +85,7 @@ def finder(anchors: Anchors, model: PreTrainedModel, tokenizer: Any) -> Callable
     """
     every = anchors.at
     if isinstance(every, int) and not anchors.insert:
-        return lambda ids, first: np.broadcast_to(
-            (np.arange(first, first + ids.shape[1]) + 1) % every == 0, ids.shape
-        )
+        return partial(_at_every, every)
     if anchors.insert:
         wanted = np.array([new_token(anchors, model, tokenizer)])
     elif anchors.at == "given":
@@ -95,7 +94,15 @@ def finder(anchors: Anchors, model: PreTrainedModel, tokenizer: Any) -> Callable
             raise PolicyError(f"field anchors.ids: {most} is no token of this model, it has {rows}")
     else:
         wanted = endings(_needed(tokenizer), anchors.marks)
-    return lambda ids, first: np.isin(ids, wanted)
+    return partial(_among, wanted)
+
+
+def _at_every(n: int, ids: Ids, first: int) -> Flags:
+    return np.broadcast_to((np.arange(first, first + ids.shape[1]) + 1) % n == 0, ids.shape)
+
+
+def _among(wanted: Ids, ids: Ids, first: int) -> Flags:
+    return np.isin(ids, wanted)
 
 
 def _needed(tokenizer: Any) -> Any:

@@ -33,6 +33,8 @@ def advance(
     Returns:
         Attention output `[B, Hq, M, Dv]`.
     """
+    for state in states:
+        state.enter()
     if q.shape[2] == 1:
         found = steps.advance(states, q, k, v, scale=scale, softcap=softcap)
         if found is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kvsearch.cache.channels import View
@@ -28,10 +29,14 @@ class Layer:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None = None
     ) -> Tensor:
-        """Take in new tokens and attend from them, see `heads.advance`."""
-        if self.view is not None:
-            return self.view.attend(self.states, q, k, v, scale=scale, softcap=softcap)
-        return advance(self.states, q, k, v, scale=scale, softcap=softcap)
+        """Take in new tokens and attend from them, see `heads.advance`.
+
+        What is deployed has no gradients, and so keeps no graph of the tokens that it holds.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.states[0].packed):
+            if self.view is not None:
+                return self.view.attend(self.states, q, k, v, scale=scale, softcap=softcap)
+            return advance(self.states, q, k, v, scale=scale, softcap=softcap)
 
     @property
     def nbytes(self) -> int:

@@ -1,6 +1,7 @@
 """What one layer's cache holds. Data only: `kvsearch.cache.engine` acts on it."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ class LayerState:
         self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
         self._peak = 0
+        self._inference = False  # whether the newest tokens came in torch's inference mode
 
     @property
     def store(self) -> Store:
@@ -95,9 +97,22 @@ class LayerState:
             self.pending()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy starts from: what waits for a device cannot be copied."""
+        """What a copy starts from: nothing waits for a device, and a step has addresses."""
         self.settle()
-        return self.__dict__
+        return {**self.__dict__, "step": None}
+
+    def enter(self) -> None:
+        """Get ready for tokens that come in torch's present mode.
+
+        Tensors that were made in inference mode change in no other. `generate` is in another one,
+        and may go on with what a loop in that mode has begun.
+        """
+        before, self._inference = self._inference, torch.is_inference_mode_enabled()
+        if before and not self._inference:
+            self.settle()
+            same = {id(x): x for x in (self.layer, self.impls)}
+            self._store, self.scorer = deepcopy((self._store, self.scorer), same)
+            self.step = None
 
     def begin(self, q: Tensor, k: Tensor) -> None:
         """Get ready for the first tokens: queries `[B, Hq, M, D]`, keys `[B, H, M, D]`."""

@@ -34,6 +34,10 @@ class Part:
     lengths: Tensor | None = None
     known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy starts from: what is known are addresses of this part's tensors."""
+        return {**self.__dict__, "known": {}}
+
 
 def slots_of(part: Part) -> int:
     """Slots of a part, in use or not."""
