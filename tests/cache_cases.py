@@ -143,6 +143,9 @@ EXTRA |= {
         quantizer=Quantizer(group=8, fp16_sinks=True, fp16_recent=True),
     ),
     "grouped along tokens": Policy(**KIVI, quantizer=Quantizer(**GROUPS)),
+    "grouped along tokens, values in 16 bits": Policy(
+        slots=42, interval=8, tiers=(Tier(key_bits=2),), quantizer=Quantizer(**GROUPS)
+    ),
     "grouped along tokens, recent window and sinks in 16 bits": Policy(
         **KIVI,
         slots=61,

@@ -87,8 +87,9 @@ def _hold(
         assert native is not None
         kept: Held | None = None
         if mine is not None and left:
-            scales = gone if codec.along_tokens else size - left
-            kept = (mine[0][:, :, size - left :], mine[1][:, :, scales:])
+            codes, *scales = mine  # values in 16 bits have none
+            first_scale = gone if codec.along_tokens else size - left
+            kept = (codes[:, :, size - left :], *(x[:, :, first_scale:] for x in scales))
         if enters is not None:
             both = [enters] if kept is None else [kept, enters]
             kept = tuple(torch.cat(x, 2) for x in zip(*both, strict=True))
