@@ -146,6 +146,15 @@ EXTRA |= {
     "grouped along tokens, values in 16 bits": Policy(
         slots=42, interval=8, tiers=(Tier(key_bits=2),), quantizer=Quantizer(**GROUPS)
     ),
+    "ladder beside a recent window in 16 bits": Policy(
+        slots=45,
+        interval=16,
+        trigger="prompt+stream",
+        recent_window=12,
+        ladder=Ladder(span=0.25, overlap=0.3),
+        tiers=K4,
+        quantizer=Quantizer(group=8, fp16_recent=True),
+    ),
     "grouped along tokens, recent window and sinks in 16 bits": Policy(
         **KIVI,
         slots=61,

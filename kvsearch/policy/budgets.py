@@ -36,9 +36,16 @@ def ladder_of(policy: Policy, shape: ModelShape) -> Rungs | None:
     return None if ladder is None else rungs(shape.layers, ladder.span, ladder.overlap)
 
 
-def spared(recent_window: int, rung: Rungs | None) -> int:
-    """Newest slots that are never evicted; a ladder spares so many that a whole one fits."""
-    return recent_window if rung is None else max(recent_window, rung.R - 1)
+def spared(policy: Policy, recent_window: int, rung: Rungs | None) -> int:
+    """Newest slots that are never evicted, or that a ladder keeps off so that a whole one fits.
+
+    It may still reach up to `R - 1` slots into the recent window, as LaCache's own code does, but
+    not where the recent window is in 16 bits: older tokens, already rounded, would move into it.
+    """
+    if rung is None:
+        return recent_window
+    whole = recent_window if policy.fp16_recent else 0
+    return max(recent_window, whole + rung.R - 1)
 
 
 def least(policy: Policy, shape: ModelShape | None, recent_window: int) -> int:
@@ -47,7 +54,7 @@ def least(policy: Policy, shape: ModelShape | None, recent_window: int) -> int:
     Without a model a ladder is not known yet, and the true number may be higher.
     """
     rung = None if shape is None else ladder_of(policy, shape)
-    kept = policy.sinks + spared(recent_window, rung) + _protected(policy)
+    kept = policy.sinks + spared(policy, recent_window, rung) + _protected(policy)
     if policy.quantizes and policy.quantizer.along == "tokens":
         kept += policy.interval  # a group is never cut before all of it has been quantised
     if rung is not None:

@@ -63,7 +63,7 @@ class LayerLayout:
     def evictions(self) -> Evictions:
         """What a compaction drops; a ladder spares so many new slots that a whole one fits."""
         p = self.policy
-        kept = spared(p.recent_window, self.rungs)
+        kept = spared(p, p.recent_window, self.rungs)
         return Evictions(self.target, p.sinks, kept, self.rungs, self.offset)
 
     def tier_counts(self, n: int) -> tuple[int, ...]:
