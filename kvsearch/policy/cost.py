@@ -141,7 +141,9 @@ def stream_peak(policy: Policy, held: Held, rung: Rungs | None, tokens: int) -> 
     c = policy.interval if policy.compacts else tokens
     step = 1 if rung is None else rung.R
     whole, rest = divmod(tokens, c)
-    last = [(k, c) for k in range(max(0, whole - step), whole)] + ([(whole, rest)] if rest else [])
+    last = [(k, c) for k in range(max(0, whole - step), whole)]
+    if rest or policy.compacts:  # a compaction at the end may leave more bytes than it found
+        last.append((whole, rest))
     if len(last) * sum(len(layers) for _, layers in held) <= FEW:
         return max(
             sum(

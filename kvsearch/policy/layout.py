@@ -227,15 +227,16 @@ class Layout:
             return sum(n * layer.bytes(layer.target or 0, c) for layer, n in self.distinct)
         if limit is not None:
             tokens = min(tokens, limit + start)
+        last = self.bytes_at(tokens, start)  # a compaction may end with more bytes than it found
         totals: dict[
             int, int
         ] = {}  # bytes just before each compaction; compactions are common to all layers
         for layer, count in self.distinct:
             for i, (compacted, residual) in enumerate(layer.intervals(tokens, start)):
-                prompt_call = start > 0 and i == 0
+                prompt_call = start > 0 and i == 0 and layer.interval is not None
                 now = (layer.evictions.left(residual), 0) if prompt_call else (compacted, residual)
                 totals[i] = totals.get(i, 0) + count * layer.bytes(*now)
-        return max(totals.values())
+        return max(last, *totals.values())
 
     def bytes_mean(self, tokens: int, prompt: int = 0) -> float:
         """Bytes per sequence averaged over the steps of a stream of `tokens`.
