@@ -393,6 +393,9 @@ def test_shapes_prompts_files_and_knobs(loaded: LoadedModel) -> None:
     kept = Policy(anchors=given(protected="prompt"))
     with pytest.raises(PolicyError, match="say how long"):
         check(kept, loaded.shape, prompt=0)
+    with pytest.raises(PolicyError, match=r"prompt of 40 tokens in full, .* 41 slots and has 40"):
+        one_pass = Evaluator(loaded, batch=1)
+        one_pass.quality(kept.model_copy(update={"slots": 40}), IDS, prompt=40)
     for policy in ALL.values():
         assert Policy.parse(policy.to_json()) == policy and describe(policy)
     assert len({p.fingerprint() for p in ALL.values()}) == len(ALL)

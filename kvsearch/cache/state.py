@@ -14,6 +14,7 @@ from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.store import Store
 from kvsearch.policy import LayerLayout
+from kvsearch.policy.budgets import require_prompt
 from kvsearch.policy.closings import Sequences
 from kvsearch.rules import Place, Scorer
 from kvsearch_kernels.room import Room
@@ -118,6 +119,7 @@ class LayerState:
         """Get ready for the first tokens: queries `[B, Hq, M, D]`, keys `[B, H, M, D]`."""
         if self.layer.policy.prompted:
             self.prompt = q.shape[2] if self.whole is None else self.whole
+            require_prompt(self.layer.policy, self.layer.slots, self.prompt)
         if self.stream is not None:
             self.sequences = Sequences(self.layer.policy, self.prompt)
         if self.rule is not None:

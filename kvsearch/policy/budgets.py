@@ -90,6 +90,24 @@ def require_slots(policy: Policy, shape: ModelShape | None = None) -> int:
     return floor
 
 
+def require_prompt(policy: Policy, slots: int | None, prompt: int) -> None:
+    """Check that the `slots` of a layer hold a prompt that anchors keep in full.
+
+    Raises:
+        PolicyError: there are fewer.
+    """
+    anchors = policy.anchors
+    if slots is None or anchors is None or anchors.protected != "prompt":
+        return
+    beside = len(anchors.kept(policy.sinks, prompt)[1])
+    need = policy.sinks + beside + policy.recent_window + policy.interval
+    if need > slots:
+        raise PolicyError(
+            f"field anchors.protected: 'prompt' keeps a prompt of {prompt} tokens in full, for "
+            f"which a layer needs {need} slots and has {slots}; raise slots or shorten the prompt"
+        )
+
+
 def share_out(policy: Policy, shape: ModelShape) -> Slots:
     """Slots of each unit.
 
