@@ -12,17 +12,19 @@ from test_references import OPS, WIDTHS, call
 from test_trust import PROVEN
 
 from kvsearch_kernels.budget import HARDWARE, over_budget
-from kvsearch_kernels.codebooks import CODEBOOKS
+from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import decode_step
 from kvsearch_kernels.decode_step import probe as step_probe
 from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.numba_args import LEVELS
 from kvsearch_kernels.op import UnsupportedError
-from kvsearch_kernels.quantize_kv import Format, dequantize_kv, quantize_kv
+from kvsearch_kernels.quantize_kv import Format, dequantize_kv, quantize_kv, triton_impl
 from kvsearch_kernels.quantize_kv.reference import quantize
 from kvsearch_kernels.scored_decode import scored_decode
 from kvsearch_kernels.trust import prove
 
+LOOPS = [(bits, levels) for bits, levels in WIDTHS if levels in LEVELS]
 NUMBA = [op for op in OPS if "numba" in op.impls]
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -55,7 +57,7 @@ def formats(bits, levels, D):
 
 
 @pytest.mark.parametrize("D", [64, 96])
-@pytest.mark.parametrize(("bits", "levels"), WIDTHS)
+@pytest.mark.parametrize(("bits", "levels"), LOOPS)
 def test_storing_and_reading_is_that_of_the_references_bit_for_bit(bits, levels, D):
     torch.manual_seed(bits)
     every = torch.randn(2, 40, 3, D) * torch.rand(2, 40, 3, 1) * 5
@@ -72,6 +74,39 @@ def test_storing_and_reading_is_that_of_the_references_bit_for_bit(bits, levels,
         read = dequantize_kv.run("numba", got, fmt, dtype=dtype)
         assert torch.equal(read, dequantize_kv.reference(got, fmt, dtype=dtype))
         assert read.dtype is dtype
+
+
+class Halves(Codebook):
+    """Multiples of 1/2 from -4 on, without a scale: levels that no loop and no kernel knows."""
+
+    numbers, words, bits = 0, "halves", (4,)
+
+    def encode(self, groups, bits):
+        none = groups.new_empty((*groups.shape[:-1], 0), dtype=torch.float16)
+        return (2 * groups + 8).round().clamp(0, 15), none
+
+    def decode(self, codes, scales, bits):
+        return codes / 2 - 4
+
+
+def test_a_codebook_needs_no_loop_and_no_kernel(monkeypatch):
+    """One file and one line, as docs/adding.md says: whatever lacks it says so."""
+    monkeypatch.setitem(CODEBOOKS, "halves", Halves())
+    fmt, x = Format(4, 64, "halves"), torch.randn(1, 2, 9, 64)
+    packed, query, args = quantize_kv(x, fmt), torch.randn(1, 4, 64), {"scale": 0.2}
+    read = dequantize_kv(packed, fmt, dtype=F32)
+    assert torch.equal(read, (2 * x).round().clamp(-8, 7) / 2)
+    parts = [Part(packed, packed, fmt, fmt)]
+    for op in (decode_attention, scored_decode):
+        for got, want in zip(op(query, parts, **args), op(query, [Part(read, read)], **args),
+                             strict=True):  # fmt: skip
+            assert torch.allclose(got, want, atol=1e-6)
+    for impl, op, asked in (
+        ("numba", dequantize_kv, (packed, fmt)), ("numba", decode_attention, (query, parts)),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match="no loop for levels 'halves'"):
+            op.run(impl, *asked, **(args if op is decode_attention else {}))
+    assert "halves" in triton_impl.why_not_format(fmt, 64)
 
 
 def test_not_a_number_stays_one():
@@ -96,7 +131,7 @@ def part(n, keys, values, dtype, D=64, Dv=64, along="channels"):
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize(("bits", "levels"), WIDTHS)
+@pytest.mark.parametrize(("bits", "levels"), LOOPS)
 def test_decoding_is_that_of_the_reference(bits, levels, softcap):
     torch.manual_seed(bits)
     for fmt in formats(bits, levels, 64):
