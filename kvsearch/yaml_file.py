@@ -8,6 +8,22 @@ import yaml
 from kvsearch.errors import KvsearchError
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's own keeps the last of two equal keys in silence; this one refuses them."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if (word := (key.tag, key.value)) in seen:
+                problem = f"key {key.value!r:.80} is given twice; keep one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(word)
+        return node
+
+
 def read_mapping(path: Path, what: str, error: type[KvsearchError]) -> dict[Any, Any]:
     """The mapping in a YAML file.
 
@@ -17,10 +33,10 @@ def read_mapping(path: Path, what: str, error: type[KvsearchError]) -> dict[Any,
         error: raised with that sentence.
 
     Raises:
-        KvsearchError: it cannot be read, is no YAML, is nested too deeply, or is no mapping.
+        KvsearchError: it cannot be read, is no YAML or too deep, has a key twice, or is no mapping.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as e:
         raise error(f"cannot read {what} {path}: {e}") from e
     except RecursionError as e:

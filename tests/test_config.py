@@ -11,6 +11,7 @@ from kvsearch.cli.config import read, template
 from kvsearch.cli.run import command as run
 from kvsearch.errors import KvsearchError, SpaceError
 from kvsearch.space import load
+from kvsearch.yaml_file import read_mapping
 
 DEEP = "a: " + "[" * 100_000
 
@@ -76,6 +77,7 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         ("engine: tuna", "engine: unknown value 'tuna'; did you mean 'tune'?"),
         ("race: true\nno_race: true", "race and no_race set the same option"),
         ("budget: 3\nbudget_slots: 4", "budget and budget_slots set the same option"),
+        ("trials: 3\nseed: 1\ntrials: 4", "(line 3): key 'trials' is given twice; keep one"),
         ("- a", "expected a mapping, got a list"),
         ("a: [", "not YAML (line"),
         ("a: 2026-99-99", "not YAML: month must be"),
@@ -97,10 +99,18 @@ def test_a_mistake_in_a_file_is_one_sentence(
 
 def test_spaces_are_read_by_the_same_reader(tmp_path: Path) -> None:
     file = tmp_path / "space.yaml"
-    for content, said in ((DEEP, "nested too deeply"), ("- a", "expected a mapping")):
+    axis = "  sinks: {choice: [0, 4]}\n"
+    for content, said in (
+        (DEEP, "nested too deeply"),
+        ("- a", "expected a mapping"),
+        (f"version: 2\nname: a\naxes:\n{axis}{axis}", r"\(line 5\): key 'sinks' is given twice"),
+    ):
         file.write_text(content)
         with pytest.raises(SpaceError, match=said):
             load(str(file))
+    merged = "a: &a {choice: [0]}\nb: {<<: *a, choice: [4]}\n"  # the file's own word goes first
+    file.write_text(merged)
+    assert read_mapping(file, "x", SpaceError)["b"] == {"choice": [4]}
     file.write_text("version: 2\nname: a\naxes: &a\n  interval: *a\n")
     with pytest.raises(SpaceError) as error:
         load(str(file))
