@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvsearch.app.export import export
 from kvsearch.export import TARGETS
 from tests.test_run import call, prose
@@ -13,7 +15,7 @@ SEARCHED = {*TARGETS} - NEVER
 
 
 def test_a_run_finds_only_what_its_target_executes(
-    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
     argv = [
@@ -41,5 +43,9 @@ def test_a_run_finds_only_what_its_target_executes(
         code, _, err = call(argv, capsys)
         assert code == 2 and part in err and not (tmp_path / target).exists()
         assert target in NEVER or not any(f"'{n}'" in err or f" {n}," in err for n in NEVER), err
+    monkeypatch.setattr("kvsearch.app.run.inputs.model", lambda *_, **__: pytest.fail("loads"))
+    for target in sorted({*TARGETS} & NEVER):
+        code, _, err = call([*argv[:-1], target], capsys)
+        assert code == 2 and f"--target {target}: it" in err, err
     code, _, err = call([*argv, "--space", "unified", "--target", "mlx"], capsys)
     assert code == 2 and "leave --space out" in err

@@ -34,9 +34,7 @@ def space_of(target: Target, shape: ModelShape, base: SearchSpace) -> SearchSpac
         return base
     formats = [f for f in can.formats if f.fits(shape)]
     if (reason := unsearchable(can, formats)) is not None:
-        raise SpaceError(
-            f"--target {target.name}: {reason}; search without --target and export what is found"
-        )
+        raise _refusal(target, reason)
     evicts = can.eviction
     axes: Axes = {}
     if evicts is None:
@@ -67,11 +65,21 @@ def searched(name: str) -> Target:
 
     Raises:
         KvsearchError: there is no such target; those are named that can be searched for.
+        SpaceError: nothing that it executes can be searched for, whatever the model.
     """
     if name not in TARGETS:
         known = [n for n in TARGETS if why_not(find(n)) is None]
         raise KvsearchError(f"unknown target {name!r}{nearest(name, known)}")
-    return find(name)
+    target = find(name)
+    if (reason := why_not(target)) is not None:
+        raise _refusal(target, reason)
+    return target
+
+
+def _refusal(target: Target, reason: str) -> SpaceError:
+    return SpaceError(
+        f"--target {target.name}: {reason}; search without --target and export what is found"
+    )
 
 
 def why_not(target: Target) -> str | None:
