@@ -8,12 +8,14 @@ from pathlib import Path
 
 from kvsearch.errors import RunError
 
+_FILE = "a part of the path is a file, not a folder; choose another folder with --out"
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
     errno.EROFS: "the disk is read-only; choose another folder with --out",
     errno.EACCES: "permission denied; choose another folder with --out",
-    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder with --out",
+    errno.ENOTDIR: _FILE,
+    errno.EEXIST: _FILE,  # of a folder that would be made there
 }
 
 

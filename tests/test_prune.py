@@ -22,7 +22,7 @@ from kvsearch import Policy, load_model
 from kvsearch.app.prune import prune
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
-from kvsearch.errors import ModelError, RunError
+from kvsearch.errors import KvsearchError, ModelError, RunError
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Channels, layout
@@ -141,7 +141,7 @@ def test_an_interrupted_prune_leaves_nothing(tiny_tokenizer, tmp_path: Path, mon
 
 
 def test_what_cannot_be_pruned_is_said_in_one_sentence(
-    tiny_folder: Path, tiny_tokenizer, tmp_path: Path, capsys
+    tiny_folder: Path, tiny_tokenizer, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     other = made(Qwen3Config, tiny_tokenizer)
     with pytest.raises(ModelError, match=r"prune writes llama, mistral, qwen2 models .* 'qwen3'"):
@@ -150,7 +150,6 @@ def test_what_cannot_be_pruned_is_said_in_one_sentence(
     plain = tmp_path / "plain.json"
     plain.write_text(Policy().to_json())
     for args, said in (
-        ([str(plain), "--out", str(tmp_path / "small")], "nothing is pruned"),
         ([str(plain), "--out", str(tmp_path / "there")], "exists already"),
         (["kvprunner-01-20", "--out", str(tmp_path / "small")], "did you mean 'kvpruner-01-20'"),
     ):
@@ -159,6 +158,14 @@ def test_what_cannot_be_pruned_is_said_in_one_sentence(
         err = capsys.readouterr().err
         assert stopped.value.code == 2 and said in err and err.count("\n") == 1, err
     assert not (tmp_path / "small").exists()
+    monkeypatch.setattr("kvsearch.app.prune.inputs.model", lambda *_, **__: pytest.fail("loads"))
+    for policy, out, said in (
+        ("kvpruner-l2-50", plain / "small", "is a file, not a folder"),
+        (plain, tmp_path / "small", "nothing is pruned"),
+        ("h2o", tmp_path / "small", "nothing is pruned"),
+    ):
+        with pytest.raises(KvsearchError, match=said):
+            prune(policy, str(tiny_folder), out, progress=False)
 
 
 def test_a_method_is_measured_pruned_and_runs_again(tiny_folder: Path, tmp_path, capsys) -> None:

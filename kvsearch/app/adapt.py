@@ -12,14 +12,13 @@ from kvsearch.app.adapt_report import Adapted
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
 from kvsearch.app.options import check_counts
-from kvsearch.app.policies import PolicyLike, check_names, resolve
+from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import require_writable
-from kvsearch.methods import METHODS
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
@@ -90,7 +89,7 @@ def adapt(
     check_budget(budget_slots, budget_bytes)
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
     check_counts(context=context, windows=windows)
-    replace(how, lora=rank if lora or (lora is None and _prunes(policy)) else None).check()
+    replace(how, lora=rank if lora or (lora is None and prunes(policy)) else None).check()
     require_writable(folder)
     if not channels_only:
         _check_file(policy)
@@ -123,15 +122,6 @@ def adapt(
     finally:
         work.close(done=done)
     return found
-
-
-def _prunes(policy: PolicyLike) -> bool:
-    """Whether channels will be gone, which is trained with LoRA by default."""
-    if isinstance(policy, Policy):
-        return policy.channels.active
-    if Path(fspath(policy)).suffix == ".json":
-        return Policy.from_json(policy).channels.active
-    return METHODS[fspath(policy)].knobs.get("channels", "none") != "none"
 
 
 def _check_file(policy: PolicyLike) -> None:

@@ -46,6 +46,15 @@ def check_names(policies: Sequence[PolicyLike], *, sized: bool) -> None:
             )
 
 
+def prunes(policy: PolicyLike) -> bool:
+    """Whether a policy, which `check_names` has seen, removes channels."""
+    if isinstance(policy, Policy):
+        return policy.channels.active
+    if Path(fspath(policy)).suffix == ".json":
+        return Policy.from_json(policy).channels.active
+    return METHODS[fspath(policy)].knobs.get("channels", "none") != "none"
+
+
 def resolve(policies: Sequence[PolicyLike], setting: Setting) -> list[Policy]:
     """Policies for names, files and policies, in order, each with a name; files have their stem.
 

@@ -12,11 +12,11 @@ from safetensors import SafetensorError
 
 from kvsearch.app import inputs
 from kvsearch.app.importance import of_method, with_importance
-from kvsearch.app.policies import PolicyLike, check_names, resolve
+from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
-from kvsearch.errors import RunError
+from kvsearch.errors import PolicyError, RunError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.files import write_atomic
+from kvsearch.files import require_writable, write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.models import surgery
 from kvsearch.models.aliases import DEFAULT
@@ -79,7 +79,10 @@ def prune(
     shown, folder = Shown(quiet=not progress), Path(out)
     if folder.exists():
         raise RunError(f"{folder} exists already; choose another folder with --out")
-    check_names((policy,), sized=False)
+    check_names((policy,), sized=True)  # sizes are of what is evicted, and nothing is here
+    if not prunes(policy):
+        raise PolicyError("field channels: the policy keeps every channel, so nothing is pruned")
+    require_writable(folder)
     loaded = inputs.model(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=CONTEXT if of_method(policy) else 0, say=shown.say,

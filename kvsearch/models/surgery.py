@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvsearch.errors import ModelError, PolicyError
+from kvsearch.errors import ModelError
 from kvsearch.models import pruned
 from kvsearch.models.projections import projections
 from kvsearch.models.pruned import DeciLMForCausalLM, PrunedForCausalLM
@@ -28,14 +28,13 @@ def prune(model: PreTrainedModel, channels: Channels) -> PrunedForCausalLM:
 
     Args:
         model: on the CPU.
-        channels: what to keep.
+        channels: what to keep, which is not everything.
 
     Raises:
-        PolicyError: the channels are of another model, or none is removed.
+        PolicyError: the channels are of another model.
         ModelError: no class for what would be left.
     """
-    if not channels.active:
-        raise PolicyError("field channels: the policy keeps every channel, so nothing is pruned")
+    assert channels.active
     shape = shape_of(model.config)
     channels.on(shape)
     _check_family(model, shape)
