@@ -209,6 +209,14 @@ def test_windows_per_layer_reach_tensorrt_llm() -> None:
     assert config["max_attention_window"] == sorted(set(config["max_attention_window"]))
 
 
+def test_a_rotating_cache_of_mlx_gets_its_prompt_token_by_token() -> None:
+    """mlx-lm makes one mask for all layers: of the first one's window, without its sinks."""
+    target = find("mlx")
+    whole = project(Policy(tiers=(Tier(key_bits=4, value_bits=4),)), target, SHAPE)
+    for asked, alone in ((Policy(slots=64, sinks=4), True), (whole, False)):
+        assert ("prefill_step_size=1" in written(asked, target)["run.py"]) == alone
+
+
 # -- names and values of the runtimes ----------------------------------------------------------
 
 

@@ -42,23 +42,27 @@ layers = LAYERS * count if len(LAYERS) == 1 else LAYERS
 if len(layers) != count:
     raise SystemExit(f"the policy is for {{len(layers)}} layers, the model has {{count}}")
 cache = [made(layer) for layer in layers]
-print(generate(model, tokenizer, prompt=sys.argv[2], max_tokens=64, prompt_cache=cache))
+print(generate(model, tokenizer, prompt=sys.argv[2], max_tokens=64, prompt_cache=cache{given}))
 '''
 
 
 def write(job: Job) -> Artefact:
     """`run.py`."""
     assert TARGET.executes is not None
+    given: dict[str, int] = {}
     if job.policy.evicts:
         sizes = slots_per_layer(job)
         layers = [dict(max_size=n, keep=job.policy.sinks) for n in sizes]
+        given["prefill_step_size"] = 1
     else:
         formats = format_per_layer(job, TARGET.executes)
         layers = [
             {} if f is None else dict(bits=f.key_bits, group_size=f.group or 0) for f in formats
         ]
     options = {name: value for layer in layers for name, value in layer.items()}
-    return Artefact({"run.py": _SCRIPT.format(version=VERSION, layers=layers)}, options)
+    more = "".join(f", {k}={v}" for k, v in given.items())
+    text = _SCRIPT.format(version=VERSION, layers=layers, given=more)
+    return Artefact({"run.py": text}, options | given)
 
 
 TARGET = Target(
@@ -73,6 +77,7 @@ TARGET = Target(
     options={
         "max_size": int,
         "keep": int,
+        "prefill_step_size": int,
         "group_size": (32, 64, 128),
         "bits": (2, 3, 4, 5, 6, 8),
     },
@@ -80,6 +85,8 @@ TARGET = Target(
     notes=(
         "Its steps are moved a little so that zero is one of the levels; ours are not.",
         "It rounds a token when it comes, a policy after the token's own step.",
+        "run.py gives a rotating cache its prompt token by token: in a call of many, all layers "
+        "see the first one's window without sinks, and fail where their sizes differ.",
     ),
     distribution="mlx-lm",
 )
