@@ -217,6 +217,20 @@ def test_a_rotating_cache_of_mlx_gets_its_prompt_token_by_token() -> None:
         assert ("prefill_step_size=1" in written(asked, target)["run.py"]) == alone
 
 
+def test_executorch_has_positions_for_the_whole_ring() -> None:
+    """Its rotary table is as long as its context, by default 128, and its ring two windows."""
+    target = find("executorch")
+    for slots, call in ((256, 128), (100, 96)):
+        made = written(Policy(slots=slots, sinks=4), target)
+        config = yaml.safe_load(made["kv-cache.yaml"])
+        assert config["model"]["use_attention_sink"] == f"4,{slots - 4}"
+        lengths = {"max_seq_length": call, "max_context_length": 4 + 2 * (slots - 4)}
+        assert config["export"] == lengths
+        assert config["defaults"] == ["llm_config", "_self_"]  # so base.checkpoint=FILE is a key
+        assert "python -m executorch.extension.llm.export.export_llm" in made["export.sh"]
+    assert "export.max_context_length=" in written(Policy(), target)["export.sh"]
+
+
 # -- names and values of the runtimes ----------------------------------------------------------
 
 
