@@ -1,6 +1,7 @@
 """`kvsearch export`, `targets` and `run --target`: what they print, write and refuse."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.export import TARGETS, environments, find, proof
 from kvsearch.export.target import Artefact
 from kvsearch.models.load import load_model
-from kvsearch.policy import Policy, layout
+from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.text import read_files, tokenize, windows
 from kvsearch_kernels.choose_slots import best_between
 from tests.test_run import call, prose
@@ -218,6 +219,32 @@ def test_a_script_without_arguments_says_what_it_takes(
         monkeypatch.setattr(sys, "argv", [str(script), *given])
         with pytest.raises(SystemExit, match=rf'usage: python {script.name} MODEL "the prompt"'):
             runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh")
+@pytest.mark.parametrize(
+    ("target", "program"),
+    [("vllm", "vllm"), ("sglang", "python"), ("tensorrt_llm", "trtllm-serve")],
+)
+def test_a_server_gets_the_hubs_name_and_what_the_user_adds(
+    target: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = ModelShape(layers=2, kv_heads=2, head_dim=64, heads=4)
+    monkeypatch.setattr("kvsearch.app.export.shape_named", lambda name: shape)
+    (fake := tmp_path / program).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    eight = Policy.build(dict(tiers=[dict(key_bits=8, value_bits=8)], quantizer={"levels": "e4m3"}))
+    for model, known in (("Llama3-8B", "meta-llama/Meta-Llama-3-8B"), ("./it's $5 }", None)):
+        done = export(eight, target, tmp_path / "out", model=model, force=True)
+        (script,) = (f for f in done.files if f.name == "serve.sh")
+        for given in ((), ("mine",), ("mine", "--port", "80 81")):
+            run = subprocess.run(
+                [script, *given], capture_output=True, text=True, check=True,
+                env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            )  # fmt: skip
+            got = run.stdout.splitlines()
+            assert (given[0] if given else known or model) in got and "" not in got
+            assert got[len(got) - len(given[1:]) :] == [*given[1:]]
 
 
 def test_targets_are_listed(capsys: Any) -> None:

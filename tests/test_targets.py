@@ -181,7 +181,7 @@ def test_layers_in_16_bits_are_exceptions_for_vllm_and_free_for_mlx() -> None:
     asked = Policy.build(dict(head_tiers=HeadTiers(others=(eight,), of=(0, 1, 1, 0)), quantizer=q))
     assert project(asked, find("vllm"), SHAPE) == asked
     files = written(asked, find("vllm"))
-    assert "--kv-cache-dtype fp8_e4m3 --kv-cache-dtype-skip-layers 0 3\n" in files["serve.sh"]
+    assert "--kv-cache-dtype fp8_e4m3 --kv-cache-dtype-skip-layers 0 3 " in files["serve.sh"]
     assert "policy.json" not in files and "PLUGIN = False" in files["run.py"]
     plugin = written(asked.model_copy(update={"slots": 64}), find("vllm"))
     assert "KVSEARCH_POLICY=" in plugin["serve.sh"] and "PLUGIN = True" in plugin["run.py"]

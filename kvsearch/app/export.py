@@ -19,7 +19,7 @@ from kvsearch.export import Artefact, Job, Target, artefact, find, project, proo
 from kvsearch.export.environments import require
 from kvsearch.export.fields import Verdict
 from kvsearch.files import write_atomic
-from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.aliases import DEFAULT, hub_id
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.records import Interval
@@ -181,7 +181,7 @@ def export(
     found = verdicts(asked, given, None if shape is None else shape.layers)
     if strict and (lost := [f"{v.field} is {v.verdict}" for v in found if v.verdict != "exact"]):
         raise RunError(f"--strict: for {target.name} {', '.join(lost)}; nothing was written")
-    made = artefact(Job(given, shape, name or ANY_MODEL), target)
+    made = artefact(Job(given, shape, hub_id(name or ANY_MODEL)), target)
     _refuse_existing(folder, made, force)
     loss: Loss | None = None
     measured: dict[str, int] = {}

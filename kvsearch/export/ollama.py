@@ -23,7 +23,10 @@ def write(job: Job) -> Artefact:
     word = "f16" if used is None else used.word
     options: dict[str, object] = {"OLLAMA_KV_CACHE_TYPE": word, "OLLAMA_FLASH_ATTENTION": "1"}
     serve = f"#!/bin/sh\nOLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE={word} exec ollama serve\n"
-    lines = [f"FROM {job.model}"]
+    lines = [
+        "# FROM takes a name in Ollama's library, a folder of safetensors or a .gguf file",
+        f"FROM {job.model}",
+    ]
     if p.evicts:
         options |= {"num_ctx": p.slots, "num_keep": p.sinks}
         lines += [f"PARAMETER num_ctx {p.slots}", f"PARAMETER num_keep {p.sinks}"]

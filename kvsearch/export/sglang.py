@@ -1,6 +1,7 @@
 """SGLang: one cache type for all layers. It keeps every token."""
 
 from kvsearch.export.capability import Capability, Format
+from kvsearch.export.shell import serve
 from kvsearch.export.target import Artefact, Job, Target
 
 VERSION = "0.5.23"
@@ -12,11 +13,9 @@ def write(job: Job) -> Artefact:
     assert TARGET.executes is not None
     used = TARGET.executes.used(job.policy)
     word = "auto" if used is None else used.word
-    script = (
-        f'#!/bin/sh\nexec python -m sglang.launch_server --model-path "${{1:-{job.model}}}" '
-        f"--kv-cache-dtype {word}\n"
-    )
-    return Artefact({"serve.sh": script}, {"--kv-cache-dtype": word, "--model-path": job.model})
+    command = f'python -m sglang.launch_server --model-path "$model" --kv-cache-dtype {word}'
+    options = {"--kv-cache-dtype": word, "--model-path": job.model}
+    return Artefact({"serve.sh": serve(job.model, command)}, options)
 
 
 TARGET = Target(

@@ -4,6 +4,7 @@ import yaml
 
 from kvsearch.export.capability import ONE, Capability, Eviction, Format
 from kvsearch.export.layers import slots_per_layer
+from kvsearch.export.shell import serve
 from kvsearch.export.target import Artefact, Job, Target
 
 VERSION = "1.3.0rc27"
@@ -19,13 +20,10 @@ def write(job: Job) -> Artefact:
         if p.sinks:
             config["sink_token_length"] = p.sinks
     name = "extra-llm-api-options.yaml"
-    script = (
-        f'#!/bin/sh\nexec trtllm-serve "${{1:-{job.model}}}" '
-        f'--extra_llm_api_options "$(dirname "$0")/{name}"\n'
-    )
+    command = f'trtllm-serve "$model" --extra_llm_api_options "$(dirname "$0")/{name}"'
     text = yaml.safe_dump({"kv_cache_config": config}, default_flow_style=None, sort_keys=False)
     options = {**config, "--extra_llm_api_options": name, "kv_cache_config": "mapping"}
-    return Artefact({name: text, "serve.sh": script}, options)
+    return Artefact({name: text, "serve.sh": serve(job.model, command)}, options)
 
 
 TARGET = Target(

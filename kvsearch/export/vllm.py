@@ -10,6 +10,7 @@ from typing import Any
 from kvsearch.export.capability import Capability, Format
 from kvsearch.export.layers import format_per_layer
 from kvsearch.export.project import project
+from kvsearch.export.shell import serve
 from kvsearch.export.target import Artefact, Environment, Job, Target
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.serving.accepts import LACKS
@@ -114,7 +115,7 @@ def write(job: Job) -> Artefact:
         if k.startswith("--")
     )
     python = {k[2:].replace("-", "_"): v for k, v in options.items() if k.startswith("--")}
-    files["serve.sh"] = f'#!/bin/sh\nexec env {words}vllm serve "${{1:-{job.model}}}"{flags}\n'
+    files["serve.sh"] = serve(job.model, f'env {words}vllm serve "$model"{flags}')
     files["run.py"] = _SCRIPT.format(needs=needs, options=python, plugin=bool(words))
     told = {k: " ".join(v) if isinstance(v, list) else v for k, v in options.items()}
     return Artefact(files, told)

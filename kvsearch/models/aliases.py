@@ -68,3 +68,8 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "vicuna-7b": "lmsys/vicuna-7b-v1.5",
     }
 )
+
+
+def hub_id(model: str) -> str:
+    """What an alias stands for; any other name as it is."""
+    return ALIASES.get(model.lower(), model)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvsearch.models.aliases import ALIASES
+from kvsearch.models.aliases import hub_id
 from kvsearch.policy import Policy
 from kvsearch.records import Recheck, Row, Summary
 from kvsearch.report import facts
@@ -56,7 +56,7 @@ def card(
         exact: runtimes that run it exactly.
     """
     front = ["---", "library_name: kvsearch", "tags: [kvsearch, kv-cache]"]
-    base = ALIASES.get(model or "", model or "")
+    base = hub_id(model or "")
     if "/" in base and not base.startswith((".", "/", "~")):
         front.append(f"base_model: {base}")
     lines = [
