@@ -112,7 +112,9 @@ def test_a_runtime_that_does_something_else_is_noticed(
     assert "not within 0.3 %" in err.splitlines()[-1]
 
 
-def test_mistakes_write_nothing(file: Path, tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:
+def test_mistakes_write_nothing(
+    file: Path, tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (cut := tmp_path / "cut.json").write_text(file.read_text(encoding="utf-8")[:60])
     other = tmp_path / "other.json"
     weights = dict(slots=48, budgets=dict(kind="sensitivity", weights=(1, 2, 3)))
@@ -129,6 +131,11 @@ def test_mistakes_write_nothing(file: Path, tiny_folder: Path, tmp_path: Path, c
         code, text, err = call(["export", *argv, "-o", str(out)], capsys)
         assert (code, text) == (2, "") and part in err, err
         assert len(err.splitlines()) == 1 and not out.exists()
+    monkeypatch.setattr("kvsearch.app.export.inputs.model", lambda *_, **__: pytest.fail("loads"))
+    for place in (file, file / "deeper"):
+        argv = ["export", str(file), "--verify", *model, "-o", str(place)]
+        code, text, err = call(argv, capsys)
+        assert (code, text) == (2, "") and "is a file, not a folder" in err, err
 
 
 ZOO = Path(__file__).resolve().parent.parent / "docs" / "zoo" / "smollm2-135m-b256"

@@ -62,7 +62,11 @@ def test_an_interrupted_run_has_one_too_and_mistakes_write_nothing(
     study = optuna.load_study(study_name="run", storage=f"sqlite:///{written}")
     assert study.trials[3].state == optuna.trial.TrialState.FAIL
     before = Path(written).read_bytes()
-    for argv, part in (([str(run)], "--force"), ([str(tmp_path)], "is no run folder")):
+    for argv, part in (
+        ([str(run)], "--force"),
+        ([str(tmp_path)], "is no run folder"),
+        ([str(run), "--force", "--prompt", "9"], "--prompt is for runtimes"),
+    ):
         code, _, err = call(["export", *argv, "--to", "optuna"], capsys)
         assert code == 2 and part in err
     assert Path(written).read_bytes() == before and not (tmp_path / "optuna.db").exists()

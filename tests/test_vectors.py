@@ -158,6 +158,7 @@ def test_a_kit_is_written_once_and_needs_no_text(tmp_path: Path, capsys: Any) ->
     assert code == 0 and str(tmp_path / "mine-vectors" / "arrays.safetensors") in out
     for argv, part in (
         ([], "--force"), (["-o", str(tmp_path / "b"), "--verify"], "--verify is for runtimes"),
+        (["-o", str(tmp_path / "b"), "--context", "9"], "--context is for runtimes"),
     ):  # fmt: skip
         code, _, err = call(["export", str(file), "--to", "vectors", *argv], capsys)
         assert code == 2 and part in err

@@ -18,7 +18,7 @@ from kvsearch.evaluate.quality import Evaluator, check_finite
 from kvsearch.export import Artefact, Job, Target, artefact, find, project, proof, verdicts
 from kvsearch.export.environments import require
 from kvsearch.export.fields import Verdict
-from kvsearch.files import write_atomic
+from kvsearch.files import require_writable, write_atomic
 from kvsearch.models.aliases import DEFAULT, hub_id
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.policy import ModelShape, Policy, check, layout
@@ -169,6 +169,7 @@ def export(
     name, shape = _model(file, model)
     loaded = None
     if verify or text is not None or dataset is not None:
+        require_writable(folder / "policy.json" if folder.exists() else folder)
         loaded = inputs.model(
             name or DEFAULT if isinstance(model, str | None) else model,
             dtype=dtype, device=device, context=context, say=shown.say,

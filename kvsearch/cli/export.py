@@ -113,9 +113,12 @@ def command(
 def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int) -> list[str]:
     """Write something that is for no runtime; returns the files."""
     given = click.get_current_context()
-    for name in ("model", "text", "dataset", "strict", "verify"):
-        if given.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--{name} is for runtimes; --to {target} takes -o, --force")
+    takes = ["out", "force"] + ["prompt"] * (target == "vectors")
+    for name in given.params:
+        here = given.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if here and name not in (*takes, "policy", "target", "as_json", "quiet"):
+            words = ", ".join(f"--{t}" for t in takes)
+            raise click.UsageError(f"--{name} is for runtimes; --to {target} takes {words}")
     if target == "optuna":
         from kvsearch.app.optuna_storage import optuna_storage
 
