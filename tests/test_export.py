@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -226,6 +227,23 @@ def test_a_script_without_arguments_says_what_it_takes(
         monkeypatch.setattr(sys, "argv", [str(script), *given])
         with pytest.raises(SystemExit, match=rf'usage: python {script.name} MODEL "the prompt"'):
             runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize(("slots", "most"), [(None, 4 + 8 + 50), (32, 32)])
+def test_llamacpp_makes_room_for_what_it_generates(
+    slots: int | None, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no more: 65,536 tokens of a 7B model would be 32 GiB."""
+    lib, given = MagicMock(), SimpleNamespace()
+    lib.llama_context_default_params.return_value = given
+    lib.llama_init_from_model.return_value = None
+    monkeypatch.setitem(sys.modules, "llama_cpp", lib)
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "")
+    export(Policy(slots=slots), "llamacpp", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", "a.gguf", "once", "--tokens", "50"])
+    with pytest.raises(SystemExit, match="cannot make this cache"):
+        runpy.run_path(str(tmp_path / "run.py"), run_name="__main__")
+    assert given.n_ctx == most
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh")

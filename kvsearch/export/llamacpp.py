@@ -180,7 +180,8 @@ def main():
         with open(args.out, "wb") as f:
             f.write(json.dumps({{"nll": nll, "cells": cells, "state_bytes": held}}).encode())
         return
-    cache = Cache(args.model, 1 << 16 if SLOTS is None else SLOTS, args.threads)
+    most = len(args.prompt.encode()) + 8 + args.tokens  # a token is a byte or more
+    cache = Cache(args.model, most, args.threads)
     logs = cache.feed(cache.tokenize(args.prompt))
     print(args.prompt, end="", flush=True)
     for _ in range(args.tokens):
