@@ -142,7 +142,7 @@ def test_mistakes_write_nothing(
 ZOO = Path(__file__).resolve().parent.parent / "docs" / "zoo" / "smollm2-135m-b256"
 
 
-@pytest.mark.parametrize("name", ["llamacpp", "sglang", "tensorrt_llm", "openvino", "kvpress"])
+@pytest.mark.parametrize("name", ["llamacpp", "sglang", "openvino", "kvpress"])
 def test_a_converted_policy_has_no_figures(name: str, tmp_path: Path, capsys: Any) -> None:
     asked = Policy.from_json(ZOO / "policy.json")
     assert {"nll", "dnll_full", "bytes_peak", "tokens"} <= {*asked.about}

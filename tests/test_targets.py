@@ -207,6 +207,9 @@ def test_windows_per_layer_reach_tensorrt_llm() -> None:
     config = yaml.safe_load(written(asked, target)["extra-llm-api-options.yaml"])["kv_cache_config"]
     assert sum(config["max_attention_window"]) == 400 and config["sink_token_length"] == 4
     assert config["max_attention_window"] == sorted(set(config["max_attention_window"]))
+    for name in ("tensorrt_llm", "mlx"):
+        with pytest.raises(KvsearchError, match="name the model with --model"):
+            artefact(Job(asked, None, "MODEL"), find(name))
 
 
 def test_a_rotating_cache_of_mlx_gets_its_prompt_token_by_token() -> None:

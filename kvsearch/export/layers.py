@@ -1,5 +1,6 @@
 """What the single layers of a projected policy hold, for runtimes that are told layer by layer."""
 
+from kvsearch.errors import KvsearchError
 from kvsearch.export.capability import Capability, Format
 from kvsearch.export.target import Job
 from kvsearch.policy import layout
@@ -15,10 +16,19 @@ def format_per_layer(job: Job, can: Capability) -> list[Format | None]:
 
 
 def slots_per_layer(job: Job) -> list[int]:
-    """Slots of every layer of an evicting policy; a single number where all are alike."""
+    """Slots of every layer of an evicting policy; a single number where all are alike.
+
+    Raises:
+        KvsearchError: layers differ, and the model's shape is not known.
+    """
     p = job.policy
     assert p.slots is not None
-    if job.shape is None or p.budgets.kind == "uniform":
+    if p.budgets.kind == "uniform":
         return [p.slots]
+    if job.shape is None:
+        raise KvsearchError(
+            f"layers have slots of their own by budgets {p.budgets.kind!r}; name the model with "
+            "--model"
+        )
     found = [n or 0 for n in layout(p, job.shape).slots]
     return found if len({*found}) > 1 else found[:1]
