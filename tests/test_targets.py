@@ -200,12 +200,14 @@ def test_layers_in_16_bits_are_exceptions_for_vllm_and_free_for_mlx() -> None:
 
 def test_windows_per_layer_reach_tensorrt_llm() -> None:
     asked = Policy(
-        slots=100, sinks=4, budgets=Budgets(kind="sensitivity", weights=(1, 4, 9, 16), exponent=0.5)
+        slots=100, budgets=Budgets(kind="sensitivity", weights=(1, 4, 9, 16), exponent=0.5)
     )
     target = find("tensorrt_llm")
     assert project(asked, target, SHAPE) == asked
     config = yaml.safe_load(written(asked, target)["extra-llm-api-options.yaml"])["kv_cache_config"]
-    assert sum(config["max_attention_window"]) == 400 and config["sink_token_length"] == 4
+    assert sum(config["max_attention_window"]) == 400 and "sink_token_length" not in config
+    sinks = asked.model_copy(update={"sinks": 4})
+    assert project(sinks, target, SHAPE) == asked  # its PyTorch backend attends without them
     assert config["max_attention_window"] == sorted(set(config["max_attention_window"]))
     for name in ("tensorrt_llm", "mlx"):
         with pytest.raises(KvsearchError, match="name the model with --model"):
