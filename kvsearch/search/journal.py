@@ -44,7 +44,7 @@ class Journal:
         for number, line in enumerate(lines, start=1):
             try:
                 trial = _trial(json.loads(line))
-            except (ValueError, KeyError, TypeError) as e:
+            except (ValueError, KeyError, TypeError, RecursionError) as e:
                 raise RunError(
                     f"{self.file} line {number} is damaged ({e}); mend or remove it"
                 ) from e
@@ -68,7 +68,9 @@ class Journal:
         write_atomic(self.file, rest)
 
 
-def _trial(data: dict[str, Any]) -> Trial:
+def _trial(data: Any) -> Trial:
+    if not isinstance(data, dict):
+        raise TypeError("no trial")
     # rungs were (tokens, dNLL) once; nothing that reads an old folder needs those
     rungs = tuple((int(r[0]), int(r[1]), float(r[2])) for r in data.get("rungs", ()) if len(r) == 3)
     today = {

@@ -57,6 +57,13 @@ def test_a_damaged_line_in_the_middle_stops_with_its_number(run: Path) -> None:
     assert file.read_bytes() == b"\n".join(lines)
 
 
+@pytest.mark.parametrize("line", [b"[1]", b"null", b"[" * 100_000], ids=["list", "null", "deep"])
+def test_a_line_that_is_no_trial_is_named(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "trials.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(RunError, match="line 1 is damaged"):
+        Journal(tmp_path / "trials.jsonl").read()
+
+
 def test_a_second_driver_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = start(folder, "--trials", "400", "--seconds", "0.2")
