@@ -1,6 +1,8 @@
 """What every command promises: JSON that any program reads, shared options, exit codes."""
 
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,15 @@ def test_lora_without_peft_is_refused_before_anything_is_read(
         code, out, err = call(argv, capsys)
         assert code == 2 and out == "" and "pip install 'kvsearch[train]'" in err
         assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
+    argv = [sys.executable, "-m", "kvsearch", "schema"]
+    with Path("/dev/full").open("wb") as out:
+        done = subprocess.run(argv, stdout=out, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "free some space" in done.stderr
 
 
 def test_losses_that_cannot_be_written(

@@ -1,5 +1,6 @@
 """The command line: parses, calls, prints. Results on stdout, everything else on stderr."""
 
+import errno
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ COMMANDS = {
     "validate": "check policy and space files",
     "schema": "the JSON schema of a policy file",
 }
+FULL = (errno.ENOSPC, errno.EDQUOT)
 RESUME = ("run", "adapt")  # commands that go on where they were interrupted
 
 
@@ -89,6 +91,10 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as e:
         if debug:
             traceback.print_exc()
+        if isinstance(e, OSError) and e.errno in FULL:  # such as that of stdout
+            why = f"{e.strerror}; free some space and run the same command again"
+            click.echo(f"kvsearch: {why}", err=True)
+            sys.exit(2)
         click.echo(
             f"kvsearch: this should not have happened ({type(e).__name__}: {e}); "
             "run again with --debug and report it",
