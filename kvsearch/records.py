@@ -191,7 +191,8 @@ class Summary:
         recommended: name of the row to deploy at the budget, or None.
         counts: trials by state.
         rechecks: comparisons printed beside the table, whatever their outcome.
-        seconds: wall time of the whole run.
+        seconds: wall time of the run, or of its last part where `resumed`.
+        resumed: whether the run was begun before, by another process or call.
         importances: share of each axis in what is expected to change around the best policies.
         dropped: name -> why, of policies that could not be measured on the report text.
     """
@@ -206,6 +207,7 @@ class Summary:
     counts: dict[str, int]
     rechecks: list[Recheck] = field(default_factory=list)
     seconds: float = 0.0
+    resumed: bool = False
     importances: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
 

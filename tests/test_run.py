@@ -126,6 +126,8 @@ def test_the_same_command_goes_on_and_measures_nothing_twice(
     assert code == 0
     document = json.loads(out)
     assert document["recommended"] and len(document["rows"]) >= 10
+    assert document["resumed"]  # so its seconds are not those of the whole run
+    assert "the run was resumed, and took" in (finished / "report.html").read_text()
     assert before == {p: p.stat().st_mtime_ns for p in (finished / "nll").iterdir()}
     assert (finished / "trials.jsonl").read_text() == lines
 

@@ -83,7 +83,7 @@ class Run:
         )  # fmt: skip
         self.folder = RunFolder(options.out or default_folder(self.asked))
         try:
-            self.folder.claim(self.asked)
+            self.resumed = self.folder.claim(self.asked)
         except KvsearchError:
             self.folder.close()
             raise
@@ -115,7 +115,7 @@ class Run:
             self.loaded = evaluators.unpark(self.loaded)
             compiled()
             self._bench(measured)
-            measured["seconds"] = time.perf_counter() - self.start
+            measured |= {"seconds": time.perf_counter() - self.start, "resumed": self.resumed}
             write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
             result = summary.read(self.folder)
             with shown.step("report", 1) as step:

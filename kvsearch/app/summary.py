@@ -89,6 +89,7 @@ def read(folder: RunFolder) -> Summary:
         counts=counts,
         rechecks=_rechecks(folder, measured, nll, start, _looks(asked)),
         seconds=float(measured["seconds"]),
+        resumed=bool(measured.get("resumed", False)),
         importances=_optional(folder.path / "importances.json"),
         dropped=measured.get("dropped", {}),
     )

@@ -198,5 +198,6 @@ def _how(summary: Summary) -> dict[str, Any]:
         "shrink": shrink,
         "parts": [facts.text_part(summary, p) for p in facts.PARTS if summary.text.get(p)],
         "seconds": facts.duration(summary.seconds),
+        "resumed": summary.resumed,
         "impls": sorted({f"{op}: {impl}" for r in summary.rows for op, impl in r.impls.items()}),
     }

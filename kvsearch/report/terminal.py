@@ -52,7 +52,8 @@ def closing(summary: Summary, folder: Path) -> str:
     if missing := left_out(summary):
         lines.append(f"  left out: {missing}; trials.jsonl has each reason in full")
     lines += [
-        f"  {tokens:,} search tokens evaluated; {summary.seconds:.0f} s",
+        f"  {tokens:,} search tokens evaluated; {summary.seconds:.0f} s"
+        + (" since the run was resumed" if summary.resumed else ""),
         "",
         f"report    {folder / 'report.html'}",
         f"front     {folder / 'front.csv'}",

@@ -78,8 +78,11 @@ class RunFolder:
 
     # -- what was asked ------------------------------------------------------------------------
 
-    def claim(self, asked: dict[str, Any]) -> None:
+    def claim(self, asked: dict[str, Any]) -> bool:
         """Write `study.json`, or check that this run asked the same, if one has begun.
+
+        Returns:
+            Whether one has begun.
 
         Raises:
             RunError: the folder holds a run of something else; the differences are named.
@@ -87,7 +90,7 @@ class RunFolder:
         file = self.path / "study.json"
         if not file.exists():
             write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
-            return
+            return False
         try:
             before = schema.study(json.loads(file.read_text(encoding="utf-8")))
         except RunError:
@@ -100,12 +103,14 @@ class RunFolder:
             for key in sorted(set(was) | set(now))
             if was.get(key) != now.get(key)
         ]
-        if differing and self._untouched:  # a start that was refused leaves no run behind
-            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
-        elif differing:
+        begun = not self._untouched
+        if differing and begun:
             raise RunError(
                 f"{self.path} holds another run ({'; '.join(differing)[:400]}); give another --out"
             )
+        if differing:  # a start that was refused leaves no run behind
+            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+        return begun
 
     @property
     def _untouched(self) -> bool:
