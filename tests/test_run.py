@@ -26,6 +26,7 @@ from kvsearch.errors import KvsearchError
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
+from kvsearch.search.folder import RunFolder
 from kvsearch.search.journal import Journal
 
 
@@ -336,12 +337,16 @@ def test_too_short_too_small_and_unwritable(
 
 
 @pytest.mark.parametrize(
-    "extra",
-    [[], ["--workers", "2"], ["--ray", "local", "--workers", "2"]],
+    ("extra", "stop"),
+    [
+        ([], signal.SIGINT),
+        (["--workers", "2"], signal.SIGTERM),
+        (["--ray", "local", "--workers", "2"], signal.SIGINT),
+    ],
     ids=["here", "processes", "ray"],
 )
-def test_ctrl_c_keeps_what_was_measured(
-    extra: list[str], tiny_folder: Path, prose: Path, tmp_path: Path
+def test_ctrl_c_and_sigterm_keep_what_was_measured(
+    extra: list[str], stop: signal.Signals, tiny_folder: Path, prose: Path, tmp_path: Path
 ) -> None:
     if "--ray" in extra:
         pytest.importorskip("ray")
@@ -357,11 +362,14 @@ def test_ctrl_c_keeps_what_was_measured(
     deadline = time.monotonic() + 240  # a busy machine starts Ray slowly
     while time.monotonic() < deadline and (not file.exists() or file.read_text().count("\n") < 20):
         time.sleep(0.05)
-    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: every process of the group gets it
+    os.killpg(child.pid, stop)  # as a terminal or `timeout` does: the whole group gets it
     printed, err = child.communicate(timeout=180)
     assert child.returncode == 130, err
     assert "Traceback" not in err and "so far" in printed
     assert file.read_text().count("\n") >= 20
+    folder = RunFolder(out, write=False)
+    counts = {t.name: folder.attempts.of("search", t.fingerprint) for t in folder.running()}
+    assert not any(counts.values()), counts
     with pytest.raises(ProcessLookupError):  # no process is left
         for _ in range(400):
             os.killpg(child.pid, 0)

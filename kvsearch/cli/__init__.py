@@ -31,6 +31,7 @@ COMMANDS = {
     "validate": "check policy and space files",
     "schema": "the JSON schema of a policy file",
 }
+STOPS = (signal.SIGINT, signal.SIGTERM)  # from people, and from schedulers and containers
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RESUME = ("run", "adapt")  # commands that go on where they were interrupted
 
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     args = sys.argv[1:] if argv is None else argv
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
-    before = signal.signal(signal.SIGINT, _interrupt)
+    before = {number: signal.signal(number, _interrupt) for number in STOPS}
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
     try:
@@ -102,10 +103,12 @@ def main(argv: list[str] | None = None) -> None:
         )
         sys.exit(1)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(*_: Any) -> None:
-    """Ctrl-C: stop in order the first time, at once the second time."""
+    """Ctrl-C or SIGTERM: stop in order; Ctrl-C after that stops at once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # GNU's `timeout` sends two
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     raise KeyboardInterrupt

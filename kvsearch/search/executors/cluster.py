@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from importlib.util import find_spec
@@ -68,6 +69,7 @@ class Cluster:
             how |= {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": self._folder}
             # by default Ray runs its workers at a lower priority (nice 15)
             how |= {"object_store_memory": _STORE, "_system_config": {"worker_niceness": 0}}
+        ours = signal.getsignal(signal.SIGTERM)
         try:
             self.ray.init(address=address, **how)
         except Exception as e:
@@ -75,6 +77,9 @@ class Cluster:
                 self.close()
             text = " ".join(str(e).split())[:200]
             raise KvsearchError(f"cannot reach the Ray cluster {address!r}: {text}") from e
+        finally:  # Ray's handler raises `SystemExit`
+            if callable(ours) and signal.getsignal(signal.SIGTERM) is not ours:
+                signal.signal(signal.SIGTERM, ours)
 
 
 def _remove_stale_folders() -> None:
