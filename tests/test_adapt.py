@@ -1,6 +1,7 @@
 """`kvsearch adapt`: the mask of training is the evaluator's, and a killed training goes on."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -280,6 +281,31 @@ def test_an_end_that_is_interrupted_is_not_trained_again(
     monkeypatch.setattr(Scheduled, "loss", None)  # no step is left
     done = adapt(*asked, context=96, recipe=how, progress=False)
     assert done.steps == 6 and done.gain.hi < 0 and [f.name for f in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit"),
+    [
+        (Policy(slots=32), 100_000),  # less than the weights
+        (Policy(slots=32), 200_000),  # less than the optimizer's numbers
+        (Policy(slots=32, channels=Channels(qk=("5 a", "all"))), 60_000),  # less than what is left
+    ],
+    ids=["weights", "optimizer", "pruned"],
+)
+def test_a_full_disk_is_one_sentence_and_the_same_call_goes_on(
+    policy: Policy, limit: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    asked = (policy, str(tiny_folder), TEXT, tmp_path / "out")
+    how = dict(context=96, recipe=Recipe(steps=2, accumulate=1), lora=False, progress=False)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(RunError, match=r"cannot write .* free some space"):
+            adapt(*asked, **how)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "out").exists()
+    assert adapt(*asked, **how).steps == 2
 
 
 def test_minutes_are_a_limit(tiny_folder: Path, tmp_path: Path) -> None:

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from kvsearch.app.adapt_report import Adapted, Losses, compared
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.progress import Shown, Step
-from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator, check_finite
 from kvsearch.files import write_atomic
 from kvsearch.models import given, surgery
@@ -32,7 +30,7 @@ from kvsearch.train.lora import closed, opened, trained_numbers
 from kvsearch.train.new_token import with_new_token
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import Scheduled
-from kvsearch.train.work import Work
+from kvsearch.train.work import Work, saving
 
 FULL = Policy(name="full")
 
@@ -123,7 +121,8 @@ class Job:
         try:
             with quiet():
                 small = surgery.prune(loaded.model.to("cpu"), self.policy.channels)
-                surgery.write(small, loaded.tokenizer, folder)
+                with saving(folder):
+                    surgery.write(small, loaded.tokenizer, folder)
             return read(folder, getattr(torch, loaded.dtype))[0].to(loaded.device)
         finally:
             loaded.model.to(loaded.device)
@@ -173,19 +172,16 @@ class Job:
         """All files under another name first."""
         draft = self.work.path / f"{secrets.token_hex(4)}.part"
         try:
-            draft.mkdir()
-            with quiet():
-                surgery.write(made.model, made.tokenizer, draft)
-            write_atomic(draft / "policy.json", policy.to_json())
-            write_atomic(draft / "adapt.json", json.dumps(asdict(found), indent=2) + "\n")
-            names = list(trained.losses[0])
-            rows = [",".join(f"{x[k]:.9g}" for k in names) for x in trained.losses]
-            write_atomic(draft / "losses.csv", "\n".join([",".join(names), *rows]) + "\n")
-            write_nll(draft / "nll.parquet", list(losses.named()), self.texts.test)
-            os.replace(draft, self.folder)
-        except (OSError, SafetensorError) as e:
-            raise RunError(
-                f"cannot write {self.folder}: {e}; mend that and run the same command again"
-            ) from e
+            with saving(self.folder):
+                draft.mkdir()
+                with quiet():
+                    surgery.write(made.model, made.tokenizer, draft)
+                write_atomic(draft / "policy.json", policy.to_json())
+                write_atomic(draft / "adapt.json", json.dumps(asdict(found), indent=2) + "\n")
+                names = list(trained.losses[0])
+                rows = [",".join(f"{x[k]:.9g}" for k in names) for x in trained.losses]
+                write_atomic(draft / "losses.csv", "\n".join([",".join(names), *rows]) + "\n")
+                write_nll(draft / "nll.parquet", list(losses.named()), self.texts.test)
+                os.replace(draft, self.folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)

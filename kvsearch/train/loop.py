@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from kvsearch.errors import KvsearchError, ModelError, OutOfMemory
 from kvsearch.train.muted import muted
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import IGNORED, Scheduled
-from kvsearch.train.work import Checkpoint, Work
+from kvsearch.train.work import Checkpoint, Work, saving
 
 SAVE_SECONDS = 600.0  # at most, between checkpoints
 MANY = 1 << 30  # steps where only minutes are a limit
@@ -141,6 +142,10 @@ class _Trainer(Trainer):
     ) -> Any:
         """Of one forward pass, as its share of the step's mean."""
         return self.under.loss(model, inputs) / num_items_in_batch
+
+    def _save_checkpoint(self, *args: Any, **more: Any) -> None:
+        with saving(Path(self.args.output_dir)):
+            super()._save_checkpoint(*args, **more)
 
 
 class _OverAlready(Exception):

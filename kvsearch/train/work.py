@@ -4,18 +4,38 @@ It lies beside the final folder under another name, so that the final name never
 checkpoint counts once its mark is written, after everything else in it.
 """
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from kvsearch.errors import RunError
 from kvsearch.files import remove_drafts, write_atomic
 
 MARK = "whole.json"
+
+
+@contextlib.contextmanager
+def saving(place: Path) -> Iterator[None]:
+    """A full disk inside is a `RunError`; torch and safetensors have exceptions of their own.
+
+    Args:
+        place: what is written, for the sentence.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as e:
+        why = " ".join(str(e).split())[:200]
+        raise RunError(
+            f"cannot write {place}: {why}; free some space, or mend that, and run the same command "
+            "again"
+        ) from e
 
 
 @dataclass(frozen=True)
