@@ -338,6 +338,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
         ((ac, "--text", files / "short.txt", *out), "give a longer text"),
         ((ac, *text, *out, "--held-out", files / "cats.txt"), "is the text that is trained on"),
         ((ac, *text, *out, "--steps", "0"), "--steps must be at least 1"),
+        ((ac, *text, *out, "--seed", "-1"), "--seed must be at least 0 and below 2^32"),
         ((ac, *text, *out, "--minutes", "0"), "--minutes must be above 0"),
         ((ac, *text, *out, "--channels-only"), "--channels-only is for a policy"),
         ((ac, *text, *out, "--dtype", "float16"), "--dtype float32 or bfloat16"),

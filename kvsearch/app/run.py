@@ -218,7 +218,7 @@ class Run:
                 trials = tune.run(search, self.work, slots=o.workers or 0, address=o.ray or "local")
             else:
                 trials = search.run()
-        mattered = Kvei(o.seed, context).importances(search.study.optuna_study)
+        mattered = Kvei(o.seed % 2**32, context).importances(search.study.optuna_study)
         write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")
         return trials
 

@@ -44,6 +44,8 @@ class Recipe:
             if given is not None and given < bound:
                 option = "rank" if name == "lora" else name.replace("_", "-")
                 raise KvsearchError(f"--{option} must be at least {bound}, got {given}")
+        if not 0 <= self.seed < 2**32:  # NumPy's limits
+            raise KvsearchError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
         if self.minutes is not None and not self.minutes > 0:
             raise KvsearchError(f"--minutes must be above 0, got {self.minutes:g}")
         if self.lr is not None and not 0 < self.lr < 1:
