@@ -29,6 +29,7 @@ from kvsearch.train.loop import _collate
 from kvsearch.train.new_token import with_new_token
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import IGNORED, Scheduled
+from kvsearch.train.work import Work
 from tests.cache_cases import EXTRA, IDS, PROMPT, SETTING, tiny
 from tests.test_anchors import BY_AGE
 from tests.test_anchors import IDS as ANCHORED
@@ -306,6 +307,17 @@ def test_a_full_disk_is_one_sentence_and_the_same_call_goes_on(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not (tmp_path / "out").exists()
     assert adapt(*asked, **how).steps == 2
+
+
+def test_another_question_is_refused_once_there_is_a_checkpoint(tmp_path: Path) -> None:
+    for asked in {"--lr": 1e-3}, {"--lr": 2e-3}:  # killed before the first one
+        work = Work(tmp_path / "out")
+        work.claim(asked)
+        work._lock.release()
+    work.mark(3, 9.0)
+    work.claim(asked)
+    with pytest.raises(RunError, match="unfinished training with another --lr"):
+        work.claim({"--lr": 1e-3})
 
 
 def test_minutes_are_a_limit(tiny_folder: Path, tmp_path: Path) -> None:

@@ -79,13 +79,13 @@ class Work:
         remove_drafts(self.path)
 
     def claim(self, asked: dict[str, Any]) -> None:
-        """Note what was asked, or check that it was the same before.
+        """Note what was asked, or check that it was the same where a checkpoint is whole.
 
         Raises:
             RunError: something else was, or the note is damaged.
         """
         file, now = self.path / "asked.json", json.loads(json.dumps(asked))
-        if not file.exists():
+        if self.last() is None:  # nothing to go on from, so nothing to contradict
             write_atomic(file, json.dumps(asked, indent=2) + "\n")
             return
         try:
