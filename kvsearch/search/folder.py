@@ -175,7 +175,9 @@ class RunFolder:
             with pq.ParquetFile(file) as f:
                 table = f.read(use_threads=False)
         except (OSError, pa.ArrowException) as e:
-            raise RunError(f"cannot read {file}: {e}") from e
+            raise RunError(
+                f"cannot read {file}: {e}; restore it, or run the search again with another --out"
+            ) from e
         windows = int(_values(table["window"])[-1]) + 1
         about = json.loads(table.schema.metadata[b"about"])
         return _values(table["nll"]).reshape(windows, -1), about

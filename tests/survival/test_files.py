@@ -64,6 +64,16 @@ def test_a_line_that_is_no_trial_is_named(line: bytes, tmp_path: Path) -> None:
         Journal(tmp_path / "trials.jsonl").read()
 
 
+@pytest.mark.parametrize("left", [b"PAR1", None], ids=["damaged", "missing"])
+def test_losses_that_cannot_be_read_say_what_to_do(left: bytes | None, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    if left is not None:
+        (folder.path / "nll" / "search-abc.parquet").write_bytes(left)
+    with pytest.raises(RunError, match=r"cannot read .*search-abc\.parquet.*; restore it, or"):
+        folder.load_nll("search", "abc")
+    folder.close()
+
+
 def test_a_second_driver_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = start(folder, "--trials", "400", "--seconds", "0.2")
