@@ -163,6 +163,18 @@ def test_inactive_fields_do_not_change_the_identity() -> None:
     assert seven.fingerprint(32) != Policy(slots=60).fingerprint(32)
 
 
+@given(policies(), st.sampled_from(["recent_window", "sinks", "interval"]), st.integers(0, 60))
+def test_one_identity_has_one_layout(policy: Policy, field: str, value: int) -> None:
+    """A search takes the figures of one for those of the other."""
+    try:
+        other = Policy.build(json.loads(policy.to_json()) | {field: value})
+        slots = [[x.slots for x in layout(p, SHAPE).layers] for p in (policy, other)]
+    except PolicyError:
+        return
+    if policy.fingerprint(SHAPE.layers) == other.fingerprint(SHAPE.layers):
+        assert slots[0] == slots[1]
+
+
 def test_levels_that_do_not_read_a_field_do_not_hash_it() -> None:
     tiers = (Tier(key_bits=8, value_bits=8),)
 

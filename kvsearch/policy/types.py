@@ -266,7 +266,8 @@ class Policy(Frozen):
             d["ladder"] = self._canonical_ladder(layers)
         if self.evicts:
             d["spread"] = self._canonical_budgets()
-            if not (self.scored or self.ladder or many or self.fp16_recent or self.anchors):
+            told = self.scored or self.ladder or many or self.fp16_recent or self.anchors
+            if not told and self.budgets.kind == "uniform":  # else no layer has fewer slots
                 d["recents"] = 0
         elif not self.drops:
             d["positions"] = "original"
