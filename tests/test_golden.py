@@ -3,8 +3,8 @@
 `golden/nll.jsonl` was made before rules, schedule and engine came apart: the golden files, what the
 studies recommend, and one trial of each kind that the studies searched. Losses of 15 of them were
 made anew when all slots of a short text came to count as recent (25 November 2026), and three have
-another fingerprint since a recent window counts with uneven budgets (26 November). All are sized and
-compared here; every seventh and the golden files are also run, or all with KVSEARCH_GOLDEN=all
+another fingerprint since a recent window counts with uneven budgets (26 November). All are sized
+and compared here; every seventh and the golden files are also run, or all with KVSEARCH_GOLDEN=all
 (minutes).
 
 A processor that sums in another order can flip a rank or a code, and with it a loss: then all that

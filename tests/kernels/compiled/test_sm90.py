@@ -97,6 +97,8 @@ def test_lifetime_attention(kind, D, more):
         warps=tile.warps,
         stages=tile.stages,
     )
+    if kind != "fp32":
+        assert not cost.hasty, cost
     name = f"lifetime_attention/{kind}/{D}" + (f"/{more}" if more else "")
     check(name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32")
 
