@@ -157,6 +157,8 @@ def test_inactive_fields_do_not_change_the_identity() -> None:
     )
     a = Policy(slots=60, quantizer=Quantizer(group=8), recent_window=5)
     assert a.fingerprint() == Policy(slots=60).fingerprint()
+    uneven = Policy(slots=60, budgets=Budgets(kind="pyramid"))  # no layer has less than a window
+    assert uneven.fingerprint() != uneven.model_copy(update={"recent_window": 40}).fingerprint()
     seven = Policy(slots=60, ladder=Ladder(span=7 / 30, overlap=3 / 7))
     eight = Policy(slots=60, ladder=Ladder(span=8 / 30, overlap=0.5))
     assert seven.fingerprint(30) == eight.fingerprint(30)

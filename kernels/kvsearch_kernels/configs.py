@@ -87,7 +87,9 @@ DECODE_AMPERE = {
     (128, 2): Tile(8, 64, 4, 3),
     (256, 2): Tile(8, 64, 4, 3),
 }
-DECODE_RESIDENT = 3  # programs that a multiprocessor runs at once, by registers
+# Programs that a multiprocessor runs at once: registers have room for three of four warps, but two
+# with Lloyd levels of 5 bits and 128 channels.
+DECODE_RESIDENT = 3
 # Share of splits per stored token, from the time per token that kernels.md estimates.
 DECODE_COST = {16: 7.4, 8: 3.8, 5: 2.4, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
 

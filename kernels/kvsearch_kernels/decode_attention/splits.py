@@ -2,9 +2,9 @@
 
 A multiprocessor runs a few programs at once, and those of `decode_attention` wait for memory and
 for their own results more than for each other: so how long all take is a matter of how many waves
-there are, and of the longest program of a wave. 256 heads with a program each leave a third of a
-GPU without work that has room for 396; with two each, all but 116 wait for a second wave. With
-three each, two waves are nearly full.
+there are, and of the longest program of a wave. On a GPU with room for 396 programs, 256 heads with
+a program each leave a third of the room empty; with two each, 116 programs are left for a second
+wave. With three each, two waves are nearly full.
 """
 
 from functools import lru_cache

@@ -121,6 +121,8 @@ def test_score_keys(kind, D, largest):
         warps=tile.warps,
         stages=tile.stages,
     )
+    if kind != "fp32" and D < 256:  # rows of queries come ahead; their sums and weights do not
+        assert not any("DEPBAR" in line for line in cost.hasty), cost
     name = f"score_keys/{kind}/{D}" + "/max" * largest
     check(name, cost, elements=tile.rows * tile.columns, warps=tile.warps, tensor=kind != "fp32")
 
@@ -451,6 +453,8 @@ def test_evict_in_place(name):
     """The loop that is counted is that over keys."""
     kind, D, *_ = EVICTS[name]
     cost, tile = compiled(*EVICTS[name])
+    if kind != "fp32" and name != "bf16/128/1":  # there registers are left for two stages
+        assert not cost.hasty, cost
     check(
         f"evict_in_place/{name}", cost, elements=2 * tile.columns * D, warps=tile.warps,
         tensor=kind != "fp32",
