@@ -218,7 +218,8 @@ def build(
         return _attend(case, queries(T), *pair(T), scale, tiny)
     if case.op in compactions.VARIANTS:
         fmt = form(case.variant, m.dim) if case.op == "repack_kv" else None
-        found = compactions.arguments(case.op, case.variant, fmt, pair, T, _packed)
+        shared = m.queries // m.keys
+        found = compactions.arguments(case.op, case.variant, fmt, pair, T, shared, _packed)
         return Work(OPS[case.op], *found)
     x = data(m.keys, T)
     if case.op in ("quantize_kv", "dequantize_kv"):

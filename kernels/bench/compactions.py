@@ -13,6 +13,8 @@ from torch import Tensor
 from kvsearch_kernels.choose_slots import Ask, Sums, choose_slots
 from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
+from kvsearch_kernels.evict_in_place.probe import cases as proofs
 from kvsearch_kernels.gather_rows import Rows, gather_rows
 from kvsearch_kernels.op import Op
 from kvsearch_kernels.quantize_kv import Format, Packed
@@ -20,12 +22,15 @@ from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from kvsearch_kernels.settle_kv import settle_kv
 
 OPS: tuple[Op[Any, Any], ...] = (
-    repack_kv, choose_slots, copy_rows, settle_kv, gather_rows
+    evict_in_place, repack_kv, choose_slots, copy_rows, settle_kv, gather_rows
 )  # fmt: skip
 INTERVAL = 16  # tokens between compactions
+TINY = 128  # slots of cases that are compared with the reference are fewer
+INTERVALS = 64  # that `evict_in_place` goes through
 Q8_0 = Format(8, 32, "ggml-0")
 SHAPES = ((1024, 1), (1024, 8), (4080, 8))  # slots and sequences
 VARIANTS = {
+    "evict_in_place": (f"{INTERVALS} intervals",),
     "repack_kv": ("4", "r4"),
     "choose_slots": ("evict", "tiers"),
     "settle_kv": ("8+4",),
@@ -43,15 +48,18 @@ def shapes(op: str) -> Iterator[tuple[int, int, str]]:
 
 def arguments(
     op: str, variant: str, fmt: Format | None, pair: Callable[[int], tuple[Tensor, Tensor]],
-    slots: int, packed: Callable[[Tensor, Format], Packed],
-) -> tuple[tuple[Any, ...], dict[str, Any], int]:  # fmt: skip
+    slots: int, queries: int, packed: Callable[[Tensor, Format], Packed],
+) -> tuple[Any, ...]:  # fmt: skip
     """Arguments of one compaction that drops as many slots as came, and the bytes it must read.
+
+    `evict_in_place` does many; what it has written is put back by the last of what this returns.
 
     Args:
         op, variant: what to time.
         fmt: the format that `variant` names, if it names one.
         pair: makes keys and values `[B, H, n, D]`.
         slots: that stay.
+        queries: heads of them for each head of keys.
         packed: packs keys or values.
     """
     new = min(INTERVAL, slots // 4)
@@ -59,6 +67,11 @@ def arguments(
     k, v = pair(n)
     B, H, _, D = k.shape
     device = k.device
+    if op == "evict_in_place" and slots < TINY:  # only its probe knows what it has written over
+        found = (args for args, _ in proofs(device, k.dtype) if args[0].shape[-1] == D)
+        return next(found), {}, 0
+    if op == "evict_in_place":
+        return _evictions(k, v, new, queries)
     if op == "repack_kv":
         assert fmt is not None
         k, v = pair(slots)
@@ -101,6 +114,25 @@ def arguments(
     (choice,) = choose_slots.run("reference", [ask])
     kinds = [(Format(8, D), Format(8, D)), (Format(4, D), Format(4, D))]
     return (k, v, before, choice.pools, kinds), {"keep": choice.keep}, k.nbytes + v.nbytes
+
+
+def _evictions(k: Tensor, v: Tensor, new: int, queries: int) -> tuple[Any, ...]:
+    """Slots that are full, and as many new tokens in every interval as are evicted."""
+    B, H, n, D = k.shape
+    J, device = INTERVALS, k.device
+    sums = torch.rand(B, H, n, device=device)
+    born = torch.arange(n, device=device).expand(B, H, n).contiguous()
+    before = sums.clone(), born.clone()
+    q = torch.randn(J, B * H, queries * new, D, device=device, dtype=k.dtype) * D**-0.5
+    fresh = torch.randn(J, 2, B, H, new, D, device=device, dtype=k.dtype)
+    how = Evictions(seen=n - new, first=4, last=n, recent=new)
+    args = (torch.stack([k, v]), sums, born, q, fresh, fresh, torch.ones(new, device=device), how)
+
+    def first() -> None:
+        for x, y in zip((sums, born), before, strict=True):
+            x.copy_(y)
+
+    return args, {}, J * (k.nbytes + v.nbytes), {}, first
 
 
 def _flat(x: Packed) -> Tensor:

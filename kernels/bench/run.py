@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from cases import OPS, implementations  # noqa: E402
+from cases import BASELINES, OPS, implementations  # noqa: E402
 from worker import MARK, distinct, examine, results_are_finite  # noqa: E402
 
 COLUMNS = (
@@ -179,21 +179,24 @@ def examine_all(
         return dict(zip(ops, pool.map(one, ops), strict=True))
 
 
-def run_op(op: str, found: Sound | None, table: Table, roof: float | None, seconds: float) -> None:
-    """Time the implementations of one op within about `seconds`."""
+def run_op(
+    op: str, found: Sound | None, table: Table, roof: float | None, seconds: float,
+    impls: Sequence[str] = ("triton", *BASELINES),
+) -> None:  # fmt: skip
+    """Time those of `impls` that an op has, within about `seconds`."""
     end = time.monotonic() + seconds
     everything = [[c.model.name, c.variant] for c in distinct(op)]
-    baselines = [x for x in implementations(op) if x != "triton"]
-    todo = [(["triton"], found)] if found else []
+    baselines = [x for x in implementations(op) if x != "triton" and x in impls]
+    todo = [(["triton"], found)] if found and "triton" in impls else []
     todo += [(baselines, Sound(DTYPES[0], everything))] if baselines else []
-    for i, (impls, what) in enumerate(todo):
+    for i, (mine, what) in enumerate(todo):
         budget = max(5.0, (end - time.monotonic()) / (len(todo) - i))
-        asked = {"op": op, "impls": impls, "dtype": what.dtype, "kernels": what.kernels}
+        asked = {"op": op, "impls": mine, "dtype": what.dtype, "kernels": what.kernels}
         rows, reason = stage("clock", budget + SLACK, seconds=budget, **asked)
         for row in rows:
             _add_times(table, roof, op, row["impl"], what.dtype, row)
         if reason:
-            name = "triton" if impls == ["triton"] else "baselines"
+            name = "triton" if mine == ["triton"] else "baselines"
             table.add(op=op, impl=name, dtype=what.dtype, metric="time", note=reason)
 
 
@@ -272,12 +275,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, no timing")
     parser.add_argument("--gate-only", action="store_true", help="check kernels, time nothing")
     parser.add_argument("--only", default=",".join(OPS), help="ops, separated by commas")
+    known = ("triton", *BASELINES)
+    parser.add_argument("--impls", default=",".join(known), help="what is timed, likewise")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     parser.add_argument("--out", type=Path, default=HERE / "results.csv", help="rows are appended")
     args = parser.parse_args(argv)
     ops = [op for op in OPS if op in args.only.split(",")]
     if unknown := {*args.only.split(",")} - {*OPS}:
         parser.error(f"there is no op called {min(unknown)!r}; there are {', '.join(OPS)}")
+    impls = args.impls.split(",")
+    if unknown := {*impls} - {*known}:
+        parser.error(f"nothing is called {min(unknown)!r}; there are {', '.join(known)}")
     if args.dry_run:
         return dry_run(ops)
     if not torch.cuda.is_available():
@@ -295,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             table.add(op=op, metric="gate", note="there was no time left for this op")
             continue
         share = SHARES.get(op, 1) / sum(SHARES.get(o, 1) for o in ops[i:])
-        run_op(op, checked[op], table, roof, left * share)
+        run_op(op, checked[op], table, roof, left * share, impls)
     show(table.rows)
     return 0
 

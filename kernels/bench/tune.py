@@ -1,4 +1,4 @@
-"""Find tiles for `decode_attention` on this GPU: programs at once, keys of a tile, warps, stages.
+"""Find tiles for `decode_attention` on this GPU: warps at once, keys of a tile, warps, stages.
 
     python kernels/bench/tune.py --seconds 240 --out tiles.csv
     python kernels/bench/tune.py --dry-run         # anywhere: every setting once, on the CPU
@@ -33,13 +33,12 @@ from worker import emit, examine, replay, sentence  # noqa: E402
 from kvsearch_kernels import configs  # noqa: E402
 from kvsearch_kernels.configs import Tile  # noqa: E402
 from kvsearch_kernels.decode_attention import triton_impl  # noqa: E402
-from kvsearch_kernels.decode_step import table  # noqa: E402
 
 VARIANTS = ("4", "1%16+r4", "8", "2", "16")  # in order of priority
-SHAPES = (("llama2-7b", 8, 4096), ("llama3-8b", 8, 4096), ("llama3-8b", 8, 32768))
+SHAPES = (("llama2-7b", 8, 4096), ("llama3-8b", 8, 32768))
 HEADS = {m.name: m for m in MODELS}
 ROWS = 8  # least query heads of a group
-SECONDS = 0.3  # of replays of a setting
+SECONDS = 0.1  # of replays of a setting
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,12 @@ class Setting:
     """What is tried.
 
     Attributes:
-        resident: programs that a multiprocessor is taken to run at once; they are shared out by it.
+        at_once: warps that a multiprocessor is taken to run; programs are shared out by it.
         columns: keys of a tile.
         warps, stages: of a program.
     """
 
-    resident: int
+    at_once: int
     columns: int
     warps: int
     stages: int
@@ -63,23 +62,24 @@ class Setting:
         return self.columns, self.warps, self.stages
 
 
-PRESENT = Setting(configs.DECODE_RESIDENT, *(asdict(configs.DECODE[128, 2])[k]
+PRESENT = Setting(configs.DECODE_WARPS, *(asdict(configs.DECODE[128, 2])[k]
                                              for k in ("columns", "warps", "stages")))  # fmt: skip
 
 
 def settings() -> Iterator[Setting]:
     """All of them, the present one first."""
     yield PRESENT
-    every = (Setting(*x) for x in product((1, 2, 3, 4, 6, 12), (128, 64), (4, 8), (2, 3)))
-    # first the present tile in other numbers of programs at once, which compiles nothing
+    every = (Setting(*x) for x in product((12, 8, 16, 24), (32, 64), (1, 2), (3,)))
+    # first the present tile with other numbers of warps at once, which compiles nothing
     yield from sorted((x for x in every if x != PRESENT), key=lambda x: x.tile != PRESENT.tile)
 
 
 def use(at: Setting) -> None:
     """Let decoding in 16 bits with 128 channels go by `at`, in this process."""
     configs.DECODE[128, 2] = Tile(ROWS, at.columns, at.warps, at.stages)
-    for module in (configs, triton_impl, table):
-        vars(module)["DECODE_RESIDENT"] = at.resident
+    configs.DECODE_LOADED[128] = at.columns, at.warps
+    for module in (configs, triton_impl):
+        vars(module)["DECODE_WARPS"] = at.at_once
 
 
 def case(variant: str, shape: tuple[str, int, int]) -> Case:
@@ -148,7 +148,7 @@ def dry_run() -> int:
     """Every setting and variant once, on the CPU and at a tiny shape, by the reference."""
     for at in settings():
         use(at)
-        assert configs.decode_tile(128, 2, False).columns == at.columns
+        assert configs.decode_tile(128, 2, 1, loaded=False, lookups=False).columns == at.columns
     for variant in VARIANTS:
         if reason := examine(case(variant, SHAPES[0]), "cpu", torch.bfloat16, "reference"):
             raise RuntimeError(f"{variant}: {reason}")

@@ -35,7 +35,7 @@ MARK = "row "
 # Input sets in rotation: at most so many, and no more than it takes that caches of 60 MB do not
 # hold what is read next.
 SETS, ROTATED = 4, 512 << 20
-CASE_SECONDS = 0.5  # of replays
+CASE_SECONDS = 0.2  # of replays
 
 
 def emit(**row: Any) -> None:

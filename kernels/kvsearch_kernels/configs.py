@@ -1,7 +1,8 @@
 """Tile sizes of the kernels, per shape; a table instead of an autotuner, so that runs repeat.
 
-Every entry compiles without spills for sm_90, those of AMPERE for sm_80 (`tests/kernels/compiled`).
-They are guesses from register counts: timed on an H200 (`studies/2026-11-gpu`), not tuned there.
+Every entry compiles without spills for sm_90, those of AMPERE and of decoding for sm_80
+(`tests/kernels/compiled`). Those of decoding with 128 channels were tried on an H200
+(`studies/2026-11-gpu`); the others are guesses from register counts, timed there.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -74,45 +75,48 @@ SUM_WARPS = 4
 
 # (head_dim, bytes per element of the queries) -> keys of a tile as columns; half as many for a part
 # whose format is expanded to 16 or 32 bits a channel. Rows are the least query heads of a group.
+# In 16 bits a program is one warp where registers allow it: it waits for no other, and reads
+# nothing that another reads.
 DECODE = {
-    (64, 2): Tile(8, 128, 4, 3),
-    (128, 2): Tile(8, 128, 4, 3),
-    (256, 2): Tile(8, 128, 8, 3),
+    (64, 2): Tile(8, 64, 1, 3),
+    (128, 2): Tile(8, 32, 1, 3),
+    (256, 2): Tile(8, 32, 2, 3),
     (64, 4): Tile(8, 64, 4, 1),
     (128, 4): Tile(8, 64, 4, 1),
     (256, 4): Tile(8, 64, 16, 1),
 }
-DECODE_AMPERE = {
-    (64, 2): Tile(8, 64, 4, 3),
-    (128, 2): Tile(8, 64, 4, 3),
-    (256, 2): Tile(8, 64, 4, 3),
-}
-# Programs that a multiprocessor runs at once: registers have room for three of four warps, but two
-# with Lloyd levels of 5 bits and 128 channels.
-DECODE_RESIDENT = 3
+# The same where formats need more registers, see `decode_tile`: keys of a tile and warps.
+DECODE_LOADED = {64: (32, 1), 128: (64, 2), 256: (32, 2)}
+# Query heads of a group -> keys of a tile and warps, for more than eight.
+DECODE_MORE = {16: (32, 2), 32: (64, 4), 64: (32, 4)}
+# Warps that a multiprocessor runs at once: registers have room for 16 at 128 a thread, and for 12
+# at 168, which Lloyd levels take.
+DECODE_WARPS = 12
 # Share of splits per stored token, from the time per token that kernels.md estimates.
 DECODE_COST = {16: 7.4, 8: 3.8, 5: 2.4, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
 
 
-def decode_tile(
-    head_dim: int, itemsize: int, lookups: bool, groups: int = 1, *, ampere: bool = False
-) -> Tile:
+def decode_tile(head_dim: int, itemsize: int, heads: int, *, loaded: bool, lookups: bool) -> Tile:
     """Tile of `decode_attention`.
 
     Args:
         head_dim: of keys and values.
         itemsize: bytes of an element of the queries.
+        heads: of queries, for each of keys.
+        loaded: whether levels are looked up, a vector has several scales, or a launch the code of
+            many formats.
         lookups: whether some levels come from a table in memory.
-        groups: most scales of a vector of what is unpacked in registers; four need more of those.
-        ampere: for GPUs before sm_90.
     """
-    key = head_dim, itemsize
-    tile = DECODE_AMPERE.get(key, DECODE[key]) if ampere else DECODE[key]
-    if groups == 4 and head_dim == 128:
-        tile = replace(tile, columns=64)
-    elif groups == 4 and ampere:
-        tile = replace(tile, stages=1)
-    return replace(tile, warps=8) if lookups else tile
+    tile = DECODE[head_dim, itemsize]
+    tile = replace(tile, rows=max(tile.rows, 1 << (heads - 1).bit_length()))
+    if itemsize == 4:
+        return replace(tile, warps=max(8, tile.warps)) if lookups else tile
+    columns, warps = tile.columns, tile.warps
+    if tile.rows > 8:
+        columns, warps = DECODE_MORE[tile.rows]
+    elif loaded:
+        columns, warps = DECODE_LOADED[head_dim]
+    return replace(tile, columns=columns, warps=max(warps, 2) if lookups else warps)
 
 
 EVICT_COPIED = 16  # rows that `evict_in_place` copies at once

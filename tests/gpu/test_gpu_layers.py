@@ -147,8 +147,9 @@ def test_captured_turns_evict_what_turns_evict(
     monkeypatch.delenv("KVSEARCH_GRAPHS")
     assert turns.serves(GPU, turns.LEAST)  # which waits, the first time
     made.clear()
+    layer = Layer(policy, WIDE, calls, GPU, dtype, packed=False)
     with without_waits():
-        got = Layer(policy, WIDE, calls, GPU, dtype, packed=False).run()
+        got = layer.run()
     assert made
     assert torch.equal(got, want)
 

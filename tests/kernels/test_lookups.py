@@ -9,7 +9,7 @@ import torch
 from ptx import carry_out
 
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
-from kvsearch_kernels.decode_attention.lookup_asm import SCALE, keys, tables, values
+from kvsearch_kernels.decode_attention.lookup_asm import SCALE, lookups, tables
 from kvsearch_kernels.quantize_kv.reference import Format, dequantize, quantize
 
 NOISE = 0x5A5A5A5A  # copies of an operand that are not to be read
@@ -57,64 +57,54 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def operands(bits, lloyd, pack, word, shift, top, first):
-    """As Triton numbers them: one of 32 bits an element comes `pack` times a word."""
+def operands(bits, lloyd, word, shift, top, first):
+    """As Triton numbers them: one of 32 bits an element comes twice a word."""
     found = [word]
     if bits < 4:
-        found += [shift] + [NOISE] * (pack - 1)
+        found += [shift, NOISE]
     if bits in (3, 5):
-        found += [top, first + 30 * (bits == 3)] + [NOISE] * (pack - 1)
+        found += [top, first + 30 * (bits == 3), NOISE]
     for table in tables(bits, lloyd):
-        found += [table] + [NOISE] * (pack - 1)
+        found += [table, NOISE]
     return found
 
 
 @KINDS
-def test_keys(bits, lloyd):
-    text, constraints = keys(bits, lloyd)
+def test_every_code_in_every_place(bits, lloyd):
+    text, constraints = lookups(bits, lloyd)
     for *held, codes in cases(bits):
-        given = operands(bits, lloyd, 2, *held)
+        given = operands(bits, lloyd, *held)
         assert constraints == ",".join(["=r"] * 4 + ["r"] * len(given))
         for i, out in enumerate(carry_out(text, 4, given)):
             assert halves(out) == wanted([codes[i], codes[i + 4]], bits, lloyd)
 
 
-@KINDS
-def test_values(bits, lloyd):
-    for *held, codes in cases(bits):
-        given = operands(bits, lloyd, 4, *held)
-        for upper in (False, True):
-            text, constraints = values(bits, upper, lloyd)
-            assert constraints == ",".join(["=r"] * 2 + ["r"] * len(given))
-            found = [x for out in carry_out(text, 2, given) for x in halves(out)]
-            assert found == wanted(codes[upper::2], bits, lloyd)
-
-
 @pytest.mark.parametrize("D", [64, 128])
 @KINDS
 def test_where_channels_are(bits, lloyd, D):
-    """Packed rows, read as `lookup_words` reads them: which channels come out where."""
+    """Packed rows, read as `lookup_words` reads them: which channels come out where.
+
+    A word of the asm is two neighbours of a row of keys, or of values the same of two rows.
+    """
     fmt = Format(bits, D, "lloyd" if lloyd else "uniform")
-    packed = quantize(torch.randn(D), fmt)
-    row = packed.codes.numpy()
+    packed = quantize(torch.randn(2, D), fmt)
+    rows = packed.codes.numpy().view("<u2")
     units = torch.tensor([1.0, 0.0])[: fmt.numbers].half()  # steps of 1, zeros of 0
-    level = dequantize(replace(packed, scales=units[None]), fmt)
+    level = dequantize(replace(packed, scales=units.expand(2, 1, -1).contiguous()), fmt)
     level = scaled(level, bits, lloyd).tolist()
-    for held, pack, W in ((row.view("<u2"), 2, D // 4), (row, 4, D // 2)):
-        S = W if bits > 3 else W // 2
-        for w in range(0, W, pack):
-            at = np.arange(w, w + pack)
-            word = int.from_bytes(held[at % S].tobytes(), "little")
-            top = 0
-            if bits in (3, 5):
-                top = int.from_bytes(held[S + at % (W // 4)].tobytes(), "little")
-            given = operands(bits, lloyd, pack, word, w // (W // 2) * 2, top, w // (W // 4))
-            if pack == 2:
-                for n, out in enumerate(carry_out(keys(bits, lloyd)[0], 4, given)):
-                    assert halves(out) == [level[2 * v + n // 2 + n % 2 * D // 2] for v in at]
-            else:
-                for n in range(2):
-                    found = carry_out(values(bits, n == 1, lloyd)[0], 2, given)
-                    assert [x for out in found for x in halves(out)] == [
-                        level[v + n * W] for v in at
-                    ]
+    W = D // 4
+    S = W if bits > 3 else W // 2
+
+    def word(places):
+        return int.from_bytes(np.array([rows[r, x] for r, x in places]).tobytes(), "little")
+
+    for w in range(W):
+        pairs = [((0, w), (1, w))]
+        if w % 2 == 0:
+            pairs.append(((0, w), (0, w + 1)))
+        for pair in pairs:
+            top = word([(r, S + v % (W // 4)) for r, v in pair]) if bits in (3, 5) else 0
+            codes = word([(r, v % S) for r, v in pair])
+            given = operands(bits, lloyd, codes, w // (W // 2) * 2, top, w // (W // 4))
+            for n, out in enumerate(carry_out(lookups(bits, lloyd)[0], 4, given)):
+                assert halves(out) == [level[r][2 * v + n // 2 + n % 2 * D // 2] for r, v in pair]

@@ -2,8 +2,7 @@
 
 Operands are the results; the word of codes, a nibble each; at 2 and 3 bits how far to shift it; at
 3 and 5 bits the word of top bits and how far to shift that; and the tables. A word is two elements
-of 16 bits or four of 8; an operand of 32 bits an element comes once for each element, and only the
-first is used.
+of 16 bits; an operand of 32 bits an element comes once for each, and only the first is used.
 """
 
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
@@ -13,6 +12,7 @@ from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 # lower byte of all four levels is the same, and only the upper one is looked up.
 SCALE = 1150 / 2048 / 0.4528
 ALIKE = 0x7E7E7E7E
+RESULTS = 4  # words of two levels
 
 
 def tables(bits: int, lloyd: bool = True) -> list[int]:
@@ -38,8 +38,8 @@ def tables(bits: int, lloyd: bool = True) -> list[int]:
 class _Operands:
     """Names of the operands of a text, by what they are."""
 
-    def __init__(self, bits: int, lloyd: bool, pack: int, outputs: int) -> None:
-        at = outputs
+    def __init__(self, bits: int, lloyd: bool) -> None:
+        at, pack = RESULTS, 2
         self.word, at = f"${at}", at + 1
         if bits < 4:
             self.shift, at = f"${at}", at + pack
@@ -50,7 +50,7 @@ class _Operands:
         words = [f"${at + i * pack}" for i in range(n)]
         both = lloyd and bits > 2
         self.tables = {"l": words[: n // 2], "h": words[n // 2 :]} if both else {"h": words}
-        self.count = at + n * pack - outputs
+        self.count = at + n * pack - RESULTS
 
 
 def _codes(bits: int, o: _Operands) -> list[str]:
@@ -82,25 +82,21 @@ def _codes(bits: int, o: _Operands) -> list[str]:
     return lines
 
 
-def _asm(
-    bits: int, lloyd: bool, pack: int, outputs: int, halves: list[str], spread: tuple[int, int],
-    joins: list[str],
-) -> str:  # fmt: skip
-    """PTX from a word of codes to words of two levels.
+def lookups(bits: int, lloyd: bool = True) -> tuple[str, str]:
+    """PTX from a word of codes to words of levels, and its constraints.
+
+    Four results, of the lowest to the highest nibble of both elements. Every element stands for
+    itself: codes 0, 1, 4, 5 are in `a` and 2, 3, 6, 7 in `b`.
 
     Args:
         bits: of a code.
         lloyd: whether levels are Lloyd's, or the codes themselves.
-        pack: elements of a word.
-        outputs: results.
-        halves: makes `a` and `b` of `i`; their four lowest nibbles are four of the eight codes.
-        spread: bytes of a word and of that word, shifted by a nibble, whose top bits are those of
-            the codes in `a`, and in `b`.
-        joins: results, from lower bytes `la`, `lb` and upper ones `ha`, `hb`.
     """
-    o = _Operands(bits, lloyd, pack, outputs)
-    masks = [f"prmt.b32 s{x}, %s, m, 0x{y:04x}" for x, y in zip("ab", spread, strict=True)]
-    lines = [".reg .b32 i, j, m, n, a, b, sa, sb, la, lb, ha, hb, far", *_codes(bits, o), *halves]
+    o = _Operands(bits, lloyd)
+    # bytes of a word and of that word, shifted by a nibble, whose top bits are those of the codes
+    masks = ["prmt.b32 sa, %s, m, 0xae8c", "prmt.b32 sb, %s, m, 0xbf9d"]
+    lines = [".reg .b32 i, j, m, n, a, b, sa, sb, la, lb, ha, hb, far", *_codes(bits, o)]
+    lines += ["prmt.b32 a, i, 0, 0x4420", "prmt.b32 b, i, 0, 0x4431"]
     for y, words in o.tables.items():
         near = (words * 2)[:2]
         lines += [f"prmt.b32 {y}{x}, {near[0]}, {near[1]}, {x}" for x in "ab"]
@@ -117,37 +113,10 @@ def _asm(
         lines += [f"lop3.b32 h{x}, h{x}, s{x}, 0x80808080, 0xf2" for x in "ab"]  # h | (~s & 80s)
     if "l" not in o.tables:
         lines += [f"mov.b32 l{x}, {ALIKE if lloyd else 0}" for x in "ab"]
-    return "{ " + "; ".join([*lines, *joins]) + "; }"
-
-
-def _constraints(bits: int, lloyd: bool, pack: int, outputs: int) -> str:
-    return ",".join(["=r"] * outputs + ["r"] * _Operands(bits, lloyd, pack, outputs).count)
-
-
-def keys(bits: int, lloyd: bool = True) -> tuple[str, str]:
-    """Text and constraints, for words of two elements of 16 bits.
-
-    Four results, of the lowest to the highest nibble of both elements. Every element stands for
-    itself: codes 0, 1, 4, 5 are in `a` and 2, 3, 6, 7 in `b`.
-    """
-    halves = ["prmt.b32 a, i, 0, 0x4420", "prmt.b32 b, i, 0, 0x4431"]
-    joins = [
+    lines += [
         "prmt.b32 $0, la, ha, 0x6240",
         "prmt.b32 $1, la, ha, 0x7351",
         "prmt.b32 $2, lb, hb, 0x6240",
         "prmt.b32 $3, lb, hb, 0x7351",
     ]
-    text = _asm(bits, lloyd, 2, 4, halves, (0xAE8C, 0xBF9D), joins)
-    return text, _constraints(bits, lloyd, 2, 4)
-
-
-def values(bits: int, upper: bool, lloyd: bool = True) -> tuple[str, str]:
-    """Text and constraints, for words of four bytes: two results, of their lower or upper codes.
-
-    What the texts of both have in common is done once, as nothing in them has an effect.
-    """
-    halves = ["mov.b32 a, i", "shr.u32 b, i, 16"]
-    which = "0x7351" if upper else "0x6240"
-    joins = [f"prmt.b32 $0, la, ha, {which}", f"prmt.b32 $1, lb, hb, {which}"]
-    text = _asm(bits, lloyd, 4, 2, halves, (0x9D8C, 0xBFAE), joins)
-    return text, _constraints(bits, lloyd, 4, 2)
+    return "{ " + "; ".join(lines) + "; }", ",".join(["=r"] * RESULTS + ["r"] * o.count)

@@ -6,11 +6,11 @@
 fp16. Nothing is rounded but the levels, as values in 16 bits are. Eight entries are all levels of 2
 and 3 bits, and the sizes of 4 bits, whose levels are symmetric; the sizes of 5 bits are two tables.
 `prmt` also spreads the top bit of a nibble over a byte, which selects a table and puts signs into
-upper bytes before bytes are joined. At 2, 3, 4 and 5 bits eight keys take 10, 14, 18 and 31
-instructions, and eight values one less. At 2 bits levels are scaled so that all have the same lower
-byte, see `lookup_asm.SCALE`, and only upper bytes are looked up. Evenly spaced levels of 3 bits are
-looked up too, as the codes themselves, for two instructions less; in other widths they take one
-AND, see `mantissa`.
+upper bytes before bytes are joined. At 2, 3, 4 and 5 bits eight codes take 10, 14, 18 and 31
+instructions. At 2 bits levels are scaled so that all have the same lower byte, see
+`lookup_asm.SCALE`, and only upper bytes are looked up. Evenly spaced levels of 3 bits are looked up
+too, as the codes themselves, for two instructions less; in other widths they take one AND, see
+`mantissa`.
 
 Codes are looked up a nibble each. Those of 2 bits, and the lower ones of 3, are two to a nibble: a
 word is read twice, and shifted the second time. There is no asm in Triton's interpreter: `level_of`
@@ -24,18 +24,14 @@ from kvsearch_kernels.decode_attention import lookup_asm
 
 EVEN = 6  # evenly spaced levels of 3 bits, behind Lloyd levels of 2 to 5
 ASM_OF = {
-    kind: (
-        *lookup_asm.keys(bits, lloyd),
-        *lookup_asm.values(bits, False, lloyd),
-        *lookup_asm.values(bits, True, lloyd),
-    )
+    kind: lookup_asm.lookups(bits, lloyd)
     for kind, bits, lloyd in ((2, 2, True), (3, 3, True), (4, 4, True), (5, 5, True), (6, 3, False))
 }
 
 
 @triton.constexpr_function
 def asm_of(BITS, LLOYD, WHICH):
-    """Text 0 or constraints 1 for keys; 2 more for lower, 4 more for upper codes of values."""
+    """Text 0, or constraints 1."""
     return ASM_OF[BITS if LLOYD else EVEN][WHICH]
 
 
@@ -97,8 +93,14 @@ def shifts_of(levels, BITS: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def lookup_words(held, row, W: tl.constexpr, BITS: tl.constexpr):
-    """Words `[BN, W]`, of the type that `held` points to, that hold a code a nibble once shifted.
+def across(x, ROWS: tl.constexpr):
+    """As rows, or as columns."""
+    return x[:, None] if ROWS else x[None, :]
+
+
+@triton.jit
+def lookup_words(held, row, W: tl.constexpr, BITS: tl.constexpr, TURNED: tl.constexpr):
+    """Words `[BN, W]` uint16 that hold a code a nibble once shifted; TURNED, `[W, BN]`.
 
     A row holds `W * BITS / 4` words. Half a row of codes lies between the codes of a nibble and of
     the one above, a quarter between those of 2 bits, an eighth between top bits: so words and top
@@ -106,25 +108,28 @@ def lookup_words(held, row, W: tl.constexpr, BITS: tl.constexpr):
     """
     w = tl.arange(0, W)
     S: tl.constexpr = W if BITS > 3 else W // 2
-    at = held + row[:, None] * (W * BITS // 4)
-    codes = tl.load(at + (w % S)[None, :])
+    at = held + across(row, 1 - TURNED) * (W * BITS // 4)
+    codes = tl.load(at + across(w % S, TURNED))
     if BITS == 3 or BITS == 5:
-        return codes, tl.load(at + S + (w % (W // 4))[None, :])
+        return codes, tl.load(at + S + across(w % (W // 4), TURNED))
     else:
         return (codes,)
 
 
 @triton.jit
-def level_of(words, shifts, levels, BITS: tl.constexpr, LLOYD: tl.constexpr, NIBBLE: tl.constexpr):
+def level_of(
+    words, shifts, levels, BITS: tl.constexpr, LLOYD: tl.constexpr, NIBBLE: tl.constexpr,
+    TURNED: tl.constexpr,
+):  # fmt: skip
     """Levels in fp16 of the codes in a nibble of `lookup_words`; what there is without asm."""
     codes = words[0].to(tl.int32)
     if BITS < 4:
-        codes = codes >> shifts[0][None, :] + 4 * NIBBLE & 3
+        codes = codes >> across(shifts[0], TURNED) + 4 * NIBBLE & 3
     else:
         codes = codes >> 4 * NIBBLE & 15
     if BITS == 3 or BITS == 5:
         first = shifts[-1] - (30 if BITS == 3 else 0)
-        top = words[1].to(tl.int32) >> first[None, :] + 4 * NIBBLE & 1
+        top = words[1].to(tl.int32) >> across(first, TURNED) + 4 * NIBBLE & 1
         codes = codes | top << BITS - 1
     if LLOYD:
         level = tl.load(levels + ((1 << BITS) - 2) + codes)
@@ -134,75 +139,38 @@ def level_of(words, shifts, levels, BITS: tl.constexpr, LLOYD: tl.constexpr, NIB
 
 
 @triton.jit
-def operands_of(words, shifts, tables, BITS: tl.constexpr):
+def operands_of(words, shifts, tables, BITS: tl.constexpr, TURNED: tl.constexpr):
     """What the asm takes, in its order."""
     found = (words[0],)
     if BITS < 4:
-        found = found + (tl.broadcast_to(shifts[0][None, :], words[0].shape),)
+        found = found + (tl.broadcast_to(across(shifts[0], TURNED), words[0].shape),)
     if BITS == 3 or BITS == 5:
-        found = found + (words[1], tl.broadcast_to(shifts[-1][None, :], words[0].shape))
+        found = found + (words[1], tl.broadcast_to(across(shifts[-1], TURNED), words[0].shape))
     return found + tables
 
 
 @triton.jit
-def key_levels(
+def levels_at(
     held, row, shifts, tables, levels, D: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
-    ASM: tl.constexpr,
+    ASM: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """Levels of rows of keys, four times `[BN, D / 4]` fp16, by nibbles of words of two bytes.
+    """Levels of rows, four times `[BN, D / 4]` fp16, by nibbles of words of two bytes.
 
-    Nibble n of word w is channel `2 * w + n // 2`, and half of D more where n is odd.
+    Nibble n of word w is channel `2 * w + n // 2`, and half of D more where n is odd. TURNED, rows
+    are columns, as products take values.
     """
-    words = lookup_words(held.to(tl.pointer_type(tl.uint16)), row, D // 4, BITS)
+    at = held.to(tl.pointer_type(tl.uint16))
+    words = lookup_words(at, row, D // 4, BITS, TURNED)
     if ASM:
         return tl.inline_asm_elementwise(
             asm_of(BITS, LLOYD, 0), asm_of(BITS, LLOYD, 1),
-            operands_of(words, shifts, tables, BITS),
+            operands_of(words, shifts, tables, BITS, TURNED),
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
         )  # fmt: skip
     else:
         return (
-            level_of(words, shifts, levels, BITS, LLOYD, 0),
-            level_of(words, shifts, levels, BITS, LLOYD, 1),
-            level_of(words, shifts, levels, BITS, LLOYD, 2),
-            level_of(words, shifts, levels, BITS, LLOYD, 3),
+            level_of(words, shifts, levels, BITS, LLOYD, 0, TURNED),
+            level_of(words, shifts, levels, BITS, LLOYD, 1, TURNED),
+            level_of(words, shifts, levels, BITS, LLOYD, 2, TURNED),
+            level_of(words, shifts, levels, BITS, LLOYD, 3, TURNED),
         )
-
-
-@triton.jit
-def value_levels(
-    held, row, shifts, tables, levels, D: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
-    BN: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """Levels of rows of values: planes of 64 channels at least, `[BN, max(64, D / 2)]` fp16.
-
-    Looked up where bytes are loaded, not in the layout of the product, which values reach through
-    shared memory: there every byte would be alone in 16 bits, and half of every `prmt` idle.
-    """
-    words = lookup_words(held, row, D // 2, BITS)
-    if ASM:
-        # no instruction: the second operand keeps Triton from moving bytes, see `spread`
-        nothing = tl.broadcast_to((tl.arange(0, D // 2) // D)[None, :].to(tl.uint8), words[0].shape)
-        own = tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r,r", [words[0], nothing], dtype=tl.uint8, is_pure=True, pack=4
-        )
-        if BITS == 3 or BITS == 5:
-            words = (own, words[1])
-        else:
-            words = (own,)
-        operands = operands_of(words, shifts, tables, BITS)
-        low = tl.inline_asm_elementwise(
-            asm_of(BITS, LLOYD, 2), asm_of(BITS, LLOYD, 3), operands, dtype=tl.float16,
-            is_pure=True, pack=4,
-        )  # fmt: skip
-        high = tl.inline_asm_elementwise(
-            asm_of(BITS, LLOYD, 4), asm_of(BITS, LLOYD, 5), operands, dtype=tl.float16,
-            is_pure=True, pack=4,
-        )  # fmt: skip
-    else:
-        low = level_of(words, shifts, levels, BITS, LLOYD, 0)
-        high = level_of(words, shifts, levels, BITS, LLOYD, 1)
-    if D < 128:
-        return (tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), [BN, D]),)
-    else:
-        return low, high

@@ -121,41 +121,22 @@ def affine(
 
 
 @triton.jit
-def spread(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, ASM: tl.constexpr):
-    """Packed rows as uint16 `[BN, W]`, one byte in each; what values take, see `mantissa`.
+def words(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, TURNED: tl.constexpr):
+    """Packed rows as uint16 `[BN, W]`, two bytes in each; TURNED, `[W, BN]`.
 
-    Word w holds byte `w % S` of the `S` bytes of a row: S is W, or less where a row has too few
-    bytes for a tile; then bytes are read several times, each time for another of their channels.
-    """
-    S: tl.constexpr = D * BITS // 8
-    w = tl.arange(0, W)
-    packed = tl.load(held + row[:, None] * S + (w % S)[None, :])
-    if ASM:  # two instructions for four codes, where Triton would take eight
-        wide = tl.inline_asm_elementwise(
-            "prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;", "=r,=r,r",
-            [packed], dtype=tl.uint16, is_pure=True, pack=4,
-        )  # fmt: skip
-        # a shift by 0, which LLVM removes and Triton does not: a second operand keeps Triton from
-        # moving bytes, not words, into the layout of the product, with a shuffle for every one
-        nothing = tl.broadcast_to((w // W)[None, :].to(tl.uint16), packed.shape)
-        return tl.inline_asm_elementwise(
-            "{ .reg .b32 t; and.b32 t, $2, 15; shl.b32 $0, $1, t; }", "=r,r,r",
-            [wide, nothing], dtype=tl.uint16, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        return packed.to(tl.uint16)
-
-
-@triton.jit
-def words(held, row, D: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr):
-    """Packed rows as uint16 `[BN, W]`, two bytes in each; what keys take.
-
-    Like 16-bit keys these reach the product without a detour. Word w holds bytes `2 * (w % S)` and
-    the next, of the `2 * S` bytes of a row; the lower one is used in place, see `upper`.
+    Like 16-bit numbers these reach the product without a detour, values as turned pointers: what
+    `tl.trans` turned after it was loaded would go through shared memory a second time. Word w holds
+    bytes `2 * (w % S)` and the next, of the `2 * S` bytes of a row: S is W, or less where a row has
+    too few bytes for a tile; then words are read several times, each time for other channels. The
+    lower byte is used in place, see `upper`.
     """
     S: tl.constexpr = D * BITS // 16
     w = tl.arange(0, W)
-    return tl.load(held.to(tl.pointer_type(tl.uint16)) + row[:, None] * S + (w % S)[None, :])
+    at = held.to(tl.pointer_type(tl.uint16))
+    if TURNED:
+        return tl.load(at + row[None, :] * S + (w % S)[:, None])
+    else:
+        return tl.load(at + row[:, None] * S + (w % S)[None, :])
 
 
 @triton.jit
@@ -182,7 +163,7 @@ def first_bits(levels, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr):
 @triton.jit
 def mantissa(
     packed, firsts, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr,
-    ASM: tl.constexpr,
+    ASM: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """code * 2**(place - 24) in fp16, from words `[BN, W]` that hold `S` different bytes.
 
@@ -202,7 +183,8 @@ def mantissa(
         else:
             return (packed & MASK).to(tl.float16, bitcast=True)
     else:
-        masks = (firsts * MASK).to(tl.uint16)[None, :]
+        masks = (firsts * MASK).to(tl.uint16)
+        masks = masks[:, None] if TURNED else masks[None, :]
         if ASM:
             return tl.inline_asm_elementwise(
                 "and.b32 $0, $1, $2;", "=r,r,r",
@@ -221,6 +203,13 @@ def place_of(S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.con
 
 
 @triton.jit
+def channels_of(S: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr, HALF: tl.constexpr):
+    """Channels `[W]` that `mantissa` takes from the lower (HALF 0) or upper bytes of `words`."""
+    w = tl.arange(0, W)
+    return (w // S + PLANE * (W // S)) * (2 * S) + 2 * (w % S) + HALF
+
+
+@triton.jit
 def query_plane(
     q, G, factor, D: tl.constexpr, GP: tl.constexpr, S: tl.constexpr, W: tl.constexpr,
     PLANE: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, OWN: tl.constexpr,
@@ -231,8 +220,7 @@ def query_plane(
     those outside of group number `OWN` are 0.
     """
     g = tl.arange(0, GP)
-    w = tl.arange(0, W)
-    channel = (w // S + PLANE * (W // S)) * (2 * S) + 2 * (w % S) + HALF
+    channel = channels_of(S, W, PLANE, HALF)
     inside = (g < G)[None, :] & (channel // GROUP == OWN)[:, None]
     found = tl.load(q + g[None, :] * D + channel[:, None], mask=inside, other=0.0)
     scaled = found.to(tl.float32) * factor[:, None]

@@ -1,10 +1,11 @@
 """How many programs share the slots of a part.
 
-A multiprocessor runs a few programs at once, and those of `decode_attention` wait for memory and
-for their own results more than for each other: so how long all take is a matter of how many waves
-there are, and of the longest program of a wave. On a GPU with room for 396 programs, 256 heads with
-a program each leave a third of the room empty; with two each, 116 programs are left for a second
-wave. With three each, two waves are nearly full.
+A multiprocessor runs some programs at once, and those of `decode_attention` wait for memory and for
+their own results more than for each other: so how long all take is a matter of how many waves there
+are, and of the longest program of a wave. On a GPU with room for 1056 programs, 700 heads with a
+program each leave a third of the room empty; with two each, 344 programs are left for a second
+wave. With three each, two waves are nearly full. Where there are few heads, what joins the results
+of their programs takes long as well.
 """
 
 from functools import lru_cache
@@ -13,8 +14,10 @@ from kvsearch_kernels.configs import DECODE_COST
 from kvsearch_kernels.launch import ceil_div
 from kvsearch_kernels.quantize_kv.reference import Format
 
-WAVES = 4  # at most, that are considered
-START = 768.0  # what a program costs before its first slot, in slots of cost 1: a guess
+WAVES = (0.5, 1, 2, 3, 4, 6, 8)  # that are considered
+# Guesses, in slots of cost 1: what a program costs before its first slot, and what its result costs
+# those that are joined.
+START, JOIN = 256.0, 4.0
 
 
 def cost_of(slots: int, pair: tuple[Format | None, Format | None]) -> float:
@@ -37,7 +40,7 @@ def splits(
     parts = [*zip(costs, tiles, strict=True)]
     total = sum(cost * n for cost, n in zip(costs, rows, strict=True))
     best, least = (1,) * len(parts), float("inf")
-    for waves in range(1, WAVES + 1 if room else 1):
+    for waves in WAVES if room else ():
         aim = total / (waves * room)
         for rounded in (int, round):
             counts = tuple(max(1, min(most, rounded(cost / aim))) for cost, most in parts)
@@ -46,7 +49,7 @@ def splits(
                 for n, (cost, most) in zip(counts, parts, strict=True)
             )
             programs = sum(n * row for n, row in zip(counts, rows, strict=True))
-            took = ceil_div(programs, room) * (longest + START)
+            took = ceil_div(programs, room) * (longest + START) + JOIN * max(counts)
             if took < least:
                 best, least = counts, took
     return best

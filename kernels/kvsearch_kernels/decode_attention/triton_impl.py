@@ -1,7 +1,6 @@
 """Triton implementation of `decode_attention`; importing it imports no Triton."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
-from kvsearch_kernels.configs import DECODE_RESIDENT, Tile, decode_tile
+from kvsearch_kernels.configs import DECODE_WARPS, Tile, decode_tile
 from kvsearch_kernels.decode_attention.lookup_asm import tables
 from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of
 from kvsearch_kernels.decode_attention.splits import cost_of
@@ -17,7 +16,6 @@ from kvsearch_kernels.decode_attention.splits import splits as splits_of
 from kvsearch_kernels.launch import (
     DTYPES,
     HEAD_DIMS,
-    ampere,
     ceil_div,
     emulated,
     multiprocessors,
@@ -185,9 +183,9 @@ def constants(
         in_place = bits in ((1, 8) if lloyd else (1, 2, 4, 8))
         looked_up = bits in ((2, 3, 4, 5) if lloyd else (3,))
         # groups of whole planes, as wide as in the kernel; others cost products of their own
-        plane = D * (4 if looked_up else bits) // 8
-        whole = group % max(32 if side == "K" else 64, plane) == 0
-        few = group % 32 == 0 and D // group <= 4 and max(64, plane) // group <= 2
+        plane = max(32, D * (4 if looked_up else bits) // 8)
+        whole = group % plane == 0
+        few = group % 32 == 0 and D // group <= 4 and plane // group <= 2
         direct = (whole or few) and dtype is not torch.float32
         if fmt is not None and fmt.along == "tokens":
             found[f"{side}G"], direct = -group, False
@@ -195,16 +193,19 @@ def constants(
     return found
 
 
-def tile_of(
-    kinds: Sequence[Mapping[str, int | bool]], D: int, itemsize: int, *, ampere: bool
-) -> Tile:
-    """Tile of a launch, by the `constants` of its parts."""
+def tile_of(kinds: Sequence[Mapping[str, int | bool]], D: int, itemsize: int, heads: int) -> Tile:
+    """Tile of a launch, by the `constants` of its parts and the query heads of a KV head."""
     sides = [{name: fixed[side + name] for name in "BGLF"} for fixed in kinds for side in "KV"]
+    looked_up = any(x["F"] == 2 for x in sides)
+    groups = any(x["F"] and x["G"] < D for x in sides)
     slow = any(x["L"] and x["B"] in (2, 3, 4, 5) and not x["F"] for x in sides)
-    groups = max(D // x["G"] if x["F"] else 1 for x in sides)
-    tile = decode_tile(D, itemsize, slow, groups, ampere=ampere)
-    # a kernel with the code of many kinds (`decode_step`) spills where a thread has as much to do
-    return replace(tile, warps=8) if len(kinds) > MOST_PARTS else tile
+    loaded = looked_up or groups or len(kinds) > MOST_PARTS
+    return decode_tile(D, itemsize, heads, loaded=loaded, lookups=slow)
+
+
+def programs_at_once(tile: Tile, device: torch.device) -> int:
+    """How many programs with such a tile the device is taken to run at once."""
+    return max(1, DECODE_WARPS // tile.warps) * multiprocessors(device)
 
 
 def pools_of(part: Part) -> tuple[list[Tensor], int]:
@@ -263,14 +264,14 @@ def launch(
     H = found[0][1][0].shape[1]
     G = Hq // H
     kinds = [constants(p.key_format, p.value_format, D, q.dtype) for p, _, _ in found]
-    tile = tile_of(kinds, D, q.element_size(), ampere=ampere(q.device))
+    tile = tile_of(kinds, D, q.element_size(), G)
     sizes = [slots_of(p) for p, _, _ in found]
     pairs = [(p.key_format, p.value_format) for p, _, _ in found]
     counts = splits_of(
         tuple(cost_of(n, pair) for n, pair in zip(sizes, pairs, strict=True)),
         tuple(ceil_div(n, tile.columns) for n in sizes),
         (B * H,) * len(found),
-        DECODE_RESIDENT * multiprocessors(q.device),
+        programs_at_once(tile, q.device),
     )
     splits = sum(counts)
     q = q.contiguous()
@@ -299,7 +300,7 @@ def launch(
         decode[(splits, B * H)](
             *args, outs, bits, bits if products is None else products, levels_on(q.device),
             G, splits, width, scale, softcap or 1.0,
-            D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
+            D=D, GP=tile.rows, BN=tile.columns,
             HAS_CAP=softcap is not None, SCORES=scores, PARTS=len(found), ASM=not emulated(),
             **fixed, STAGES=tile.stages, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip

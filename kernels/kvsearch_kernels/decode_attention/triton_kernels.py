@@ -6,19 +6,18 @@ import triton
 import triton.language as tl
 
 from kvsearch_kernels.decode_attention.lookup_kernels import (
-    key_levels,
+    levels_at,
     shifts_of,
     tables_of,
-    value_levels,
 )
 from kvsearch_kernels.decode_attention.read_kernels import (
     affine,
     bits_of,
+    channels_of,
     first_bits,
     mantissa,
     place_of,
     query_plane,
-    spread,
     stages_of,
     steps_of,
     upper,
@@ -94,16 +93,17 @@ def _part(
             q_sums = q_sums + (whole if SCORES or KF == 2 else whole / UNIT,)
     KA: tl.constexpr = max(1, KG // KC) * 2  # products of a group
 
-    # 64 channels at least: the smallest tile that four warps share without repeating work
-    VS: tl.constexpr = D * bits_of(VB, VF) // 8  # bytes in a row
-    VW: tl.constexpr = max(64, VS) if VF else D
-    VP: tl.constexpr = D // VW
+    VS: tl.constexpr = D * bits_of(VB, VF) // 16  # words of two bytes in a row
+    VW: tl.constexpr = (VS if VF == 2 else max(16, VS)) if VF else D
+    VC: tl.constexpr = 2 * VW if VF else D  # channels of two planes, in lower and upper bytes
+    VP: tl.constexpr = D // VC
+    VH: tl.constexpr = 2 if VF else 1
     VN: tl.constexpr = D // VG if VF else 1
-    VM: tl.constexpr = max(1, VW // VG) if VF else 1  # groups in a plane
-    # a plane with several groups is multiplied by the weights of each; rows are chosen at the end
-    VA: tl.constexpr = max(1, VG // VW)  # products of a group
+    VM: tl.constexpr = max(1, VC // VG) if VF else 1  # groups in two planes
+    # planes with several groups are multiplied by the weights of each; rows are chosen at the end
+    VA: tl.constexpr = max(1, VG // VC)  # pairs of products of a group
     acc = ()
-    for _ in tl.static_range(VP * VM):
+    for _ in tl.static_range(VP * VM * VH):
         acc = acc + (tl.zeros([VW, GP], tl.float32),)
     top = tl.full([GP], float("-inf"), tl.float32)
     total = tl.zeros([BN, GP], tl.float32)
@@ -114,11 +114,11 @@ def _part(
     v_first = first_bits(levels, VS, VB, VW) if VF == 1 else 0
     k_shifts = shifts_of(levels, KB, KW) if KF == 2 else ()
     k_tables = tables_of(levels, KB, KL, ASM) if KF == 2 else ()
-    v_shifts = shifts_of(levels, VB, D // 2) if VF == 2 else ()
+    v_shifts = shifts_of(levels, VB, VW) if VF == 2 else ()
     v_tables = tables_of(levels, VB, VL, ASM) if VF == 2 else ()
-    # steps that are loaded a tile ahead; with 256 channels there are no registers left for them
-    K_EARLY: tl.constexpr = KN if KF and KL and D < 256 else 0
-    V_EARLY: tl.constexpr = VN if VF and VL and D < 256 else 0
+    # steps that are loaded a tile ahead
+    K_EARLY: tl.constexpr = KN if KF and KL else 0
+    V_EARLY: tl.constexpr = VN if VF and VL else 0
     ahead = tl.minimum(begin + n, tl.maximum(end - 1, 0))
     k_next, v_next = steps_of(ks, ahead, K_EARLY), steps_of(vs, ahead, V_EARLY)
     for start in tl.range(begin, end, BN, num_stages=stages_of(STAGES, BN, D, KB, KF, VB, VF)):
@@ -131,16 +131,16 @@ def _part(
         beyond = tl.where(inside, 0.0, float("-inf"))
         if KF:
             if KF == 1:
-                low = words(k, row, D, KB, KW)
+                low = words(k, row, D, KB, KW, 0)
                 high = upper(low, ASM)
             else:
-                looked = key_levels(k, row, k_shifts, k_tables, levels, D, KB, KL, ASM)
+                looked = levels_at(k, row, k_shifts, k_tables, levels, D, KB, KL, ASM, 0)
             for j in tl.static_range(KN):
                 dots = tl.zeros([BN, GP], tl.float32)
                 for i in tl.static_range(j * KG // KC, (j * KG + KG + KC - 1) // KC):
                     if KF == 1:
-                        in_low = mantissa(low, k_first, KS, KB, KW, i, ASM)
-                        in_high = mantissa(high, k_first, KS, KB, KW, i, ASM)
+                        in_low = mantissa(low, k_first, KS, KB, KW, i, ASM, 0)
+                        in_high = mantissa(high, k_first, KS, KB, KW, i, ASM, 0)
                     else:
                         in_low = looked[i]
                         in_high = looked[2 + i]
@@ -190,58 +190,66 @@ def _part(
         top = higher
         if VF:
             if VF == 1:
-                packed = spread(v, row, D, VB, VW, ASM)
+                v_low = words(v, row, D, VB, VW, 1)
+                v_high = upper(v_low, ASM)
             else:
-                looked_v = value_levels(v, row, v_shifts, v_tables, levels, D, VB, VL, BN, ASM)
+                looked_v = levels_at(v, row, v_shifts, v_tables, levels, D, VB, VL, ASM, 1)
             new = ()
             new_zeros = ()
             for j in tl.static_range(VN):
                 w = (p * v_steps[j][:, None]).to(tl.float16)
                 if VZ:
                     new_zeros = new_zeros + (zeros[j] * shrink[None, :] + p * v_zeros[j][:, None],)
-                for i in tl.static_range(j * VG // VW, (j * VG + VG + VW - 1) // VW):
-                    if VF == 1:
-                        values = mantissa(packed, v_first, VS, VB, VW, i, ASM)
-                    else:
-                        values = looked_v[i]
-                    before = acc[j * VA + i - j * VG // VW] * shrink[None, :]
-                    new = new + (tl.dot(tl.trans(values), w, before),)
+                for i in tl.static_range(j * VG // VC, (j * VG + VG + VC - 1) // VC):
+                    for half in tl.static_range(2):
+                        if VF == 1:
+                            held = v_high if half else v_low
+                            values = mantissa(held, v_first, VS, VB, VW, i, ASM, 1)
+                        else:
+                            values = looked_v[i + 2 * half]
+                        before = acc[(j * VA + i - j * VG // VC) * 2 + half] * shrink[None, :]
+                        new = new + (tl.dot(values, w, before),)
             acc = new
             zeros = new_zeros
         else:
-            values = tl.trans(values_of(v, vs, levels, row, inside, D, VB, VG, VL, kind))
+            if VB == 16:
+                values = tl.load(v + row[None, :] * D + d[:, None]).to(kind)
+            else:
+                values = tl.trans(values_of(v, vs, levels, row, inside, D, VB, VG, VL, kind))
             acc = (tl.dot(values, p.to(kind), acc[0] * shrink[None, :], input_precision="ieee"),)
     if VF:
         new = ()
-        group = tl.arange(0, VW) // VG
         for i in tl.static_range(VP):
             unit = UNIT / place_of(VS, VB, VW, i) if VF == 1 else tl.full([VW], 1.0, tl.float32)
-            for m in tl.static_range(VM):
-                rows = acc[i * VM + m] * unit[:, None]
-                if VZ:
-                    rows += tl.sum(zeros[i * VW // VG + m], 0)[None, :]
-                if m == 0:
-                    plane = rows
-                else:
-                    plane = tl.where((group == m)[:, None], rows, plane)
-            new = new + (plane,)
+            for half in tl.static_range(2):
+                group = channels_of(VS, VW, i, half) // VG
+                for m in tl.static_range(VM):
+                    rows = acc[(i * VM + m) * 2 + half] * unit[:, None]
+                    if VZ:
+                        rows += tl.sum(zeros[i * VC // VG + m], 0)[None, :]
+                    if m == 0:
+                        plane = rows
+                    else:
+                        plane = tl.where((group == i * VM + m)[:, None], rows, plane)
+                new = new + (plane,)
         acc = new
     return acc, tl.sum(total, 0), top
 
 
 @triton.jit
 def _store(
-    acc, total, top, partial, bits, at, G, D: tl.constexpr, GP: tl.constexpr, PLANES: tl.constexpr
+    acc, total, top, partial, bits, at, G, D: tl.constexpr, GP: tl.constexpr, S: tl.constexpr
 ):
-    """Write one split: normalised output and log2-sum-exp2."""
+    """Write one split: normalised output and log2-sum-exp2; S words make a row, 0 of values."""
     g = tl.arange(0, GP)
-    w = tl.arange(0, D // PLANES)
     heads = g < G
     some = total > 0
     safe = tl.where(some, total, 1.0)
     tl.store(bits + at * G + g, tl.where(some, top + tl.log2(safe), float("-inf")), mask=heads)
-    for i in tl.static_range(PLANES):
-        to = partial + (at * G + g)[None, :] * D + i * (D // PLANES) + w[:, None]
+    W: tl.constexpr = D // len(acc)
+    for i in tl.static_range(len(acc)):
+        channel = channels_of(S, W, i // 2, i % 2) if S else tl.arange(0, D)
+        to = partial + (at * G + g)[None, :] * D + channel[:, None]
         tl.store(to, acc[i] / safe[None, :], mask=heads[None, :])
 
 
@@ -294,28 +302,28 @@ def decode(
             q0, k0, ks0, v0, vs0, n0, levels, products + o0, c0, split, s0, bh, 0, G, width, scale, cap, D, GP,
             BN if KF0 and VF0 else BN // 2, HAS_CAP, SCORES, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM, STAGES,
         )  # fmt: skip
-        _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB0, VF0) // 8) if VF0 else 1)  # fmt: skip
+        _store(acc, total, top, partial, bits, at, G, D, GP, D * bits_of(VB0, VF0) // 16 if VF0 else 0)  # fmt: skip
     if PARTS > 1:
         if (split >= s0) & (split < s0 + s1):
             acc, total, top = _part(
                 q1, k1, ks1, v1, vs1, n1, levels, products + o1, c1, split - s0, s1, bh, 0, G, width, scale, cap, D, GP,
                 BN if KF1 and VF1 else BN // 2, HAS_CAP, SCORES, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM, STAGES,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB1, VF1) // 8) if VF1 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D * bits_of(VB1, VF1) // 16 if VF1 else 0)  # fmt: skip
     if PARTS > 2:
         if (split >= s0 + s1) & (split < s0 + s1 + s2):
             acc, total, top = _part(
                 q2, k2, ks2, v2, vs2, n2, levels, products + o2, c2, split - s0 - s1, s2, bh, 0, G, width, scale, cap, D, GP,
                 BN if KF2 and VF2 else BN // 2, HAS_CAP, SCORES, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM, STAGES,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB2, VF2) // 8) if VF2 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D * bits_of(VB2, VF2) // 16 if VF2 else 0)  # fmt: skip
     if PARTS > 3:
         if split >= s0 + s1 + s2:
             acc, total, top = _part(
                 q3, k3, ks3, v3, vs3, n3, levels, products + o3, c3, split - s0 - s1 - s2, s3, bh, 0, G, width, scale, cap, D, GP,
                 BN if KF3 and VF3 else BN // 2, HAS_CAP, SCORES, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM, STAGES,
             )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D // max(64, D * bits_of(VB3, VF3) // 8) if VF3 else 1)  # fmt: skip
+            _store(acc, total, top, partial, bits, at, G, D, GP, D * bits_of(VB3, VF3) // 16 if VF3 else 0)  # fmt: skip
 
 
 @triton.jit

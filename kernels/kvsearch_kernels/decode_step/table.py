@@ -32,13 +32,13 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.addresses import Rows, rows_at
-from kvsearch_kernels.configs import DECODE_RESIDENT
+from kvsearch_kernels.configs import Tile
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.splits import cost_of, splits
-from kvsearch_kernels.decode_attention.triton_impl import lengths_of
+from kvsearch_kernels.decode_attention.triton_impl import lengths_of, programs_at_once
 from kvsearch_kernels.decode_step.placing import placed
 from kvsearch_kernels.decode_step.reference import Heads, Stores
-from kvsearch_kernels.launch import ceil_div, multiprocessors
+from kvsearch_kernels.launch import ceil_div
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 
 PROGRAM, HEAD, VOTER = 13, 8, 8  # columns; those of a head without its parts
@@ -108,13 +108,13 @@ def key_kinds_of(stores: Stores) -> tuple[Format | None, ...]:
     return tuple(dict.fromkeys(p.key_format for h in turned for p in h.parts if slots_of(p)))
 
 
-def made(stores: Stores, group: int, columns: int, device: torch.device) -> Table:
-    """The table of `stores`, for `group` query heads a KV head and tiles of `columns` slots."""
+def made(stores: Stores, group: int, tile: Tile, device: torch.device) -> Table:
+    """The table of `stores`, for `group` query heads a KV head and such tiles of slots."""
     kinds, turned = kinds_of(stores), stores.heads[0].turned is not None
     parts = [[p for p in h.parts if slots_of(p)] for h in stores.heads]
     held = max(map(len, parts))
     lie = [_heads(mine, held) for mine in parts]
-    counts = _splits(stores.heads, columns, DECODE_RESIDENT * multiprocessors(device))
+    counts = _splits(stores.heads, tile.columns, programs_at_once(tile, device))
     run = [
         _programs(h, mine, its, kinds)
         for h, mine, its in zip(stores.heads, parts, counts, strict=True)

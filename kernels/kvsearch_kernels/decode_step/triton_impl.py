@@ -31,7 +31,6 @@ from kvsearch_kernels.decode_step.reference import Stores
 from kvsearch_kernels.decode_step.table import Table, kinds_of, made
 from kvsearch_kernels.decode_step.takes import why_not
 from kvsearch_kernels.launch import (
-    ampere,
     ceil_div,
     emulated,
     on,
@@ -90,8 +89,8 @@ def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
     """The plan for `group` query heads a KV head."""
     D, kinds = q.shape[-1], kinds_of(stores)
     fixed = [constants(key, value, D, q.dtype) for key, value in kinds]
-    tile = tile_of(fixed, D, q.element_size(), ampere=ampere(q.device))
-    table = made(stores, group, tile.columns, q.device)
+    tile = tile_of(fixed, D, q.element_size(), group)
+    table = made(stores, group, tile, q.device)
     sums = [h.sums for h in stores.heads if h.sums is not None]
     found = []
     for (key, _), mine in zip(kinds, fixed, strict=True):  # turned keys are not rotated any more
@@ -159,7 +158,7 @@ def forward(
         attend_heads[(programs,)](
             q, rotated, plan.like, turned, table.programs, outs, bits, products, levels,
             G, scale, softcap or 1.0,
-            D=D, GP=max(tile.rows, 1 << (G - 1).bit_length()), BN=tile.columns,
+            D=D, GP=tile.rows, BN=tile.columns,
             HAS_CAP=softcap is not None, SCORES=scores, ASM=not emulated(),
             TURNS=plan.half > 0, KINDS=plan.kinds, STAGES=tile.stages,
             num_warps=tile.warps, num_stages=tile.stages,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kvsearch_kernels.address_kernels import pointer
+from kvsearch_kernels.decode_attention.read_kernels import bits_of
 from kvsearch_kernels.decode_attention.triton_kernels import _part, _store, join
 from kvsearch_kernels.decode_step.turn_kernels import back, turn_heads
 from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
@@ -93,7 +94,8 @@ def _split(
         D, GP, BN if KF and VF else BN // 2, HAS_CAP, SCORES, KB, KG, KL, KF, VB, VG, VL, VF, ASM,
         STAGES,
     )  # fmt: skip
-    _store(acc, total, top, partial, bits, at.to(tl.int64), G, D, GP, len(acc))
+    S: tl.constexpr = D * bits_of(VB, VF) // 16 if VF else 0
+    _store(acc, total, top, partial, bits, at.to(tl.int64), G, D, GP, S)
 
 
 @triton.jit(do_not_specialize=["G"])

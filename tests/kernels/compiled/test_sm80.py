@@ -88,12 +88,12 @@ def test_decode_attention(bits, D, group, levels):
         pointers |= {f"q{i} ks{i} vs{i}": "fp16", f"n{i}": "i32"}
         pointers |= {f"k{i} v{i}": "u8" if i else "fp16"}
         fixed |= {f"{n}{i}": c for n, c in kinds[min(i, 1)].items()}
-    tile = tile_of(kinds, D, 2, ampere=True)
+    tile = tile_of(kinds, D, 2, 1)
     fixed |= {"GP": tile.rows, "BN": tile.columns, "STAGES": tile.stages}
     found = types(decode, pointers, "scale cap")
     cost = compile_kernel(decode, found, fixed, warps=tile.warps, stages=tile.stages, target=SM80)
     fits(cost)
-    if fixed["KF1"] and fixed["VF1"] and D < 256:  # there steps have no registers to wait in
+    if fixed["KF1"] and fixed["VF1"] and (levels, D // group) != ("lloyd", 4):  # too many steps
         how = [fixed[f"{x}1"] for x in ("KB", "KF", "VB", "VF")]
         assert stages_of(tile.stages, tile.columns, D, *how) < 3 or not cost.hasty, cost
 
@@ -108,7 +108,7 @@ def test_decode_step(D, pairs, levels):
     if levels == "tokens":
         kinds[1:] = [(Format(4, 32, along="tokens"), Format(4, 32))]
     found = [part_constants(*pair, D, torch.float16) for pair in kinds]
-    tile = tile_of(found, D, 2, ampere=True)
+    tile = tile_of(found, D, 2, 1)
     pointers = {
         "q rotated like turned": "fp16", "programs": "i64", "partial bits products levels": "fp32",
     }  # fmt: skip

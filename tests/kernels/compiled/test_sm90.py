@@ -251,7 +251,7 @@ def test_decode_attention(name, kind, more):
         pointers |= {f"q{i}": kind, f"ks{i} vs{i}": "fp16", f"n{i}": "i32"}
         pointers |= {f"k{i}": "u8" if key else kind, f"v{i}": "u8" if value else kind}
         fixed |= {f"{n}{i}": c for n, c in kinds[min(i, len(parts) - 1)].items()}
-    tile = tile_of(kinds, D, TYPES[kind], ampere=False)
+    tile = tile_of(kinds, D, TYPES[kind], 1)
     fixed |= {"GP": tile.rows, "BN": tile.columns, "STAGES": tile.stages}
     cost = compile_kernel(
         decode, types(decode, pointers, "scale cap"), fixed, warps=tile.warps, stages=tile.stages
@@ -301,7 +301,7 @@ def test_decode_step(name, more):
     if more == "turned":
         parts = [(None, value) for _, value in parts]  # keys were unpacked before
     every = [part_constants(*pair, D, torch.float16) for pair in parts]
-    tile, kinds = tile_of(every, D, 2, ampere=False), []
+    tile, kinds = tile_of(every, D, 2, 1), []
     for pair, found in zip(parts, every, strict=True):
         kinds.append((*(found[n] for n in ORDER), pair[0] is not None and pair[0].rotate))
     assert len(kinds) <= MOST_KINDS[D]
