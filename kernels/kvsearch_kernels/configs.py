@@ -89,9 +89,9 @@ DECODE = {
 DECODE_LOADED = {64: (32, 1), 128: (64, 2), 256: (32, 2)}
 # Query heads of a group -> keys of a tile and warps, for more than eight.
 DECODE_MORE = {16: (32, 2), 32: (64, 4), 64: (32, 4)}
-# Warps that a multiprocessor runs at once: registers have room for 16 at 128 a thread, and for 12
-# at 168, which Lloyd levels take.
-DECODE_WARPS = 12
+# Warps of a multiprocessor, by which slots are shared out among programs. Registers have room for
+# more, but on an H200 fewer and longer programs were as fast or faster (`studies/2026-11-gpu`).
+DECODE_WARPS = 8
 # Share of splits per stored token, from the time per token that kernels.md estimates.
 DECODE_COST = {16: 7.4, 8: 3.8, 5: 2.4, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
 

@@ -2,7 +2,7 @@
 
 A turn is some twenty small operations, each launched by the host; a replay of a CUDA graph of it is
 one launch. Whether that gives the same numbers here is tried once for each device, on small ones;
-KVSEARCH_GRAPHS=0 leaves graphs out. It has not run on a GPU.
+KVSEARCH_GRAPHS=0 leaves graphs out.
 """
 
 import os
