@@ -63,9 +63,9 @@ def _part(
     qt = tl.load(q + g[None, :] * D + d[:, None], mask=(g < G)[None, :], other=0.0)
 
     UNIT: tl.constexpr = 16777216.0  # codes are in units of fp16's least number, see `mantissa`
-    # a product takes 16 channels at least, and is cheaper with 32
+    # a product takes 16 channels at least
     KS: tl.constexpr = D * bits_of(KB, KF) // 16  # words of two bytes in a row
-    KW: tl.constexpr = (KS if KF == 2 else max(32 if KG % 64 == 0 else 16, KS)) if KF else D
+    KW: tl.constexpr = (KS if KF == 2 else max(16, KS)) if KF else D
     KC: tl.constexpr = 2 * KW  # channels of a plane, in lower and upper bytes
     bits_scale = scale * 1.4426950408889634
     # Products in bits, over SU: with packed keys they are left in units, which the fused
