@@ -33,6 +33,7 @@ class Cost:
         loop: in the longest innermost loop that uses tensor cores, or any, 0 if there is none.
         tensor, wide, spills: tensor-core instructions, 128-bit loads, loads and stores of spills.
         hasty: loads of that loop that it waits for soon after it has asked for them.
+        detours: wide stores to shared memory in that loop, of what the tensor cores take next.
     """
 
     registers: int
@@ -44,6 +45,7 @@ class Cost:
     wide: int
     spills: int
     hasty: tuple[str, ...]
+    detours: int
 
 
 def compile_kernel(
@@ -90,6 +92,7 @@ def compile_kernel(
         wide=_count(text, r"LDG\.E\.\S*128|LDGSTS\S*128|UTMALDG"),
         spills=_count(text, r"LDL|STL"),
         hasty=_hasty(loop),
+        detours=_count("\n".join(loop), r"STS\.(?:64|128)"),
     )
 
 

@@ -262,6 +262,8 @@ def test_decode_attention(name, kind, more):
         how = [fixed[f"{x}0"] for x in ("KB", "KF", "VB", "VF")]
         overlaps = stages_of(tile.stages, tile.columns, D, *how) > 2
         assert overlaps == (cost.hasty == ()), cost
+    if direct and kind != "fp32":
+        assert cost.detours < 4, cost  # a tile of values takes 8 or 16
     label = "/".join(
         x for x in ("decode_attention", name, kind if kind != "fp16" else "", more) if x
     )
