@@ -165,7 +165,7 @@ def mantissa(
     packed, firsts, S: tl.constexpr, BITS: tl.constexpr, W: tl.constexpr, PLANE: tl.constexpr,
     ASM: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """code * 2**(place - 24) in fp16, from words `[BN, W]` that hold `S` different bytes.
+    """code * 2**(place - 24) in fp16, from `words` that hold 2 * S different bytes.
 
     The code of word w is number `w // S + PLANE * W / S` of its byte. It stays where it is, under
     the exponent of the subnormal numbers. Where words look for different codes in the same bytes,

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from evict_cases import EVICTS, compiled
-from kernel_aot import check, compile_kernel, types
+from kernel_aot import SHARED_LIMIT, check, compile_kernel, types
 
 from kvsearch_kernels.append_kv.triton_kernels import append
 from kvsearch_kernels.choose_slots.triton_kernels import choose
@@ -271,6 +271,26 @@ def test_decode_attention(name, kind, more):
         label, cost, elements=2 * keys * D, warps=tile.warps,
         tensor=kind != "fp32", wide=name not in ("1/64", "3/64", "3/64/lloyd"),  # rows of 8 bytes
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", [16, 32, 64])
+@pytest.mark.parametrize("name", ["4/128", "4/128/lloyd"])
+def test_more_than_eight_query_heads(name, heads):
+    """Of a KV head; they have tiles of their own, which spill nothing."""
+    D, parts = PARTS[name]
+    kinds = [part_constants(*part, D, torch.float16) for part in parts]
+    tile = tile_of(kinds, D, 2, heads)
+    pointers = {"partial bits products levels": "fp32"}
+    fixed = {"D": D, "GP": tile.rows, "BN": tile.columns, "HAS_CAP": False, "SCORES": False,
+             "PARTS": 1, "ASM": True, "STAGES": tile.stages}  # fmt: skip
+    for i in range(4):
+        pointers |= {f"q{i}": "fp16", f"ks{i} vs{i}": "fp16", f"n{i}": "i32", f"k{i} v{i}": "u8"}
+        fixed |= {f"{n}{i}": c for n, c in kinds[0].items()}
+    found = types(decode, pointers, "scale cap")
+    cost = compile_kernel(decode, found, fixed, warps=tile.warps, stages=tile.stages)
+    assert tile.rows == heads
+    assert (cost.stack, cost.spills) == (0, 0), cost
+    assert cost.shared <= SHARED_LIMIT
 
 
 def rotated(*bits):

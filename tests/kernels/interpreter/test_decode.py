@@ -140,6 +140,14 @@ def test_every_other_format(key, value):
     verify(q, parts, 128**-0.5)
 
 
+@pytest.mark.parametrize("G", [12, 20, 40])
+@pytest.mark.parametrize("fmt", [None, uniform(4, 64), lloyd(4, 64)])
+def test_more_than_eight_query_heads(fmt, G):
+    """They have tiles of their own."""
+    q, parts = build(G, 64, F16, [(fmt, fmt, 150)], H=1)
+    verify(q, parts, 0.125)
+
+
 @pytest.mark.parametrize("dtype", [F16, F32])
 def test_three_tiers_and_a_16_bit_part_of_different_lengths(dtype):
     D = 128
