@@ -106,7 +106,8 @@ def test_so_do_those_of_attention_alone(many, monkeypatch):
     monkeypatch.setattr(triton_impl, "multiprocessors", lambda device: many)
     keys, values = (torch.zeros(1, 2, 100000, 64, dtype=torch.float16) for _ in "kv")
     triton_impl.forward(torch.zeros(1, 4, 64).half(), [Part(keys, values)], scale=1.0)
-    assert grids[0][0] * 2 in (DECODE_WARPS * many, DECODE_WARPS * many // 2)
+    waves = grids[0][0] * 2 / (DECODE_WARPS * many)
+    assert 0.95 < waves <= 1 or 0.475 < waves <= 0.5
 
 
 @given(
@@ -122,7 +123,7 @@ def test_no_other_number_of_programs_would_end_much_earlier(tiles, heads, bits, 
 
     (found,) = splits.splits((cost,), (tiles,), (heads,), room)
     assert 1 <= found <= tiles
-    assert took(found) <= 1.25 * min(map(took, range(1, tiles + 1)))
+    assert took(found) <= 1.1 * min(map(took, range(1, tiles + 1)))
 
 
 def test_heads_with_more_slots_get_more_programs():

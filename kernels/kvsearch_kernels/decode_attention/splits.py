@@ -14,7 +14,7 @@ from kvsearch_kernels.configs import DECODE_COST
 from kvsearch_kernels.launch import ceil_div
 from kvsearch_kernels.quantize_kv.reference import Format
 
-WAVES = (0.5, 1, 2, 3, 4, 6, 8)  # that are considered
+WAVES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 3, 4, 6, 8)  # that are considered
 # Guesses, in slots of cost 1: what a program costs before its first slot, and what its result costs
 # those that are joined.
 START, JOIN = 256.0, 4.0
@@ -42,8 +42,11 @@ def splits(
     best, least = (1,) * len(parts), float("inf")
     for waves in WAVES if room else ():
         aim = total / (waves * room)
-        for rounded in (int, round):
-            counts = tuple(max(1, min(most, rounded(cost / aim))) for cost, most in parts)
+        for less in (0, 1):  # a program has whole tiles: as many as that takes, or one less
+            counts = tuple(
+                ceil_div(most, max(1, ceil_div(most, max(1, int(cost / aim))) - less))
+                for cost, most in parts
+            )
             longest = max(
                 ceil_div(most, n) * cost / most
                 for n, (cost, most) in zip(counts, parts, strict=True)
