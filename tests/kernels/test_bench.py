@@ -128,6 +128,32 @@ def test_tuning_begins_with_what_compiles_nothing(bench):
     assert len({at.at_once for at in every if at.tile == tune.PRESENT.tile}) == 5
 
 
+def test_only_what_is_asked_for_is_timed(bench, tmp_path, monkeypatch):
+    run, timed = bench["run"], []
+    monkeypatch.setattr(
+        run, "stage", lambda name, limit, **o: (timed.append(o["impls"]), ([], None))[1]
+    )
+    found = run.Sound("float16", [])
+    for impls in (["triton"], ["triton", "sdpa"]):
+        run.run_op("decode_attention", found, run.Table(tmp_path / "t.csv", {}), 1.0, 100.0, impls)
+    assert timed == [["triton"], ["triton"], ["sdpa"]]
+    with pytest.raises(SystemExit):
+        run.main(["--dry-run", "--impls", "triton,cudnn"])
+
+
+def test_evictions_start_from_the_same_slots_each_time(bench):
+    cases = bench["cases"]
+    heads = replace(cases.MODELS[2], dim=64)
+    case = cases.Case("evict_in_place", heads, 1, 160, "64 intervals")
+    work = cases.build(case, "cpu", 0, tiny=False, dtype=torch.float32)
+    sums, born = (x.clone() for x in work.args[1:3])
+    work.run("reference")()
+    assert (work.args[2] > born.max()).any()  # tokens of later intervals have taken places
+    work.first()
+    assert torch.equal(work.args[1], sums)
+    assert torch.equal(work.args[2], born)
+
+
 def test_a_copy_is_not_there_before(bench):
     case = bench["worker"].distinct("copy_rows")[0]
     work = bench["cases"].build(case, "cpu", 0, tiny=True, dtype=torch.float16, peaked=False)
