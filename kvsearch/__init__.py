@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvsearch.app.evaluate import evaluate
     from kvsearch.app.search import search
+    from kvsearch.cache.cuda_graphs import cuda_graphs
     from kvsearch.cache.huggingface import PolicyCache
     from kvsearch.models.load import LoadedModel, load_model
     from kvsearch.policy import Policy
     from kvsearch.text import Text
 
-__all__ = ["LoadedModel", "Policy", "PolicyCache", "Text", "evaluate", "load_model", "search"]
+__all__ = [
+    "LoadedModel", "Policy", "PolicyCache", "Text", "cuda_graphs", "evaluate", "load_model",
+    "search",
+]  # fmt: skip
 _HOMES = {
     "Policy": "kvsearch.policy",
     "PolicyCache": "kvsearch.cache.huggingface",
+    "cuda_graphs": "kvsearch.cache.cuda_graphs",
     "Text": "kvsearch.text",
     "load_model": "kvsearch.models.load",
     "LoadedModel": "kvsearch.models.load",

@@ -41,6 +41,8 @@ class Throughput:
         device: where it was measured.
         bytes_resident: bytes the policy's cache held at the end.
         full_bytes: bytes the full cache held at the end.
+        replayed, full_replayed: share of the timed tokens that were replays of a CUDA graph; None
+            where that was not asked for.
     """
 
     tokens_per_s: float
@@ -53,6 +55,8 @@ class Throughput:
     device: str
     bytes_resident: int
     full_bytes: int
+    replayed: float | None = None
+    full_replayed: float | None = None
 
 
 @dataclass(frozen=True)

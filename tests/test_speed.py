@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 
+from kvsearch.cache import cuda_graphs
+from kvsearch.errors import ModelError
 from kvsearch.evaluate import speed, throughput
 from kvsearch.knobs import Setting
 from kvsearch.methods import at
 from kvsearch.models.load import load_model
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.report.terminal import bench_lines
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
 SETTING = Setting(SHAPE, SHAPE.budget_bytes(160), 1024)
@@ -61,3 +65,17 @@ def test_rates_do_not_depend_on_how_many_tokens_a_half_has(tiny_folder, monkeypa
     assert tokens == {True: 4 + 3 * 64, False: 4 + 3 * 16}
     assert (found.tokens_per_s, found.full_tokens_per_s) == pytest.approx((100.0, 50.0))
     assert (found.ratio, found.ratio_lo, found.ratio_hi) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_speed_with_cuda_graphs_says_how_many_tokens_were_replays(tiny_folder, monkeypatch) -> None:
+    loaded, ids = load_model(str(tiny_folder), device="cpu"), np.arange(300) % 250
+    policy = Policy(slots=64, interval=16)
+    with pytest.raises(ModelError, match=r"needs a model on one GPU.* on cpu"):
+        throughput.measure(loaded, policy, ids, context=100, graphs=True)
+    for module in (throughput, cuda_graphs):  # here nothing can be replayed all the same
+        monkeypatch.setattr(module, "serves", lambda model: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    found = throughput.measure(loaded, policy, ids, context=100, pairs=2, steps=16, graphs=True)
+    assert (found.replayed, found.full_replayed) == (0, 0)
+    assert "graph: 0 % of the policy's tokens, 0 % of the full" in bench_lines("x", found)
+    assert loaded.model(torch.ones(1, 2).long()).logits.shape[1] == 2

@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,6 +32,7 @@ from run import child, environment  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from worker import emit, sentence  # noqa: E402
 
+from kvsearch.cache.cuda_graphs import Decoded, cuda_graphs  # noqa: E402
 from kvsearch.cache.huggingface import PolicyCache, full_cache  # noqa: E402
 from kvsearch.models.shape import shape_of  # noqa: E402
 from kvsearch.policy import Policy, Quantizer, Tier, layout  # noqa: E402
@@ -38,13 +40,14 @@ from kvsearch.rules import Attention  # noqa: E402
 
 COLUMNS = (
     "cache", "batch", "context", "prefill_s", "ms", "tokens_per_s", "resident_bytes",
-    "prefill_peak_bytes", "note",
+    "prefill_peak_bytes", "replayed", "note",
     "gpu", "driver", "torch", "triton", "commit",
 )  # fmt: skip
-WARM = 4  # tokens before the clock starts
 WARM_PROMPT = 1536  # more than policies hold, so that a compaction is among what is made ready
 BLOCKS = 5  # timed; a block is an interval of the policy, so that each has one compaction
 INTERVAL = 16
+WARM = INTERVAL + 8  # tokens before the clock starts; by then graphs were compared with launches
+GRAPHS = ", graphs"  # after a cache's name: its tokens are replays of CUDA graphs
 _FOUR = (Tier(key_bits=4, value_bits=4),)
 _ROTATED = Quantizer(levels="lloyd", rotate=True, fp16_sinks=True)
 # None is the full cache of transformers; the others resemble policies found by searches
@@ -58,6 +61,7 @@ CACHES: dict[str, Policy | None] = {
         rule=Attention(beta=1),
     ),
 }  # fmt: skip
+NAMES = [*CACHES, *(name + GRAPHS for name in CACHES)]
 LLAMA_7B = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000,
@@ -76,6 +80,16 @@ class Setting:
     batch: int
     context: int
 
+    @property
+    def policy(self) -> Policy | None:
+        """What the cache holds; None is the full cache of transformers."""
+        return CACHES[self.cache.removesuffix(GRAPHS)]
+
+    @property
+    def graphs(self) -> bool:
+        """Whether tokens are replayed; then a full cache is ours, with room in its tensors."""
+        return self.cache.endswith(GRAPHS)
+
 
 # tokens of a prompt, and sequences
 CELLS = tuple((context, batch) for context in (4096, 32768) for batch in (1, 8, 32))
@@ -92,12 +106,13 @@ def bytes_needed(at: Setting, sizes: dict[str, int], policy: Policy | None) -> i
     weights = 2 * (n * (4 * h * h + 3 * h * f) + 2 * h * sizes["vocab_size"])
     shape = shape_of(config(sizes))
     cache = at.batch * layout(policy or Policy(), shape).bytes_at(at.context)
+    cache *= 2 if at.graphs else 1  # a copy of it computes what the first replays are compared with
     return weights + cache + at.batch * at.context * 2 * (3 * f + 6 * h)
 
 
 def why_not(at: Setting, sizes: dict[str, int], free: int) -> str | None:
     """Reason why a setting is skipped where `free` bytes of memory are left, or None."""
-    needed = bytes_needed(at, sizes, CACHES[at.cache])
+    needed = bytes_needed(at, sizes, at.policy)
     if needed <= free:
         return None
     return f"it needs about {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
@@ -120,13 +135,14 @@ def measure(at: Setting, model: LlamaForCausalLM, slots: int | None = None) -> d
         slots: that policies hold instead of theirs.
 
     Returns:
-        Seconds of the prefill, milliseconds a decoded token of each block, resident bytes, and
-        bytes allocated at most in the prefill beyond what was there.
+        Seconds of the prefill, milliseconds a decoded token of each block, resident bytes, bytes
+        allocated at most in the prefill beyond what was there, and which share of the timed tokens
+        were replays.
     """
     device = model.device.type
     ids = torch.randint(0, model.config.vocab_size, (at.batch, at.context), device=device)
-    policy = CACHES[at.cache]
-    if policy is not None and slots is not None:
+    policy = at.policy or (Policy() if at.graphs else None)
+    if policy is not None and policy.slots is not None and slots is not None:
         policy = policy.model_copy(update={"slots": slots, "recent_window": 0})
 
     def made() -> Any:
@@ -141,7 +157,8 @@ def measure(at: Setting, model: LlamaForCausalLM, slots: int | None = None) -> d
         _wait(device)
         return time.perf_counter() - start
 
-    with torch.inference_mode():
+    replays = cuda_graphs(model) if at.graphs else nullcontext(Decoded())
+    with torch.inference_mode(), replays as decoded:
         first = made()  # kernels are proved and compiled, and libraries loaded, before the clock
         for tokens, steps in ((ids[:, :WARM_PROMPT], 1), (ids[:, :1], INTERVAL + 1)):
             seconds(first, tokens, steps)
@@ -154,13 +171,16 @@ def measure(at: Setting, model: LlamaForCausalLM, slots: int | None = None) -> d
         if device == "cuda":
             peak += torch.cuda.max_memory_allocated()
         seconds(cache, ids[:, :1], WARM)
+        before = decoded.repeated
         ms = [seconds(cache, ids[:, :1], INTERVAL) / INTERVAL * 1e3 for _ in range(BLOCKS)]
+        replayed = (decoded.repeated - before) / (BLOCKS * INTERVAL)
     if policy is None:
         seen = at.context + WARM + BLOCKS * INTERVAL
         resident = layout(Policy(), shape_of(model.config)).bytes_at(seen)
     else:
         resident = cache.bytes_resident
-    return {"prefill_s": prefill, "ms": ms, "resident": resident, "peak": peak}
+    return {"prefill_s": prefill, "ms": ms, "resident": resident, "peak": peak,
+            "replayed": replayed}  # fmt: skip
 
 
 def _wait(device: str) -> None:
@@ -204,12 +224,12 @@ def rows_of(context: int, batch: int, caches: Sequence[str], limit: float) -> It
 def dry_run() -> int:
     """Every cache with a tiny model on the CPU."""
     model = built(TINY, "cpu")
-    for cache in CACHES:
+    for cache in NAMES:
         for context, batch in ((40, 1), (70, 2)):
             found = measure(Setting(cache, batch, context), model, slots=32)
             if found["resident"] <= 0 or len(found["ms"]) != BLOCKS:
                 raise RuntimeError(f"{cache}: {found}")
-    print(f"dry run: {len(CACHES)} caches decoded with a tiny model on the CPU; nothing was timed")
+    print(f"dry run: {len(NAMES)} caches decoded with a tiny model on the CPU; nothing was timed")
     return 0
 
 
@@ -223,6 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=",".join(f"{t}x{b}" for t, b in CELLS),
         help="lengths of prompts and sequences, with commas between them",
     )
+    parser.add_argument("--caches", default=";".join(NAMES), help="with semicolons between them")
     parser.add_argument("--out", type=Path, default=HERE / "end_to_end.csv")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -243,9 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             writer.writeheader()
         for context, batch in cells:
             full = None
-            for found in rows_of(context, batch, [*CACHES], args.limit):
+            for found in rows_of(context, batch, args.caches.split(";"), args.limit):
                 row: dict[str, Any] = {"cache": found["cache"], "batch": batch, "context": context}
-                line = f"{found['cache']:18} b{batch:<3} t{context:<6}"
+                line = f"{found['cache']:26} b{batch:<3} t{context:<6}"
                 if "reason" in found:
                     row["note"] = found["reason"]
                     line += found["reason"]
@@ -254,7 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     row |= {"prefill_s": f"{found['prefill_s']:.4g}", "ms": f"{ms:.4g}",
                             "tokens_per_s": f"{batch / ms * 1e3:.4g}",
                             "resident_bytes": found["resident"],
-                            "prefill_peak_bytes": found["peak"]}  # fmt: skip
+                            "prefill_peak_bytes": found["peak"],
+                            "replayed": f"{found['replayed']:.3g}"}  # fmt: skip
                     line += f"{ms:9.3f} ms a token, prefill {found['prefill_s']:.2f} s"
                     if found["cache"] == "full":
                         full = ms

@@ -11,6 +11,7 @@ from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import throughput
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.load import require_context
 from kvsearch.records import Throughput
 from kvsearch.text import TextLike, tokenize, windows
 
@@ -30,6 +31,7 @@ def bench(
     context: int,
     pairs: int,
     steps: int,
+    cuda_graphs: bool = False,
 ) -> tuple[str, Throughput]:
     """Time `policy`, a method or a file; returns its name and the measurement."""
     if context < 1 or pairs < 1 or steps < 1:
@@ -38,6 +40,8 @@ def bench(
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
     need = throughput.needed(context, pairs, steps)
     loaded = inputs.model(model, dtype=dtype, device=device, context=need, say=shown.say)
+    if cuda_graphs:
+        throughput.require_graphs(loaded)
     budget = in_both_units(loaded, budget_slots, budget_bytes)
     setting = sized_for(loaded, budget, need)
     tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
@@ -50,6 +54,8 @@ def bench(
         setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, shown=shown
     )
     chosen = resolve((policy,), setting)[0]
+    need = throughput.needed(context, pairs, steps, throughput.warm(chosen, cuda_graphs))
+    require_context(loaded.model.config, need)
     ids = windows(tokens, count=1, length=need)[0]
     with shown.step("decode speed", pairs) as step:
         found = throughput.measure(
@@ -59,6 +65,7 @@ def bench(
             context=context,
             pairs=pairs,
             steps=steps,
+            graphs=cuda_graphs,
             progress=lambda _: step.advance(),
         )
     return chosen.name or policy, found

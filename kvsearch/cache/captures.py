@@ -6,8 +6,8 @@ So the captures of a thread and stream share one pool, which a graph that is nev
 """
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -22,29 +22,42 @@ _mine = threading.local()  # `places`: by device and stream, whose order makes s
 def capture(step: Callable[[], None]) -> Callable[[], None]:
     """Carry out `step`, and return what repeats its launches.
 
-    It is carried out on the stream that records afterwards, so that libraries set themselves up for
-    that stream outside of the recording, where they may not.
-
     Raises:
         NotCaptured: after `step` was carried out.
+    """
+    with aside() as record:
+        step()
+        return record(step)
+
+
+@contextmanager
+def aside() -> Iterator[Callable[[Callable[[], object]], Callable[[], None]]]:
+    """A stream to work on, and what records there and returns what repeats the launches.
+
+    What is to be recorded is first carried out on the stream that records, so that libraries set
+    themselves up for that stream outside of the recording, where they may not. What it raises that
+    gives recordings is `NotCaptured`.
     """
     now = torch.cuda.current_stream()
     places = _mine.__dict__.setdefault("places", {})
     key = now.device_index, now.cuda_stream
     if key not in places:
         places[key] = torch.cuda.Stream(), None
-    side, holder = places[key]
+    side, _ = places[key]
+
+    def record(step: Callable[[], object]) -> Callable[[], None]:
+        try:
+            if places[key][1] is None:
+                places[key] = side, _holder()
+            return _graph(step, places[key][1]).replay
+        except RuntimeError as fault:
+            places[key] = side, None
+            raise NotCaptured(str(fault).partition("\n")[0]) from fault
+
     side.wait_stream(now)
     try:
         with torch.cuda.stream(side):
-            step()
-            try:
-                if holder is None:
-                    places[key] = side, _holder()
-                return _graph(step, places[key][1]).replay
-            except RuntimeError as fault:
-                places[key] = side, None
-                raise NotCaptured(str(fault).partition("\n")[0]) from fault
+            yield record
     finally:
         now.wait_stream(side)
 
@@ -59,7 +72,7 @@ def _holder() -> torch.cuda.CUDAGraph:
         return _record(lambda: torch.zeros(1, device="cuda"), None)
 
 
-def _graph(step: Callable[[], None], holder: torch.cuda.CUDAGraph) -> torch.cuda.CUDAGraph:
+def _graph(step: Callable[[], object], holder: torch.cuda.CUDAGraph) -> torch.cuda.CUDAGraph:
     """The recorded `step`; where memory is short, after torch has given back what it keeps."""
     try:
         return _record(step, holder)

@@ -3,9 +3,14 @@
 Between two compactions nothing about a layer changes but how many tokens its 16-bit pools hold. So
 the layer is described once, and every token costs one call, whatever the number of its stores: on a
 CPU a loop over them, on a GPU three to five launches.
+
+These launches can be recorded, and repeated without the model's code (`cuda_graphs`): `launches`
+tells whether they would be the same, and `taken` does what is left for the host.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +22,12 @@ from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.segments import compact_states, finish
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.base import QuerySums
-from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, prepare
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, given, prepare
 from kvsearch_kernels.sum_queries import sum_queries
 
 REFUSED = object()  # no implementation takes this layer's formats, types or rule
+Token = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, or what is like them
+_mine = threading.local()  # `recorded`: what a recording has met so far
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,12 @@ class Asked:
     sums: QuerySums
     inv_freq: Tensor
     ahead: Tensor
+
+    @property
+    def given(self) -> Hashable:
+        """What a launch is given of it, but for lengths."""
+        held = (self.sums.total, self.sums.outer, self.inv_freq, self.ahead)
+        return self.sums.skip, *(None if x is None else x.data_ptr() for x in held)
 
 
 @dataclass(frozen=True)
@@ -122,11 +135,36 @@ def advance(
     if any(step.asked):
         _add_queries(states, step, asked[0])
     out = decode_step.again(step.impl, *asked, **more)
-    for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
+    recorded: list[tuple[Sequence[LayerState], Token]] | None = getattr(_mine, "recorded", None)
+    if recorded is None:
+        taken(states, (q, k, v))
+    else:
+        like_q, like_k, like_v = (x.new_empty(()).expand(x.shape) for x in (q, k, v))
+        recorded.append((states, (like_q, like_k, like_v)))
+    return out.unsqueeze(2)
+
+
+def taken(states: Sequence[LayerState], token: Token) -> bool:
+    """Count a token that the launches of a layer's step have taken in; compact if that is due.
+
+    Args:
+        states: of the layer's heads, which a `Step` describes.
+        token: like its queries `[B, Hq, 1, D]`, keys and values `[B, H, 1, D]`.
+
+    Returns:
+        Whether slots have moved.
+    """
+    first, (q, k, v) = states[0], token
+    step: Step = first.step
+    held = zip(states, step.stores.heads, step.asked, step.held, strict=True)
+    for state, heads, asked, (store, _) in held:
+        if asked is not None and state.scorer is not None:
+            state.scorer.asked(state.seen)
         store.counted()
         if heads.sums is not None and state.scorer is not None:
             state.scorer.counted(store.n)
         state.seen += 1
+    anchored = first.sequences is not None
     if anchored or first.seen == step.due:
         for state in states:
             state.note_peak()
@@ -137,13 +175,47 @@ def advance(
         else:
             compact_states(states)
     if first.pending is None and not step.outdated:
-        return out.unsqueeze(2)
-    if q.is_cpu or first.pending is not None:  # the next token describes the layer
-        first.step = step.emptied()
+        return False
+    if first.pending is not None or not step.held[0][0].repeats(q.device):
+        first.step = step.emptied()  # the next token describes the layer
     else:  # now, so that tokens in between are all alike
         first.step = _described(states, k, v)
-        prepare(first.impls["decode_step"], asked[0], k, first.step.stores)
-    return out.unsqueeze(2)
+        prepare(first.impls["decode_step"], q.squeeze(2), k, first.step.stores)
+    return True
+
+
+@contextmanager
+def recording() -> Iterator[list[tuple[Sequence[LayerState], Token]]]:
+    """Tokens only launch inside, and are not counted; gives the layers, and what is like a token.
+
+    Where `launches` says that they cannot be repeated, a token must not come.
+    """
+    _mine.recorded = []
+    try:
+        yield _mine.recorded
+    finally:
+        del _mine.recorded
+
+
+def launches(states: Sequence[LayerState]) -> Hashable:
+    """All that the launches of a layer's next token are given, as a CUDA graph would fix it.
+
+    None if something else than launches is to be done for it, or they have not been made before.
+    """
+    first = states[0]
+    if first.seen and not first.store.n:
+        return ()  # a layer without attention
+    step = first.step
+    if not isinstance(step, Step) or first.sequences is not None or not step.holds(states):
+        return None
+    found = given(first.impls.get(decode_step.name, ""), step.stores)
+    if found is None:
+        return None
+    asked = (
+        None if x is None else (x.given, heads.parts[-1].lengths.data_ptr())  # type: ignore[union-attr]
+        for x, heads in zip(step.asked, step.stores.heads, strict=True)
+    )
+    return found, *asked
 
 
 def forget(states: Sequence[LayerState]) -> None:
@@ -166,7 +238,6 @@ def _add_queries(states: Sequence[LayerState], step: Step, q: Tensor) -> None:
             states[0].impls, q[:, mine.start * group : mine.stop * group], asked.sums.total,
             asked.sums.outer, asked.inv_freq, lengths, asked.ahead, skip=asked.sums.skip,
         )  # fmt: skip
-        state.scorer.asked(state.seen)
 
 
 def _adaptive(state: LayerState) -> bool:

@@ -24,6 +24,9 @@ from kvsearch.cli.output import print_json
 @click.option("--context", default=2048, show_default=True, help="tokens in the cache at the start")
 @click.option("--pairs", default=5, show_default=True, help="timed pairs")
 @click.option("--steps", default=16, show_default=True, help="tokens decoded per half of a pair")
+@click.option(
+    "--cuda-graphs", is_flag=True, help="on a GPU: decode with replays of CUDA graphs, both caches"
+)
 @output_options
 def command(
     policy: str,
@@ -38,6 +41,7 @@ def command(
     context: int,
     pairs: int,
     steps: int,
+    cuda_graphs: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -60,6 +64,7 @@ def command(
         context=context,
         pairs=pairs,
         steps=steps,
+        cuda_graphs=cuda_graphs,
     )
     if as_json:
         print_json({"policy": name, **asdict(result)})

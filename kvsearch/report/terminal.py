@@ -121,12 +121,18 @@ def results_table(document: dict[str, Any]) -> str:
 
 def bench_lines(name: str, t: Throughput) -> str:
     """Decode speed in words."""
-    return (
+    lines = (
         f"decode at context {t.context} on {t.device}: {t.tokens_per_s:.1f} tokens/s against "
         f"{t.full_tokens_per_s:.1f} with the full cache\n"
         f"{name}/full {t.ratio:.2f} (quartiles {t.ratio_lo:.2f} to {t.ratio_hi:.2f}, {t.pairs} "
         f"pairs); cache {t.bytes_resident / 2**20:.2f} MiB against {t.full_bytes / 2**20:.2f} MiB"
     )
+    if t.replayed is not None and t.full_replayed is not None:
+        lines += (
+            f"\nreplays of a CUDA graph: {100 * t.replayed:.0f} % of the policy's tokens, "
+            f"{100 * t.full_replayed:.0f} % of the full cache's"
+        )
+    return lines
 
 
 def _interval(d: Interval) -> str:

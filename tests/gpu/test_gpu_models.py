@@ -1,5 +1,6 @@
 """A model on a GPU: the evaluator replays what the deployed cache does, and the main job ends."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
+from kvsearch.cache import PolicyCache
+from kvsearch.cache.cuda_graphs import cuda_graphs
 from kvsearch.cli import main
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.methods import METHODS
@@ -44,6 +47,46 @@ def test_one_pass_equals_token_by_token(name: str, dtype: torch.dtype) -> None:
     else:
         assert abs(mean) < (1e-3 if dtype is torch.float32 else 0.05)
     assert cache.bytes_resident == quality.bytes_resident
+
+
+GRAPHED = ("full", "window+int4", "h2o+int4", "xmu+int4", "keydiff", "rotated+heads",
+           "expected-attention")  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", GRAPHED)
+def test_replayed_tokens_are_those_that_are_computed(name: str, dtype: torch.dtype) -> None:
+    """Of a whole model, across compactions; the same kernels run, so they are the same numbers."""
+    model, policy, ids = placed(dtype).model, small(name), torch.from_numpy(IDS).to(GPU)
+    outs, caches = [], []
+    for graphs in (False, True):
+        cache = PolicyCache(policy, model)
+        with torch.no_grad(), cuda_graphs(model) if graphs else nullcontext() as tokens:
+            model(ids[:, :PROMPT], past_key_values=cache)
+            calls = (model(x, past_key_values=cache).logits for x in ids[:, PROMPT:].split(1, 1))
+            outs.append(torch.cat([x.float() for x in calls], 1))
+        caches.append(cache)
+    off = float((outs[0] - outs[1]).abs().max())
+    print(f"replays {name} {dtype}: {tokens}, most {off:.2g}")
+    assert tokens.repeated > 0.8 * (T - PROMPT)
+    assert off <= 1e-4 * float(outs[0].abs().max())
+    assert caches[0].bytes_resident == caches[1].bytes_resident
+
+
+def test_generate_replays_tokens() -> None:
+    """As a user calls it, with a mask and sampling; and the model is as it was."""
+    model, ids = placed(torch.bfloat16).model, torch.from_numpy(IDS[:, :PROMPT]).to(GPU)
+    outs = []
+    for context in (nullcontext(), cuda_graphs(model)):
+        torch.manual_seed(0)
+        cache = PolicyCache(small("h2o+int4"), model)
+        with context:
+            outs.append(model.generate(
+                ids, attention_mask=torch.ones_like(ids), past_key_values=cache, do_sample=True,
+                max_new_tokens=60, min_new_tokens=60, pad_token_id=0,
+            ))  # fmt: skip
+    assert torch.equal(*outs)
+    assert "forward" not in model.__dict__
 
 
 def test_the_main_job_ends(

@@ -1,5 +1,7 @@
 """One new token in all heads of a deployed layer: stored, attended from, and counted."""
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
 from kvsearch_kernels.decode_step import triton_impl
@@ -24,4 +26,12 @@ def prepare(impl: str, q: Tensor, k: Tensor, stores: Stores) -> None:
         triton_impl.planned(stores, q, k)
 
 
-__all__ = ["Heads", "Stores", "Sums", "Turned", "decode_step", "prepare"]
+def given(impl: str, stores: Stores) -> Hashable:
+    """All that launches of `impl` are given of stores that it knows, but for the token itself.
+
+    None if it does not know them, or what it does cannot be repeated without it.
+    """
+    return triton_impl.given(stores) if impl == "triton" else None
+
+
+__all__ = ["Heads", "Stores", "Sums", "Turned", "decode_step", "given", "prepare"]

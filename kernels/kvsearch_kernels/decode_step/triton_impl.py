@@ -6,8 +6,9 @@ Between two compactions nothing is made on the host: where everything lies is in
 device (`table`).
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -69,6 +70,26 @@ class _Plan:
     keep: float
     window: bool
     like: Tensor
+
+    @cached_property
+    def given(self) -> tuple[Hashable, ...]:
+        """What launches are given of it; what lies in the table they find on the device."""
+        lie = (self.table.programs, self.table.heads, self.table.voters, self.table.turns)
+        numbers = ("kinds", "key_kinds", "held", "programs_each", "products", "slots", "slots_each")
+        return (
+            *((x.data_ptr(), x.shape) for x in lie),
+            *(getattr(self.table, name) for name in numbers),
+            self.tile, self.kinds, self.turns, self.half, self.alpha, self.keep, self.window,
+            self.like.dtype,
+        )  # fmt: skip
+
+
+def given(stores: Stores) -> Hashable:
+    """What launches for a token of `stores` are given, and for which; None before their plan."""
+    known, plan = stores.known.get("plan of triton", (None, None))
+    if plan is None or not plan.table.stands(stores):
+        return None
+    return known, plan.given
 
 
 def planned(stores: Stores, q: Tensor, k: Tensor) -> _Plan:
