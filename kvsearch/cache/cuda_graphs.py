@@ -60,7 +60,8 @@ def cuda_graphs(model: PreTrainedModel) -> Iterator[Decoded]:
     Without a GPU, and under KVSEARCH_GRAPHS=0, nothing changes.
 
     A mask of attention is looked at with the prompt, as a policy cache refuses one that hides
-    tokens, and not with tokens that are repeated.
+    tokens, and not with tokens that are repeated; and hooks of the model's parts see only tokens
+    that are computed.
 
     Args:
         model: the model, in no other thread; it is as it was afterwards.
