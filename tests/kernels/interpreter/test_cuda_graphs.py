@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_step import POLICIES
+from step_policies import POLICIES
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from triton.runtime import interpreter
