@@ -6,8 +6,9 @@ that follows in the process. KVSEARCH_TRITON=0 leaves Triton out.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from threading import RLock
 from typing import Any, Protocol, TypeAlias
@@ -96,13 +97,20 @@ def prove(op: Provable, impl: str, device: torch.device, dtype: torch.dtype) -> 
     Raises:
         Exception: whatever the implementation raises.
     """
+    return holds(op, partial(op.run, impl), device, dtype)
+
+
+def holds(
+    op: Provable, call: Callable[..., Any], device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Compare what `call` gives for the probe of `op`: None, or the first thing that is wrong."""
     if op.probe is None:
         return "the op has no probe"
     probe = import_module(op.probe)
     # under a caller's autocast the yardsticks would be computed in another type
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for number, (args, kwargs) in enumerate(probe.cases(device, dtype)):
-            got = on_cpu(op.run(impl, *args, **kwargs))  # waits, so that errors show here
+            got = on_cpu(call(*args, **kwargs))  # waits, so that errors show here
             reason: str | None = probe.differs(got, *on_cpu(args), **on_cpu(kwargs))
             if reason is not None:
                 return f"case {number}: {reason}"

@@ -134,8 +134,8 @@ def load_model(
         ModelError: the model cannot be found, downloaded, read, held in memory or served; or
             `dtype` or `device` is not one that this machine has.
     """
-    places = [_device(one) for one in device.split(",")]
-    kind = _dtype(dtype, places[0])
+    places = [device_named(one) for one in device.split(",")]
+    kind = dtype_named(dtype, places[0])
     cpu = torch.device("cpu")
 
     def refuse(count: int) -> None:
@@ -243,7 +243,12 @@ def require_context(model_config: Any, context: int) -> None:
         )
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """The device called `name`, or under `auto` the first GPU that is there, else the CPU.
+
+    Raises:
+        ModelError: there is none.
+    """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -260,7 +265,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def dtype_named(name: str, device: torch.device) -> torch.dtype:
+    """The type called `name`, or under `auto` fp32 on a CPU and bf16 elsewhere.
+
+    Raises:
+        ModelError: there is none.
+    """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in DTYPES:

@@ -1,0 +1,78 @@
+"""`kvsearch check`: every op's probe, what is wrong, and what an exit code says of it."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from kvsearch.app import check
+from kvsearch.cli import main
+from kvsearch_kernels.ahead import ops
+from kvsearch_kernels.proofs import proofs
+from kvsearch_kernels.tally import tally
+
+CPU = torch.device("cpu")
+
+
+def call(argv: list[str], capsys: Any) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as done:
+        main(argv)
+    return int(done.value.code or 0), capsys.readouterr().out
+
+
+def test_every_op_is_right_here(capsys: Any) -> None:
+    code, out = call(["check", "--json", "--quiet"], capsys)
+    found = json.loads(out)
+    assert code == 0 and not found["wrong"] and found["graphs"] is None
+    assert {op["op"] for op in found["ops"]} == set(ops())
+    assert all(sum(op["took"].values()) > 0 for op in found["ops"])
+    assert found["versions"]["torch"] == torch.__version__
+
+
+def test_a_wrong_op_is_named_and_ends_with_1(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "proofs", lambda *where: proofs(*where))
+    monkeypatch.setattr("kvsearch_kernels.proofs.ops", lambda: {"tally": tally})
+    real = type(tally).record
+
+    def record(op: Any, ran: Any, *args: Any, **kwargs: Any) -> Any:
+        return real(op, ran, *args, **kwargs) + 1
+
+    monkeypatch.setattr(type(tally), "record", record)
+    code, out = call(["check", "--quiet"], capsys)
+    line = next(x for x in out.splitlines() if x.startswith("tally "))
+    assert code == 1 and line.endswith("WRONG")
+    assert any(x.startswith("tally: case 0: ") for x in out.splitlines())
+
+
+def test_a_kernel_that_auto_passes_over_is_wrong_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference runs then, and is right: only a warning says it."""
+    monkeypatch.setattr("kvsearch_kernels.proofs.ops", lambda: {"tally": tally})
+    real = type(tally).pick
+
+    def pick(op: Any, *args: Any, **kwargs: Any) -> str:
+        import warnings
+
+        warnings.warn("auto passes over tally[triton] on cpu: it is off", RuntimeWarning, 1)
+        return real(op, *args, **kwargs)
+
+    monkeypatch.setattr(type(tally), "pick", pick)
+    (proof,) = proofs(CPU, torch.float32)
+    assert set(proof.took) == {"reference"}
+    assert proof.faults and set(proof.faults) == {
+        "auto passes over tally[triton] on cpu: it is off"
+    }
+
+
+def test_tokens_that_are_not_replayed_are_said() -> None:
+    """Without a GPU none is, so the check of a GPU would fail; what is computed agrees."""
+    sentence, right = check._graphs(CPU, torch.float32)
+    assert sentence.startswith("0 of 40 tokens") and "off by 0 of" in sentence
+    assert not right
+
+
+def test_a_device_that_is_not_there_is_named(capsys: Any) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["check", "--device", "cuda:9"])
+    assert done.value.code == 2
+    assert "device cuda:9 is not there" in capsys.readouterr().err
