@@ -354,6 +354,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
         ((ac, *text, *out, "--minutes", "0"), "--minutes must be above 0"),
         ((ac, *text, *out, "--channels-only"), "--channels-only is for a policy"),
         ((ac, *text, *out, "--dtype", "float16"), "--dtype float32 or bfloat16"),
+        ((ac, *text, *out, "--device", "cpu,cpu"), "takes the CPU or the first GPU, not cpu,cpu"),
     )
     for args, said in cases:
         code = run("adapt", *args, "--model", tiny_folder, "--quiet")

@@ -20,7 +20,7 @@ from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.models.aliases import DEFAULT
-from kvsearch.models.load import LoadedModel
+from kvsearch.models.load import LoadedModel, device_named
 from kvsearch.policy import Policy
 from kvsearch.text import TextLike, cut, read_files, tokenize
 from kvsearch.text import windows as cut_windows
@@ -97,10 +97,12 @@ def adapt(
         raise KvsearchError("training needs --dtype float32 or bfloat16; float16 overflows")
     if not 0 <= prompt < context:
         raise KvsearchError(f"--prompt {prompt} must be at least 0 and below --context {context}")
+    _check_device(",".join(str(device_named(x)) for x in device.split(",") if x != "auto"))
     loaded = inputs.model(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=context, say=shown.say,
     )  # fmt: skip
+    _check_device(loaded.devices)
     if lora is None and loaded.shape.widths:
         replace(how, lora=rank).check()
     texts = _texts(loaded, text, dataset, held_out, context, windows, shown)
@@ -122,6 +124,15 @@ def adapt(
     finally:
         work.close(done=done)
     return found
+
+
+def _check_device(devices: str) -> None:
+    """Say if training cannot be there: it takes one device, and of several GPUs the first."""
+    if devices not in ("", "cpu", "cuda:0"):
+        raise KvsearchError(
+            f"training takes the CPU or the first GPU, not {devices}; choose a GPU with "
+            "CUDA_VISIBLE_DEVICES"
+        )
 
 
 def _check_file(policy: PolicyLike) -> None:

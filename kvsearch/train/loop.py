@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from kvsearch.errors import KvsearchError, ModelError, OutOfMemory
+from kvsearch.errors import KvsearchError, OutOfMemory
 from kvsearch.train.muted import muted
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import IGNORED, Scheduled
@@ -111,14 +111,6 @@ def fit(
     names = ("step", "loss", "grad_norm", "learning_rate")
     losses = [{k: x[k] for k in names} for x in trainer.state.log_history if "loss" in x]
     return Trained(trainer.state.global_step, watch.seconds, losses)
-
-
-def require_device(device: str) -> None:
-    """Raise a `ModelError` if training cannot be on `device`."""
-    if device not in ("cpu", "cuda:0"):
-        raise ModelError(
-            f"training takes the first GPU, not {device}; choose it with CUDA_VISIBLE_DEVICES"
-        )
 
 
 class _Trainer(Trainer):
