@@ -8,12 +8,15 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.methods import at
 from kvsearch.policy import (
+    Anchors,
     Budgets,
+    Channels,
     HeadTiers,
     Ladder,
     ModelShape,
@@ -27,8 +30,9 @@ from kvsearch.policy import (
     rungs,
 )
 from kvsearch.policy.layout import costs_of, peak_of
-from kvsearch.rules import Attention
+from kvsearch.rules import RULES, Attention
 from kvsearch_kernels.codebooks import CODEBOOKS
+from tests.random_policies import policies as random_policies
 
 SHAPE = ModelShape(layers=6, kv_heads=2, head_dim=16, heads=4)
 GOLDEN = Path(__file__).parent / "golden" / "policies"
@@ -79,6 +83,35 @@ def test_json_keeps_the_policy_and_its_identity(policy: Policy) -> None:
     again = Policy.parse(policy.to_json())
     assert again == policy
     assert again.fingerprint(6) == policy.fingerprint(6)
+
+
+def test_the_schema_takes_every_policy_and_tells_rules_by_their_names() -> None:
+    schema = Policy.model_json_schema()
+    Draft202012Validator.check_schema(schema)
+    found = Draft202012Validator(schema)
+    for policy in [
+        *random_policies(40, SHAPE),
+        *(Policy(slots=64, rule=rule()) for rule in RULES.values()),
+        Policy(anchors=Anchors(at=7, protected=(0, 3))),
+        Policy(channels=Channels(qk=("none", "f 3"), vo=("none", "all")), about={"nll": 1.5}),
+    ]:
+        text = policy.to_json()
+        for written in (text, policy.model_dump_json(by_alias=True)):  # with defaults, too
+            assert not [e.message for e in found.iter_errors(json.loads(written))], written
+        again = Policy.parse(text)
+        assert again == policy and again.fingerprint(6) == policy.fingerprint(6)
+    for rule, valid in (
+        ({}, True),  # the rule `attention`, as in earlier files
+        ({"alpha": 1}, True),
+        ({"lag": 64}, False),
+        ({"name": "lagkv", "lag": 64}, True),
+        ({"name": "lagkv", "alpha": 1}, False),
+        ({"name": "h20"}, False),
+    ):
+        assert found.is_valid({"rule": rule}) is valid, rule
+        if not valid:
+            with pytest.raises(PolicyError, match="field rule"):
+                Policy.build({"rule": rule})
 
 
 @settings(max_examples=150, deadline=None)

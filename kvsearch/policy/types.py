@@ -28,7 +28,7 @@ from kvsearch.policy.channels import Channels
 from kvsearch.policy.ladder import rungs
 from kvsearch.policy.parts import Budgets, HeadTiers, Ladder, Quantizer, Tier
 from kvsearch.policy.tiers import check_tiers
-from kvsearch.rules import RULES, Attention, Rule, read
+from kvsearch.rules import Attention, Rule, json_schema, read
 
 SCHEMA = "kvsearch.policy/2"
 OLD_SCHEMA = "kvsearch.policy/1"
@@ -43,9 +43,7 @@ PLAIN = ("slots", "interval", "trigger", "sinks", "positions")  # as they are in
 AnyRule = Annotated[
     SerializeAsAny[Rule],
     BeforeValidator(read),
-    WithJsonSchema(
-        {"oneOf": [rule.model_json_schema() for rule in RULES.values()]}, mode="validation"
-    ),
+    WithJsonSchema(json_schema(), mode="validation"),
 ]
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Slots",
     "ValueAttention",
     "Votes",
+    "json_schema",
     "presets",
     "read",
 ]
@@ -42,6 +43,7 @@ RULES: dict[str, type[Rule]] = {
     "expected-attention": ExpectedAttention,
     "lagkv": LagKV,
 }
+DEFAULT = "attention"  # of data that name no rule, as earlier files do
 
 
 def read(data: Any) -> Any:
@@ -52,7 +54,7 @@ def read(data: Any) -> Any:
     """
     if not isinstance(data, dict):
         return data
-    name = data.get("name", "attention")
+    name = data.get("name", DEFAULT)
     if name not in RULES:
         raise ValueError(f"unknown rule {name!r}{nearest(str(name), RULES)}")
     try:
@@ -61,6 +63,18 @@ def read(data: Any) -> Any:
         first = e.errors()[0]
         path = ".".join(["rule", *(str(p) for p in first["loc"])])
         raise ValueError(f"{path}: {first['msg'].removeprefix('Value error, ')}") from e
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of what `read` takes: one rule, told from others by its name."""
+    found = []
+    for name, rule in RULES.items():
+        one = rule.model_json_schema()
+        one["properties"]["name"]["const"] = name
+        if name != DEFAULT:
+            one["required"] = [*one.get("required", ()), "name"]
+        found.append(one)
+    return {"oneOf": found}
 
 
 def presets() -> dict[str, Rule | None]:
