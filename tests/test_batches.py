@@ -55,6 +55,20 @@ def test_a_number_that_was_asked_for_is_kept(passes: list[int]) -> None:
     assert passes == [4]
 
 
+def test_memory_that_a_cpu_lacks_is_one_sentence_and_other_errors_are_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you ..."
+    for text, kind in ((said, OutOfMemory), ("mat1 and mat2 cannot be multiplied", RuntimeError)):
+
+        def hidden(*_: Any, text: str = text) -> torch.Tensor:
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(Head, "hidden", hidden)
+        with pytest.raises(kind, match="lower --context" if kind is OutOfMemory else "mat1"):
+            Evaluator(LOADED, batch=1).quality(POLICY, IDS)
+
+
 def test_windows_beyond_those_asked_for_are_not_evaluated(passes: list[int]) -> None:
     replay = Evaluator(LOADED).replay(POLICY, IDS)
     assert replay.to(32, 1).shape == (1, 31)

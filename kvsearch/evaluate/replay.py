@@ -102,7 +102,10 @@ class Replay:
         """Take in tokens of a group up to `stop`; False if it has too many windows for that."""
         try:
             self._advance(group, stop)
-        except torch.OutOfMemoryError as e:
+        except (RuntimeError, MemoryError) as e:
+            known = isinstance(e, torch.OutOfMemoryError | MemoryError)
+            if not known and "can't allocate memory" not in str(e):  # torch's words of a CPU
+                raise
             last = group is self._groups[-1]  # what comes after it is not lost
             if not (last and self._batches.fewer(len(group.ids))):
                 raise OutOfMemory(
