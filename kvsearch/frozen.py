@@ -1,47 +1,70 @@
 """The base of every value type that crosses a boundary: policies, rules, spaces, run options."""
 
 import re
+from collections.abc import Iterator
 from functools import cache
+from math import inf
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from kvsearch.errors import KvsearchError
 
+MOST = 1 << 60  # no count of tokens or bytes is larger, and what is made of it stays in range
+
 
 class Frozen(BaseModel):
-    """Immutable, no unknown fields, no infinities; numbers are neither words nor true and false."""
+    """Immutable, no unknown fields, no infinities; every value is of the type that JSON gives it.
+
+    Numbers are neither text nor true and false, and true and false are neither text nor numbers.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.field_name in _numbers(cls) and _words(value):
-            raise ValueError("expected a number")
+    def _as_in_json(cls, value: Any, info: ValidationInfo) -> Any:
+        kinds = _fields(cls)[info.field_name or ""]
+        if kinds & {int, float} and not kinds & {str, Any}:
+            for v in _leaves(value):
+                if (isinstance(v, bool) and bool not in kinds) or _reads(v):
+                    raise ValueError("expected a number")
+                if isinstance(v, int | float) and MOST < abs(v) < inf and float not in kinds:
+                    raise ValueError("whole numbers go to 2^60")
+        elif kinds == {bool} and type(value) in (int, float, str):
+            raise ValueError("expected true or false")
         return value
 
 
 @cache
-def _numbers(model: type[BaseModel]) -> frozenset[str]:
-    """Fields that hold numbers and nothing else, or lists of them."""
-    kinds = {name: _kinds(f.annotation) for name, f in model.model_fields.items()}
-    return frozenset(n for n, k in kinds.items() if k & {int, float} and not k & {bool, str, Any})
+def _fields(model: type[BaseModel]) -> dict[str, set[Any]]:
+    """The types that the type of each field is made of; words of a `Literal` are none."""
+    return {n: _kinds(f.annotation) - {type(None)} for n, f in model.model_fields.items()}
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The types that a type is made of, those of the values of a `Literal` too."""
-    if isinstance(annotation, str | bool):
+    """The types that a type is made of, those of the numbers of a `Literal` too."""
+    if isinstance(annotation, bool | int):
         return {type(annotation)}
     own = {annotation} if annotation is Any or isinstance(annotation, type) else set()
     return own.union(*(_kinds(a) for a in get_args(annotation)))
 
 
-def _words(value: Any) -> bool:
-    """Whether a value is text, or true or false is in it."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in a list, or in lists of lists; anything else is itself."""
     if isinstance(value, list | tuple):
-        return any(_words(v) for v in value if not isinstance(v, str))
-    return isinstance(value, bool | str)
+        for v in value:
+            yield from _leaves(v)
+    else:
+        yield value
+
+
+def _reads(value: Any) -> bool:
+    """Whether it is text that can be read as a number."""
+    try:
+        return isinstance(value, str) and bool(str(float(value)))
+    except ValueError:
+        return False
 
 
 def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -276,6 +276,26 @@ def test_rungs_match_the_papers_rule() -> None:
         ),
         ('{"ladder": {"span": 0.5}}', "ladder needs slots"),
         ('{"slots": Infinity}', "field slots"),
+        # what Python reads as a number or takes for one, and what nothing can be made of
+        ('{"quantizer": {"rotate": 1}}', "field quantizer.rotate: expected true or false, got 1"),
+        ('{"quantizer": {"rotate": "true"}}', "field quantizer.rotate: expected true or false"),
+        ('{"tiers": [{"key_bits": true}]}', "field tiers.0.key_bits: expected a number, got True"),
+        ('{"anchors": {"at": true}}', "field anchors.at: expected a number, got True"),
+        ('{"anchors": {"at": "3"}}', "field anchors.at: expected a number, got '3'"),
+        ('{"anchors": {"protected": [0, "4"]}}', "field anchors.protected: expected a number"),
+        ('{"head_tiers": {"others": [[{}]], "of": ["0"]}}', "field head_tiers.of: expected a numb"),
+        ('{"head_tiers": {"others": [[{}]], "of": [[]]}}', "a layer names no list of tiers"),
+        ('{"schema_": "kvsearch.policy/2"}', "field schema_"),
+        ('{"rule": {"name": []}}', "field rule.name: unknown rule []"),
+        ('{"rule": {"name": {"a": 1}}}', "field rule.name: unknown rule"),
+        ('{"rule": {"pool": 999999}}', "field rule.pool"),
+        (f'{{"slots": {10**19}}}', "field slots: whole numbers go to 2^60"),
+        (f'{{"anchors": {{"protected": [0, {10**400}]}}}}', "field anchors.protected: whole numb"),
+        ('{"slots": 1' + "0" * 5000 + "}", "a number has too many digits"),
+        (
+            '{"budgets": {"kind": "sensitivity", "exponent": 2, "weights": [1, 1e200]}}',
+            "weights must be between 1e-100 and 1e+100",
+        ),
     ],
 )
 def test_a_wrong_file_names_the_field(text: str, part: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def _power_of_two(block: int) -> int:
 
 Block = Annotated[int, Field(ge=2), AfterValidator(_power_of_two)]
 Weights = tuple[float, ...] | tuple[tuple[float, ...], ...]
+LEAST = 1e-100  # of weights, whose power is at most 2
 Levels = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*CODEBOOKS]})]
 
 
@@ -122,8 +123,11 @@ class Budgets(Frozen):
         if self.of == "rest" and self.kind != "pyramid":
             raise ValueError("of 'rest' goes with kind 'pyramid'")
         for row in self.weights:
-            if min(row if isinstance(row, tuple) else (row,), default=0.0) <= 0:
+            each = row if isinstance(row, tuple) else (row,)
+            if min(each, default=0.0) <= 0:
                 raise ValueError("weights must be above 0")
+            if not LEAST <= min(each) <= max(each) <= 1 / LEAST:  # else powers and sums end
+                raise ValueError(f"weights must be between {LEAST:g} and {1 / LEAST:g}")
         return self
 
     @property
@@ -149,6 +153,8 @@ class HeadTiers(Frozen):
     @model_validator(mode="after")
     def _indices_fit(self) -> Self:
         for row in self.of:
+            if row == ():
+                raise ValueError("of: a layer names no list of tiers for its heads")
             for i in row if isinstance(row, tuple) else (row,):
                 if not 0 <= i <= len(self.others):
                     raise ValueError(f"of: {i} is not one of 0 to {len(self.others)}")

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
     SerializeAsAny,
     ValidationError,
@@ -92,10 +91,6 @@ class Policy(Frozen):
     channels: Channels = Channels()
     positions: Literal["original", "cache"] = "original"
     about: dict[str, Any] = Field(default_factory=dict)
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -368,6 +363,8 @@ class Policy(Frozen):
             raise PolicyError(f"{where}: {e}") from e
         except json.JSONDecodeError as e:
             raise PolicyError(f"{where}: not JSON (line {e.lineno}: {e.msg})") from e
+        except ValueError as e:  # Python refuses to read numbers of thousands of digits
+            raise PolicyError(f"{where}: a number has too many digits for a policy") from e
         except RecursionError as e:
             raise PolicyError(f"{where}: brackets are nested too deeply for a policy") from e
         if not isinstance(data, dict):

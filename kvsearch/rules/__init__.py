@@ -55,8 +55,8 @@ def read(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     name = data.get("name", DEFAULT)
-    if name not in RULES:
-        raise ValueError(f"unknown rule {name!r}{nearest(str(name), RULES)}")
+    if not isinstance(name, str) or name not in RULES:
+        raise ValueError(f"rule.name: unknown rule {name!r:.80}{nearest(str(name)[:80], RULES)}")
     try:
         return RULES[name].model_validate(data)
     except ValidationError as e:  # its path would be lost on the way up

@@ -42,10 +42,10 @@ class Attention(Rule):
     name: str = "attention"
     alpha: float = Field(default=0.0, ge=0.0, le=2.0)
     beta: float = Field(default=0.0, ge=0.0, le=2.0)
-    horizon: int | None = Field(default=None, ge=1)
+    horizon: int | None = Field(default=None, ge=1, le=1 << 31)
     kind: Literal["window", "decay"] = "window"
     literal: bool = False
-    pool: int = Field(default=1, ge=1)
+    pool: int = Field(default=1, ge=1, le=65535)
     pool_kind: Literal["avg", "max"] = "avg"
 
     needs: ClassVar[frozenset[Need]] = frozenset({"attention"})

@@ -33,7 +33,7 @@ class ExpectedAttention(Rule):
     """
 
     name: str = "expected-attention"
-    future: int = Field(default=512, ge=1)
+    future: int = Field(default=512, ge=1, le=1 << 20)
     covariance: bool = True
     value_norm: bool = True
     epsilon: float = Field(default=0.0, ge=0.0)
