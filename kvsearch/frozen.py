@@ -1,7 +1,7 @@
 """The base of every value type that crosses a boundary: policies, rules, spaces, run options."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from math import inf
 from typing import Any, get_args
@@ -81,15 +81,31 @@ def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_WORDS = {  # pydantic names classes of ours and types of Python
+    "model_type": "expected an object",
+    "dict_type": "expected an object",
+    "tuple_type": "expected a list",
+    "missing": "is missing",
+    "extra_forbidden": "there is no such field",
+}
+
+
+def why(error: Mapping[str, Any]) -> str:
+    """What is wrong, on one line, in words of the file and not of Python."""
+    words = " ".join(error["msg"].removeprefix("Value error, ").split())
+    return _WORDS.get(error["type"], words)
+
+
 def first_error(error: ValidationError, whole: str = "policy") -> str:
     """The first wrong field on one line: its path, why, and what was given."""
     first = error.errors()[0]
     # of a field of several types, pydantic names the type that it tried, as `tuple[float, ...]`
     places = [str(p) for p in first["loc"] if "[" not in str(p)]
-    path = ".".join(" ".join(p.split()) for p in places) or whole
+    path = ".".join(" ".join(p.split()) or "''" for p in places)
     given = first.get("input")
     shown = "" if isinstance(given, dict | list) else f", got {given!r}"
-    message = " ".join(first["msg"].removeprefix("Value error, ").split())
-    if re.match(r"[a-z_]+(\.\w+)+: ", message):  # rules, and fields together, name their own
-        path, _, message = message.partition(": ")
-    return f"field {path[:200]}: {message}{shown[:200]}"
+    message = why(first)
+    if own := re.match(r"([a-z_]+(\.[\w']+)*): ", message):  # rules, and fields together
+        message = message[own.end() :]
+        path = f"{path}.{own[1]}" if path and "." not in own[1] and path != own[1] else own[1]
+    return f"field {path[:200] or whole}: {message}{shown[:200]}"

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvsearch.errors import nearest
+from kvsearch.frozen import why
 from kvsearch.rules.attention import Attention
 from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
 from kvsearch.rules.expected_attention import ExpectedAttention
@@ -62,7 +63,7 @@ def read(data: Any) -> Any:
     except ValidationError as e:  # its path would be lost on the way up
         first = e.errors()[0]
         path = ".".join(["rule", *(str(p) for p in first["loc"])])
-        raise ValueError(f"{path}: {first['msg'].removeprefix('Value error, ')}") from e
+        raise ValueError(f"{path}: {why(first)}") from e
 
 
 def json_schema() -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kvsearch.errors import SpaceError, nearest
+from kvsearch.frozen import why
 from kvsearch.space.search_space import SearchSpace
 from kvsearch.yaml_file import read_mapping
 
@@ -39,6 +40,5 @@ def load(name: str) -> SearchSpace:
     except ValidationError as e:
         first = e.errors()[0]
         loc = ".".join(str(p) for p in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        sentence = f"{path}: {'field ' + loc + ': ' if loc else ''}{message}"
+        sentence = f"{path}: {'field ' + loc + ': ' if loc else ''}{why(first)}"
         raise SpaceError(" ".join(sentence.split())) from e
