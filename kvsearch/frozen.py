@@ -67,6 +67,11 @@ def _reads(value: Any) -> bool:
         return False
 
 
+def has_half(text: str) -> bool:
+    """Whether half of a character is in it (a lone surrogate), which UTF-8 cannot hold."""
+    return re.search("[\ud800-\udfff]", text) is not None
+
+
 def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON text as a dict.
 

@@ -1,11 +1,13 @@
 """YAML files that people write: read without code, and one sentence for whatever is wrong."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from kvsearch.errors import KvsearchError
+from kvsearch.frozen import has_half
 
 
 class _Loader(yaml.SafeLoader):
@@ -22,6 +24,20 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(word)
         return node
+
+    def construct_scalar(self, node: Any) -> Any:
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and has_half(value):
+            problem = "half of a character (\\ud800 to \\udfff)"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return value
+
+
+_Loader.add_implicit_resolver(  # 1e3 and 1.5e3, which are text in YAML 1.1
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+\Z"),
+    list("-+0123456789"),
+)
 
 
 def read_mapping(path: Path, what: str, error: type[KvsearchError]) -> dict[Any, Any]:
@@ -46,8 +62,8 @@ def read_mapping(path: Path, what: str, error: type[KvsearchError]) -> dict[Any,
         where = f" (line {mark.line + 1})" if mark else ""
         problem = " ".join(str(getattr(e, "problem", None) or e).split())
         raise error(f"{path}: not YAML{where}: {problem}") from e
-    except ValueError as e:  # such as the 45th of a month
-        raise error(f"{path}: not YAML: {e}") from e
+    except ValueError as e:  # such as the 45th of a month, or thousands of digits
+        raise error(f"{path}: not YAML: {str(e).partition(';')[0]}") from e
     if not isinstance(data, dict):
         raise error(f"{path}: expected a mapping, got {kind(data)}")
     return data

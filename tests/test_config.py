@@ -60,6 +60,8 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     other = parsed("--config", str(file), "--budget-bytes", "9000", "--dataset", "ptb")
     assert (other["budget_slots"], other["budget_bytes"]) == (None, 9000)
     assert (other["text"], other["dataset"]) == ((), "ptb")
+    file.write_text("budget: 1e3")  # text in YAML 1.1
+    assert parsed("--config", str(file))["budget_slots"] == 1000.0
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def test_json_keeps_the_policy_and_its_identity(policy: Policy) -> None:
     again = Policy.parse(policy.to_json())
     assert again == policy
     assert again.fingerprint(6) == policy.fingerprint(6)
+    assert Policy.parse('{"name": "\\ud83d\\ude00"}').name == "\U0001f600"  # two halves are a whole
 
 
 def test_the_schema_takes_every_policy_and_tells_rules_by_their_names() -> None:
@@ -298,6 +299,8 @@ def test_rungs_match_the_papers_rule() -> None:
         ('{"rule": {"pool": 999999}}', "field rule.pool"),
         (f'{{"slots": {10**19}}}', "field slots: whole numbers go to 2^60"),
         (f'{{"anchors": {{"protected": [0, {10**400}]}}}}', "field anchors.protected: whole numb"),
+        ('{"name": "\\ud800"}', "half of a character"),
+        ('{"about": {"a": ["\\ud83d"]}}', "half of a character"),
         ('{"slots": 1' + "0" * 5000 + "}", "a number has too many digits"),
         (
             '{"budgets": {"kind": "sensitivity", "exponent": 2, "weights": [1, 1e200]}}',

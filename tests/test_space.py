@@ -159,6 +159,14 @@ HEAD = "version: 1\nname: x\naxes:\n"
             "axes.rule.lag: rule must be an earlier axis",
         ),
         (HEAD + "  rule.alhpa: {float: [0, 1]}", "did you mean 'rule.alpha'"),
+        (HEAD + "  sinks: {choice: [null]}", "axes.sinks.choice.0: expected a word, a number, or"),
+        (HEAD + f"  sinks: {{choice: [{10**400}]}}", "axes.sinks: whole numbers go to 2^60"),
+        (HEAD + "  sinks: {int: &a [*a, 4]}", "nested too deeply"),
+        (HEAD + "  tiers.key_bits: {int: [4, 1000000000000]}", "1000000000000 must be at most 16"),
+        (HEAD + "  score: {choice: [h2o]}\n  rule: {choice: [h2o]}", "an old and a new name"),
+        (HEAD + "  beta: {float: [1.0, 1e-3]}", "low 1.0 is above high 0.001"),
+        (HEAD + '  sinks: {choice: ["\\ud800"]}', "half of a character"),
+        ("version: 2\nname: x\naxes: {}\nforbid: [{}]", "forbid.0: an empty rule"),
     ],
 )
 def test_a_wrong_space_names_the_field(text: str, part: str, tmp_path: Path) -> None:

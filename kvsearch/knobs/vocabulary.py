@@ -14,6 +14,7 @@ from math import isfinite
 from typing import Any, get_args
 
 from kvsearch.errors import nearest
+from kvsearch.frozen import MOST
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.rule_axes import rule_axes
 from kvsearch.policy.ladder import Order
@@ -147,6 +148,8 @@ def check_value(knob: str, value: Any) -> str | None:
         return (
             f"{value!r} is not {'one of ' + ', '.join(known.names) if known.names else 'a number'}"
         )
+    if isinstance(value, int) and abs(value) > MOST:
+        return "whole numbers go to 2^60"
     if not isfinite(value) or (known.number is int and value != int(value)):
         return f"{value!r} is not a {'whole' if known.number is int else 'finite'} number"
     if not known.low <= value <= known.high:

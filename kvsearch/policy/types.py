@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from kvsearch.errors import KvsearchError, PolicyError
-from kvsearch.frozen import Frozen, first_error, named_once
+from kvsearch.frozen import Frozen, first_error, has_half, named_once
 from kvsearch.policy.anchors import Anchors
 from kvsearch.policy.channels import Channels
 from kvsearch.policy.ladder import rungs
@@ -367,6 +367,8 @@ class Policy(Frozen):
             raise PolicyError(f"{where}: a number has too many digits for a policy") from e
         except RecursionError as e:
             raise PolicyError(f"{where}: brackets are nested too deeply for a policy") from e
+        if "\\u" in text and has_half(json.dumps(data, ensure_ascii=False)):
+            raise PolicyError(f"{where}: half of a character (\\ud800 to \\udfff) is no text")
         if not isinstance(data, dict):
             raise PolicyError(f"{where}: expected one JSON object, got {type(data).__name__}")
         return cls.build(data, where=where)

@@ -63,6 +63,8 @@ def load(where: str) -> dict[str, Method]:
         found = _File.model_validate(data)
     except ValidationError as e:
         raise SpaceError(f"{path}: {first_error(e, 'portfolio')}") from e
+    except RecursionError as e:  # a list that an alias puts into itself
+        raise SpaceError(f"{path}: nested too deeply for a portfolio") from e
     for i, point in enumerate(found.points):
         if point.name in METHODS or point.name in [p.name for p in found.points[:i]]:
             raise SpaceError(f"{path}: field points.{i}.name: {point.name!r} is taken")

@@ -39,6 +39,11 @@ def load(name: str) -> SearchSpace:
         return SearchSpace.model_validate(data)
     except ValidationError as e:
         first = e.errors()[0]
-        loc = ".".join(str(p) for p in first["loc"])
-        sentence = f"{path}: {'field ' + loc + ': ' if loc else ''}{why(first)}"
+        places, wrong = [str(p) for p in first["loc"]], why(first)
+        if places[-1:] == ["str"]:  # the first of the types that a value may have
+            places, wrong = places[:-1], "expected a word, a number, or true or false"
+        loc = ".".join(places)
+        sentence = f"{path}: {'field ' + loc + ': ' if loc else ''}{wrong}"
         raise SpaceError(" ".join(sentence.split())) from e
+    except RecursionError as e:  # a list that an alias puts into itself
+        raise SpaceError(f"{path}: nested too deeply for a search space") from e

@@ -4,9 +4,9 @@ A knob whose `when` does not hold takes its default (a dotted one, what its pres
 behaviour gives equal policies.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
-from itertools import product
+from itertools import chain, product
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -42,6 +42,8 @@ class SearchSpace(Frozen):
         axes, forbid = data.get("axes"), data.get("forbid")
         if not isinstance(axes, dict) or not isinstance(forbid or [], list):
             return data
+        if len(modern(axes)) < len(axes):
+            raise ValueError("axes: a knob has an old and a new name here; keep one of the two")
         new = {
             name: {**axis, "when": modern(axis["when"])}
             if isinstance(axis, dict) and isinstance(axis.get("when"), dict)
@@ -65,16 +67,18 @@ class SearchSpace(Frozen):
             self._refines(knob, seen)
             seen.append(knob)
         for i, rule in enumerate(self.forbid):
+            if not rule:
+                raise ValueError(f"forbid.{i}: an empty rule would forbid everything")
             for other, wanted in rule.items():
                 self._words(f"forbid.{i}", other, wanted)
         return self
 
     @staticmethod
-    def _ends(knob: str, axis: Axis) -> tuple[float, ...]:
-        """The numbers of a range that have to be admitted: its ends, or all where gaps may be."""
+    def _ends(knob: str, axis: Axis) -> Iterable[float]:
+        """The numbers of a range that have to be admitted: its ends, and all where gaps may be."""
         low, high, step = axis.range
         gaps = knob in KNOBS and KNOBS[knob].only and step is not None
-        return tuple(range(int(low), int(high) + 1, step)) if gaps and step else (low, high)
+        return chain((low, high), range(int(low), int(high), step) if gaps and step else ())
 
     def _refines(self, knob: str, seen: list[str]) -> None:
         """A dotted knob goes with every preset that may be drawn when it is."""
