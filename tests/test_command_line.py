@@ -92,6 +92,7 @@ def test_a_single_scored_token_has_no_interval(
         (["eval", "full", "--context", "0"], "--context must be at least 1, got 0"),
         (["eval", "full", "--tokens", "3", "--windows", "5"], "3 tokens are too few for 5 windows"),
         (["run", "--windows", "0"], "--windows must be at least 1, got 0"),
+        (["run", "--workers", "99999"], "--workers 99999 are more processes than the"),
         (["run", "--report-windows", "0"], "--report-windows must be at least 1, got 0"),
         (["run", "--score-from", "0"], "--score-from must be at least 1, got 0"),
         (["adapt", "anllm-ep", "--out", "o", "--windows", "0"], "--windows must be at least 1"),

@@ -77,6 +77,7 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         ("budget: {slots: 3}", "budget: expected a number, got a mapping"),
         ("text: [a.txt, {b: c}]", "text.1: expected text, got a mapping"),
         ("engine: tuna", "engine: unknown value 'tuna'; did you mean 'tune'?"),
+        ('out: "a\\0b"', "out: a zero byte is in no name"),
         ("race: true\nno_race: true", "race and no_race set the same option"),
         ("budget: 3\nbudget_slots: 4", "budget and budget_slots set the same option"),
         ("trials: 3\nseed: 1\ntrials: 4", "(line 3): key 'trials' is given twice; keep one"),

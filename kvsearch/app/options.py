@@ -1,5 +1,6 @@
 """What `kvsearch.search` and `kvsearch run` can be asked, and contradictions that need no model."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,6 +64,8 @@ class RunOptions:
         check_budget(self.budget_slots, self.budget_bytes)
         if min(self.trials, self.workers or 0, self.gpus_per_evaluator) < 0:
             raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
+        if self.ray is None and self.engine != "tune":
+            check_workers(self.workers or 0)
         check_batch(self.batch)
         check_counts(
             context=self.text.context, windows=self.text.windows,
@@ -104,6 +107,16 @@ def check_counts(**given: int | None) -> None:
     for name, value in given.items():
         if value is not None and value < 1:
             raise KvsearchError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def check_workers(count: int) -> None:
+    """Raise a `KvsearchError` for more processes than this machine can have a use for."""
+    cores = os.cpu_count() or 1
+    if count > (most := max(8, 4 * cores)):
+        raise KvsearchError(
+            f"--workers {count} are more processes than the {cores} cores of this machine can run; "
+            f"give at most {most}"
+        )
 
 
 def check_batch(batch: int | None) -> None:

@@ -144,6 +144,8 @@ def _scalar(where: str, option: click.Option, value: Any) -> Any:
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         got = repr(value) if isinstance(value, int | float) else kind(value)
         raise KvsearchError(f"{where}: expected {words}, got {got:.80}")
+    if isinstance(value, str) and "\0" in value:
+        raise KvsearchError(f"{where}: a zero byte is in no name, got {value!r:.80}")
     if isinstance(option.type, click.Choice) and value not in option.type.choices:
         hint = nearest(str(value)[:80], option.type.choices)
         raise KvsearchError(f"{where}: unknown value {value!r:.80}{hint}")
