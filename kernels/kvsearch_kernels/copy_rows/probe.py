@@ -12,6 +12,7 @@ from kvsearch_kernels.probing import Case, Draw
 SHAPES = (
     ((2, 3, 70, 128), torch.float16), ((2, 3, 5, 3), torch.uint8), ((1,), torch.int64),
     ((4, 1, 2, 301), torch.float32), ((2, 9000), torch.uint8), ((3, 0, 8), torch.int32),
+    ((1, 262_150), torch.uint8), ((2, 140_000), torch.float16),  # more than a row of the table
 )  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def _copies(draw: Draw) -> list[Copy]:
             copies.append(Copy(at, new))
     rows = draw.whole(0, 9, 6, 2, 50, dtype=torch.float32)
     copies.append(Copy(rows[::2], draw.whole(0, 9, 3, 2, 50, dtype=torch.float32)))
-    for number, shape in ((-7, (2, 3)), (1 << 30, (2050,))):
+    for number, shape in ((-7, (2, 3)), (1 << 30, (70_000,))):
         copies.append(Copy(draw.whole(0, 9, *shape, dtype=torch.int32), number))
     return copies
 

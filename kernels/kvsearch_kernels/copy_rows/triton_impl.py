@@ -18,6 +18,7 @@ from kvsearch_kernels.sending import sent
 __all__ = ["emulated", "forward", "why_not"]
 
 MOST_RUNS = 65535  # a grid's second axis
+PIECE = 64 * COPY_BYTES  # a run is cut into rows of so many bytes: a grid is as wide as the longest
 FILL = 3  # the kind of a row that repeats a number, see `_rows`
 UNITS = (16, 4, 1)  # bytes that are copied at once, for the other kinds
 
@@ -29,8 +30,14 @@ def why_not(copies: Sequence[Copy]) -> str | None:
         return reason
     if reason := next(filter(None, map(_why_not, copies)), None):
         return reason
-    runs = sum(copy.to.numel() // max(1, _run(copy)[1]) for copy in copies)
+    runs = sum(map(_count, copies))
     return None if runs <= MOST_RUNS else f"there may be {MOST_RUNS} runs of bytes, got {runs}"
+
+
+def _count(copy: Copy) -> int:
+    """Rows of its table."""
+    run = max(1, _run(copy)[1])
+    return copy.to.numel() // run * ceil_div(run * copy.to.element_size(), PIECE)
 
 
 def _why_not(copy: Copy) -> str | None:
@@ -84,10 +91,21 @@ def _rows(copy: Copy) -> Rows:
     rows[:, 1], rows[:, 2], rows[:, 3] = to, size, FILL
     if isinstance(copy.of, int):
         rows[:, 0] = copy.of
-        return rows
-    rows[:, 0] = _starts(copy.of, axes)
-    rows[:, 3] = next(i for i, unit in enumerate(UNITS) if not (rows[:, :3] % unit).any())
-    return rows
+    else:
+        rows[:, 0] = _starts(copy.of, axes)
+        rows[:, 3] = next(i for i, unit in enumerate(UNITS) if not (rows[:, :3] % unit).any())
+    return rows if size <= PIECE else _cut(rows, size)
+
+
+def _cut(rows: Rows, size: int) -> Rows:
+    """Rows of runs of `size` bytes as rows of PIECE bytes, which all `UNITS` divide, and rests."""
+    count = ceil_div(size, PIECE)
+    first = np.arange(count, dtype=np.int64) * PIECE
+    cut = np.repeat(rows[:, None], count, 1)
+    cut[:, :, 0] += np.where(cut[:, :, 3] == FILL, 0, first)
+    cut[:, :, 1] += first
+    cut[:, :, 2] = np.minimum(PIECE, size - first)
+    return cut.reshape(-1, rows.shape[1])
 
 
 def _starts(x: Tensor, axes: int) -> Rows:
