@@ -1,5 +1,7 @@
 """Decode time: measured in pairs of unequal length, and modelled with its error."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -77,5 +79,17 @@ def test_speed_with_cuda_graphs_says_how_many_tokens_were_replays(tiny_folder, m
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     found = throughput.measure(loaded, policy, ids, context=100, pairs=2, steps=16, graphs=True)
     assert (found.replayed, found.full_replayed) == (0, 0)
-    assert "graph: 0 % of the policy's tokens, 0 % of the full" in bench_lines("x", found)
-    assert loaded.model(torch.ones(1, 2).long()).logits.shape[1] == 2
+
+    decoded = cuda_graphs.Decoded()
+
+    def decode(_, cache, part) -> float:  # all of the policy's tokens are replays, half of others
+        mine = getattr(cache, "policy", Policy()).slots is not None
+        decoded.repeated += part.shape[1] // (1 if mine else 2)
+        return 0.01
+
+    monkeypatch.setattr(throughput, "_decode", decode)
+    monkeypatch.setattr(throughput, "cuda_graphs", lambda model: nullcontext(decoded))
+    found = throughput.measure(loaded, policy, ids, context=100, pairs=2, steps=16, graphs=True)
+    assert (found.replayed, found.full_replayed) == (1, 0.5)
+    assert "graph: 100 % of the policy's tokens, 50 % of the full" in bench_lines("x", found)
+    assert throughput.measure(loaded, policy, ids, context=100, pairs=2).replayed is None

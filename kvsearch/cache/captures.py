@@ -32,11 +32,11 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
 
 @contextmanager
 def aside() -> Iterator[Callable[[Callable[[], object]], Callable[[], None]]]:
-    """A stream to work on, and what records there and returns what repeats the launches.
+    """Work inside goes to a stream of its own, on which the function that this gives records.
 
-    What is to be recorded is first carried out on the stream that records, so that libraries set
-    themselves up for that stream outside of the recording, where they may not. What it raises that
-    gives recordings is `NotCaptured`.
+    That function takes a step and returns what repeats its launches, or raises `NotCaptured`. The
+    step has to be carried out inside before, so that libraries set themselves up for that stream
+    outside of the recording, where they may not.
     """
     now = torch.cuda.current_stream()
     places = _mine.__dict__.setdefault("places", {})

@@ -169,17 +169,14 @@ class _Tokens:
     def put(self, asked: dict[str, Any], seen: int) -> None:
         """Let launches find the next token, which `seen` tokens precede."""
         ids, places = asked["input_ids"], asked.get("position_ids")
-        like = ids.new_empty(1, 1) if places is None and self.positions is None else places
+        if places is None:
+            places = ids.new_full((1, 1), seen)
         if self.ids is None or self.ids.shape != ids.shape:
             self.ids = torch.empty_like(ids)
-        if self.positions is None or (places is not None and self.positions.shape != places.shape):
-            assert like is not None
-            self.positions = torch.empty_like(like)
+        if self.positions is None or self.positions.shape != places.shape:
+            self.positions = torch.empty_like(places)
         self.ids.copy_(ids)
-        if places is None:
-            self.positions.fill_(seen)
-        else:
-            self.positions.copy_(places)
+        self.positions.copy_(places)
 
 
 class _Replays:

@@ -1,5 +1,6 @@
 """The deployed cache asks the ops for attention, scores, packing and compaction, and notes it."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,9 @@ from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
+from kvsearch_kernels.configs import COPY_BYTES
+from kvsearch_kernels.copy_rows import Copy, triton_impl
+from kvsearch_kernels.launch import ceil_div
 
 SHAPE = ModelShape(1, 2, 16, 6)
 TIERS = (
@@ -63,3 +67,26 @@ def test_decoding_is_attention_over_what_is_read_back(name, softcap):
     }  # the last one of a prompt's scored_attention
     assert set(packed.impls.values()) <= ways
     assert packed.nbytes == plain.nbytes
+
+
+def test_few_programs_of_a_copy_find_nothing_to_do():
+    """A grid is as wide as its longest run; codes of all heads are one, beside each head's pool.
+
+    Here for 8 sequences, 32 heads and 1024 slots of 4 bits, as the benchmark copies them.
+    """
+    B, H, n, D = 8, 32, 1024, 128
+    codes, scales = ((B, H, n, D // 2), torch.uint8), ((B, H, n, 1, 2), torch.float16)
+    copies = [
+        Copy(*(torch.empty(shape, dtype=dtype) for _ in range(2)))
+        for shape, dtype in (codes, scales) * 2
+    ]
+    for _ in range(2):
+        pool = torch.empty(B, H, n + 32, D, dtype=torch.float16)
+        copies.append(Copy(pool[:, :, : n + 16], torch.empty(B, H, n + 16, D, dtype=pool.dtype)))
+    sizes = np.concatenate([triton_impl._rows(copy) for copy in copies])[:, 2]
+    assert sizes.sum() == sum(copy.to.nbytes for copy in copies)
+    assert len(sizes) == sum(map(triton_impl._count, copies))
+    programs = ceil_div(int(sizes.max()), COPY_BYTES) * len(sizes)
+    useful = sum(ceil_div(int(size), COPY_BYTES) for size in sizes)
+    print(f"{programs} programs, {useful} of which copy")
+    assert programs < 2 * useful

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from triton.runtime import interpreter
 
+from kvsearch.app import check
 from kvsearch.cache import PolicyCache, attention, cuda_graphs
 from kvsearch.cache.captures import NotCaptured
 from kvsearch.cache.packed import PackedStore
@@ -228,6 +229,13 @@ def test_a_repeated_token_that_is_wrong_is_found(first, replays, small, recwarn,
     torch.testing.assert_close(got, want, rtol=0, atol=0)
     assert cache.states[0].seen == PROMPT + NEW
     assert ["differs" in x for x in said(recwarn)] == [True]
+
+
+def test_the_check_of_a_machine_replays_tokens(replays, monkeypatch):
+    monkeypatch.setattr(check, "TOKENS", 8)
+    sentence, right = check._graphs(torch.device("cpu"), torch.float32)
+    assert right and replays == [5]
+    assert sentence.startswith("5 of 8 tokens") and "off by 0 of" in sentence
 
 
 def test_calls_of_another_kind_run_as_ever(replays, small):
