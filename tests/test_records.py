@@ -1,16 +1,27 @@
 """Records of a run: nothing is dropped from tables, and older files are read by today's names."""
 
+import json
+import shutil
 from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from kvsearch.app import summary
+from kvsearch.cli import main
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
 from kvsearch.records import Interval, Row, Trial, columns
 from kvsearch.report.tables import front_csv
 from kvsearch.search import schema
 from kvsearch.search.attempts import Attempts
+from kvsearch.search.folder import RunFolder
 
+RUN = Path(__file__).resolve().parent.parent / "studies/2026-11-first-command/records/wikitext-3"
 TRIAL = Trial(3, "trial 3", "searched", "pruned", Policy(slots=9), "ab", rungs=((1, 64, 0.5),))
 
 
@@ -64,3 +75,82 @@ def test_attempts_survive_the_process_and_torn_lines(tmp_path) -> None:
     second.end("report", "ab")  # its line is joined to the torn one
     assert second.of("report", "ab") == 0 and second.begin("report", "cd") == 1
     assert Attempts(file).of("report", "cd") == 1
+
+
+WRONG = [
+    ("study.json", None, "", "is damaged: not JSON"),
+    ("study.json", None, "[" * 100_000, "nested too deeply"),
+    ("study.json", None, "[]", "it holds no object"),
+    ("study.json", ("settings",), {}, "field settings.budget_slots: is missing"),
+    ("study.json", ("settings", "context"), "x", "field settings.context"),
+    ("study.json", ("model", "shape", "kv_heads"), 0, "field model.shape.kv_heads"),
+    ("study.json", ("model", "shape"), None, "field model.shape: expected an object"),
+    ("measured.json", ("rows",), [], "not one row of each name"),
+    ("measured.json", ("rows", 1, "policy"), 3, "field rows.1.policy: expected an object"),
+    ("measured.json", ("rows", 1, "policy"), {"slotz": 3}, "field slotz"),
+    ("measured.json", ("rows", 1, "fingerprint"), "../x", "field rows.1.fingerprint"),
+    ("measured.json", ("rows", 1, "seconds"), None, "field rows.1.seconds"),
+    ("measured.json", ("recommended",), "nobody", "there is no row 'nobody'"),
+    ("trials.jsonl", None, '{"number": 1}\n', "line 1 is damaged"),
+    ("trials.jsonl", ("params",), 3, "line 1 is damaged"),
+    ("trials.jsonl", ("name",), 3, "line 1 is damaged (field name"),
+    ("trials.jsonl", ("state",), "lost", "line 1 is damaged (field state"),
+    ("blocks.parquet", None, "PAR1", "cannot read"),
+    ("importances.json", None, '{"sinks": "x"}', "field sinks: Input should be a valid number"),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "value", "said"), WRONG)
+def test_a_damaged_run_is_one_sentence_and_nothing_is_written(
+    name: str, place: tuple[Any, ...] | None, value: Any, said: str, tmp_path: Path, capsys: Any
+) -> None:
+    run = shutil.copytree(RUN, tmp_path / "run")
+    file = run / name
+    if place is None:
+        file.write_text(value)
+    else:
+        text = file.read_text()  # of a journal, the first line
+        inner = data = json.loads(text if file.suffix == ".json" else text.splitlines()[0])
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+        file.write_text(json.dumps(data) + "\n")
+    before = {f.name: f.read_bytes() for f in run.rglob("*") if f.is_file()}
+    with pytest.raises(SystemExit) as done:
+        main(["report", str(run), "--json"])
+    out, err = capsys.readouterr()
+    assert done.value.code == 2 and out == "" and err.count("\n") == 1 and len(err) < 700
+    assert said in err and (name in err or said.startswith("field slotz"))
+    after = {f.name: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != ".lock"}
+    assert after == before
+
+
+def test_a_folder_without_a_run_stays_as_it_is(tmp_path: Path, capsys: Any) -> None:
+    for argv in (["report", str(tmp_path)], ["export", str(tmp_path), "--to", "optuna"]):
+        with pytest.raises(SystemExit) as done:
+            main(argv)
+        err = capsys.readouterr().err
+        assert done.value.code == 2 and " no run" in err and err.count("\n") == 1
+        assert not list(tmp_path.iterdir())
+
+
+def test_losses_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "nll").mkdir()
+    folder = RunFolder(tmp_path, write=False)
+    folder.save_nll("report", "ab", np.ones((2, 9), np.float32), {"a": 1})
+    file = tmp_path / "nll" / "report-ab.parquet"
+    whole = pq.read_table(file)
+    for table in (
+        whole.slice(0, 0), whole.slice(0, 13), whole.drop(["nll"]),
+        whole.replace_schema_metadata({}), pa.table({"window": ["x"], "nll": ["y"]}),
+    ):  # fmt: skip
+        pq.write_table(table, file)
+        with pytest.raises(RunError, match=r"cannot read .*report-ab\.parquet") as error:
+            folder.load_nll("report", "ab")
+        assert "\n" not in str(error.value)
+    run = shutil.copytree(RUN, tmp_path / "run")
+    found = json.loads((run / "measured.json").read_text())["rows"][1]["fingerprint"]
+    (run / "nll").mkdir()
+    RunFolder(run, write=False).save_nll("report", found, np.ones((1, 700), np.float32), {})
+    with pytest.raises(RunError, match="are of other windows than those of full"):
+        summary.read(RunFolder(run, write=False))

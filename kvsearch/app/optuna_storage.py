@@ -1,13 +1,12 @@
 """A run folder for Optuna's tools."""
 
-import json
 from os import PathLike
 from pathlib import Path
 
 from kvsearch.errors import RunError
 from kvsearch.export.optuna_storage import sqlite
 from kvsearch.files import write_atomic
-from kvsearch.search import schema
+from kvsearch.search import written
 from kvsearch.search.folder import RunFolder
 
 FILE = "optuna.db"
@@ -31,11 +30,8 @@ def optuna_storage(
     """
     folder = Path(run)
     try:
-        asked = schema.study(json.loads((folder / "study.json").read_text(encoding="utf-8")))
-        limit = asked["settings"]["budget_bytes"]
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        if isinstance(e, RunError):
-            raise
+        asked = written.study(folder / "study.json")
+    except (FileNotFoundError, NotADirectoryError) as e:
         raise RunError(f"{folder} is no run folder; --to optuna needs that of a run") from e
     file = folder / FILE if out is None else Path(out)
     if file.is_dir() or (out is not None and not file.suffix):
@@ -51,4 +47,6 @@ def optuna_storage(
         "text": {part: about.get("name") for part, about in asked["text"].items() if about},
         "versions": asked["versions"],
     }
-    return write_atomic(file, sqlite(folder.resolve().name, about, trials, limit))
+    return write_atomic(
+        file, sqlite(folder.resolve().name, about, trials, asked["settings"]["budget_bytes"])
+    )

@@ -1,6 +1,5 @@
 """From the files of a run to the summary that reports draw. Nothing is measured here."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from math import hypot
@@ -15,7 +14,7 @@ from kvsearch.app.report_windows import looks
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
-from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.records import (
     REPORT,
     Interval,
@@ -26,7 +25,7 @@ from kvsearch.records import (
     Trial,
     columns,
 )
-from kvsearch.search import schema
+from kvsearch.search import written
 from kvsearch.search.folder import RunFolder
 from kvsearch.stats import (
     Blocks,
@@ -51,13 +50,22 @@ def read(folder: RunFolder) -> Summary:
     Raises:
         RunError: the folder holds no finished run, or is damaged.
     """
-    asked = schema.study(_json(folder.path / "study.json"))
-    measured = schema.measured(_json(folder.path / "measured.json"))
+    try:
+        asked = written.study(folder.path / "study.json")
+        measured = written.measured(folder.path / "measured.json")
+    except FileNotFoundError as e:
+        raise RunError(
+            f"{folder.path} holds no finished run ({Path(e.filename).name} is missing); run the "
+            "same `kvsearch run` again to finish it"
+        ) from e
+    for m in measured["rows"]:
+        check(Policy.build(m["policy"], where=m["name"]), shape_from(asked["model"]))
     shape = shape_from(asked["model"])
     start = int(asked["settings"]["score_from"]) - 1
     trials = folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
     nll = {m["name"]: folder.losses("report", m["fingerprint"], start) for m in measured["rows"]}
+    _alike(nll, folder.path)
     most = nll[measured["recommended"] or "full"]  # through it all rows are compared
     points = {
         m["name"]: (_peak(m, shape, asked), sum(x.mean() for x in through(nll[m["name"]], most)))
@@ -90,7 +98,7 @@ def read(folder: RunFolder) -> Summary:
         rechecks=_rechecks(folder, measured, nll, start, _looks(asked)),
         seconds=float(measured["seconds"]),
         resumed=bool(measured.get("resumed", False)),
-        importances=_optional(folder.path / "importances.json"),
+        importances=written.importances(folder.path / "importances.json"),
         dropped=measured.get("dropped", {}),
     )
 
@@ -122,26 +130,26 @@ def _arrow(kind: Any) -> pa.DataType:
     return pa.int64() if int in kinds else pa.float64() if float in kinds else pa.string()
 
 
-def _optional(file: Path) -> dict[str, float]:
-    return _json(file) if file.exists() else {}
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as e:
-        raise RunError(
-            f"{file.parent} holds no finished run ({file.name} is missing); run the same "
-            "`kvsearch run` again to finish it"
-        ) from e
-    except (OSError, ValueError) as e:
-        raise RunError(f"cannot read {file}: {e}") from e
-    return data
+def _known(decode: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a `Throughput`; a newer version of kvsearch may have written more."""
+    return {f.name: decode[f.name] for f in fields(Throughput) if f.name in decode}
 
 
 def _peak(m: dict[str, Any], shape: ModelShape, asked: dict[str, Any]) -> int:
     policy = Policy.build(m["policy"])
     return layout(policy, shape).bytes_peak(asked["settings"]["context"])
+
+
+def _alike(nll: Mapping[str, Blocks], folder: Path) -> None:
+    """Refuse losses of windows of different lengths, which cannot be of one text."""
+    for name, found in nll.items():
+        first = next(iter(nll.values()))
+        if not found.sums.size or not np.array_equal(found.tokens, first.tokens):
+            raise RunError(
+                f"{folder} is damaged: the losses of {name} are of other windows than those of "
+                f"{next(iter(nll))}; restore its files in nll, or run the search again with "
+                "another --out"
+            )
 
 
 def _longest(names: list[str], nll: Mapping[str, Blocks]) -> list[str]:
@@ -194,7 +202,7 @@ def _row(
         on_front=on_front,
         within_budget=peak <= asked["settings"]["budget_bytes"],
         seconds=m["seconds"],
-        decode=Throughput(**decode) if decode else None,
+        decode=Throughput(**_known(decode)) if decode else None,
         speed=m.get("speed"),
         impls=m["impls"],
         windows=len(mine.sums),
@@ -226,6 +234,7 @@ def _rechecks(
             label = extra[text]["label"]
             names = [n for n in extra[text]["names"] if folder.has_losses(text, keys[n])]
             nll = {n: folder.losses(text, keys[n], start) for n in names}
+            _alike(nll, folder.path)
         for kind in ("method", "combined", "earlier"):
             rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
             rivals = _longest(rivals, nll)

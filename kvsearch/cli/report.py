@@ -22,6 +22,8 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
 
     if not run_dir.is_dir():
         raise RunError(f"there is no run folder {run_dir}")
+    if not (run_dir / "study.json").exists():  # a folder of something else stays as it is
+        raise RunError(f"{run_dir} holds no run: study.json is missing")
     folder = RunFolder(run_dir)
     try:
         summary = read(folder)

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from kvsearch.errors import RunError
 from kvsearch.files import remove_drafts, write_atomic
 from kvsearch.records import Trial
-from kvsearch.search import schema
+from kvsearch.search import written
 from kvsearch.search.attempts import Attempts
 from kvsearch.search.journal import Journal
 from kvsearch.stats import BLOCK, Blocks, blocks
 
 BLOCKS = "blocks.parquet"
+_DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
 FREE = ("versions.", "trials", "model.origin")  # a sentence, another one after the first download
 
 
@@ -91,12 +92,7 @@ class RunFolder:
         if not file.exists():
             write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
             return False
-        try:
-            before = schema.study(json.loads(file.read_text(encoding="utf-8")))
-        except RunError:
-            raise
-        except (OSError, ValueError, KeyError) as e:
-            raise RunError(f"cannot read {file}: {e}; give another --out") from e
+        before = written.study(file)
         was, now = question(before), question(json.loads(json.dumps(asked)))
         differing = [
             f"{key} was {was.get(key)!r}, now {now.get(key)!r}"
@@ -174,13 +170,14 @@ class RunFolder:
         try:
             with pq.ParquetFile(file) as f:
                 table = f.read(use_threads=False)
-        except (OSError, pa.ArrowException) as e:
+            windows = int(_values(table["window"])[-1]) + 1
+            about = json.loads(table.schema.metadata[b"about"])
+            return _values(table["nll"]).reshape(windows, -1), about
+        except _DAMAGE as e:
             raise RunError(
-                f"cannot read {file}: {e}; restore it, or run the search again with another --out"
+                f"cannot read {file}: {' '.join(str(e).split())[:300]}; restore it, or run the "
+                "search again with another --out"
             ) from e
-        windows = int(_values(table["window"])[-1]) + 1
-        about = json.loads(table.schema.metadata[b"about"])
-        return _values(table["nll"]).reshape(windows, -1), about
 
     def drop_nll(self, part: str, fingerprint: str) -> None:
         """Forget what was saved of a policy on a part of the text."""
@@ -256,16 +253,17 @@ class RunFolder:
         file = self.path / BLOCKS
         if not file.exists():
             return {}
+        found = {}
         try:
             with pq.ParquetFile(file) as f:
                 table = f.read(use_threads=False)
-        except (OSError, pa.ArrowException) as e:
-            raise RunError(f"cannot read {file}: {e}") from e
-        block, start = (int(table.schema.metadata[k]) for k in (b"block", b"start"))
-        found = {}
-        for row in table.to_pylist():
-            tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
-            found[row["part"], row["fingerprint"]] = start, Blocks(np.array(row["sums"]), tokens)
+            block, start = (int(table.schema.metadata[k]) for k in (b"block", b"start"))
+            for row in table.to_pylist():
+                tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
+                sums = np.array(row["sums"])
+                found[row["part"], row["fingerprint"]] = start, Blocks(sums, tokens)
+        except _DAMAGE as e:
+            raise RunError(f"cannot read {file}: {' '.join(str(e).split())[:300]}") from e
         return found
 
     def _nll(self, part: str, fingerprint: str) -> Path:

@@ -8,11 +8,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from kvsearch.errors import RunError
 from kvsearch.files import append_line, write_atomic
+from kvsearch.frozen import first_error
 from kvsearch.knobs import modern
 from kvsearch.policy import Policy
 from kvsearch.records import Trial, modern_kind, plain
+
+_TRIALS = TypeAdapter(Trial)
 
 
 class Journal:
@@ -36,7 +41,10 @@ class Journal:
         """
         if not self.file.exists():
             return []
-        lines = self.file.read_bytes().split(b"\n")
+        try:
+            lines = self.file.read_bytes().split(b"\n")
+        except OSError as e:
+            raise RunError(f"cannot read {self.file}: {e.strerror or e}") from e
         tail = [lines.pop()]
         while lines and (b"\0" in lines[-1] or not lines[-1].strip()):
             tail.insert(0, lines.pop())  # no line of ours has a zero byte
@@ -44,9 +52,17 @@ class Journal:
         for number, line in enumerate(lines, start=1):
             try:
                 trial = _trial(json.loads(line))
-            except (ValueError, KeyError, TypeError, RecursionError) as e:
+            except (
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                OverflowError,
+                RecursionError,
+            ) as e:
+                why = first_error(e, "of it") if isinstance(e, ValidationError) else str(e)
                 raise RunError(
-                    f"{self.file} line {number} is damaged ({e}); mend or remove it"
+                    f"{self.file} line {number} is damaged ({why[:300]}); mend or remove it"
                 ) from e
             if trial.number in last and last[trial.number].state == "running":
                 del last[trial.number]  # it ended now, or began again
@@ -79,4 +95,6 @@ def _trial(data: Any) -> Trial:
         "params": modern(data.get("params", {})),
         "rungs": rungs,
     }
-    return Trial(**{**data, **today})
+    trial = Trial(**{**data, **today})
+    _TRIALS.validate_python(trial.__dict__)
+    return trial

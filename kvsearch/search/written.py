@@ -1,0 +1,135 @@
+"""What the JSON files of a run must hold to be read; whatever else is in them is not looked at."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, RootModel, ValidationError
+
+from kvsearch.errors import RunError
+from kvsearch.frozen import MOST, first_error
+from kvsearch.records import Interval, Kind, Throughput
+from kvsearch.search import schema
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+
+
+class _Shape(BaseModel):
+    layers: Count
+    kv_heads: Count
+    head_dim: Count
+    heads: Count
+    widths: tuple[tuple[int, int], ...] = ()
+
+
+class _Model(BaseModel):
+    name: str
+    shape: _Shape
+
+
+class _Settings(BaseModel):
+    budget_slots: float
+    budget_bytes: Count
+    context: Count
+    score_from: Count
+    report_windows: Count = 1
+    headline_windows: Count = 1
+
+
+class _Text(BaseModel):
+    name: str = ""
+
+
+class Study(BaseModel):
+    """Of `study.json`, by the present names."""
+
+    model: _Model
+    settings: _Settings
+    text: dict[str, _Text]
+    versions: dict[str, str]
+
+
+class _Row(BaseModel):
+    name: str
+    kind: Kind
+    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
+    policy: dict[str, Any]
+    bytes_resident: int
+    seconds: float
+    impls: dict[str, str]
+    decode: Throughput | None = None
+    stopped: Interval | None = None
+    speed: float | None = None
+
+
+class _Extra(BaseModel):
+    label: str
+    names: list[str]
+
+
+class Measured(BaseModel):
+    """Of `measured.json`, by the present names."""
+
+    rows: list[_Row]
+    recommended: str | None
+    seconds: float
+    compared: list[str]
+    extra_text: dict[str, _Extra]
+    dropped: dict[str, str] = {}
+
+
+def study(file: Path) -> dict[str, Any]:
+    """What `study.json` holds, by the present names.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RunError: it is damaged, or a newer version of kvsearch wrote it.
+    """
+    return _read(file, schema.study, Study)
+
+
+def measured(file: Path) -> dict[str, Any]:
+    """What `measured.json` holds, by the present names; raises as `study` does."""
+    found = _read(file, schema.measured, Measured)
+    names = [row["name"] for row in found["rows"]]
+    if "full" not in names or len({*names}) < len(names):
+        raise RunError(f"{file} is damaged: field rows: not one row of each name, and `full`")
+    best = found["recommended"]
+    others = [n for extra in found["extra_text"].values() for n in extra["names"]]
+    for name in (*([] if best is None else [best]), *others):
+        if name not in names:
+            raise RunError(f"{file} is damaged: there is no row {name!r:.80}; restore it")
+    return found
+
+
+def importances(file: Path) -> dict[str, float]:
+    """What `importances.json` holds; nothing where there is none."""
+    try:
+        return _read(file, lambda data: data, RootModel[dict[str, float]])
+    except FileNotFoundError:
+        return {}
+
+
+def _read(
+    file: Path, modern: Callable[[dict[str, Any]], dict[str, Any]], kind: type[BaseModel]
+) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise RunError(f"{file} is damaged: it holds no object; restore it")
+        found = modern(data)
+        kind.model_validate(found)
+    except (RunError, FileNotFoundError):
+        raise
+    except ValidationError as e:
+        raise RunError(f"{file} is damaged: {first_error(e, 'of a run')}; restore it") from e
+    except OSError as e:
+        raise RunError(f"cannot read {file}: {e.strerror or e}; restore it") from e
+    except RecursionError as e:
+        raise RunError(f"{file} is damaged: nested too deeply; restore it") from e
+    except ValueError as e:
+        raise RunError(f"{file} is damaged: not JSON ({e}); restore it") from e
+    except (KeyError, TypeError, AttributeError) as e:
+        raise RunError(f"{file} is damaged: {e!r:.200}; restore it") from e
+    return found
