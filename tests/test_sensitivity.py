@@ -1,15 +1,21 @@
 """Sensitivity is measured as finely and on as many windows as a search can pay for."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from kvsearch.app.sensitivity import read
+from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import sensitivity
 from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.sensitivity import Plan
 from kvsearch.models.load import LoadedModel, load_model
-from kvsearch.policy import Policy
+from kvsearch.policy import ModelShape, Policy
 
 
 @pytest.fixture
@@ -86,3 +92,33 @@ def test_starting_at_the_starved_layer_gives_the_same_and_leaves_the_model_as_it
         for _ in range(2):
             np.testing.assert_array_equal(again.of(policy), whole)
         assert sum(tokens) == times * 160
+
+
+HEADS = {
+    "heads": 2, "sizes": [4, 8], "slots": [[0.2, 0.1]] * 4, "bits": [4, 2],
+    "keys": [[0.1, 0.2]] * 4, "values": [[0.1, 0.2]] * 4, "starved": 4, "measured": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("[1, 2]", "is no sensitivity.json of a run"),
+        ("[" * 100_000, "is no sensitivity.json of a run"),
+        ('{"per_layer": [1' + "0" * 5000 + ", 1]}", "is no sensitivity.json of a run"),
+        ({"per_layer": [1, 2, 3]}, "one number above 0 for each of the model's 2 layers"),
+        ({"per_layer": [1e308, 1]}, "one number above 0"),
+        ({"per_layer": [1e-320, 1]}, "one number above 0"),
+        ({"per_layer": [], "heads": {**HEADS, "slots": [[float("nan"), 1]] * 4}}, "is not finite"),
+        ({"per_layer": [], "heads": {**HEADS, "values": [[1e308, 1e308]] * 4}}, "is not finite"),
+        ({"per_layer": [], "heads": {**HEADS, "sizes": [4]}}, "rows of unequal length"),
+    ],
+)
+def test_a_file_of_something_else_is_one_sentence(data: Any, said: str, tmp_path: Path) -> None:
+    file, shape = tmp_path / "sensitivity.json", ModelShape(2, 2, 8, 4)
+    file.write_text(data if isinstance(data, str) else json.dumps(data))
+    with pytest.raises(KvsearchError, match=said) as error:
+        read(file, shape)
+    assert "\n" not in str(error.value) and str(file) in str(error.value)
+    file.write_text(json.dumps({"per_layer": [0.5, 1.5], "heads": HEADS}))
+    assert read(file, shape).layers == (0.5, 1.5)

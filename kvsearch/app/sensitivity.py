@@ -1,7 +1,6 @@
 """Sensitivity of layers and losses of KV heads, for budgets and bits: from a file, or measured."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.knobs import Need, Setting, needs
 from kvsearch.methods import METHODS
 from kvsearch.policy import HeadLosses, ModelShape
+from kvsearch.policy.parts import LEAST
 from kvsearch.search.executors import Executor
 from kvsearch.search.probing import over
 from kvsearch.space import SearchSpace
@@ -81,7 +81,7 @@ def read(file: Path, shape: ModelShape) -> Sensitivity:
     except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise KvsearchError(f"{file} is no sensitivity.json of a run: {e!r}"[:300]) from e
     fits = len(layers) == shape.layers or (not layers and heads is not None)
-    if not fits or not all(math.isfinite(v) and v > 0 for v in layers):
+    if not fits or not all(LEAST <= v <= 1 / LEAST for v in layers):
         raise KvsearchError(
             f"{file} needs one number above 0 for each of the model's {shape.layers} layers; give "
             "the sensitivity.json of a run on this model"

@@ -80,6 +80,9 @@ class HeadLosses:
         for table, names in wide:
             if len(table) != len(found.slots) or any(len(row) != len(names) for row in table):
                 raise ValueError("no losses of heads: rows of unequal length")
+        numbers = [x for table, _ in wide for row in table for x in row]
+        if not all(abs(x) < 1e100 for x in numbers):  # what is not a number, neither
+            raise ValueError("no losses of heads: a loss that is not finite")
         if not found.slots or found.heads < 1 or len(found.slots) % found.heads:
             raise ValueError("no losses of heads: not one row for every head")
         return found
