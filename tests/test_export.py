@@ -128,6 +128,10 @@ def test_mistakes_write_nothing(
         ([str(file), "--to", "sglang", "--strict", *model], "slots is dropped"),
         ([str(file), "--to", "sglang", "--verify"], "--verify cannot run sglang"),
         ([str(file), "--to", "openvino", "--context", "1"], "--context must be at least 2"),
+        ([str(file), "--prompt", "-5"], "--prompt -5 must be at least 0"),
+        ([str(file), "--prompt", "2048"], "below the 2048 tokens of a window"),
+        ([str(file), "--to", "vectors", "--prompt", "-5"], "--prompt must be at least 0, got -5"),
+        ([str(file), "--to", "vectors", "--prompt", "1000000000"], "tokens is too large, 65,536"),
     ):
         code, text, err = call(["export", *argv, "-o", str(out)], capsys)
         assert (code, text) == (2, "") and part in err, err

@@ -166,6 +166,11 @@ def export(
     check_counts(windows=windows)
     if context < 2:
         raise TextError(f"--context must be at least 2 tokens, got {context}")
+    if not 0 <= prompt < context:
+        raise TextError(
+            f"--prompt {prompt} must be at least 0 and below the {context} tokens of a window; "
+            "lower it or raise --context"
+        )
     name, shape = _model(file, model)
     loaded = None
     if verify or text is not None or dataset is not None:

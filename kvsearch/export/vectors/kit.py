@@ -17,6 +17,8 @@ LAST = 8  # compactions whose whole state is in the kit
 SEEDS = 20
 MOST = 50_000  # tokens times parts; with a rule no stream beyond was found with clear decisions
 
+LONGEST = 1 << 16  # tokens, of any kit
+
 
 def kit(policy: Policy, prompt: int = 0) -> dict[str, bytes]:
     """Everything that a runtime needs to test itself under `policy`, by file name.
@@ -38,10 +40,17 @@ def kit(policy: Policy, prompt: int = 0) -> dict[str, bytes]:
     shape = shape_for(policy)
     parts = layout(policy, shape).layers
     largest = max((part.slots or 0 for part in parts), default=0)
+    if prompt < 0:
+        raise PolicyError(f"--prompt must be at least 0, got {prompt}")
     if prompt == 0:
         prompt = largest + policy.interval if policy.prompted else 1
     check(policy, shape, prompt=prompt)
     tokens = max(48, largest + 4 * policy.interval, prompt + 4 * policy.interval)
+    if tokens > LONGEST:
+        raise PolicyError(
+            f"a kit of {tokens:,} tokens is too large, {LONGEST:,} are the most; give fewer slots, "
+            "a shorter interval or a shorter prompt in a copy of the policy"
+        )
     if policy.scored and tokens * len(parts) > MOST:
         raise PolicyError(
             f"a kit of {tokens:,} tokens and {shape.layers} layers with {len(parts)} kinds of "
