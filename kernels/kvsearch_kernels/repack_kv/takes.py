@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.decode_attention.reference import slots_of
 from kvsearch_kernels.decode_attention.triton_impl import MOST_PARTS
 from kvsearch_kernels.launch import DTYPES, HEAD_DIMS, why_not_here, why_not_slots
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
@@ -17,6 +18,7 @@ from kvsearch_kernels.repack_kv.table import heads_of, kinds_of
 # there are 16 bits.
 MOST_KINDS = 13
 MOST_ROWS = 65535  # of a grid's second axis
+MOST_PLACES = (1 << 31) - 1  # of a head, which are counted in 32 bits
 
 
 def why_not(pools: Sequence[NewPool], *, dtype: torch.dtype, native: torch.dtype) -> str | None:
@@ -60,6 +62,8 @@ def _why_not_pool(pool: NewPool, native: torch.dtype) -> str | None:
         if i == pool.own and (part.key_format, part.value_format) != pool.formats:
             return f"part {i} is not in the format of the result"
     assert shape is not None
+    if sum(map(slots_of, pool.parts)) * shape[2] > MOST_PLACES:
+        return f"slots x channels of all parts must be at most {MOST_PLACES}"
     for fmt in pool.formats:
         if fmt is not None and (reason := why_not_format(fmt, shape[2])):
             return reason

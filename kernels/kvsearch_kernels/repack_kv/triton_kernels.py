@@ -28,8 +28,8 @@ def _scales(at, D: tl.constexpr, GROUP: tl.constexpr, LLOYD: tl.constexpr):
 @triton.jit
 def _inside(part, at, inside):
     """Which of the slots `at` are in this part, and their place there."""
-    start = tl.load(part + 3)
-    here = inside & (at >= start) & (at < start + tl.load(part + 4))
+    start = tl.load(part + 3).to(at.dtype)
+    here = inside & (at >= start) & (at < start + tl.load(part + 4).to(at.dtype))
     return here, tl.where(here, at - start, 0)
 
 
@@ -58,11 +58,12 @@ def take(
 
 @triton.jit
 def _move(
-    part, native, out, out_scales, slot, to, mine, D: tl.constexpr, BITS: tl.constexpr,
-    GROUP: tl.constexpr, LLOYD: tl.constexpr,
+    part, row, native, slot, to, mine, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    LLOYD: tl.constexpr,
 ):  # fmt: skip
     """Copy rows as they are. Rows of 3 and 5 bits are no power of two wide."""
     held = _rows(part + 1, native, D, BITS)
+    out = _rows(row + 3, native, D, BITS)
     wide: tl.constexpr = D * BITS // 8 if BITS < 16 else D
     PAD: tl.constexpr = wide if BITS != 3 and BITS != 5 else (D // 2 if BITS == 3 else D)
     c = tl.arange(0, PAD)[None, :]
@@ -71,6 +72,7 @@ def _move(
     tl.store(out + to[:, None] * wide + c, x, mask=there)
     if BITS < 16:
         scales = _scales(part + 2, D, GROUP, LLOYD)
+        out_scales = _scales(row + 4, D, GROUP, LLOYD)
         numbers: tl.constexpr = D // GROUP * (1 if LLOYD else 2)
         i = tl.arange(0, numbers)[None, :]
         x = tl.load(scales + slot[:, None] * numbers + i, mask=mine[:, None], other=0.0)
@@ -78,14 +80,12 @@ def _move(
 
 
 @triton.jit
-def _write(
-    values, row, part, native, slot, to, mine, new, D: tl.constexpr, BITS: tl.constexpr,
-    GROUP: tl.constexpr, LLOYD: tl.constexpr, STEPS: tl.constexpr, BT: tl.constexpr,
+def _encode(
+    values, row, native, to, new, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    LLOYD: tl.constexpr, STEPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Slots that are `mine` move from their part to rows `to`; `new` ones are encoded."""
+    """Write `values` to rows `to` where `new`, in the pool's format."""
     out = _rows(row + 3, native, D, BITS)
-    out_scales = _scales(row + 4, D, GROUP, LLOYD)
-    _move(part, native, out, out_scales, slot, to, mine, D, BITS, GROUP, LLOYD)
     if BITS == 16:
         d = tl.arange(0, D)[None, :]
         tl.store(out + to[:, None] * D + d, values.to(out.dtype.element_ty), mask=new[:, None])
@@ -93,7 +93,8 @@ def _write(
         levels = pointer(row + 5, tl.float32, 4)
         edges = pointer(row + 6, tl.float32, 4)
         write_codes(
-            values, out, out_scales, levels, edges, to, new, D, GROUP, BITS, LLOYD, STEPS, BT,
+            values, out, _scales(row + 4, D, GROUP, LLOYD), levels, edges, to, new, D, GROUP, BITS,
+            LLOYD, STEPS, BT,
         )  # fmt: skip
 
 
@@ -103,30 +104,45 @@ def repack(
 ):
     """One program: BT slots of one head of one pool, keys or values.
 
+    Most slots of a pool were in it before, and move as they are; where all of a program do, nothing
+    is decoded or encoded.
     `FORMATS` are those of a layer: bits, group, Lloyd-Max levels, steps of the rotation. Each is
-    one branch of reading and one of writing, so the code grows with their number and not with that
-    of pools.
+    one branch of reading, of moving and of writing, so the code grows with their number and not
+    with that of pools.
     `between` and `native` have the types of values in between and in 16 bits.
     """
     row = table + tl.program_id(1).to(tl.int64) * COLUMNS
-    n = tl.load(row + 1)
-    first = tl.program_id(0).to(tl.int64) * BT
+    n = tl.load(row + 1).to(tl.int32)
+    first = tl.program_id(0) * BT
     if first < n:  # other pools may be longer
         to = first + tl.arange(0, BT)
         inside = to < n
-        at = tl.load(pointer(row, tl.int64, 8) + to, mask=inside, other=0)
-        own = tl.load(row + 7)
-        values = tl.zeros([BT, D], tl.float32)
-        for p in range(0, tl.load(row + 8).to(tl.int32)):
-            if p != own:
-                part = row + HEAD + p * PART
-                values = take(values, part, levels, between, native, at, inside, D, FORMATS, BT)
+        at = tl.load(pointer(row, tl.int64, 8) + to, mask=inside, other=0).to(tl.int32)
+        own = tl.load(row + 7).to(tl.int32)
         part = row + HEAD + tl.maximum(own, 0) * PART
         mine, slot = _inside(part, at, to < tl.where(own >= 0, n, 0))
         kind = tl.load(row + 2)
         for i in tl.static_range(len(FORMATS)):
             if kind == i:
-                _write(
-                    values, row, part, native, slot, to, mine, inside & (mine == 0), D,
-                    FORMATS[i][0], FORMATS[i][1], FORMATS[i][2], FORMATS[i][3], BT,
+                _move(
+                    part, row, native, slot, to, mine, D, FORMATS[i][0], FORMATS[i][1],
+                    FORMATS[i][2],
                 )  # fmt: skip
+        if tl.max((inside & (mine == 0)).to(tl.int32), 0) > 0:
+            values = tl.zeros([BT, D], tl.float32)
+            for p in range(0, tl.load(row + 8).to(tl.int32)):
+                if p != own:
+                    other = row + HEAD + p * PART
+                    values = take(
+                        values, other, levels, between, native, at, inside, D, FORMATS, BT
+                    )  # fmt: skip
+            # read and asked again: kept through the branches above they would take registers
+            at = tl.load(pointer(row, tl.int64, 8) + to, mask=inside, other=0).to(tl.int32)
+            mine, slot = _inside(part, at, inside & (own >= 0))
+            new = inside & (mine == 0)
+            for i in tl.static_range(len(FORMATS)):
+                if kind == i:
+                    _encode(
+                        values, row, native, to, new, D, FORMATS[i][0], FORMATS[i][1],
+                        FORMATS[i][2], FORMATS[i][3], BT,
+                    )  # fmt: skip

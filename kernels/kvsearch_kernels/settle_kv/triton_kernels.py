@@ -12,9 +12,23 @@ def _enter(
     values, mine, levels, edges, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     LLOYD: tl.constexpr, STEPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """`values` `[BT, D]` fp32 with the rows that are `mine` as this tier reads them back."""
+    """`values` `[BT, D]` fp32 with the rows that are `mine` as this tier reads them back.
+
+    Few slots change their tier: where none of a program does, nothing is encoded.
+    """
     if BITS == 16:
         return values
+    if tl.max(mine.to(tl.int32), 0) > 0:
+        values = _round(values, mine, levels, edges, D, BITS, GROUP, LLOYD, STEPS, BT)
+    return values
+
+
+@triton.jit
+def _round(
+    values, mine, levels, edges, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    LLOYD: tl.constexpr, STEPS: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """The same, whether there are such rows or not."""
     x = values
     if STEPS:
         x = hadamard(x, BT, D, STEPS)
