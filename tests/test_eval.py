@@ -82,6 +82,14 @@ def test_a_prompt_is_not_scored(loaded: Any) -> None:
         evaluate("snapkv-prompt", loaded, WORDS, context=192, budget_slots=64)
 
 
+def test_of_several_policies_the_one_that_cannot_run_is_named(loaded: Any) -> None:
+    with pytest.raises(KvsearchError, match=r"^xmu: budget too small: field slots"):
+        evaluate(["h2o", "xmu"], loaded, WORDS, context=192, budget_slots=64)
+    far = Policy(slots=64, budgets={"kind": "sensitivity", "weights": (1.0,) * 9}, name="far")
+    with pytest.raises(KvsearchError, match=r"^far: field budgets\.weights: 9 layers"):
+        evaluate(["h2o", far], loaded, WORDS, context=192, budget_slots=64)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

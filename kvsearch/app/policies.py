@@ -1,10 +1,11 @@
 """Policies by name or file: what `eval` and `bench` are asked to measure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 
-from kvsearch.errors import KvsearchError, nearest
+from kvsearch.errors import KvsearchError, PolicyError, nearest
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
 from kvsearch.policy import Policy, check
@@ -60,22 +61,34 @@ def resolve(policies: Sequence[PolicyLike], setting: Setting) -> list[Policy]:
 
     Raises:
         KvsearchError: a name or file is wrong.
-        PolicyError: the model cannot run one of them, or the budget pays for nothing.
+        PolicyError: the model cannot run one of them, or the budget pays for nothing; it says
+            which of them.
     """
     out = []
     for i, given in enumerate(policies):
         if isinstance(given, Policy):
             policy = given.model_copy(update={"name": given.name or f"policy {i}"})
         elif (name := fspath(given)) in METHODS:
-            policy = at(name, setting)
+            with _about(name):
+                policy = at(name, setting)
         elif Path(name).suffix == ".json":
             policy = Policy.from_json(name)
             policy = policy.model_copy(update={"name": policy.name or Path(name).stem})
         else:
             raise KvsearchError(_unknown(name))
-        check(policy, setting.shape, prompt=setting.prompt)
+        with _about(policy.name or f"policy {i}"):
+            check(policy, setting.shape, prompt=setting.prompt)
         out.append(policy)
     return out
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    """Put the policy's name before what is wrong with it: it may be one of many."""
+    try:
+        yield
+    except PolicyError as e:
+        raise PolicyError(f"{name}: {e}") from e
 
 
 def _unknown(name: str) -> str:
