@@ -1,6 +1,7 @@
 """What every command promises: JSON that any program reads, shared options, exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -129,6 +130,8 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
     assert code == 130 and "the same command goes on from here" in err
     if not as_json:
         assert ("so far, on the search text" in printed) == begun
+        losses = [float(x) for x in re.findall(r"dNLL (\S+)", printed)]
+        assert losses == sorted(losses) and bool(losses) == begun
         return
     found = strict(printed)
     assert found["interrupted"] is True and found["rows"] == []

@@ -92,7 +92,7 @@ class Interrupted(KeyboardInterrupt):
         super().__init__("interrupted; the same call goes on from here")
         self.summary, self.folder = summary, folder
         done = [t for t in summary.trials if t.state == "complete"]
-        self.trials = sorted(done, key=lambda t: t.nll or 0.0)
+        self.trials = sorted(done, key=lambda t: t.dnll or 0.0)  # windows differ in difficulty
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch run --json` prints after Ctrl-C; `front` names trials, by rising bytes."""
