@@ -98,9 +98,18 @@ def test_a_single_scored_token_has_no_interval(
         (["run", "--score-from", "0"], "--score-from must be at least 1, got 0"),
         (["adapt", "anllm-ep", "--out", "o", "--windows", "0"], "--windows must be at least 1"),
         (["export", "p.json", "--windows", "0"], "--windows must be at least 1"),
+        (["run", "--budget", "256MB"], "a size in bytes is --budget-bytes"),
+        (["eval", "h2o", "--budget-bytes", "5MB"], "such as 256000000 for 256 MB"),
+        (["run", "--text", "no.txt"], "there is no text file no.txt"),
+        (["run", "--extra-text", "no.txt:0-9"], "there is no text file no.txt"),
+        (["eval", "full", "--text", "."], ". is a folder"),
+        (["bench", "full", "--text", "no.txt"], "there is no text file"),
+        (["export", "p.json", "--text", "no.txt"], "there is no text file"),
+        (["adapt", "anllm-ep", "--out", "o", "--held-out", "no.txt"], "there is no text file"),
+        (["prune", "kvpruner-01-20", "--out", "o", "--text", "no.txt"], "there is no text file"),
     ],
 )
-def test_zero_is_refused_and_is_not_taken_as_nothing(
+def test_what_needs_no_model_is_said_before_one_is_loaded(
     argv: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -65,6 +65,7 @@ def test_several_files_are_one_text(tmp_path):
         (b"a\nb\n", "{}:9-", "is empty: the file has 4 bytes"),
         (b"a\nb\n", "{}:3-1", "is empty"),
         (None, "{}", "there is no text file"),
+        (None, "a text, not a file " * 99, "there is no text file"),
         (None, "wikitext2", "the dataset of that name is --dataset wikitext2"),
         (None, ".", "is a folder"),
     ],

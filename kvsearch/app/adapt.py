@@ -88,6 +88,7 @@ def adapt(
         raise RunError(f"{folder} exists already; choose another folder with --out")
     check_budget(budget_slots, budget_bytes)
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
+    inputs.require_files(text, held_out)
     check_counts(context=context, windows=windows)
     replace(how, lora=rank if lora or (lora is None and prunes(policy)) else None).check()
     require_writable(folder)

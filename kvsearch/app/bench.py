@@ -38,6 +38,7 @@ def bench(
         raise KvsearchError("--context, --pairs and --steps must be at least 1")
     check_budget(budget_slots, budget_bytes)
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
+    inputs.require_files(text)
     need = throughput.needed(context, pairs, steps)
     loaded = inputs.model(model, dtype=dtype, device=device, context=need, say=shown.say)
     if cuda_graphs:

@@ -180,6 +180,7 @@ def evaluate(
     check_budget(budget_slots, budget_bytes)
     check_batch(batch)
     check_names(asked, sized=budget_slots is not None or budget_bytes is not None)
+    inputs.require_files(text)
     W, T = _extent(tokens, context, windows)
     if not 0 <= prompt < T:
         raise KvsearchError(

@@ -163,6 +163,7 @@ def export(
     folder = _folder(file, out, target)
     if verify:
         require(target)
+    inputs.require_files(text)
     check_counts(windows=windows)
     if context < 2:
         raise TextError(f"--context must be at least 2 tokens, got {context}")

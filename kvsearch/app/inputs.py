@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from os import PathLike
+from os import PathLike, fspath
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from kvsearch.text import (
     Text,
     TextLike,
     builtin,
+    located,
     read_dataset,
     read_files,
     read_text,
@@ -90,6 +91,17 @@ def texts(given: TextLike | Sequence[TextLike] | None) -> tuple[TextLike, ...]:
 def names(given: str | Sequence[str]) -> tuple[str, ...]:
     """Words with commas between them, or a sequence of words."""
     return tuple(given.split(",")) if isinstance(given, str) else tuple(given)
+
+
+def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:
+    """Files that are named are there; seen before the model is loaded, which may take minutes.
+
+    Raises:
+        TextError: one of them is missing, or is a folder.
+    """
+    for spec in (spec for some in given for spec in texts(some)):
+        if not isinstance(spec, Text):
+            located(fspath(spec))
 
 
 def source(files: tuple[TextLike, ...], dataset: str | None, say: Say) -> Source:

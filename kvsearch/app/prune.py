@@ -82,6 +82,7 @@ def prune(
     check_names((policy,), sized=True)  # sizes are of what is evicted, and nothing is here
     if not prunes(policy):
         raise PolicyError("field channels: the policy keeps every channel, so nothing is pruned")
+    inputs.require_files(text)
     require_writable(folder)
     loaded = inputs.model(
         model if isinstance(model, LoadedModel) else str(model),

@@ -50,6 +50,7 @@ class Run:
             find(name)
         known = load_portfolio(options.portfolio) if options.warm_start else {}
         options.check()
+        inputs.require_files(options.text.files, options.text.report_files, options.text.extra)
         context = options.text.context
         self.loaded = inputs.model(
             options.model,

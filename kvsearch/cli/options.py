@@ -59,13 +59,39 @@ def batch_option(f: F) -> F:
     return click.option("--batch", type=int, help=told)(f)
 
 
+class Slots(click.types.FloatParamType):
+    """A budget in slots; a size such as 256MB is told which option takes it."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """As of any number, with words of its own where it is none."""
+        try:
+            return float(value)
+        except ValueError:
+            told = "is not a number of fp16 slots per layer; a size in bytes is --budget-bytes"
+            self.fail(f"{value!r} {told}", param, ctx)
+
+
+class Bytes(click.types.IntParamType):
+    """A budget in bytes, without a unit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As of any whole number, with words of its own where it is none."""
+        try:
+            return int(value)
+        except ValueError:
+            told = "is not a whole number of bytes per sequence, such as 256000000 for 256 MB"
+            self.fail(f"{value!r} {told}", param, ctx)
+
+
 def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
     """How much memory, in one of two units."""
 
     def add(f: F) -> F:
         f = click.option(
             "--budget-bytes",
-            type=int,
+            type=Bytes(),
             metavar="BYTES",
             help="the same in bytes per sequence, instead",
         )(f)
@@ -73,7 +99,7 @@ def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
             "--budget",
             "--budget-slots",
             "budget_slots",
-            type=float,
+            type=Slots(),
             metavar="SLOTS",
             help=f"{purpose}, in fp16 slots per layer{default}",
         )(f)

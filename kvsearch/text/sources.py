@@ -60,19 +60,12 @@ def read_file(spec: str) -> Source:
     Raises:
         TextError: there is no such file, it is not text, or the range is empty or too large.
     """
-    path, start, end = Path(spec).expanduser(), 0, None
-    found = None if path.is_file() else _RANGE.fullmatch(spec)
-    if found:
-        path = Path(found["file"]).expanduser()
-        start = int(found["start"] or 0)
-        end = int(found["end"]) if found["end"] else None
-    if path.is_dir():
-        raise TextError(f"{path} is a folder; name the text files in it")
+    path, found = located(spec)
+    start = int(found["start"] or 0) if found else 0
+    end = int(found["end"]) if found and found["end"] else None
     try:
         with path.open("rb") as f:
             raw, start, end = _bytes(f, start, end, spec)
-    except FileNotFoundError as error:
-        raise TextError(f"there is no text file {path}{_meant(spec)}") from error
     except OSError as error:
         raise TextError(f"{path} cannot be read: {error.strerror}") from error
     try:
@@ -88,6 +81,23 @@ def read_file(spec: str) -> Source:
         raise TextError(f"{spec} holds no text")
     name = f"{path.name}:{start}-{end}" if found else path.name
     return Source.of(name, text, f"text: {path}, bytes {start:,} to {end:,}")
+
+
+def located(spec: str) -> tuple[Path, re.Match[str] | None]:
+    """The file of `FILE` or `FILE:START-END`, and the range as it was matched.
+
+    Raises:
+        TextError: there is no such file, or it is a folder.
+    """
+    path = Path(spec).expanduser()
+    found = None if os.path.isfile(path) else _RANGE.fullmatch(spec)
+    if found:
+        path = Path(found["file"]).expanduser()
+    if os.path.isdir(path):
+        raise TextError(f"{path} is a folder; name the text files in it")
+    if not os.path.exists(path):  # false also of a name that is too long, as of a text itself
+        raise TextError(f"there is no text file {path}{_meant(spec)}")
+    return path, found
 
 
 def _bytes(f: BinaryIO, start: int, end: int | None, spec: str) -> tuple[bytes, int, int]:
