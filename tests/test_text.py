@@ -1,22 +1,25 @@
 """Texts: files and ranges, datasets, the built-in corpus, parts and windows."""
 
 import hashlib
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
 import numpy as np
 import pytest
 
-from kvsearch.app.inputs import TextOptions, report_windows, search_windows
+from kvsearch.app.inputs import TextOptions, report_windows, search_windows, text
 from kvsearch.errors import TextError
 from kvsearch.text import (
     DATASETS,
     Parts,
     Source,
+    Text,
     builtin,
     cut,
     read_dataset,
@@ -190,6 +193,40 @@ def test_a_short_report_text_has_fewer_windows_and_says_so(tokens):
     assert report_windows(tokens, options, said.append) == 5 and not said
     assert report_windows(tokens, replace(options, report_windows=8), said.append) == 5
     assert "room for 5 of 8 windows of 2,048 tokens" in said[0]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["a part", "a text of its own"])
+def test_a_part_without_a_window_says_once_what_would_do_for_all(own, tiny_tokenizer):
+    def squares(begin, end):
+        return Text(" ".join(str(i * i) for i in range(begin, end)), f"from {begin}")
+
+    def windowed(context, search, report):
+        given = dict(files=(search,), report_files=() if own else (report,), fewer=True)
+        found = text(loaded, TextOptions(**given, context=context), said.append)
+        return {name: len(rows) for name, rows in found.windows.items()}
+
+    said, loaded = [], SimpleNamespace(tokenizer=tiny_tokenizer)
+    search, report = squares(0, 100 if own else 4000), squares(5000, 5040)
+    with pytest.raises(TextError) as caught:
+        windowed(1024, search, report)
+    told = re.fullmatch(
+        r"(.*) has [\d,]+ tokens, fewer than a window of 1,024; give a longer text, of about "
+        r"([\d,]+) tokens, or --context (\d+)",
+        str(caught.value),
+    )
+    assert told[1] == ("from 0/select" if own else "from 5000")
+    assert not any("room for" in line for line in said)
+    assert min(windowed(int(told[3]), search, report).values()) >= 1
+    enough, base = int(told[2].replace(",", "")), 0 if own else 5000
+    size = next(
+        n for n in range(4000) if len(_ids(tiny_tokenizer, squares(base, base + n))) >= enough
+    )
+    longer = squares(base, base + size)
+    assert min(windowed(1024, longer if own else search, longer).values()) >= 1
+
+
+def _ids(tokenizer, given):
+    return tokenizer(given.text)["input_ids"]
 
 
 def test_windows_begin_with_the_start_token_of_the_tokenizer(tiny_tokenizer):

@@ -1,5 +1,6 @@
 """From options to the model, the text and its windows."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -163,6 +164,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         parts = Parts(search, chosen_on, report)
     else:
         parts = split(tokens)
+    _require_room(tokens, parts, options.context)
     T, R = options.context, report_windows(parts.report, options, say)
     headline = max(R, min(HEADLINE * R, fitting(parts.report, T))) if options.fewer else R
     W, own = search_windows(parts.search, options, say)
@@ -182,6 +184,21 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         for i, t in enumerate(further)
     }
     return TextWindows(parts, found, R, select, further)
+
+
+def _require_room(tokens: Tokens, parts: Parts, length: int) -> None:
+    """Every part has room for a window; if not, one sentence says what would do for all."""
+    shortest = min((parts.search, parts.select, parts.report), key=lambda part: part.ids.size)
+    if fitting(shortest, length):
+        return
+    lead = shortest.start is not None
+    own = shortest.text_sha256 == tokens.text_sha256  # not a report text of its own
+    whole = tokens.ids.size if own else shortest.ids.size
+    enough = math.ceil((length - lead) * whole / shortest.ids.size)
+    raise TextError(
+        f"{shortest.name} has {shortest.ids.size:,} tokens, fewer than a window of {length:,}; "
+        f"give a longer text, of about {enough:,} tokens, or --context {shortest.ids.size + lead}"
+    )
 
 
 def fitting(tokens: Tokens, length: int) -> int:
