@@ -3,7 +3,8 @@
 import pytest
 
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Tier, layout
-from kvsearch.report.slotmap import held
+from kvsearch.report.slotmap import caption, held, slot_map
+from kvsearch.rules.attention import Attention
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 K4 = (Tier(key_bits=4, value_bits=4),)
@@ -47,3 +48,13 @@ def test_slot_map_is_what_the_cache_holds(policy):
             prompt = 0 if policy.trigger == "stream" else 90
             plan = plans.plan(layer, tokens, prompt)
             assert held(layer, tokens, prompt)[0].tolist() == plan.held.tolist()
+
+
+@pytest.mark.parametrize("sinks, recent, interval", [(0, 1, 1), (4, 32, 16)])
+def test_the_caption_counts_one_token_as_well_as_many(sinks, recent, interval):
+    policy = Policy(
+        slots=64, sinks=sinks, recent_window=recent, interval=interval, rule=Attention()
+    )
+    said = caption(slot_map(policy, SHAPE, 512), policy)
+    assert f"sinks ({sinks}); at the right: recent tokens ({recent}), then the newest" in said
+    assert said.endswith(f"in 16 bits ({interval}).")

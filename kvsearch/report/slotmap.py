@@ -218,13 +218,11 @@ def caption(found: AgeMap | SlotBars, policy: Policy) -> str:
         )
     chosen = sum(s.count for bar in found.layers for s in bar if s.role == CHOSEN)
     total = sum(s.count for bar in found.layers for s in bar)
-    newest = (
-        f", then come the newest {policy.interval} tokens in 16 bits" if policy.compacts else ""
-    )
+    newest = f", then the newest in 16 bits ({policy.interval})" if policy.compacts else ""
     return (
         f"{_line(found, len(found.layers))} at its fullest moment, with the number of "
         f"tokens it holds. The striped {100 * chosen / max(1, total):.3g} % are chosen by the "
         "policy's rule, so which tokens they are depends on the text and may differ "
-        f"between heads. {policy.sinks} sinks stand at the left, "
-        f"{policy.recent_window} recent tokens at the right{newest}."
+        f"between heads. At the left: sinks ({policy.sinks}); at the right: recent tokens "
+        f"({policy.recent_window}){newest}."
     )
