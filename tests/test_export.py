@@ -195,6 +195,30 @@ def test_existing_files_are_kept_without_force(file: Path, capsys: Any) -> None:
     assert code == 0 and "dropped" in out and mine.read_text() != "mine"
 
 
+def test_a_method_is_exported_by_its_name_as_it_is_measured(
+    tmp_path: Path, tiny_folder: Path, prose: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sized = ["--model", str(tiny_folder), "--budget", "48", "--context", "256", "--json"]
+    code, out, err = call(["export", "tova", *sized], capsys)
+    assert code == 0, err
+    assert (tmp_path / "tova-transformers" / "policy.json").is_file()
+    wrote = Policy.from_json(tmp_path / "tova-transformers" / "policy.json")
+    code, out, err = call(["eval", "tova", "--text", str(prose), *sized], capsys)
+    (row,) = json.loads(out)["results"]
+    assert row["fingerprint"] == wrote.fingerprint(load_model(str(tiny_folder)).shape.layers)
+
+    for argv, why in (
+        (["h2o"], "method h2o needs a size"),
+        (["h2o", "--budget", "48"], "method h2o is sized for a model: give --model"),
+        (["h2", "--budget", "48"], "did you mean 'h2o'"),
+        (["rotated+heads", *sized], "export the policy of a run"),
+        (["tova-transformers", *sized], "--budget is for methods"),
+    ):
+        code, _, err = call(["export", *argv], capsys)
+        assert code == 2 and why in err, (argv, err)
+
+
 def test_strict_takes_what_is_exact(file: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"--strict: for llamacpp .*rule is dropped"):
         export(file, "llamacpp", tmp_path / "a", strict=True)

@@ -182,7 +182,7 @@ def _chosen(
 ) -> Policy:
     """The policy on this model; what a method needs to know is measured on the training text."""
     T, evaluator = texts.train.shape[1], Evaluator(loaded)
-    setting = sized_for(loaded, in_both_units(loaded, *budget), T, prompt)
+    setting = sized_for(loaded.shape, in_both_units(loaded.shape, *budget), T, prompt)
     where: dict[str, Any] = dict(count=1, length=T, shown=shown)
     asked = (policy,)
     setting = with_sensitivity(setting, asked, evaluator, texts.tokens, file=None, **where)

@@ -43,8 +43,8 @@ def bench(
     loaded = inputs.model(model, dtype=dtype, device=device, context=need, say=shown.say)
     if cuda_graphs:
         throughput.require_graphs(loaded)
-    budget = in_both_units(loaded, budget_slots, budget_bytes)
-    setting = sized_for(loaded, budget, need)
+    budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
+    setting = sized_for(loaded.shape, budget, need)
     tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
     inputs.kernels(loaded, shown.say)
     setting = with_sensitivity(

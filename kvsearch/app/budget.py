@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvsearch.errors import KvsearchError, TextError
 from kvsearch.knobs import Setting
-from kvsearch.models.load import LoadedModel
+from kvsearch.policy import ModelShape
 
 MOST = 1 << 60  # slots, or bytes: more than any memory, and what is counted from it stays finite
 
@@ -40,21 +40,21 @@ def check_budget(slots: float | None, size: int | None) -> None:
         )
 
 
-def in_both_units(loaded: LoadedModel, slots: float | None, size: int | None) -> Budget | None:
+def in_both_units(shape: ModelShape, slots: float | None, size: int | None) -> Budget | None:
     """The budget in both units, or None without one.
 
     Args:
-        loaded: the model, which says what a slot costs.
+        shape: the model's, which says what a slot costs.
         slots: fp16 slots per layer.
         size: bytes per sequence, instead.
     """
     check_budget(slots, size)
     if slots is not None:
-        return Budget(slots, loaded.shape.budget_bytes(slots))
-    return None if size is None else Budget(size / loaded.shape.budget_bytes(1), size)
+        return Budget(slots, shape.budget_bytes(slots))
+    return None if size is None else Budget(size / shape.budget_bytes(1), size)
 
 
-def sized_for(loaded: LoadedModel, limit: Budget | None, context: int, prompt: int = 0) -> Setting:
+def sized_for(shape: ModelShape, limit: Budget | None, context: int, prompt: int = 0) -> Setting:
     """What policies are sized for.
 
     Raises:
@@ -66,4 +66,4 @@ def sized_for(loaded: LoadedModel, limit: Budget | None, context: int, prompt: i
             "there is nothing to compress; raise --context or lower --budget"
         )
     size = None if limit is None else limit.bytes
-    return Setting(loaded.shape, size, context, prompt=prompt)
+    return Setting(shape, size, context, prompt=prompt)

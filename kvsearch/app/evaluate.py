@@ -193,8 +193,8 @@ def evaluate(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=T, say=shown.say,
     )  # fmt: skip
-    budget = in_both_units(loaded, budget_slots, budget_bytes)
-    setting = sized_for(loaded, budget, T, prompt)
+    budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
+    setting = sized_for(loaded.shape, budget, T, prompt)
     start = max(1, int(budget.slots if budget else 1)) if score_from is None else score_from
     if not 1 <= start < T:
         raise KvsearchError(f"--score-from {start} lies outside a window of {T}")

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app import inputs
+from kvsearch.app import by_name, inputs
+from kvsearch.app.budget import check_budget
 from kvsearch.app.options import check_counts
+from kvsearch.app.policies import is_method
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluate.fed import require_anchors
@@ -125,6 +127,8 @@ def export(
     *,
     strict: bool = False,
     force: bool = False,
+    budget_slots: float | None = None,
+    budget_bytes: int | None = None,
     model: str | LoadedModel | None = None,
     text: TextLike | tuple[TextLike, ...] | None = None,
     dataset: str | None = None,
@@ -139,11 +143,13 @@ def export(
     """Write what a runtime needs to run a policy, or the policy nearest to it.
 
     Args:
-        policy: a policy file or a policy.
+        policy: a policy file, a policy, or the name of a method, which is sized to a budget.
         to: name of the target.
         out: folder; by default one beside the policy file.
         strict: refuse anything but an exact mapping.
         force: overwrite existing files.
+        budget_slots: of a method, in fp16 slots per layer.
+        budget_bytes: of a method, in bytes per sequence, instead.
         model: whose shape counts; by default that of the run that the policy file lies in.
         text: predict losses on this text.
         dataset: a named dataset instead.
@@ -158,7 +164,10 @@ def export(
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
     shown, target = Shown(quiet=not progress), find(to)
-    asked = policy if isinstance(policy, Policy) else Policy.from_json(policy)
+    check_budget(budget_slots, budget_bytes)
+    asked = _read(policy)
+    if asked is not None and (budget_slots is not None or budget_bytes is not None):
+        raise KvsearchError("--budget is for methods; a policy file has its size in it")
     file = None if isinstance(policy, Policy) else Path(policy)
     folder = _folder(file, out, target)
     if verify:
@@ -173,6 +182,10 @@ def export(
             "lower it or raise --context"
         )
     name, shape = _model(file, model)
+    if asked is None:
+        asked = by_name.method(
+            str(policy), shape, budget_slots, budget_bytes, context=context, prompt=prompt
+        )
     loaded = None
     if verify or text is not None or dataset is not None:
         require_writable(folder / "policy.json" if folder.exists() else folder)
@@ -206,6 +219,13 @@ def export(
         if path.suffix == ".sh":
             path.chmod(0o755)
     return Exported(target, given, found, files, context, sizes[0], sizes[1], loss, measured)
+
+
+def _read(policy: str | PathLike[str] | Policy) -> Policy | None:
+    """What is to be exported; None is a method, which is sized when the model is known."""
+    if isinstance(policy, Policy):
+        return policy
+    return None if is_method(policy) else Policy.from_json(policy)
 
 
 def _folder(file: Path | None, out: str | PathLike[str] | None, target: Target) -> Path:

@@ -20,6 +20,20 @@ def listed(policies: PolicyLike | Sequence[PolicyLike]) -> tuple[PolicyLike, ...
     return tuple(policies)
 
 
+def is_method(given: str | PathLike[str]) -> bool:
+    """Whether this is a method's name, and neither a file nor a folder.
+
+    Raises:
+        PolicyError: it is none of the three.
+    """
+    name = fspath(given)
+    if Path(name).exists():
+        return False
+    if name not in METHODS and Path(name).suffix != ".json":
+        raise PolicyError(_unknown(name))
+    return name in METHODS
+
+
 def check_names(policies: Sequence[PolicyLike], *, sized: bool) -> None:
     """Mistakes that show before the model is loaded.
 

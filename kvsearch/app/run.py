@@ -59,9 +59,9 @@ class Run:
             context=context,
             say=shown.say,
         )
-        budget = in_both_units(self.loaded, options.budget_slots, options.budget_bytes)
+        budget = in_both_units(self.loaded.shape, options.budget_slots, options.budget_bytes)
         assert budget is not None, "`search` sets one of the two"
-        self.setting = sized_for(self.loaded, budget, context)
+        self.setting = sized_for(self.loaded.shape, budget, context)
         self.score_from = options.first_scored(budget.slots)
         at("window", self.setting)  # raises if the budget is too small for it
         if options.target is not None:

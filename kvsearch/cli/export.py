@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from kvsearch.cli.options import output_options, text_options
+from kvsearch.cli.options import budget_options, output_options, text_options
 from kvsearch.cli.output import print_json
 from kvsearch.errors import RunError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 )
 @click.option("--strict", is_flag=True, help="refuse anything but an exact mapping")
 @click.option("--force", is_flag=True, help="overwrite existing files")
+@budget_options("of a method")
 @click.option(
     "--model", help="whose shape counts, and for losses [default: that of the policy's run]"
 )
@@ -43,6 +44,8 @@ def command(
     out: Path | None,
     strict: bool,
     force: bool,
+    budget_slots: float | None,
+    budget_bytes: int | None,
     model: str | None,
     text: tuple[str, ...],
     dataset: str | None,
@@ -57,10 +60,12 @@ def command(
 ) -> None:
     """Write what a runtime needs to run POLICY, and say what it cannot do.
 
-    POLICY is a policy file, or a folder with one: a run folder's is its recommended policy.
+    POLICY is a policy file, or a folder with one: a run folder's is its recommended policy. It may
+    also be the name of a method (`kvsearch methods`), with --budget and --model.
     `kvsearch targets` lists the runtimes. `--to vectors` writes what a runtime of your own must
     compute under POLICY, and `--to optuna`, of a run folder, its trials for optuna-dashboard.
     """
+    from kvsearch.app.policies import is_method
     from kvsearch.export import OTHERS, find
     from kvsearch.policy import Policy
 
@@ -71,7 +76,8 @@ def command(
             from kvsearch.models.shared import policy_file
 
             policy = policy_file(str(policy))
-        Policy.from_json(policy)  # mistakes show before torch is loaded
+        if target in OTHERS or not is_method(policy):
+            Policy.from_json(policy)  # mistakes show before torch is loaded
     if target in OTHERS:
         files = _other(policy, target, out, force, prompt)
         if as_json:
@@ -88,6 +94,8 @@ def command(
         out,
         strict=strict,
         force=force,
+        budget_slots=budget_slots,
+        budget_bytes=budget_bytes,
         model=model,
         text=text or None,
         dataset=dataset,

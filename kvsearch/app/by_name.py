@@ -1,0 +1,44 @@
+"""A published method as a policy, sized by a model's shape: no weights, no text."""
+
+from kvsearch.app import importance, sensitivity
+from kvsearch.app.budget import in_both_units, sized_for
+from kvsearch.app.policies import check_names, resolve
+from kvsearch.errors import KvsearchError
+from kvsearch.policy import ModelShape, Policy
+
+
+def method(
+    name: str,
+    shape: ModelShape | None,
+    slots: float | None,
+    size: int | None,
+    *,
+    context: int,
+    prompt: int = 0,
+) -> Policy:
+    """The policy that `kvsearch eval` measures under this name.
+
+    Args:
+        name: of a method.
+        shape: the model's, or None where no model was named.
+        slots: budget in fp16 slots per layer.
+        size: in bytes per sequence, instead.
+        context: tokens of the stream that the budget is for.
+        prompt: of these, tokens that arrive in one call.
+
+    Raises:
+        KvsearchError: there is no model or budget, the budget is too small, or the method follows
+            what must be measured of the model.
+    """
+    check_names((name,), sized=slots is not None or size is not None)
+    if shape is None:
+        raise KvsearchError(f"method {name} is sized for a model: give --model")
+    if sensitivity.of_method(name) or importance.of_method(name):
+        raise KvsearchError(
+            f"method {name} follows what is measured of a model, and only `kvsearch run` writes "
+            "that into a policy; export the policy of a run"
+        )
+    (policy,) = resolve(
+        (name,), sized_for(shape, in_both_units(shape, slots, size), context, prompt)
+    )
+    return policy
