@@ -33,12 +33,12 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def heads(name: str, *, fast: bool) -> list[LayerState]:
+def heads(name: str, *, fast: bool, native: torch.dtype = torch.float64) -> list[LayerState]:
     """Of one layer."""
     given = dict(POLICIES[name])
     budgets = Budgets(kind="adakv", floor=given.pop("floor", 0.2))
     layers = layout(Policy(budgets=budgets, **given), SHAPE).layers
-    return [LayerState(x, packed=False, native=torch.float64, fast=fast) for x in layers]
+    return [LayerState(x, packed=False, native=native, fast=fast) for x in layers]
 
 
 def stream() -> list[torch.Tensor]:
@@ -52,7 +52,8 @@ def stream() -> list[torch.Tensor]:
 def replay(states: list[LayerState], cuts: list[int], cap: float | None) -> torch.Tensor:
     """Output of all tokens, given in pieces that end at `cuts`."""
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, T], strict=True)]
-    pieces = zip(*(x.split(sizes, 2) for x in stream()), strict=True)
+    native = states[0].native
+    pieces = zip(*(x.to(native).split(sizes, 2) for x in stream()), strict=True)
     return torch.cat([advance(states, *x, scale=0.3, softcap=cap) for x in pieces], 2)
 
 
@@ -87,5 +88,17 @@ def test_all_heads_at_once_hold_what_each_does_in_segments(
         got, replay(slow, cuts[:1] if "trigger" in POLICIES[name] else [], cap), rtol=0, atol=1e-9
     )
     assert len(found) > 2  # heads have unequal shares, which change
+    for one, other in zip(fast, slow, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", POLICIES)
+def test_in_16_bits_only_the_result_is_rounded(name: str, dtype: torch.dtype) -> None:
+    """As in segments: rounded probabilities would share the slots out otherwise."""
+    fast, slow = (heads(name, fast=f, native=dtype) for f in (True, False))
+    cuts = [61] if "trigger" in POLICIES[name] else []
+    got, want = (replay(states, cuts, 4.0) for states in (fast, slow))
+    torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
     for one, other in zip(fast, slow, strict=True):
         assert_same(one, other)

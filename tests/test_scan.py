@@ -48,9 +48,9 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def state(name: str, *, fast: bool) -> LayerState:
+def state(name: str, *, fast: bool, native: torch.dtype = torch.float64) -> LayerState:
     layer = layout(Policy(**POLICIES[name]), SHAPE).layers[0]
-    return LayerState(layer, packed=False, native=torch.float64, fast=fast)
+    return LayerState(layer, packed=False, native=native, fast=fast)
 
 
 def tokens(seed: int = 0, tokens: int = T) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -97,6 +97,17 @@ def test_fast_equals_segments_from_any_state(name: str, cuts: list[int], cap: fl
     got = replay(fast, tokens(), cuts, cap)
     want = replay(slow, tokens(), cuts[:1] if "trigger" in POLICIES[name] else [], cap)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+    assert_same(fast, slow)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", POLICIES)
+def test_in_16_bits_only_the_result_is_rounded(name: str, dtype: torch.dtype) -> None:
+    """Rounded probabilities, of which a row no longer adds up to 1, would evict other slots."""
+    fast, slow = (state(name, fast=f, native=dtype) for f in (True, False))
+    stream, cuts = tuple(x.to(dtype) for x in tokens()), [60] if "trigger" in POLICIES[name] else []
+    got, want = (replay(s, stream, cuts, 4.0) for s in (fast, slow))
+    torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
     assert_same(fast, slow)
 
 

@@ -44,7 +44,9 @@ class Places:
     """Slots of all heads of a layer, in no order.
 
     Attributes:
-        slots: keys and values `[2, H, S + c, D]`; the last `c` places are for the newest tokens.
+        slots: keys and values `[2, H, S + c, D]` in the type in which attention is computed; the
+            last `c` places are for the newest tokens.
+        native: the type of what the heads hold.
         alive: places that hold a slot `[H, S]`.
         born: arrival index of each slot's token `[H, S + c]` int64.
         scorer: of all heads: its sums are `[R, 1, H, S + c]`.
@@ -52,7 +54,7 @@ class Places:
         seen: tokens of the stream so far.
     """
 
-    def __init__(self, states: Sequence[LayerState]) -> None:
+    def __init__(self, states: Sequence[LayerState], kind: torch.dtype) -> None:
         first = states[0]
         assert isinstance(first.scorer, AttentionScorer) and first.layer.target is not None
         self.policy, self.target = first.layer.policy, first.layer.target
@@ -70,8 +72,9 @@ class Places:
             rows.append((k[0, 0], v[0, 0], born, state.scorer.sums[:, 0, 0]))
         self.before = [born for _, _, born, _ in rows]
         self._heads = torch.arange(len(states), device=rows[0][0].device).unsqueeze(1)
+        self.native = rows[0][0].dtype
         H, width = len(states), max(rows[0][0].shape[1], rows[0][1].shape[1])
-        self.slots = rows[0][0].new_zeros(2, H, self.c, width)
+        self.slots = rows[0][0].new_zeros(2, H, self.c, width, dtype=kind)
         self.alive = torch.zeros(H, 0, dtype=torch.bool, device=self.slots.device)
         self.born = torch.zeros(H, self.c, dtype=torch.int64, device=self.slots.device)
         self.sums = first.scorer.sums.new_zeros(len(first.scorer.sums), H, self.c)
@@ -117,11 +120,11 @@ class Places:
         if rule.alpha:
             held = self.alive.sum(1, keepdim=True)
             weights = weights * (held + 1 + own).float() ** rule.alpha
-        kind = torch.promote_types(probabilities.dtype, torch.float32)  # 16 bits hold no sums
+        kind = probabilities.dtype
         votes = (weights / group).to(kind).expand(len(self.held), c).repeat(1, group).unsqueeze(1)
         decays = rule.kind == "decay" and rule.horizon is not None
         carry = (1 - 1 / rule.horizon) ** c if decays and rule.horizon else 1.0
-        self.sums[0].mul_(carry).add_((votes @ probabilities.to(kind)).squeeze(1))
+        self.sums[0].mul_(carry).add_((votes @ probabilities).squeeze(1))
         self.seen += c
         self.born[:, -c:] = own + (self.seen - c)
 
@@ -176,7 +179,8 @@ class Places:
             origin = torch.where(
                 born < start, torch.searchsorted(old, born), born - start + len(old)
             )
-            k, v = (self.slots[i, h, order, :d][None, None] for i, d in enumerate(dims))
+            held = self.slots[:, h, order].to(self.native)
+            k, v = (x[None, None, :, :d] for x, d in zip(held, dims, strict=True))
             pools = pools_of_ages(state.layer, n, k.device)
             state.store.hold(k, v, pools, origin[None, None], came)  # type: ignore[attr-defined]
             scorer.sums = self.sums[:, h, order][:, None, None]
@@ -214,7 +218,8 @@ def run(
     Returns:
         Attention output `[1, Hq, M, Dv]`.
     """
-    q, k, v = (torch.cat([part[i][0] for part in parts]) for i in range(3))
+    kind = torch.promote_types(parts[0][0].dtype, torch.float32)  # as attention is computed
+    q, k, v = (torch.cat([part[i][0] for part in parts]).to(kind) for i in range(3))
     c, G, dims = states[0].layer.policy.interval, len(q) // len(k), (k.shape[2], v.shape[2])
     width = max(dims)
     queries = intervals(wide(q * scale, width), c)
@@ -222,12 +227,12 @@ def run(
     fresh = intervals(torch.stack([wide(k, width), wide(v, width)]), c)
     kept, low = fresh, [x for x in ready if x is not None]
     if low:
-        both = [torch.cat([x[i][0] for x in low]) for i in range(2)]
+        both = [torch.cat([x[i][0] for x in low]).to(kind) for i in range(2)]
         kept = intervals(torch.stack([wide(x, width) for x in both]), c)
     own = torch.arange(c, device=q.device)
     future = torch.zeros(c, c, dtype=q.dtype, device=q.device)
     future.masked_fill_(own > own.unsqueeze(-1), float("-inf"))
-    places, out = Places(states), torch.empty_like(queries)
+    places, out = Places(states, kind), torch.empty_like(queries)
     for query, new, held, result in zip(queries, fresh, kept, out, strict=True):
         keys, values = places.slots
         places.slots[:, :, -c:] = new

@@ -2,7 +2,7 @@
 
 Until the cache is full a compaction does one thing: it quantises the interval's keys and values.
 So a row sees quantised keys everywhere except in its own interval, where they are still in 16 bits;
-those are a diagonal of small blocks, computed apart.
+those are a diagonal of small blocks, computed apart. Attention over 16 bits is computed in fp32.
 """
 
 import torch
@@ -41,20 +41,22 @@ def run(
     B, Hq, M, D = q.shape
     H, V, n = k.shape[1], v.shape[3], store.n
     G = Hq // H
+    kind = torch.promote_types(q.dtype, torch.float32)
     ks, vs = quantised or (k, v)
     if n:
         ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
+    ks, vs = ks.to(kind), vs.to(kind)
     out = q.new_empty(B, Hq, M, V)
     rolls = scorer.blocks > 1  # partial sums of several intervals are kept apart
     step = c if rolls else max(1, ROWS // c) * c
     for start in range(0, M, step):
         rows = slice(start, min(start + step, M))
         R, N = rows.stop - start, n + rows.stop
-        part = (q[:, :, rows] * scale).reshape(B * H, G * R, D)
+        part = (q[:, :, rows].to(kind) * scale).reshape(B * H, G * R, D)
         s = part @ ks[:, :, :N].reshape(B * H, N, D).transpose(-1, -2)
         own = s.view(B * H, G, R, N)[..., N - R :]
         if quantised is not None:
-            residual = k[:, :, rows].reshape(B * H, 1, R // c, c, D)
+            residual = k[:, :, rows].to(kind).reshape(B * H, 1, R // c, c, D)
             _diagonal(own, c).copy_(part.view(B * H, G, R // c, c, D) @ residual.transpose(-1, -2))
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
@@ -72,9 +74,8 @@ def run(
         weights = scorer.row_weights(N - left, left % c)
         if scorer.forgets and not rolls:
             weights = torch.zeros_like(weights)  # a compaction forgets all before it
-        kind = torch.promote_types(p.dtype, torch.float32)  # a sum over rows does not fit 16 bits
         votes = (weights / G).to(kind).repeat(G).expand(B, H, 1, G * R)
-        scorer.add((votes @ p.view(B, H, G * R, N).to(kind)).squeeze(2), state.seen, R)
+        scorer.add((votes @ p.view(B, H, G * R, N)).squeeze(2), state.seen, R)
         state.seen += R
         if rolls:
             scorer.keep(None)

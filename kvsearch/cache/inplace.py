@@ -4,6 +4,7 @@ The first `target` slots hold what was kept, in any order; the last `interval` s
 tokens until their compaction. It drops as many tokens as are new, and survivors among the new are
 written over the dropped: a few rows instead of the whole cache. Everything that the loop touches is
 laid out before it, because at short intervals the number of small operations is what it costs.
+Attention over 16 bits is computed in fp32, in which torch's operations want everything laid out.
 """
 
 import torch
@@ -48,7 +49,14 @@ def run(
     before = victims.born[..., :n].clone()
     own = torch.arange(c, device=q.device)
     weights = scorer.row_weights(n + 1 + own, c - 1 - own)
-    out = _loop(slots, victims, wide(q, D), (k, v), quantised, weights, scale, softcap, state.impls)
+    given = wide(q, D), (k, v), quantised, c, scale
+    fed = _fed(*given, q.dtype)
+    out = _one_launch(slots, victims, fed, weights, softcap, state.impls)
+    if out is None:
+        kind = torch.promote_types(q.dtype, torch.float32)
+        if kind is not q.dtype:
+            slots, fed = slots.to(kind), _fed(*given, kind)
+        out = _loop(slots, victims, fed, weights, softcap)
     order = victims.leave()
     born = victims.born[..., :n].gather(-1, order)
     came = torch.where(
@@ -56,72 +64,92 @@ def run(
     )  # births rise with slots
     state.seen += M
     pools = pools_of_ages(layer, n, q.device)
-    keys, values = (gather(x, order) for x in slots)
+    keys, values = (gather(x, order).to(k.dtype) for x in slots)
     store.hold(keys[..., :key_dim], values[..., :value_dim], pools, came, M)
     state.impls[scored_attention.name] = "inplace"
     out = out.view(-1, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
     return out[..., :value_dim]
 
 
+def _fed(
+    q: Tensor, new: tuple[Tensor, Tensor], quantised: tuple[Tensor, Tensor] | None, c: int,
+    scale: float, kind: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """A call's tokens by interval, in the type `kind`.
+
+    Args:
+        q: queries `[B, Hq, M, D]`.
+        new: keys and values of the tokens.
+        quantised: what their tier will read back, or None.
+        c: tokens of an interval.
+        scale: factor on the dot products.
+        kind: type of what is returned.
+
+    Returns:
+        Scaled queries `[J, B * H, Hq / H * c, D]`, keys and values `[J, 2, B, H, c, D]`, and the
+        same as their tier keeps them.
+    """
+    (B, Hq, M, D), H = q.shape, new[0].shape[1]
+    J = M // c
+    queries = q.new_empty(J, B * H, Hq // H * c, D, dtype=kind)
+    torch.mul(
+        q.unflatten(2, (J, c)).movedim(2, 0).to(kind), scale, out=queries.view(J, B, Hq, c, D)
+    )
+    fresh = intervals(torch.stack([wide(x, D) for x in new]).to(kind), c)
+    if quantised is None:
+        return queries, fresh, fresh
+    return queries, fresh, intervals(torch.stack([wide(x, D) for x in quantised]).to(kind), c)
+
+
+def _one_launch(
+    slots: Tensor, victims: Victims, fed: tuple[Tensor, Tensor, Tensor], weights: Tensor,
+    softcap: float | None, ran: Ran,
+) -> Tensor | None:  # fmt: skip
+    """`_loop` where a kernel does it all, which `ran` is told; None where there is none."""
+    J, _, rows, _ = fed[0].shape
+    how = victims.evictions(J, softcap)
+    if how is None:
+        return None
+    of = (slots, victims.sums[0], victims.born, *fed, weights / (rows // victims.c), how)
+    impl = evict_in_place.pick(*of)
+    if impl == "reference":  # what follows is faster than that
+        return None
+    ran[evict_in_place.name], victims.seen = impl, how.seen + J * victims.c
+    return evict_in_place.again(impl, *of)
+
+
 def _loop(
-    slots: Tensor,
-    victims: Victims,
-    q: Tensor,
-    new: tuple[Tensor, Tensor],
-    quantised: tuple[Tensor, Tensor] | None,
-    weights: Tensor,
-    scale: float,
+    slots: Tensor, victims: Victims, fed: tuple[Tensor, Tensor, Tensor], weights: Tensor,
     softcap: float | None,
-    ran: Ran,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Interval after interval: attend, vote, and write survivors over the dropped.
 
     Args:
         slots: keys and values `[2, B, H, n + c, D]`.
         victims: picks who goes.
-        q: queries `[B, Hq, M, D]`.
-        new: keys and values of the tokens.
-        quantised: what their tier will read back, or None.
+        fed: see `_fed`; of the type of `slots`.
         weights: of the rows of an interval in the votes `[c]`.
-        scale: factor on the dot products.
         softcap: bound of the products, if the model has one.
-        ran: told if a kernel did it all in one launch.
 
     Returns:
         Attention output by interval `[J, B * H, Hq / H * c, D]`.
     """
+    queries, fresh_ones, kept = fed
     _, B, H, S, D = slots.shape
-    Hq, M, c, V = q.shape[1], q.shape[2], victims.c, victims.sums.shape[2]
-    n, J, G, voters = S - c, M // c, Hq // H, Hq // V
-    queries, out = (q.new_empty(J, B * H, G * c, D) for _ in range(2))
-    torch.mul(q.unflatten(2, (J, c)).movedim(2, 0), scale, out=queries.view(J, B, Hq, c, D))
-    fresh_ones = intervals(torch.stack([wide(x, D) for x in new]), c)
-    kept = fresh_ones
-    if quantised is not None:
-        kept = intervals(torch.stack([wide(x, D) for x in quantised]), c)
-    if one_by_one.serves(victims, q):
+    J, c, V = len(queries), victims.c, victims.sums.shape[2]
+    n, G = S - c, queries.shape[2] // c
+    voters = H * G // V
+    if one_by_one.serves(victims, queries[0].view(B, H * G, c, D)):
         more = fresh_ones, kept, float(weights), softcap
         return one_by_one.run(slots, victims, queries, *more)
-    how = victims.evictions(J, softcap)
-    if how is not None:
-        of = (slots, victims.sums[0], victims.born, queries, fresh_ones, kept, weights / G, how)
-        impl = evict_in_place.pick(*of)
-        if impl != "reference":  # what follows is faster than that
-            ran[evict_in_place.name], victims.seen = impl, how.seen + M
-            return evict_in_place.again(impl, *of)
+    out = torch.empty_like(queries)
     keys, values = slots.view(2, B * H, S, D)
-    first = torch.arange(0, 2 * B * H * S, S, device=q.device).view(2, B, H, 1)
-    own = torch.arange(c, device=q.device)
-    votes = (
-        (weights / voters)
-        .to(torch.promote_types(q.dtype, torch.float32))
-        .repeat(voters)
-        .expand(B * V, 1, -1)
-        .contiguous()
-    )
-    future = torch.zeros(c, c, dtype=q.dtype, device=q.device)
+    first = torch.arange(0, 2 * B * H * S, S, device=slots.device).view(2, B, H, 1)
+    own = torch.arange(c, device=slots.device)
+    votes = (weights / voters).to(queries.dtype).repeat(voters).expand(B * V, 1, -1).contiguous()
+    future = torch.zeros(c, c, dtype=queries.dtype, device=slots.device)
     future.masked_fill_(own > own.unsqueeze(-1), float("-inf"))
-    s = q.new_empty(B * H, G * c, S)
+    s = queries.new_empty(B * H, G * c, S)
     s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
     transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
 
@@ -143,7 +171,7 @@ def _loop(
 
     captured = turns.serves(out.device, J)
     if captured:  # then the tokens seen are counted where a replay counts them
-        victims.seen = torch.full((), int(victims.seen), device=q.device)
+        victims.seen = torch.full((), int(victims.seen), device=slots.device)
     turns.repeat(turn, (queries, fresh_ones, kept), out, captured)
     return out
 
