@@ -120,6 +120,34 @@ def test_what_needs_no_model_is_said_before_one_is_loaded(
     assert [f.name for f in tmp_path.iterdir()] == ["p.json"]
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", "--out", ""],
+        ["run", "--config", "run.yaml"],
+        ["run", "--config", ""],
+        ["adapt", "anllm-ep", "--out", ""],
+        ["prune", "kvpruner-l1-20", "--out", ""],
+        ["push", "p.json", "-o", ""],
+        ["push", ""],
+        ["export", "p.json", "-o", ""],
+        ["eval", "full", "--nll-out", ""],
+        ["report", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_name_is_not_the_current_folder(
+    argv: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.json").write_text('{"slots": 64}')
+    (tmp_path / "run.yaml").write_text("out: ''\n")
+    monkeypatch.setattr("kvsearch.app.inputs.load_model", None)  # nothing may get that far
+    code, out, err = call(argv, capsys)
+    assert code == 2 and "the name is empty" in err and out == "" and err.count("\n") == 1
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["p.json", "run.yaml"]
+
+
 def stopped(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 

@@ -286,6 +286,7 @@ def test_kernels_are_compiled_before_anything_is_measured(
         (["adapt", "h2o", "--out", "o", "--budget-bytes", "9" * 400], "at most 2^60, got 999"),
         (["run", "--budget", "4000"], "raise --context or lower --budget"),
         (["run", "--dataset", "wikitext3"], "did you mean"),
+        (["run", "--dataset", ""], "unknown dataset ''"),
         (["eval", "laccache", "--budget", "64"], "did you mean 'lacache'"),
         (["eval", "h2o"], "give --budget"),
         (["eval", "nothing.json"], "cannot read policy file"),

@@ -107,9 +107,9 @@ def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:
 
 def source(files: tuple[TextLike, ...], dataset: str | None, say: Say) -> Source:
     """The text asked for; without any, the built-in one, and says so."""
-    if files and dataset:
+    if files and dataset is not None:
         raise TextError("give --text or --dataset, not both")
-    if dataset:
+    if dataset is not None:
         found = read_dataset(dataset, announce=say)
     else:
         found = read_files(files) if files else builtin()

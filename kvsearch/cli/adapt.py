@@ -5,15 +5,13 @@ from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import budget_options, model_options, output_options, text_options
+from kvsearch.cli.options import PLACE, budget_options, model_options, output_options, text_options
 from kvsearch.cli.output import print_json
 
 
 @click.command("adapt")
 @click.argument("policy", metavar="NAME_OR_FILE")
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="folder of the trained model"
-)
+@click.option("--out", type=PLACE, required=True, help="folder of the trained model")
 @model_options
 @text_options
 @click.option(

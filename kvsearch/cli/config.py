@@ -13,7 +13,7 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from kvsearch.cli.options import F
+from kvsearch.cli.options import PLACE, F
 from kvsearch.errors import KvsearchError, nearest
 from kvsearch.yaml_file import kind, read_mapping
 
@@ -25,7 +25,7 @@ def config_option(f: F) -> F:
     """Options from a file."""
     return click.option(
         "--config",
-        type=click.Path(path_type=Path),
+        type=PLACE,
         metavar="FILE.yaml",
         is_eager=True,
         expose_value=False,

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from kvsearch.cli.options import (
+    PLACE,
     batch_option,
     budget_options,
     model_options,
@@ -34,7 +35,7 @@ from kvsearch.cli.output import print_json
 @batch_option
 @click.option(
     "--nll-out",
-    type=click.Path(path_type=Path),
+    type=PLACE,
     metavar="FILE.parquet",
     help="per-token NLL: policy, window, pos, token, nll",
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from kvsearch.cli.options import budget_options, output_options, text_options
+from kvsearch.cli.options import PLACE, budget_options, output_options, text_options
 from kvsearch.cli.output import print_json
 from kvsearch.errors import RunError
 
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("policy", type=click.Path(path_type=Path))
+@click.argument("policy", type=PLACE)
 @click.option("--to", "target", default="transformers", show_default=True, help="runtime")
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="folder [default: beside the policy]"
-)
+@click.option("-o", "--out", type=PLACE, help="folder [default: beside the policy]")
 @click.option("--strict", is_flag=True, help="refuse anything but an exact mapping")
 @click.option("--force", is_flag=True, help="overwrite existing files")
 @budget_options("of a method")

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import output_options
+from kvsearch.cli.options import PLACE, output_options
 from kvsearch.cli.output import print_json
 
 
 @click.command("init")
-@click.argument("file", type=click.Path(path_type=Path), default="run.yaml")
+@click.argument("file", type=PLACE, default="run.yaml")
 @click.option("--force", is_flag=True, help="replace a file that is there")
 @output_options
 def command(file: Path, force: bool, as_json: bool, quiet: bool) -> None:

@@ -34,6 +34,22 @@ class Option(click.Option):
             self.opts, self.secondary_opts = opts, secondary
 
 
+class Place(click.Path):
+    """A file or folder by its name.
+
+    Without a name it would be the current folder: so says `pathlib`, and nobody means it.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A `Path`."""
+        if value == "":
+            self.fail("the name is empty; the current folder is called .", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PLACE = Place(path_type=Path)
+
+
 def model_options(f: F) -> F:
     """Which model, where."""
     f = click.option(
@@ -111,7 +127,7 @@ def sensitivity_option(f: F) -> F:
     """What methods with measured layer budgets are built from."""
     return click.option(
         "--sensitivity",
-        type=click.Path(path_type=Path),
+        type=PLACE,
         metavar="FILE",
         help="sensitivity.json of a run on this model [default: measured if a method needs it]",
     )(f)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import output_options
+from kvsearch.cli.options import PLACE, output_options
 from kvsearch.cli.output import print_json
 
 
 @click.command("push")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=PLACE)
 @click.argument("repository", required=False)
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="a folder instead of the hub")
+@click.option("-o", "--out", type=PLACE, help="a folder instead of the hub")
 @click.option("--model", help="of the policy, where it lies in no run")
 @click.option("--private", is_flag=True, help="a private repository")
 @click.option("--force", is_flag=True, help="overwrite existing files of the folder")

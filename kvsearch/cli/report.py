@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import output_options
+from kvsearch.cli.options import PLACE, output_options
 from kvsearch.cli.output import print_json
 
 
 @click.command("report")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=PLACE)
 @output_options
 def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
     """Rebuild the report, the plots and the tables of a run from its records."""

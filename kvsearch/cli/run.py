@@ -7,6 +7,7 @@ import click
 
 from kvsearch.cli.config import Configured, config_option
 from kvsearch.cli.options import (
+    PLACE,
     Option,
     batch_option,
     budget_options,
@@ -133,9 +134,7 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 @click.option(
     "--bench/--no-bench", default=True, show_default=True, help="measure decode speed at the end"
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="folder of the run [default: runs/...]"
-)
+@click.option("--out", type=PLACE, help="folder of the run [default: runs/...]")
 @output_options
 def command(
     budget_slots: float | None,

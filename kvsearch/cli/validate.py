@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import output_options
+from kvsearch.cli.options import PLACE, output_options
 from kvsearch.cli.output import print_json
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=PLACE)
 @output_options
 def command(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     """Check policy (.json) and search space (.yaml) files; of each the first mistake is named."""
