@@ -142,6 +142,7 @@ HEAD = "version: 1\nname: x\naxes:\n"
         (HEAD + "  sinks: {choice: [4], colour: red}", "axes.sinks.colour"),
         (HEAD + "  group: {choice: [64], when: {tiers: k4v4}}", "is not an earlier axis"),
         ("version: 3\nname: x\naxes: {}", "version"),
+        ("version: true\nname: x\naxes: {}", "field version: expected a number"),
         (HEAD + "  sinks: {int: [0, 8, 0]}", "axes.sinks: step 0 must be at least 1"),
         (HEAD + "  sinks: {int: [0, 8], log: true}", "axes.sinks: log needs numbers above 0"),
         (HEAD + "  sinks: {choice: [0, 4, 4.0]}", "axes.sinks: choice names 4.0 twice"),

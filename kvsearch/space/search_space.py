@@ -39,6 +39,8 @@ class SearchSpace(Frozen):
         """Read earlier spaces by today's names of knobs."""
         if not isinstance(data, dict) or data.get("version") not in (1, 2):
             return data
+        if data["version"] is True:  # which equals 1; the field refuses it
+            return data
         axes, forbid = data.get("axes"), data.get("forbid")
         if not isinstance(axes, dict) or not isinstance(forbid or [], list):
             return data
