@@ -71,6 +71,9 @@ def measure(
     ]  # fmt: skip
     measurement = _Measurement(executor, folder, todo, windows, progress)
     measurement.drive()
+    for start, key in folder.pieces(part):  # a kill can come when the record is whole
+        if start < windows and key in keyed and key not in measurement.failures:
+            folder.drop_nll(f"{part}.{start}", key)
     if full in measurement.failures:
         raise RunError(f"the full cache cannot be evaluated: {measurement.failures[full]}")
     return measurement.failures

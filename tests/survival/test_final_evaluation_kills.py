@@ -118,6 +118,19 @@ def test_evaluators_share_the_windows_of_a_policy_and_a_kill_keeps_those_that_ar
     folder.close()
 
 
+def test_pieces_that_a_kill_left_beside_the_whole_record_go(tmp_path: Path) -> None:
+    folder, log = RunFolder(tmp_path / "run"), tmp_path / "log"
+    about = {"seconds": 1.0, "bytes_resident": 0}
+    folder.save_nll("report", KEY, nll(OTHER, 4, 512), about)
+    for first in (1, 2, 3, 4):  # the last one is beyond the record, and may be needed
+        folder.save_nll(f"report.{first}", KEY, nll(OTHER, 1, 512, first), about)
+    inline = Inline(Session(Toy(log, 0.0)))
+    assert measure(inline, folder, "report", [OTHER], SETTING, windows=4, first=3) == {}
+    assert not log.exists()
+    assert folder.pieces("report") == [(4, KEY)]
+    folder.close()
+
+
 class Stops(Session):
     """Raises at its first job."""
 
