@@ -5,6 +5,7 @@ aside, nothing is deleted. A damaged line in the middle is an error.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from kvsearch.errors import RunError
 from kvsearch.files import append_line, write_atomic
-from kvsearch.frozen import first_error
+from kvsearch.frozen import MOST, first_error, has_half
 from kvsearch.knobs import modern
 from kvsearch.policy import Policy
 from kvsearch.records import Trial, modern_kind, plain
 
 _TRIALS = TypeAdapter(Trial)
+MOST_TRIALS = 1_000_000  # Optuna's study has a trial for every number up to the largest
 
 
 class Journal:
@@ -87,6 +89,10 @@ class Journal:
 def _trial(data: Any) -> Trial:
     if not isinstance(data, dict):
         raise TypeError("no trial")
+    _require_plain(data)
+    for name, value in data.items():
+        if isinstance(value, bool):  # which would count as 0 or 1
+            raise TypeError(f"field {name}: neither true nor false")
     # rungs were (tokens, dNLL) once; nothing that reads an old folder needs those
     rungs = tuple((int(r[0]), int(r[1]), float(r[2])) for r in data.get("rungs", ()) if len(r) == 3)
     today = {
@@ -96,5 +102,18 @@ def _trial(data: Any) -> Trial:
         "rungs": rungs,
     }
     trial = Trial(**{**data, **today})
-    _TRIALS.validate_python(trial.__dict__)
+    trial = _TRIALS.validate_python(trial.__dict__)
+    if abs(trial.number) > MOST_TRIALS:
+        raise ValueError(f"field number: there are at most {MOST_TRIALS} trials")
     return trial
+
+
+def _require_plain(value: Any) -> None:
+    """Refuse values that JSON lets through and no table or number type of 64 bits holds."""
+    if isinstance(value, dict | list):
+        for v in [*value, *value.values()] if isinstance(value, dict) else value:
+            _require_plain(v)
+    elif isinstance(value, str) and has_half(value):
+        raise ValueError("half of a character")
+    elif isinstance(value, int | float) and not (math.isfinite(value) and abs(value) <= MOST):
+        raise ValueError(f"no number of a trial is {value:.6g}")

@@ -17,6 +17,8 @@ from conftest import outcomes, start
 import kvsearch
 from kvsearch.errors import RunError
 from kvsearch.files import append_line, write_atomic
+from kvsearch.policy import Policy
+from kvsearch.records import Trial, plain
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.journal import Journal
 
@@ -62,6 +64,30 @@ def test_a_line_that_is_no_trial_is_named(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "trials.jsonl").write_bytes(line + b"\n")
     with pytest.raises(RunError, match="line 1 is damaged"):
         Journal(tmp_path / "trials.jsonl").read()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("number", "true"),
+        ("number", "1" + 30 * "0"),
+        ("number", "1000000000"),  # Optuna would be given so many trials
+        ("nll", "1e999"),
+        ("dnll", "NaN"),
+        ("bytes_peak", str(2**63)),
+        ("speed", "1" + 30 * "0"),
+        ("name", '"\\ud83d"'),
+        ("params", '{"interval": 1e999}'),
+        ("params", '{"\\ud83d": 1}'),
+    ],
+)
+def test_a_value_that_no_table_holds_is_named(field: str, value: str, tmp_path: Path) -> None:
+    file, done = tmp_path / "trials.jsonl", Trial(3, "x", "full", "complete", Policy(), "0f")
+    line = json.dumps({**plain(done), field: "here"}).replace('"here"', value)
+    file.write_text(json.dumps(plain(done)) + "\n" + line + "\n")
+    with pytest.raises(RunError, match=r"line 2 is damaged \(.*\); mend or remove it") as error:
+        Journal(file).read()
+    str(error.value).encode()  # to be printed
 
 
 @pytest.mark.parametrize("left", [b"PAR1", None], ids=["damaged", "missing"])
