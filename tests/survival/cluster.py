@@ -9,6 +9,6 @@ from kvsearch.search.executors.cluster import Cluster
 
 if __name__ == "__main__":
     ray = Cluster("local", 4)
-    print(ray.ray.get_runtime_context().gcs_address, flush=True)
+    print(ray.ray.get_runtime_context().gcs_address, file=sys.__stdout__, flush=True)
     sys.stdin.read()
     ray.close()

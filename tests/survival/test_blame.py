@@ -9,6 +9,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import start
@@ -231,6 +232,21 @@ def test_a_killed_driver_of_ray_leaves_no_process_and_its_folder_goes_on(
     cluster._remove_stale_folders()
     assert not left.exists()
     shutil.rmtree(room)
+
+
+def test_what_ray_prints_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "require_ray", lambda: None)
+    init, end = (lambda address, **how: print("(raylet)")), (lambda: print("A worker died"))
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=end)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    found = cluster.Cluster("somewhere", 1)
+    print("A worker died")  # a thread of Ray, while actors work
+    ray.is_initialized = lambda: True
+    found.close()
+    print("result")
+    assert capsys.readouterr().out == "result\n"
 
 
 def test_only_folders_of_dead_drivers_are_swept(

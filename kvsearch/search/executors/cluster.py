@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -44,6 +45,7 @@ class Cluster:
 
         self.ray: Any = ray
         self._mine, self._folder = not ray.is_initialized(), ""
+        self._aside = contextlib.ExitStack()
         if self._mine:
             self._connect(address, cpus)
 
@@ -55,6 +57,7 @@ class Cluster:
         """Leave; a cluster started here ends."""
         if self._mine and self.ray.is_initialized():
             self.ray.shutdown()
+        self._aside.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._lock.release()
@@ -69,6 +72,8 @@ class Cluster:
             how |= {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": self._folder}
             # by default Ray runs its workers at a lower priority (nice 15)
             how |= {"object_store_memory": _STORE, "_system_config": {"worker_niceness": 0}}
+        # Ray prints on stdout that an actor was killed, and stdout is for results
+        self._aside.enter_context(contextlib.redirect_stdout(sys.stderr))
         ours = signal.getsignal(signal.SIGTERM)
         try:
             self.ray.init(address=address, **how)
