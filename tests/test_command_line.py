@@ -10,11 +10,14 @@ from typing import Any
 
 import click
 import pytest
+import torch
 
 from kvsearch.app import evaluators
 from kvsearch.cli import COMMANDS, main
 from kvsearch.cli.output import print_json
-from kvsearch.errors import KvsearchError, RunError
+from kvsearch.errors import KvsearchError, ModelError, RunError
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models import load_model
 from kvsearch.policy import Channels, Policy
 from kvsearch.search.executors import cluster
 
@@ -146,6 +149,14 @@ def test_an_empty_name_is_not_the_current_folder(
     code, out, err = call(argv, capsys)
     assert code == 2 and "the name is empty" in err and out == "" and err.count("\n") == 1
     assert sorted(f.name for f in tmp_path.iterdir()) == ["p.json", "run.yaml"]
+
+
+def test_a_model_that_gives_nan_is_called_that(tiny_folder: Path) -> None:
+    loaded = load_model(str(tiny_folder), device="cpu")
+    with torch.no_grad():
+        next(loaded.model.parameters()).fill_(torch.nan)
+    with pytest.raises(ModelError, match="logits are not finite: its weights are damaged"):
+        Evaluator(loaded)
 
 
 def stopped(*_: Any, **__: Any) -> None:

@@ -44,6 +44,11 @@ class Head:
         with torch.inference_mode():
             mine = self.logits(self.body(ids, use_cache=False).last_hidden_state)
             theirs = self.model(ids, use_cache=False).logits.float()
+        if not theirs.isfinite().all():
+            raise ModelError(
+                "the model's logits are not finite: its weights are damaged, or too large for this "
+                "dtype (--dtype float32 holds the most)"
+            )
         if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
             raise ModelError(
                 f"{type(self.model).__name__} computes its logits in a way kvsearch does not know"
