@@ -17,6 +17,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from kvsearch.errors import RunError
 from kvsearch.knobs import Value
 from kvsearch.records import Trial
 from kvsearch.space import Axis, SearchSpace
@@ -111,7 +112,11 @@ class Study:
                 self._kept[t.number] = t
 
     def restore(self, trials: list[Trial]) -> None:
-        """Bring back trials of an earlier process, running ones included, in order of number."""
+        """Bring back trials of an earlier process, running ones included, in order of number.
+
+        Raises:
+            RunError: a trial has values that this space or these objectives do not have.
+        """
         for t in sorted(trials, key=lambda t: t.number):
             if t.number < 0:
                 continue
@@ -124,7 +129,14 @@ class Study:
             if t.state == "running":
                 self.ask(t.params)
                 continue
-            self._study.add_trial(self._frozen(t))
+            try:
+                self._study.add_trial(self._frozen(t))
+            except (KeyError, ValueError) as e:
+                why = f"no axis {e}" if isinstance(e, KeyError) else str(e)
+                raise RunError(
+                    f"trial {t.number} in trials.jsonl is none of this run's ({why:.200}); mend or "
+                    "remove its lines"
+                ) from e
             self._kept[t.number] = t
 
     def _frozen(self, t: Trial) -> optuna.trial.FrozenTrial:

@@ -3,12 +3,14 @@
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import ends
 from toy import FROM, GROWN, SETTING, SHAPE, Session, Toy, kills_late, nll, task
 
+from kvsearch.errors import RunError
 from kvsearch.policy import Policy
 from kvsearch.records import Trial
 from kvsearch.search import growing
@@ -237,3 +239,15 @@ def test_a_study_that_was_brought_up_to_date_is_the_one_made_anew(tmp_path: Path
         assert (a.number, a.state, a.values, a.params) == (b.number, b.state, b.values, b.params)
         assert (a.user_attrs, a.system_attrs) == (b.user_attrs, b.system_attrs)
         assert a.distributions == b.distributions
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [({"params": {"colour": "blue"}}, "no axis 'colour'"), ({"speed": 3.0}, "3 values")],
+)
+def test_a_trial_that_is_none_of_this_run_is_named(found: dict[str, Any], why: str) -> None:
+    what = task(30, "random", growing=True)
+    done = Trial(0, "x", "searched", "complete", Policy(), "0f", dnll=0.1, bytes_peak=40, **found)
+    study = Study(what.space, what.sampler, what.seed, SETTING.budget_bytes)
+    with pytest.raises(RunError, match=rf"trial 0 in trials\.jsonl is none of this run's .*{why}"):
+        study.renew([done])
