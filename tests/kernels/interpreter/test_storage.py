@@ -12,6 +12,7 @@ from kvsearch_kernels.quantize_kv import (
     fake_quantize,
     quantize_kv,
 )
+from kvsearch_kernels.repack_kv import NewPool, takes
 from kvsearch_kernels.settle_kv import settle_kv
 
 FORMATS = [
@@ -163,3 +164,11 @@ def test_settling_encodes_only_where_slots_change_their_tier(monkeypatch):
     assert len(encoded) == 2, "keys and values in one program of four"
     for new, old in zip(out, (k, v), strict=True):
         assert (new != old).any(-1).flatten().nonzero().tolist() == [[20]]
+
+
+def test_more_places_than_32_bits_count_are_refused():
+    x = torch.zeros(1, 1, 1, 128).half().expand(1, 1, 1 << 24, 128)
+    for held, reason in ((x, "at most 2147483647"), (x[:, :, :-1], None)):
+        pool = NewPool(torch.arange(4), [Part(held, held)], 0, (None, None))
+        found = takes.why_not([pool], dtype=x.dtype, native=x.dtype)
+        assert found == reason or (reason and reason in found)
