@@ -159,6 +159,13 @@ def test_a_model_that_gives_nan_is_called_that(tiny_folder: Path) -> None:
         Evaluator(loaded)
 
 
+def test_entries_that_a_model_hides_are_no_damage(tiny_folder: Path) -> None:
+    loaded = load_model(str(tiny_folder), device="cpu")
+    hide = lambda module, given, out: out.index_fill(-1, torch.tensor([0]), -torch.inf)  # noqa: E731
+    loaded.model.get_output_embeddings().register_forward_hook(hide)
+    Evaluator(loaded)
+
+
 def stopped(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 

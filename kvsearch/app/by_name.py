@@ -35,8 +35,8 @@ def method(
         raise KvsearchError(f"method {name} is sized for a model: give --model")
     if sensitivity.of_method(name) or importance.of_method(name):
         raise KvsearchError(
-            f"method {name} follows what is measured of a model, and only `kvsearch run` writes "
-            "that into a policy; export the policy of a run"
+            f"method {name} follows what `kvsearch run` measures of a model; export the policy of "
+            "a run"
         )
     (policy,) = resolve(
         (name,), sized_for(shape, in_both_units(shape, slots, size), context, prompt)

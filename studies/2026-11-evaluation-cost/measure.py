@@ -1,11 +1,12 @@
 """What an exact evaluation costs, and how exact it is, on the real default model.
 
-    python studies/2026-11-evaluation-cost/measure.py [--exact|--products|--slices|--loop|--choose]
+    python studies/2026-11-evaluation-cost/measure.py [--exact|--half|--products|--slices|...]
 
 Cost: CPU seconds of one thread for `Evaluator.quality`, divided by those of one plain full-cache
 forward of the same tokens with the same head, in interleaved pairs; the median pair is kept.
 CPU seconds, because wall seconds of a shared machine measure its other users. Exactness: largest
-per-token difference between the one-pass replay and a deployed cache filled token by token.
+per-token difference between the one-pass replay and a deployed cache filled token by token; half:
+the same in bfloat16, of five policies, with the mean size.
 Products: CPU seconds with all products of weights by MKL, and with all large ones by oneDNN,
 divided by those as kvsearch chooses on this processor.
 Slices: CPU seconds with logits of 512 tokens at a time, divided by those with as many as it is.
@@ -60,25 +61,31 @@ COSTED: dict[str, dict[str, Value]] = {
 }
 
 
+HALF = ("full", "int4", "h2o", "h2o-cache", "xmu")
+
+
 @click.command()
 @click.option("--context", multiple=True, type=int, default=(2048, 8192))
 @click.option("--pairs", default=3, show_default=True)
 @click.option("--text", default=None, help="FILE or FILE:START-END; default: the built-in corpus")
 @click.option("--only", multiple=True, help="a policy by its name; repeatable [default: all]")
 @click.option("--exact", is_flag=True, help="also compare with token by token (minutes)")
+@click.option("--half", is_flag=True, help="compare with token by token in bfloat16 instead")
 @click.option("--products", is_flag=True, help="compare MKL with oneDNN instead")
 @click.option("--slices", is_flag=True, help="compare slices of logits instead")
 @click.option("--loop", is_flag=True, help="compare torch with the loop for interval 1 instead")
 @click.option("--choose", is_flag=True, help="compare torch with the loop that chooses slots")
 def main(
     context: tuple[int, ...], pairs: int, text: str | None, only: tuple[str, ...], exact: bool,
-    products: bool, slices: bool, loop: bool, choose: bool,
+    half: bool, products: bool, slices: bool, loop: bool, choose: bool,
 ) -> None:  # fmt: skip
     """Measure and append to results.csv."""
     torch.set_num_threads(1)
     loaded = load_model()
     evaluator = Evaluator(loaded)
     tokens = tokenize(loaded.tokenizer, read_file(text) if text else builtin())
+    if half:
+        return exactness(loaded, tokens, half=True)
     for T in context:
         ids = windows(tokens, count=1, length=T)
         setting = Setting(loaded.shape, loaded.shape.budget_bytes(256), T)
@@ -158,22 +165,26 @@ def longer(evaluator, policy, ids, before) -> float:
     return seconds[0] / seconds[1]
 
 
-def exactness(loaded, tokens):
-    """Largest per-token |dNLL| to a deployed cache filled token by token, fp32 and fp64."""
+def exactness(loaded, tokens, half=False):
+    """Per-token |dNLL| to a deployed cache filled token by token: in fp32 and fp64, or bf16."""
     T = 128
     ids = windows(tokens, count=1, length=T)
     uneven = tuple(1.0 + i % 3 for i in range(loaded.shape.layers))  # any will do to be exact
     setting = Setting(loaded.shape, loaded.shape.budget_bytes(96), T, uneven)
-    for dtype in (torch.float64, torch.float32):
+    for dtype in (torch.bfloat16,) if half else (torch.float64, torch.float32):
         loaded.model.to(dtype)
         for name, method in METHODS.items():
             if not method.baseline and name not in ("int4", "h2o-cache", "xmu-0.4"):
+                continue
+            if half and name not in HALF:
                 continue
             policy = Policy() if name == "full" else at(name, setting)
             slow, _ = stepwise(loaded, policy, ids)
             fast = Evaluator(loaded).quality(policy, ids, resident=False).nll
             gap = np.abs(slow - fast)
             write(row("max |dNLL|", name, T, str(dtype)[6:], float(gap.max()), []))
+            if half:
+                write(row("mean |dNLL|", name, T, str(dtype)[6:], float(gap.mean()), []))
             write(row("mean dNLL", name, T, str(dtype)[6:], float((fast - slow).mean()), []))
 
 

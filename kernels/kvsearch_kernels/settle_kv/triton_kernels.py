@@ -28,7 +28,7 @@ def _round(
     values, mine, levels, edges, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     LLOYD: tl.constexpr, STEPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """The same, whether there are such rows or not."""
+    """What `_enter` returns, computed for all rows of the program."""
     x = values
     if STEPS:
         x = hadamard(x, BT, D, STEPS)
