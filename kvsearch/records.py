@@ -23,8 +23,8 @@ class Interval:
 
     def __str__(self) -> str:
         if not math.isfinite(self.lo) or not math.isfinite(self.hi):  # a single block has none
-            return f"{self.mean:+.4f} [no interval]"
-        return f"{self.mean:+.4f} [{self.lo:+.4f}, {self.hi:+.4f}]"
+            return f"{self.mean:+z.4f} [no interval]"
+        return f"{self.mean:+z.4f} [{self.lo:+z.4f}, {self.hi:+z.4f}]"  # z: no -0.0000
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,17 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "size"),
+    [("5000000", 5_000_000), ("5MB", 5_000_000), ("4.8 MiB", 5_033_164), ("1.5kb", 1500)],
+)
+def test_a_budget_in_bytes_may_have_a_unit(given: str, size: int, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"budget_bytes: {given}")
+    assert parsed("--budget-bytes", given)["budget_bytes"] == size
+    assert parsed("--config", str(file))["budget_bytes"] == size
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         ("trails: 3", "unknown key 'trails'; did you mean 'trials'?"),
@@ -75,6 +86,7 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         ("trials: 3.5", "trials: expected a whole number, got 3.5"),
         ("trials: true", "trials: expected a whole number, got True"),
         ("budget: {slots: 3}", "budget: expected a number, got a mapping"),
+        ("budget_bytes: true", "budget_bytes: expected a size in bytes, got True"),
         ("text: [a.txt, {b: c}]", "text.1: expected text, got a mapping"),
         ("engine: tuna", "engine: unknown value 'tuna'; did you mean 'tune'?"),
         ('out: "a\\0b"', "out: a zero byte is in no name"),

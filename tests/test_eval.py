@@ -13,6 +13,7 @@ from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.models import disk_cache
 from kvsearch.policy import ModelShape
+from kvsearch.report.terminal import results_table
 from kvsearch.text import Source, beside, tokenize, windows
 from tests.heads import losses
 
@@ -82,9 +83,16 @@ def test_a_prompt_is_not_scored(loaded: Any) -> None:
         evaluate("snapkv-prompt", loaded, WORDS, context=192, budget_slots=64)
 
 
-def test_of_several_policies_the_one_that_cannot_run_is_named(loaded: Any) -> None:
+def test_methods_that_cannot_run_are_left_out_and_named(loaded: Any) -> None:
+    found = evaluate(["h2o", "xmu"], loaded, WORDS, context=192, budget_slots=64)
+    assert [row.policy for row in found.rows] == ["h2o"]
+    assert found.left_out["xmu"].startswith("budget too small: field slots")
+    assert "\nleft out: xmu: budget too small: field slots" in results_table(found.document())
     with pytest.raises(KvsearchError, match=r"^xmu: budget too small: field slots"):
-        evaluate(["h2o", "xmu"], loaded, WORDS, context=192, budget_slots=64)
+        evaluate(["xmu", "snapkv-prompt"], loaded, WORDS, context=192, budget_slots=64)
+
+
+def test_a_policy_of_ones_own_that_cannot_run_is_named(loaded: Any) -> None:
     far = Policy(slots=64, budgets={"kind": "sensitivity", "weights": (1.0,) * 9}, name="far")
     with pytest.raises(KvsearchError, match=r"^far: field budgets\.weights: 9 layers"):
         evaluate(["h2o", far], loaded, WORDS, context=192, budget_slots=64)

@@ -1,5 +1,6 @@
 """The examples in the documentation run as they are printed."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -20,10 +21,16 @@ SAYS = {"search": "SearchResult", "generate": "full cache: ", "own_rule": "value
 
 @pytest.mark.parametrize("name", sorted(f.stem for f in EXAMPLES.glob("*.py") if f.stem != "tiny"))
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--smoke"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    here, temporary = tmp_path / "here", tmp_path / "tmp"
+    here.mkdir()
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), "--smoke"],
+        cwd=here, env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert SAYS[name] in done.stdout and not list(tmp_path.iterdir())
+    assert SAYS[name] in done.stdout and not list(here.iterdir())
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Named methods and policy files on one text, paired with the full cache: `kvsearch eval`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.options import check_batch, check_counts
-from kvsearch.app.policies import PolicyLike, check_names, listed, resolve
+from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError, RunError
@@ -80,6 +80,7 @@ class EvaluateResult:
 
     Attributes:
         rows: one per policy, in the order asked.
+        left_out: methods without a row, which model or budget refuses, and why.
         model: name, digest, dtype and device.
         text: name and hashes.
         tokens: scored tokens, `n` of every row.
@@ -96,6 +97,7 @@ class EvaluateResult:
     context: int
     score_from: int
     full_nll: float
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows, with every field; `dnll_full` has its interval in two more columns."""
@@ -109,7 +111,7 @@ class EvaluateResult:
         return {**about, "results": plain(self.rows)}
 
     def __repr__(self) -> str:
-        rows = ", ".join(f"{r.policy} {r.dnll_full.mean:+.4f}" for r in self.rows)
+        rows = ", ".join(f"{r.policy} {r.dnll_full.mean:+z.4f}" for r in self.rows)
         return (
             f"EvaluateResult: dNLL to the full cache, nats/token, n = {self.tokens} tokens of "
             f"{self.text['name']}: {rows}"
@@ -153,7 +155,8 @@ def evaluate(
     The options are those of `kvsearch eval`.
 
     Args:
-        policies: method names, `.json` files or `Policy` objects; one or several.
+        policies: method names, `.json` files or `Policy` objects; one or several. Of several,
+            methods that model or budget refuse are left out.
         model: as for `kvsearch.search`.
         text: as for `kvsearch.search`.
         budget_slots: size methods to this many fp16 slots per layer.
@@ -208,7 +211,7 @@ def evaluate(
         file=None if sensitivity is None else Path(sensitivity),
     )  # fmt: skip
     setting = with_importance(setting, asked, evaluator, source, count=W, length=T, shown=shown)
-    chosen = resolve(asked, setting)
+    chosen, left_out = resolve_some(asked, setting)
     for policy in chosen:
         require_anchors(loaded, policy)
     measured: list[tuple[Policy, Quality]] = []
@@ -243,6 +246,7 @@ def evaluate(
         context=T,
         score_from=start,
         full_nll=float(full.nll[:, start - 1 :].mean()),
+        left_out=left_out,
     )
     if nll_out is not None:
         try:

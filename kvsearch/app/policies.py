@@ -78,22 +78,44 @@ def resolve(policies: Sequence[PolicyLike], setting: Setting) -> list[Policy]:
         PolicyError: the model cannot run one of them, or the budget pays for nothing; it says
             which of them.
     """
-    out = []
+    return [_resolved(given, f"policy {i}", setting) for i, given in enumerate(policies)]
+
+
+def resolve_some(
+    policies: Sequence[PolicyLike], setting: Setting
+) -> tuple[list[Policy], dict[str, str]]:
+    """As `resolve`, without the methods that model or budget refuse, where any other remains.
+
+    Returns:
+        the policies, and for each method left out, why.
+    """
+    out, refused = [], dict[str, PolicyError]()
     for i, given in enumerate(policies):
-        if isinstance(given, Policy):
-            policy = given.model_copy(update={"name": given.name or f"policy {i}"})
-        elif (name := fspath(given)) in METHODS:
-            with _about(name):
-                policy = at(name, setting)
-        elif Path(name).suffix == ".json":
-            policy = Policy.from_json(name)
-            policy = policy.model_copy(update={"name": policy.name or Path(name).stem})
-        else:
-            raise KvsearchError(_unknown(name))
-        with _about(policy.name or f"policy {i}"):
-            check(policy, setting.shape, prompt=setting.prompt)
-        out.append(policy)
-    return out
+        try:
+            out.append(_resolved(given, f"policy {i}", setting))
+        except PolicyError as e:
+            if isinstance(given, Policy) or fspath(given) not in METHODS:
+                raise
+            refused[fspath(given)] = e
+    if not out:
+        raise next(iter(refused.values()))
+    return out, {name: str(e).removeprefix(f"{name}: ") for name, e in refused.items()}
+
+
+def _resolved(given: PolicyLike, unnamed: str, setting: Setting) -> Policy:
+    if isinstance(given, Policy):
+        policy = given.model_copy(update={"name": given.name or unnamed})
+    elif (name := fspath(given)) in METHODS:
+        with _about(name):
+            policy = at(name, setting)
+    elif Path(name).suffix == ".json":
+        policy = Policy.from_json(name)
+        policy = policy.model_copy(update={"name": policy.name or Path(name).stem})
+    else:
+        raise KvsearchError(_unknown(name))
+    with _about(policy.name or unnamed):
+        check(policy, setting.shape, prompt=setting.prompt)
+    return policy
 
 
 @contextmanager

@@ -273,7 +273,7 @@ def _best(trials: list[Trial], limit: int | None) -> str:
             for t in trials
             if t.kind == kind and t.dnll is not None and (t.bytes_peak or 0) <= (limit or 1 << 62)
         ]
-        return f"{min(done):+.3f}" if done else "-"
+        return f"{min(done):+z.3f}" if done else "-"
 
     tokens = sum(t.tokens for t in trials)
     points = [(float(t.bytes_peak or 0), t.dnll) for t in trials if t.dnll is not None]

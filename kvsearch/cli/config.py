@@ -13,7 +13,7 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from kvsearch.cli.options import PLACE, F
+from kvsearch.cli.options import PLACE, Bytes, F
 from kvsearch.errors import KvsearchError, nearest
 from kvsearch.yaml_file import kind, read_mapping
 
@@ -135,6 +135,8 @@ def _scalar(where: str, option: click.Option, value: Any) -> Any:
     wanted: tuple[type, ...]
     if isinstance(option.type, click.types.BoolParamType):
         wanted, words = (bool,), "true or false"
+    elif isinstance(option.type, Bytes):
+        wanted, words = (int, str), "a size in bytes"
     elif isinstance(option.type, click.types.IntParamType):
         wanted, words = (int,), "a whole number"
     elif isinstance(option.type, click.types.FloatParamType):

@@ -1,6 +1,8 @@
 """Options that several commands share, and old spellings that still work."""
 
+import re
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +91,27 @@ class Slots(click.types.FloatParamType):
             self.fail(f"{value!r} {told}", param, ctx)
 
 
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9} | {
+    "kib": 2**10, "mib": 2**20, "gib": 2**30,
+}  # fmt: skip
+
+
 class Bytes(click.types.IntParamType):
-    """A budget in bytes, without a unit."""
+    """A budget in bytes: 5000000, 5MB or 4.8MiB."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """As of any whole number, with words of its own where it is none."""
-        try:
-            return int(value)
-        except ValueError:
-            told = "is not a whole number of bytes per sequence, such as 256000000 for 256 MB"
+        """Whole bytes; what a unit makes of a fraction is rounded down."""
+        told = "is not a size in bytes per sequence, such as 5000000, 5MB or 4.8MiB"
+        found = re.fullmatch(r"([-+]?[\d_]+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
+        if found is None or found[2].lower() not in UNITS:
             self.fail(f"{value!r} {told}", param, ctx)
+        try:
+            size = Fraction(found[1]) * UNITS[found[2].lower()]
+        except ValueError:  # underscores where Python has none
+            self.fail(f"{value!r} {told}", param, ctx)
+        if size.denominator > 1 and not found[2]:
+            self.fail(f"{value!r} {told}", param, ctx)
+        return int(size)
 
 
 def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
@@ -109,7 +122,7 @@ def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
             "--budget-bytes",
             type=Bytes(),
             metavar="BYTES",
-            help="the same in bytes per sequence, instead",
+            help="the same per sequence in bytes, or as 5MB or 4.8MiB, instead",
         )(f)
         return click.option(
             "--budget",

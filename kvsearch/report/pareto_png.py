@@ -171,16 +171,6 @@ def _report_panel(
         fontsize="small",
         color=GREY,
     )
-    axes.annotate(
-        "full cache",
-        (0, 0),
-        xycoords=("axes fraction", "data"),
-        xytext=(4, -3),
-        textcoords="offset points",
-        va="top",
-        fontsize="small",
-        color=GREY,
-    )
     boxes.append((info.x_range[0], 0.0, info.x_range[1], 0.0))
     return boxes
 

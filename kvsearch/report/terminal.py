@@ -73,7 +73,7 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
         change = 100 * (math.exp(best.dnll.mean) - 1)
         unclear = best.dnll.lo <= 0 <= best.dnll.hi
         lines.append(
-            f"  against the best published method, {best.against}: PPL {change:+.1f} %, "
+            f"  against the best published method, {best.against}: PPL {change:+z.1f} %, "
             f"dNLL {_interval(best.dnll)}{' (no clear difference)' * unclear}, n = {best.tokens}"
         )
     pairs = [(r.speed, r.decode.ratio) for r in summary.rows if r.decode and r.speed]
@@ -93,7 +93,7 @@ def measured_so_far(trials: list[Trial], most: int = 12) -> str:
     lines = [f"so far, on the search text: {len(trials)} policies measured, best first"]
     for t in trials[:most]:
         lines.append(
-            f"  {t.name:<22}dNLL {t.dnll or 0.0:+.4f} nats/token  "
+            f"  {t.name:<22}dNLL {t.dnll or 0.0:+z.4f} nats/token  "
             f"{(t.bytes_peak or 0) / 2**20:.2f} MiB"
         )
     return "\n".join(lines)
@@ -116,6 +116,7 @@ def results_table(document: dict[str, Any]) -> str:
         f"{document['score_from']} of {document['windows']} x {document['context']}; "
         "dNLL in nats/token"
     )
+    lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
     return "\n".join(lines)
 
 

@@ -167,7 +167,7 @@ def longer(evaluator, policy, ids, before) -> float:
 
 def exactness(loaded, tokens, half=False):
     """Per-token |dNLL| to a deployed cache filled token by token: in fp32 and fp64, or bf16."""
-    T = 128
+    T = 768 if half else 128
     ids = windows(tokens, count=1, length=T)
     uneven = tuple(1.0 + i % 3 for i in range(loaded.shape.layers))  # any will do to be exact
     setting = Setting(loaded.shape, loaded.shape.budget_bytes(96), T, uneven)
@@ -186,6 +186,9 @@ def exactness(loaded, tokens, half=False):
             if half:
                 write(row("mean |dNLL|", name, T, str(dtype)[6:], float(gap.mean()), []))
             write(row("mean dNLL", name, T, str(dtype)[6:], float((fast - slow).mean()), []))
+            if half:
+                error = float((fast - slow).std(ddof=1) / gap.size**0.5)
+                write(row("its standard error", name, T, str(dtype)[6:], error, []))
 
 
 def row(what: str, name: str, T: int, dtype: str, value: float, spread: list[float]):
