@@ -50,7 +50,7 @@ def why_not_levels(fmt: Format) -> str | None:
 
 
 def side(held: Tensor | Packed, fmt: Format | None) -> tuple[int, ...]:
-    """The integers of keys or values `[B, H, N, D]`, in the order that `numba_kernels` names."""
+    """The integers of keys or values `[B, H, N, D]`, in the order of `numba_loops.rows`."""
     if isinstance(held, Tensor):
         b, h, n, _ = held.stride()
         e = held.element_size()

@@ -43,7 +43,7 @@ def run(
     Returns:
         Output `[J, B * H, Hq / H, D]`.
     """
-    from kvsearch_kernels.numba_kernels import one_by_one
+    from kvsearch_kernels.numba_loops.one_by_one import one_by_one
 
     (J, heads, group, D), rule = queries.shape, victims.scorer.rule
     sums, born = (x.view(-1, x.shape[-1]) for x in (victims.sums, victims.born))

@@ -4,7 +4,7 @@
 
 The policies of measure.py after a prompt of 1300 tokens; six layers take in random tokens, four
 intervals each, with the model not running between them. Medians in microseconds; `loop` is the call
-of the compiled loop, timed in a round of its own. The same file runs at an earlier commit.
+of the compiled loop, timed in a round of its own.
 """
 
 import time
@@ -20,10 +20,10 @@ from kvsearch.cache import heads
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.models import load_model
 from kvsearch.text import builtin, tokenize, windows
-from kvsearch_kernels import numba_kernels
+from kvsearch_kernels.numba_loops import step as loops
 
 CONTEXT, WARM, LAYERS, INTERVALS = 1300, 8, range(0, 30, 5), 4
-LOOP = "step_at" if hasattr(numba_kernels, "step_at") else "step"
+LOOP = "step_at"
 
 
 @click.command()
@@ -52,14 +52,14 @@ def main(names: tuple[str, ...]) -> None:
 def rounds(cache: Any, shape: Any, *, looped: bool) -> tuple[float, float, float]:
     """Medians of tokens without and with a compaction, and of the loop where that is timed."""
     plain, compacting, inside = list[float](), list[float](), list[float]()
-    loop = getattr(numba_kernels, LOOP)
+    loop = getattr(loops, LOOP)
 
     def timed(*args: Any) -> None:
         start = time.perf_counter()
         loop(*args)
         inside.append(time.perf_counter() - start)
 
-    with mock.patch.object(numba_kernels, LOOP, timed if looped else loop):
+    with mock.patch.object(loops, LOOP, timed if looped else loop):
         for layer in LAYERS:
             states = cache.layers[layer].states
             for _ in range(INTERVALS * cache.policy.interval):

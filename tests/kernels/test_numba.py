@@ -1,16 +1,19 @@
 """The loops for a CPU: bit for bit the references where numbers are stored, close where summed."""
 
 import itertools
+import shutil
 import subprocess
 import sys
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from test_references import OPS, WIDTHS, call
 from test_trust import PROVEN
 
+from kvsearch_kernels import numba_loops
 from kvsearch_kernels.budget import HARDWARE, over_budget
 from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
 from kvsearch_kernels.decode_attention import Part, decode_attention
@@ -213,12 +216,39 @@ def test_a_second_process_compiles_nothing():
         "from test_references import call, decode_attention as op\n"
         "args, kwargs = call(op)\n"
         "op.run('numba', args[0].float(), *args[1:], **kwargs)\n"
-        "from kvsearch_kernels.numba_kernels import attend\n"
+        "from kvsearch_kernels.numba_loops.attending import attend\n"
         "print(sum(attend.stats.cache_hits.values()), sum(attend.stats.cache_misses.values()))\n"
     )
     here = __file__.rsplit("test_numba", 1)[0]
     run = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True)
     assert run.stdout.split() == ["1", "0"], run.stderr
+
+
+def test_a_change_of_any_loops_file_compiles_anew(tmp_path, monkeypatch):
+    place = tmp_path / "kvsearch_kernels" / "numba_loops"
+    shutil.copytree(
+        Path(numba_loops.__file__).parent, place, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (place.parent / "__init__.py").touch()
+    code = (
+        "import numpy as np\n"
+        "from kvsearch_kernels.numba_loops.choosing import time_order as loop\n"
+        "loop(np.zeros((1, 3), np.uint8), np.zeros((1, 3), np.int64))\n"
+        "print(*loop.stats.cache_hits.values())\n"
+    )
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+
+    def hits():
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+        )
+        return run.stdout.split(), run.stderr
+
+    assert hits() == ([], "")
+    assert hits() == (["1"], "")
+    with (place / "memory.py").open("a") as file:
+        file.write("# another\n")
+    assert hits() == ([], "")
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16])

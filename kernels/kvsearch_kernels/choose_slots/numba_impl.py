@@ -31,7 +31,7 @@ def why_not(asks: Sequence[Ask]) -> str | None:
 
 def forward(asks: Sequence[Ask]) -> list[Choice]:
     """As `reference`."""
-    from kvsearch_kernels.numba_kernels import choose
+    from kvsearch_kernels.numba_loops.choosing import choose
 
     found: list[Choice] = []
     for ask in asks:

@@ -91,8 +91,8 @@ def attend(
     In fp64 every vector is turned back, as the reference does. In fp32 the query is turned
     instead, and the sum of rotated values once.
     """
-    from kvsearch_kernels.numba_kernels import SLOTS, TURN
-    from kvsearch_kernels.numba_kernels import attend as loop
+    from kvsearch_kernels.numba_loops.attending import attend as loop
+    from kvsearch_kernels.numba_loops.rows import SLOTS, TURN
 
     check_lengths(parts)
     B, Hq, _ = q.shape

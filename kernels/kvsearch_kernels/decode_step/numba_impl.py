@@ -86,7 +86,7 @@ def forward(
     room: Room | None = None,
 ) -> Tensor:  # fmt: skip
     """As `reference`."""
-    from kvsearch_kernels.numba_kernels import arrive, step, step_at
+    from kvsearch_kernels.numba_loops.step import step, step_at
 
     if checking():
         for heads in stores.heads:
@@ -106,6 +106,8 @@ def forward(
     out = torch.empty(B, Hq, width, dtype=kind)
     query = q.detach()
     if turned:
+        from kvsearch_kernels.numba_loops.turning import arrive
+
         query, key = (x.detach().to(kind, copy=True) for x in (q.contiguous(), k.contiguous()))
         waves = _waves(stores, q.dtype, k.dtype, B)
         arrive(query.numpy(), key.squeeze(2).numpy(), waves, parts, rows)
@@ -156,8 +158,8 @@ def _rows(stores: Stores) -> tuple[object, ...]:
 
 
 def _turns(heads: Heads, held: list[object]) -> tuple[int, ...]:
-    """How keys are turned, see `numba_kernels`."""
-    from kvsearch_kernels.numba_kernels import FINE, TURN
+    """How keys are turned, see `numba_loops.rows`."""
+    from kvsearch_kernels.numba_loops.rows import FINE, TURN
 
     how = heads.turned
     if how is None:
@@ -173,7 +175,7 @@ def _turns(heads: Heads, held: list[object]) -> tuple[int, ...]:
 
 
 def _waves(stores: Stores, query: torch.dtype, key: torch.dtype, batch: int) -> NDArray[np.float64]:
-    """What takes back the model's angle, `[B, H, 2, 2, R / 2]`, see `numba_kernels.arrive`."""
+    """What takes back the model's angle, `[B, H, 2, 2, R / 2]`, see `turning.arrive`."""
     found = []
     for heads in stores.heads:
         how, lengths = heads.turned, heads.parts[-1].lengths
@@ -198,7 +200,7 @@ def angles(inv_freq: bytes, more: int) -> NDArray[np.float64]:
 
     All layers and tokens share them: a model has one set of angles, or a few.
     """
-    from kvsearch_kernels.numba_kernels import FINE
+    from kvsearch_kernels.numba_loops.rows import FINE
 
     at = np.concatenate([np.arange(FINE), FINE * np.arange(more)])
     angle = at[:, None] * np.frombuffer(inv_freq, np.float32).astype(np.float64)

@@ -26,7 +26,7 @@ def forward(
     x: Tensor, slots: Tensor, *, by: Tensor | None = None, inv_freq: Tensor | None = None
 ) -> Tensor:
     """As `reference`."""
-    from kvsearch_kernels.numba_kernels import gather
+    from kvsearch_kernels.numba_loops.places import gather
 
     check_slots(slots, x.shape[2])
     B, H, N, D = x.shape

@@ -32,7 +32,7 @@ def why_not(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> str | Non
 
 def forward(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
     """As `reference.quantize_slots`."""
-    from kvsearch_kernels import numba_kernels as loops
+    from kvsearch_kernels.numba_loops import packing as loops
 
     B, H, N, D = x.shape
     if slots is not None:

@@ -20,7 +20,7 @@ def why_not(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) 
 
 def forward(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """As `reference.dequantize_slots`."""
-    from kvsearch_kernels.numba_kernels import dequantize
+    from kvsearch_kernels.numba_loops.reading import dequantize
 
     B, H, n, size = packed.codes.shape
     out = torch.empty(B, H, n, size * 8 // fmt.bits)

@@ -26,7 +26,8 @@ def forward(
     ahead: Tensor, *, skip: int = 0,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """As `reference`."""
-    from kvsearch_kernels.numba_kernels import add_queries, turn_back
+    from kvsearch_kernels.numba_loops.queries import add_queries
+    from kvsearch_kernels.numba_loops.turning import turn_back
 
     at = int(lengths.flatten()[0]) + int(ahead)
     if at < skip or not q.numel():

@@ -17,7 +17,7 @@ def why_not(pools: Tensor) -> str | None:
 
 def forward(pools: Tensor) -> Tensor:
     """As `reference`."""
-    from kvsearch_kernels.numba_kernels import time_order
+    from kvsearch_kernels.numba_loops.choosing import time_order
 
     out = torch.empty(pools.shape, dtype=torch.int64)
     if out.numel():

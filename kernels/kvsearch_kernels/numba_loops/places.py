@@ -1,0 +1,66 @@
+# mypy: ignore-errors
+"""Slots by number, and how many are in use."""
+
+import numpy as np
+from numba import carray
+
+from kvsearch_kernels.numba_loops.kept import compiled
+from kvsearch_kernels.numba_loops.memory import pointer
+from kvsearch_kernels.numba_loops.rows import LENGTHS, SLOTS
+
+
+@compiled()
+def slot(slots, b, h, i):
+    """The `i`-th slot asked for, in one head."""
+    address, of_batch, of_head, of_slot = slots
+    if address == 0:
+        return i
+    return carray(pointer(address + 8 * (b * of_batch + h * of_head + i * of_slot)), 1, np.int64)[0]
+
+
+@compiled()
+def slots_in_use(part, b, h, heads):
+    """Slots of a part in use in one head."""
+    if part[LENGTHS] == 0:
+        return part[SLOTS]
+    return carray(pointer(part[LENGTHS] + 4 * (b * heads + h)), 1, np.int32)[0]
+
+
+@compiled()
+def slots_of(parts):
+    """Slots of all parts."""
+    slots = 0
+    for part in parts:
+        slots += part[SLOTS]
+    return slots
+
+
+@compiled()
+def all_inside(slots, batch, heads, n, held):
+    """Whether every slot that is asked for is one of the `held`."""
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(n):
+                if not 0 <= slot(slots, b, h, i) < held:
+                    return False
+    return True
+
+
+@compiled()
+def gather(source, size, held, slots, out):
+    """Copy vectors of `size` bytes at `slots` to `out` `[B, H, n, size]`; False if there are none.
+
+    Nothing is written unless every slot is one of the `held`.
+    """
+    address, of_batch, of_head, of_slot = source
+    batch, heads, n, _ = out.shape
+    if not all_inside(slots, batch, heads, n, held):
+        return False
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(n):
+                at = address + b * of_batch + h * of_head + slot(slots, b, h, i) * of_slot
+                row, mine = carray(pointer(at), size, np.uint8), out[b, h, i]
+                for k in range(size):
+                    mine[k] = row[k]
+    return True
