@@ -149,11 +149,15 @@ class _Tokens:
         self.recorded: _Recorded | None = None
         self.owed, self.moved = 2, False
 
-    def given(self, cache: PolicyCache, asked: dict[str, Any]) -> Hashable:
-        """What the launches of the next token are given; None if they cannot be repeated."""
-        how = [torch.is_autocast_enabled("cuda"), torch.is_inference_mode_enabled()]
+    def given(self, cache: PolicyCache, asked: dict[str, Any], stream: int) -> Hashable:
+        """What the launches of the next token are given; None if they cannot be repeated.
+
+        A recording's memory is shared with others of its `stream`, so it serves on no other.
+        """
+        cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         places = asked.get("position_ids")
-        found: list[Hashable] = [*how, asked["input_ids"].shape]
+        found: list[Hashable] = [stream, cast, torch.is_inference_mode_enabled()]
+        found.append(asked["input_ids"].shape)
         found.append(None if places is None else places.shape)
         found.append(tuple(sorted((k, v) for k, v in asked.items() if k not in _READ)))
         for layer in cache.layers:
@@ -171,12 +175,20 @@ class _Tokens:
         ids, places = asked["input_ids"], asked.get("position_ids")
         if places is None:
             places = ids.new_full((1, 1), seen)
-        if self.ids is None or self.ids.shape != ids.shape:
+        if not _takes(self.ids, ids):
             self.ids = torch.empty_like(ids)
-        if self.positions is None or self.positions.shape != places.shape:
+        if not _takes(self.positions, places):
             self.positions = torch.empty_like(places)
+        assert self.ids is not None and self.positions is not None
         self.ids.copy_(ids)
         self.positions.copy_(places)
+
+
+def _takes(place: Tensor | None, like: Tensor) -> bool:
+    """Whether numbers like those may be written there: of inference mode, in that mode alone."""
+    if place is None or place.shape != like.shape:
+        return False
+    return torch.is_inference_mode_enabled() or not place.is_inference()
 
 
 class _Replays:
@@ -195,10 +207,10 @@ class _Replays:
 
     def __call__(self, **asked: Any) -> Any:
         """Call the model with one token a sequence."""
-        cache = asked["past_key_values"]
-        tokens = self.held.setdefault(cache, _Tokens())
-        given = None if self.refused else tokens.given(cache, asked)
-        with on(asked["input_ids"].device):
+        cache, device = asked["past_key_values"], asked["input_ids"].device
+        tokens, stream = self.held.setdefault(cache, _Tokens()), _stream(device)
+        given = None if self.refused else tokens.given(cache, asked, stream)
+        with on(device):
             if tokens.recorded is not None and tokens.recorded.given == given:
                 self.decoded.repeated += 1
                 return self._repeat(cache, tokens, asked)
@@ -209,7 +221,7 @@ class _Replays:
                 return self.plain(**asked)
             with aside() as record:
                 out = self.plain(**asked)
-                if _plain(out) and tokens.given(cache, asked) == given:
+                if _plain(out) and tokens.given(cache, asked, stream) == given:
                     self._record(cache, tokens, asked, given, record)
         return out
 
@@ -270,6 +282,11 @@ class _Replays:
         self.refused = True
         self.held.clear()
         warnings.warn(f"no CUDA graphs of tokens: {reason}", RuntimeWarning, stacklevel=2)
+
+
+def _stream(device: torch.device) -> int:
+    """The stream that work on a device is sent to now."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _plain(out: object) -> bool:

@@ -25,8 +25,8 @@ def copy_all(table, BYTES: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * BYTES
     if first < size:  # other runs may be longer
         if kind == 0:
-            size = tl.multiple_of(size, 16)
-            _copy(row, first, size, tl.int64, 8, 16, BYTES)
+            # not `multiple_of`: its hint would hold for `size` in the other branches as well
+            _copy(row, first, size // 16 * 16, tl.int64, 8, 16, BYTES)
         elif kind == 1:
             _copy(row, first, size, tl.int32, 4, 4, BYTES)
         elif kind == 2:

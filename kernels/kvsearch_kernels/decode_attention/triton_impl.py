@@ -91,8 +91,9 @@ def why_not_parts(
         held = part.keys.codes if isinstance(part.keys, Packed) else part.keys
         if held.dim() != 4 or held.shape[1] == 0 or Hq % held.shape[1]:
             return f"KV heads must divide {Hq} query heads, got keys {tuple(held.shape)}"
-        if Hq // held.shape[1] > 64:
-            return f"query heads per KV head must be at most 64, got {Hq // held.shape[1]}"
+        most = 32 if q.dtype == torch.float32 else 64  # else some GPUs lack shared memory
+        if Hq // held.shape[1] > most:
+            return f"query heads per KV head must be at most {most}, got {Hq // held.shape[1]}"
         if B * held.shape[1] > 65535:
             return f"batch x KV heads must be at most 65535, got {B * held.shape[1]}"
         shape = (B, held.shape[1], held.shape[2])

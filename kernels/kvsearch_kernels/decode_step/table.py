@@ -92,9 +92,15 @@ def sides_of(part: Part) -> list[Tensor]:
 
 
 def kinds_of(stores: Stores) -> tuple[Pair, ...]:
-    """The formats of a layer's parts, each once."""
-    every = [_pair(p, h) for h in stores.heads for p in h.parts if slots_of(p)]
-    return tuple(dict.fromkeys(every))
+    """The formats of a layer's parts, each once; kernels are compiled for these, in this order."""
+    every = {_pair(p, h) for h in stores.heads for p in h.parts if slots_of(p)}
+    return tuple(sorted(every, key=lambda pair: [_described(fmt) for fmt in pair]))
+
+
+def _described(fmt: Format | None) -> tuple[int | str, ...]:
+    if fmt is None:
+        return ()
+    return fmt.bits, fmt.group, fmt.levels, fmt.rotate, fmt.along, fmt.block or 0
 
 
 def _pair(part: Part, heads: Heads) -> Pair:
@@ -103,9 +109,10 @@ def _pair(part: Part, heads: Heads) -> Pair:
 
 
 def key_kinds_of(stores: Stores) -> tuple[Format | None, ...]:
-    """The formats of keys that are turned before they are attended to, each once."""
+    """The formats of keys that are turned before they are attended to, likewise."""
     turned = (h for h in stores.heads if h.turned is not None)
-    return tuple(dict.fromkeys(p.key_format for h in turned for p in h.parts if slots_of(p)))
+    every = {p.key_format for h in turned for p in h.parts if slots_of(p)}
+    return tuple(sorted(every, key=_described))
 
 
 def made(stores: Stores, group: int, tile: Tile, device: torch.device) -> Table:

@@ -4,8 +4,10 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+import triton
 from evict_cases import EVICTS, compiled
-from kernel_aot import check, compile_kernel, types
+from kernel_aot import SM90, check, compile_kernel, types
+from triton.compiler import ASTSource
 
 from kvsearch_kernels.append_kv.triton_kernels import append
 from kvsearch_kernels.choose_slots.triton_kernels import choose
@@ -172,6 +174,15 @@ def test_copy_rows():
     found = types(copy_all, {"table": "i64"})
     cost = compile_kernel(copy_all, found, {"BYTES": COPY_BYTES}, warps=COPY_WARPS, stages=1)
     check("copy_rows", cost, elements=COPY_BYTES, warps=COPY_WARPS, tensor=False)
+
+
+def test_copy_rows_promises_nothing_of_sizes_that_may_be_odd():
+    """A hint stands at what it is said of, and so in all branches that read it."""
+    signature = types(copy_all, {"table": "i64"}) | {"BYTES": "constexpr"}
+    source = ASTSource(copy_all, signature=signature, constexprs={"BYTES": COPY_BYTES})
+    text = triton.compile(source, target=SM90).asm["ttir"]
+    loads = [line for line in text.splitlines() if "tt.load" in line and "i64" in line]
+    assert loads and not [line for line in loads if "tt.divisibility" in line]
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])

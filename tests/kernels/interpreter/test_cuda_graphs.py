@@ -199,6 +199,33 @@ def test_a_cache_that_fills_up_is_recorded_anew(replays, small, recwarn):
     assert replays == [2, 16]
 
 
+def test_tokens_in_another_mode_than_those_before(replays, small, recwarn):
+    """Tensors of inference mode may not be written to outside of it."""
+    want, _ = decode(small, WINDOW, new=24)
+    ids = torch.randint(3, 97, (1, PROMPT + 24), generator=torch.Generator().manual_seed(0))
+    cache, got = PolicyCache(WINDOW, small), []
+    with cuda_graphs.cuda_graphs(small) as tokens:
+        with torch.inference_mode():
+            small(ids[:, :PROMPT], past_key_values=cache, use_cache=True)
+        for i, mode in enumerate((torch.inference_mode, torch.no_grad, torch.inference_mode)):
+            with mode():
+                for x in ids[:, PROMPT + 8 * i : PROMPT + 8 * (i + 1)].split(1, 1):
+                    got.append(small(x, past_key_values=cache, use_cache=True).logits)
+    torch.testing.assert_close(torch.cat(got, 1), want, rtol=0, atol=0)
+    assert not said(recwarn) and tokens.repeated == sum(replays) and len(replays) == 3
+
+
+def test_tokens_on_another_stream_are_recorded_anew(replays, small, monkeypatch):
+    """What recordings compute lies in memory that those of a stream share."""
+    streams = iter([0] * 6 + [1] * (NEW - 5))
+    monkeypatch.setattr(cuda_graphs, "_stream", lambda _: next(streams))
+    want, _ = decode(small, WINDOW)
+    with cuda_graphs.cuda_graphs(small):
+        got, _ = decode(small, WINDOW)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert replays == [3, 0]
+
+
 def test_what_cannot_be_recorded_is_computed(replays, small, recwarn):
     """For instance where a model looks at its own numbers, which waits for the device."""
     want, _ = decode(small, WINDOW)

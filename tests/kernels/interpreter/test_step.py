@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from kernel_tools import arena, close, poisoned
@@ -14,7 +15,9 @@ from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, layout
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step
+from kvsearch_kernels.decode_step.placing import placed
 from kvsearch_kernels.decode_step.probe import plainly
+from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
 from kvsearch_kernels.room import Room
@@ -185,7 +188,23 @@ def test_what_a_layer_keeps_lies_where_it_lay():
     assert take(q, k, v, stores, room=room) is take(q, k, v, stores, room=room)
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_layers_with_the_same_formats_share_what_is_compiled(turns):
+    """In whatever order heads have them, and wherever the table's sections end."""
+    stores = layer(F16, turns=turns)[-1]
+    turned_round = Stores(stores.heads[::-1])
+    assert len(kinds_of(stores)) > 2 and kinds_of(stores) == kinds_of(turned_round)
+    assert key_kinds_of(stores) == key_kinds_of(turned_round)
+    sections = [np.full((n, 3), n) for n in (1, 2, 3, 5)]
+    found = placed({}, sections, torch.device("cpu"))
+    assert not any(x.data_ptr() % 16 for x in found)
+    assert all(x.tolist() == y.tolist() for x, y in zip(found, sections, strict=True))
+
+
 def test_what_cannot_be_taken_is_named():
+    with pytest.raises(UnsupportedError, match="per KV head must be at most 32, got 33"):
+        _, k, v, stores = layer(F32)
+        decode_step.run("triton", torch.randn(2, 132, D), k, v, stores, scale=0.1)
     q, k, v, stores = layer(F16)
     first, *others = stores.heads
 
