@@ -15,6 +15,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kvsearch_kernels.launch import FUSED
+
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 BUDGETS = Path(__file__).parents[2] / "kernels/budgets.json"
 SM90 = GPUTarget("cuda", 90, 32)
@@ -72,7 +74,7 @@ def compile_kernel(
     }
     source = ASTSource(fn=fn, signature=signature, constexprs=dict(constants), attrs=attrs)
     built = triton.compile(
-        source, target=target, options={"num_warps": warps, "num_stages": stages}
+        source, target=target, options={**FUSED, "num_warps": warps, "num_stages": stages}
     )
     assert not (summed := torn_sums(built.asm["ttgir"])), summed
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -50,7 +50,7 @@ def test_the_current_device_is_set_by_index_and_only_for_cuda(monkeypatch):
 
 
 @pytest.mark.parametrize("op", TRITON, ids=lambda op: op.name)
-def test_every_kernel_is_launched_on_the_device_of_its_tensors(op, monkeypatch):
+def test_every_kernel_is_launched_on_the_device_of_its_tensors_and_fused(op, monkeypatch):
     pytest.importorskip("triton", reason="triton is not installed")
     current, launched = [None], []
 
@@ -65,7 +65,9 @@ def test_every_kernel_is_launched_on_the_device_of_its_tensors(op, monkeypatch):
             self.name = name
 
         def __getitem__(self, grid):
-            return lambda *args, **kwargs: launched.append((self.name, current[-1]))
+            return lambda *args, **kwargs: launched.append(
+                (self.name, current[-1], kwargs["enable_fp_fusion"])
+            )
 
     for kernel, home in HOMES.items():
         module = importlib.import_module(f"kvsearch_kernels.{home}.triton_kernels")
@@ -76,7 +78,7 @@ def test_every_kernel_is_launched_on_the_device_of_its_tensors(op, monkeypatch):
     monkeypatch.setattr("kvsearch_kernels.quantize_kv.triton_inverse.on", on)
     args, kwargs = call(op)
     importlib.import_module(op.impls["triton"]).forward(*args, **kwargs)
-    assert launched == [(name, torch.device("cpu")) for name in RUNS[op.name]]
+    assert launched == [(name, torch.device("cpu"), True) for name in RUNS[op.name]]
 
 
 @pytest.mark.parametrize("many", [10, 132])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.append_kv.reference import check_room
-from kvsearch_kernels.launch import DTYPES, emulated, on, rows_last, why_not_here
+from kvsearch_kernels.launch import DTYPES, FUSED, emulated, on, rows_last, why_not_here
 
 __all__ = ["emulated", "forward", "why_not"]
 
@@ -46,6 +46,6 @@ def forward(
             append[(B * H,)](
                 keys, values, lengths, k, v, *k.stride()[:3], *v.stride()[:3], H, C, k.shape[2],
                 D=D, PAD=1 << (D - 1).bit_length(), DV=wide, PADV=1 << (wide - 1).bit_length(),
-                num_warps=1,
+                **FUSED, num_warps=1,
             )  # fmt: skip
     return keys, values, lengths

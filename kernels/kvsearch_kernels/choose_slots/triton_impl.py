@@ -12,7 +12,7 @@ from torch import Tensor
 from kvsearch_kernels.addresses import Rows, rows_at
 from kvsearch_kernels.choose_slots.asking import Ask, Choice
 from kvsearch_kernels.configs import choose_warps
-from kvsearch_kernels.launch import emulated, on, per_head, rows_last, why_not_here
+from kvsearch_kernels.launch import FUSED, emulated, on, per_head, rows_last, why_not_here
 from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
@@ -78,7 +78,9 @@ def forward(asks: Sequence[Ask]) -> list[Choice]:
     most = max(max(ask.scores.shape[-1], ask.room or 0) for ask in asks)
     block = max(64, 1 << (most - 1).bit_length())
     with on(device):
-        choose[(len(table),)](sent(table, device), BLOCK=block, num_warps=choose_warps(block))
+        choose[(len(table),)](
+            sent(table, device), BLOCK=block, **FUSED, num_warps=choose_warps(block)
+        )
     return made
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvsearch_kernels.addresses import Rows
 from kvsearch_kernels.configs import COPY_BYTES, COPY_WARPS
 from kvsearch_kernels.copy_rows.reference import Copy
-from kvsearch_kernels.launch import ceil_div, emulated, on, why_not_here
+from kvsearch_kernels.launch import FUSED, ceil_div, emulated, on, why_not_here
 from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
@@ -64,7 +64,7 @@ def forward(copies: Sequence[Copy]) -> None:
     most = int(table[:, 2].max())
     with on(device):
         copy_all[(ceil_div(most, COPY_BYTES), len(table))](
-            sent(table, device), BYTES=COPY_BYTES, num_warps=COPY_WARPS
+            sent(table, device), BYTES=COPY_BYTES, **FUSED, num_warps=COPY_WARPS
         )
 
 

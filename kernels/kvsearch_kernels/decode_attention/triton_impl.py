@@ -15,6 +15,7 @@ from kvsearch_kernels.decode_attention.splits import cost_of
 from kvsearch_kernels.decode_attention.splits import splits as splits_of
 from kvsearch_kernels.launch import (
     DTYPES,
+    FUSED,
     HEAD_DIMS,
     ceil_div,
     emulated,
@@ -290,7 +291,7 @@ def launch(
             if rotated is None:
                 rotated = taken(room, "rotated", *q.shape, dtype=q.dtype, device=q.device)
                 with on(q.device):
-                    turn[(B * Hq,)](q, rotated, D=D, STEPS=turns[0][0], num_warps=1)
+                    turn[(B * Hq,)](q, rotated, D=D, STEPS=turns[0][0], **FUSED, num_warps=1)
             own = rotated
         count = counts[i] if i < len(found) else 0
         args += [own, *pools, lengths[last], capacity, count, sum(sizes[:i])]
@@ -303,12 +304,12 @@ def launch(
             G, splits, width, scale, softcap or 1.0,
             D=D, GP=tile.rows, BN=tile.columns,
             HAS_CAP=softcap is not None, SCORES=scores, PARTS=len(found), ASM=not emulated(),
-            **fixed, STAGES=tile.stages, num_warps=tile.warps, num_stages=tile.stages,
+            **fixed, STAGES=tile.stages, **FUSED, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         combine[(B * H, G)](
             outs, bits, out, lse,
             _flags_on(turned, q.device),
             G, splits, D=D, SP=1 << (splits - 1).bit_length(), STEPS=max(turns[1], default=0),
-            num_warps=4,
+            **FUSED, num_warps=4,
         )  # fmt: skip
     return out, lse, products

@@ -32,6 +32,7 @@ from kvsearch_kernels.decode_step.reference import Stores
 from kvsearch_kernels.decode_step.table import Table, kinds_of, made
 from kvsearch_kernels.decode_step.takes import why_not
 from kvsearch_kernels.launch import (
+    FUSED,
     ceil_div,
     emulated,
     on,
@@ -166,14 +167,14 @@ def forward(
     with on(q.device):
         enter[(B * H, 1 + G * any(last))](
             q, k, v, rotated, plan.like, table.heads, table.turns, *k.stride()[:2],
-            *v.stride()[:2], H, G, **wide, **turns, STEPS=plan.turns[0], num_warps=1,
+            *v.stride()[:2], H, G, **wide, **turns, STEPS=plan.turns[0], **FUSED, num_warps=1,
         )  # fmt: skip
         if plan.half:
             turn_heads[(B * H, G + ceil_div(table.slots_each, REPACK_ROWS))](
                 q, rotated, turned, plan.like, table.heads, table.turns, levels, G, **wide,
                 **turns, HELD=table.held, BT=REPACK_ROWS,
                 FORMATS=tuple(as_repacked(fmt, D) for fmt in table.key_kinds),
-                num_warps=repack_warps(D, len(table.key_kinds)),
+                **FUSED, num_warps=repack_warps(D, len(table.key_kinds)),
             )  # fmt: skip
             q = rotated
         attend_heads[(programs,)](
@@ -182,17 +183,18 @@ def forward(
             D=D, GP=tile.rows, BN=tile.columns,
             HAS_CAP=softcap is not None, SCORES=scores, ASM=not emulated(),
             TURNS=plan.half > 0, KINDS=plan.kinds, STAGES=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages,
+            **FUSED, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         combine_heads[(B * H, G)](
             outs, bits, out, lse, table.programs, table.heads, G, **wide,
-            SP=1 << (table.programs_each - 1).bit_length(), STEPS=plan.turns[1], num_warps=4,
+            SP=1 << (table.programs_each - 1).bit_length(), STEPS=plan.turns[1],
+            **FUSED, num_warps=4,
         )  # fmt: skip
         if scores:
             count[(ceil_div(table.slots, RECEIVE_COLUMNS), table.voters.shape[0])](
                 table.voters, table.heads, products, lse, G, plan.alpha, plan.keep,
                 POWER={0.0: 0, 1.0: 1}.get(plan.alpha, 2), WINDOW=plan.window,
                 DECAY=plan.keep != 1.0, HELD=table.held, HEAD=table.heads.shape[1],
-                BN=RECEIVE_COLUMNS, num_warps=RECEIVE_WARPS,
+                BN=RECEIVE_COLUMNS, **FUSED, num_warps=RECEIVE_WARPS,
             )  # fmt: skip
     return out

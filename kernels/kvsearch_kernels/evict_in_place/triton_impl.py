@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kvsearch_kernels.configs import EVICT_COPIED, evict_tile
 from kvsearch_kernels.evict_in_place.reference import Evictions
-from kvsearch_kernels.launch import DTYPES, HEAD_DIMS, ampere, emulated, on, why_not_here
+from kvsearch_kernels.launch import DTYPES, FUSED, HEAD_DIMS, ampere, emulated, on, why_not_here
 
 __all__ = ["emulated", "forward", "why_not"]
 
@@ -66,6 +66,6 @@ def forward(
             how.softcap or 1.0,
             D=D, BN=tile.columns, BM=tile.rows, SP=max(128, 1 << (S - 1).bit_length()), CP=CP,
             ROWS=EVICT_COPIED, HAS_CAP=how.softcap is not None, AGED=how.divisors is not None,
-            FORGETS=how.forgets, num_warps=tile.warps, num_stages=tile.stages,
+            FORGETS=how.forgets, **FUSED, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out

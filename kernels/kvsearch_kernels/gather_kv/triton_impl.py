@@ -7,6 +7,7 @@ from kvsearch_kernels.configs import GATHER_ROWS, GATHER_WARPS
 from kvsearch_kernels.gather_kv.reference import angles
 from kvsearch_kernels.launch import (
     DTYPES,
+    FUSED,
     HEAD_DIMS,
     ceil_div,
     check_slots,
@@ -74,6 +75,6 @@ def forward(
         gather[(ceil_div(n, GATHER_ROWS), B * H)](
             x, picks, cos, sin, out, *x.stride()[:3], *picks.stride()[:3], *strides, n, H,
             D=D, PAD=1 << (D - 1).bit_length(), HALF=half, WIDE=1 << (half - 1).bit_length(),
-            TURN=by is not None, BT=GATHER_ROWS, num_warps=GATHER_WARPS,
+            TURN=by is not None, BT=GATHER_ROWS, **FUSED, num_warps=GATHER_WARPS,
         )  # fmt: skip
     return out

@@ -14,6 +14,7 @@ from kvsearch_kernels.addresses import readable, rows_at
 from kvsearch_kernels.configs import GATHER_ROWS, GATHER_WARPS
 from kvsearch_kernels.gather_rows.reference import Rows
 from kvsearch_kernels.launch import (
+    FUSED,
     ceil_div,
     check_slots,
     emulated,
@@ -87,7 +88,7 @@ def forward(asked: Sequence[Rows]) -> list[Tensor]:
     most = int(table[:, 1].max())
     with on(device):
         gather_all[(ceil_div(most, GATHER_ROWS), len(table))](
-            sent(table, device), BT=GATHER_ROWS, num_warps=GATHER_WARPS
+            sent(table, device), BT=GATHER_ROWS, **FUSED, num_warps=GATHER_WARPS
         )
     return made
 

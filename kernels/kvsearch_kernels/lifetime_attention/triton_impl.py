@@ -7,6 +7,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from kvsearch_kernels.configs import attend_tile
 from kvsearch_kernels.launch import (
+    FUSED,
     INT32_MAX,
     ampere,
     ceil_div,
@@ -189,6 +190,6 @@ def forward(
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             M, E, first_query, Hq, Hq // H, table.shape[1], scale, softcap or 1.0,
             D=D, DV=DV, BM=tile.rows, BN=tile.columns, HAS_CAP=capped,
-            ISOLATE=anchors is not None, num_warps=tile.warps, num_stages=tile.stages,
+            ISOLATE=anchors is not None, **FUSED, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out, lse

@@ -7,6 +7,7 @@ from kvsearch_kernels.codebooks.gaussian import lloyd_levels_on
 from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
 from kvsearch_kernels.launch import (
     DTYPES,
+    FUSED,
     HEAD_DIMS,
     ceil_div,
     check_slots,
@@ -100,6 +101,6 @@ def forward(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
         quantize[(ceil_div(n, QUANTIZE_ROWS), B * H)](
             x, picks, levels, edges, codes, scales, *x.stride()[:3], *picks.stride()[:3], n, H,
             **constants(fmt, D), GATHER=slots is not None, BT=QUANTIZE_ROWS,
-            num_warps=QUANTIZE_WARPS,
+            **FUSED, num_warps=QUANTIZE_WARPS,
         )  # fmt: skip
     return Packed(codes, scales)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.configs import QUANTIZE_ROWS, QUANTIZE_WARPS
-from kvsearch_kernels.launch import DTYPES, ceil_div, emulated, on, why_not_here
+from kvsearch_kernels.launch import DTYPES, FUSED, ceil_div, emulated, on, why_not_here
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.quantize_kv.triton_impl import (
     constants,
@@ -64,6 +64,6 @@ def forward(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) 
     with on(out.device):
         dequantize[(ceil_div(n, QUANTIZE_ROWS),)](
             codes, scales, levels, out, n, **constants(fmt, D), BT=QUANTIZE_ROWS,
-            num_warps=QUANTIZE_WARPS,
+            **FUSED, num_warps=QUANTIZE_WARPS,
         )  # fmt: skip
     return out

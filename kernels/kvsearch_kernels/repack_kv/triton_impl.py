@@ -12,7 +12,7 @@ from torch import Tensor
 from kvsearch_kernels.configs import REPACK_ROWS, repack_warps
 from kvsearch_kernels.decode_attention.reference import slots_of
 from kvsearch_kernels.decode_attention.triton_impl import levels_on
-from kvsearch_kernels.launch import ceil_div, check_slots, emulated, on
+from kvsearch_kernels.launch import FUSED, ceil_div, check_slots, emulated, on
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.repack_kv.reference import Held, NewPool
 from kvsearch_kernels.repack_kv.table import constants, heads_of, kinds_of, rows_of
@@ -50,7 +50,7 @@ def forward(
             sent(table, device), levels_on(device), torch.empty(0, dtype=dtype, device=device),
             torch.empty(0, dtype=native, device=device), D=D,
             FORMATS=tuple(constants(fmt, D) for fmt in kinds), BT=REPACK_ROWS,
-            num_warps=repack_warps(D, len(kinds)),
+            **FUSED, num_warps=repack_warps(D, len(kinds)),
         )  # fmt: skip
     return made
 

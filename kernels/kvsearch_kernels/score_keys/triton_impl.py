@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvsearch_kernels.configs import SCORE
 from kvsearch_kernels.launch import (
+    FUSED,
     ceil_div,
     emulated,
     int32,
@@ -75,6 +76,6 @@ def forward(
             *q.stride()[:3], *k.stride()[:3],
             M, E, first_query, H, Hq // H, scale, softcap or 1.0,
             D=D, BM=tile.columns, BN=tile.rows, HAS_CAP=softcap is not None, MAX=reduce == "max",
-            num_warps=tile.warps, num_stages=tile.stages,
+            **FUSED, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out

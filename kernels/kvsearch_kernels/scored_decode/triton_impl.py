@@ -12,7 +12,7 @@ from torch import Tensor
 from kvsearch_kernels.configs import RECEIVE_COLUMNS, RECEIVE_WARPS
 from kvsearch_kernels.decode_attention.reference import Part
 from kvsearch_kernels.decode_attention.triton_impl import launch, why_not
-from kvsearch_kernels.launch import ceil_div, emulated, on
+from kvsearch_kernels.launch import FUSED, ceil_div, emulated, on
 from kvsearch_kernels.quantize_kv.reference import Packed
 from kvsearch_kernels.room import Room, taken
 
@@ -36,6 +36,6 @@ def forward(
         with on(q.device):
             receive[(ceil_div(width, RECEIVE_COLUMNS), B * H)](
                 products, lse, received, width, Hq // H,
-                BN=RECEIVE_COLUMNS, num_warps=RECEIVE_WARPS,
+                BN=RECEIVE_COLUMNS, **FUSED, num_warps=RECEIVE_WARPS,
             )  # fmt: skip
     return out, received

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvsearch_kernels.configs import SETTLE_ROWS, SETTLE_WARPS
 from kvsearch_kernels.launch import (
+    FUSED,
     ceil_div,
     check_slots,
     emulated,
@@ -103,6 +104,6 @@ def forward(
             k, v, *out, before, after, picks, *known, *k.stride()[:3], *v.stride()[:3],
             *before.stride(), *after.stride(), *picks.stride(), n, max(n, room), H,
             D=D, TIERS=len(tiers), GATHER=keep is not None, BT=SETTLE_ROWS, **fixed,
-            num_warps=SETTLE_WARPS,
+            **FUSED, num_warps=SETTLE_WARPS,
         )  # fmt: skip
     return out[0], out[1]

@@ -3,7 +3,15 @@
 from torch import Tensor
 
 from kvsearch_kernels.configs import SUM_ROWS, SUM_WARPS
-from kvsearch_kernels.launch import ceil_div, emulated, on, rows_last, why_not_heads, why_not_here
+from kvsearch_kernels.launch import (
+    FUSED,
+    ceil_div,
+    emulated,
+    on,
+    rows_last,
+    why_not_heads,
+    why_not_here,
+)
 from kvsearch_kernels.sum_queries.reference import why_not_sums
 
 __all__ = ["emulated", "forward", "why_not"]
@@ -36,6 +44,6 @@ def forward(
             add_queries[(B * Hq, ceil_div(D, SUM_ROWS) if products else 1)](
                 q, inv_freq, lengths, ahead, total, total if outer is None else outer,
                 *q.stride()[:2], Hq, skip, D=D, HALF=inv_freq.shape[0], PRODUCTS=products,
-                ROWS=SUM_ROWS, num_warps=SUM_WARPS,
+                ROWS=SUM_ROWS, **FUSED, num_warps=SUM_WARPS,
             )  # fmt: skip
     return total, outer

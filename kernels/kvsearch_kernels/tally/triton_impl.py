@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.configs import RECEIVE_COLUMNS, RECEIVE_WARPS
-from kvsearch_kernels.launch import ceil_div, emulated, on, why_not_here
+from kvsearch_kernels.launch import FUSED, ceil_div, emulated, on, why_not_here
 
 __all__ = ["emulated", "forward", "why_not"]
 
@@ -69,6 +69,6 @@ def forward(
             sums, received, picks, lengths, *sums.stride()[:2], *picks.stride()[:3],
             N, V, H // V, held, end, 0 if horizon is None else horizon, float(alpha), float(keep),
             POWER=power, WINDOW=horizon is not None, DECAY=keep != 1.0, ORDER=order is not None,
-            BN=RECEIVE_COLUMNS, num_warps=RECEIVE_WARPS,
+            BN=RECEIVE_COLUMNS, **FUSED, num_warps=RECEIVE_WARPS,
         )  # fmt: skip
     return sums

@@ -3,6 +3,3 @@
 import os
 
 collect_ignore_glob = ["test_*.py"] if os.environ.get("TRITON_INTERPRET") == "1" else []
-
-# the default of a later Triton would change every budget
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -33,6 +33,7 @@ from kvsearch_kernels.configs import (
 from kvsearch_kernels.copy_rows.triton_kernels import copy_all
 from kvsearch_kernels.gather_kv.triton_kernels import gather
 from kvsearch_kernels.gather_rows.triton_kernels import gather_all
+from kvsearch_kernels.launch import FUSED
 from kvsearch_kernels.lifetime_attention.triton_kernels import attend
 from kvsearch_kernels.quantize_kv import Format
 from kvsearch_kernels.quantize_kv.triton_impl import constants as format_constants
@@ -180,7 +181,7 @@ def test_copy_rows_promises_nothing_of_sizes_that_may_be_odd():
     """A hint stands at what it is said of, and so in all branches that read it."""
     signature = types(copy_all, {"table": "i64"}) | {"BYTES": "constexpr"}
     source = ASTSource(copy_all, signature=signature, constexprs={"BYTES": COPY_BYTES})
-    text = triton.compile(source, target=SM90).asm["ttir"]
+    text = triton.compile(source, target=SM90, options=FUSED).asm["ttir"]
     loads = [line for line in text.splitlines() if "tt.load" in line and "i64" in line]
     assert loads and not [line for line in loads if "tt.divisibility" in line]
 
