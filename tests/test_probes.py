@@ -76,6 +76,9 @@ def test_two_evaluators_measure_what_one_does_even_if_one_is_killed(
     again = head_losses.measure(evaluator, IDS[0], 4, ask=both)
     np.testing.assert_allclose(again.slots, heads.slots, rtol=1e-5, atol=1e-9)
     assert two.asked.total() == 11 + 4
+    sensitivity.divergences(evaluator, IDS, [[0], [1]], ask=both)  # the driver's model stays here
+    again = head_losses.measure(evaluator, IDS[0], 4, ask=both)
+    np.testing.assert_allclose(again.slots, heads.slots, rtol=1e-5, atol=1e-9)
 
 
 def test_an_evaluator_begins_once_per_window_and_frees_it(

@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -104,8 +105,9 @@ class Run:
             )  # fmt: skip
             times = o.bench and self.workers > 1 and self.loaded.device == "cpu"
             compiled = aside.enter_context(compiling(times))
+            ratio = self._speed()  # before evaluators open, which share the device with the driver
             self.setting = self._with_sensitivity(executor)
-            trials = self._search(executor)
+            trials = self._search(executor, ratio)
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
             measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
@@ -179,13 +181,15 @@ class Run:
             write_atomic(file, json.dumps(found.plain()) + "\n")
         return replace(self.setting, importance=importance.read(file))
 
-    def _search(self, executor: Executor) -> list[Trial]:
+    def _speed(self) -> Callable[[Policy], float] | None:
+        """The decode speed that the search goes by, if it does."""
+        if not self._fast:
+            return None
+        ids = self.text.windows["search"][0]
+        return speed.model(self.loaded, self.setting, ids, self.folder.path, self.shown).ratio
+
+    def _search(self, executor: Executor, ratio: Callable[[Policy], float] | None) -> list[Trial]:
         o = self.options
-        ratio = None
-        if self._fast:
-            ids = self.text.windows["search"][0]
-            modelled = speed.model(self.loaded, self.setting, ids, self.folder.path, self.shown)
-            ratio = modelled.ratio
         context = Context(self.space, self.setting, ratio)
         task = Task(
             self.setting,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app.aside import aside
-from kvsearch.app.evaluators import park, unpark
+from kvsearch.app.evaluators import park
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
@@ -126,10 +126,11 @@ def measure(
 
 
 def spread(evaluator: Evaluator, executor: Executor, part: str, windows: NDArray[np.int64]) -> Ask:
-    """Answers from all evaluators of a run, whose model is then off the driver's device.
+    """Answers from all evaluators of a run.
 
     On a CPU the evaluators share its cores, and two thirds of what estimates cost are passes that
-    each evaluator would make for itself. So they are made once, here, with all the threads.
+    each evaluator would make for itself. So they are made once, here, with all the threads. On a
+    GPU the driver's own model is off the device from the first question on, see `park`.
 
     Args:
         evaluator: the driver's own.
@@ -142,14 +143,11 @@ def spread(evaluator: Evaluator, executor: Executor, part: str, windows: NDArray
     def ask(
         probes: Sequence[Probe], progress: Callable[[], None] = lambda: None
     ) -> list[NDArray[np.float64]]:
-        estimated = any(isinstance(probe.question, Estimate) for probe in probes)
-        if estimated and loaded.device == "cpu":
+        if loaded.device != "cpu":
+            park(loaded, executor)
+        elif any(isinstance(probe.question, Estimate) for probe in probes):
             return here(evaluator, windows)(probes, progress)
-        park(loaded, executor)
-        try:
-            return there(probes, progress)
-        finally:
-            unpark(loaded)
+        return there(probes, progress)
 
     return ask
 
