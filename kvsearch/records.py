@@ -225,6 +225,15 @@ class Summary:
         return next(found, None)
 
 
+def finite(value: Any) -> Any:
+    """Data for JSON, which has no word for a number that is not finite: null."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def plain(value: Any) -> Any:
     """A record as JSON-ready data; policies become their active fields."""
     if isinstance(value, Policy):

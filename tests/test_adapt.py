@@ -1,7 +1,9 @@
 """`kvsearch adapt`: the mask of training is the evaluator's, and a killed training goes on."""
 
 import json
+import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -284,6 +286,62 @@ def test_an_end_that_is_interrupted_is_not_trained_again(
     assert done.steps == 6 and done.gain.hi < 0 and [f.name for f in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_damaged_checkpoint_is_not_gone_on_from(
+    tiny_folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def trained(out: Path, steps: int) -> str:
+        how = Recipe(steps=steps, lr=3e-3, warmup=1, accumulate=1, save_every=2)
+        adapt(AC, str(tiny_folder), TEXT, out, context=96, recipe=how, progress=False)
+        return (out / "losses.csv").read_text()
+
+    want = trained(tmp_path / "whole", 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(adapt_job, "write_nll", lambda *_: sys.exit(9))
+        with pytest.raises(SystemExit):
+            trained(tmp_path / "begun", 6)
+    newest = Path("checkpoints/checkpoint-6")
+    for number, (name, damage) in enumerate((
+        ("model.safetensors", "cut"), ("optimizer.pt", "empty"), ("scheduler.pt", "gone"),
+        ("rng_state.pth", "cut"), ("trainer_state.json", "gone"), ("whole.json", "empty"),
+    )):  # fmt: skip
+        out = tmp_path / str(number)
+        work = out.with_name(f"{number}.training")
+        shutil.copytree(tmp_path / "begun.training", work)
+        file = work / newest / name
+        if damage == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[: 9 if damage == "cut" else 0])
+        assert trained(out, 8) == want, (name, damage)
+    work = tmp_path / "last.training"
+    shutil.copytree(tmp_path / "begun.training", work)
+    file = work / newest / "optimizer.pt"
+    file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(RunError, match=r"checkpoint-6 is damaged .*; remove it and run the same"):
+        trained(tmp_path / "last", 8)
+    shutil.rmtree(work / newest)
+    assert trained(tmp_path / "last", 8) == want
+
+
+def test_a_checkpoint_is_on_the_disk_before_its_mark(tmp_path: Path, monkeypatch) -> None:
+    work, synced, usual = Work(tmp_path / "out"), list[str](), os.fsync
+    place = work.checkpoints / "checkpoint-3"
+    place.mkdir(parents=True)
+    (place / "model.safetensors").write_bytes(b"weights")
+
+    def fsync(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        usual(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    work.mark(3, 9.0)
+    mark = next(name for name in synced if name.startswith(".whole.json"))
+    assert synced.index("model.safetensors") < synced.index("checkpoint-3") < synced.index(mark)
+    assert work.last() is not None
+    work.close(done=True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("policy", "limit"),
     [
@@ -352,6 +410,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
         ((ac, *text, *out, "--steps", "0"), "--steps must be at least 1"),
         ((ac, *text, *out, "--seed", "-1"), "--seed must be at least 0 and below 2^32"),
         ((ac, *text, *out, "--minutes", "0"), "--minutes must be above 0"),
+        ((ac, *text, *out, "--minutes", "inf"), "--minutes must be above 0 and finite"),
         ((ac, *text, *out, "--channels-only"), "--channels-only is for a policy"),
         ((ac, *text, *out, "--dtype", "float16"), "--dtype float32 or bfloat16"),
         ((ac, *text, *out, "--device", "cpu,cpu"), "takes the CPU or the first GPU, not cpu,cpu"),

@@ -39,6 +39,19 @@ def call(argv: list[str], capsys: Any) -> tuple[int, str, str]:
     return int(done.value.code or 0), out, err
 
 
+def test_a_file_that_ends_too_early_is_nobodys_interruption(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """click takes it for one."""
+
+    def ends(*_: object, **__: object) -> None:
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr("kvsearch.cli.schema.print_json", ends)
+    code, out, err = call(["schema"], capsys)
+    assert (code, out) == (1, "") and "should not have happened (EOFError: Ran out" in err
+
+
 def test_every_command_takes_the_options_of_output(capsys: Any) -> None:
     found: list[tuple[str, click.Command]] = []
     for name in COMMANDS:

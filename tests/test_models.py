@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,19 @@ def gguf_instead(folder):
     (folder / "m.gguf").write_bytes(b"GGML....")
 
 
+def test_weights_of_somebody_else_get_one_sentence(tiny_folder, monkeypatch):
+    usual = Path.open
+
+    def opened(path, *args, **more):
+        if path.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied")
+        return usual(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(ModelError, match=r"cannot read .*model\.safetensors: Permission denied"):
+        load_model(str(tiny_folder), device="cpu")
+
+
 def test_too_little_memory_is_refused_before_loading(tiny_folder, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
     with pytest.raises(ModelError, match=r"needs 0\.0 GB of memory as float32.*--dtype bfloat16"):
@@ -118,6 +132,7 @@ def test_free_memory_is_plausible():
     [
         ({"dtype": "float23"}, "did you mean"),
         ({"device": "abacus"}, "unknown device 'abacus'"),
+        ({"device": "meta"}, "device meta holds no numbers"),
         ({"device": "cuda:99"}, "cuda:99 is not there"),
         ({"device": "cpu:3"}, "cpu:3 is not there"),
     ],

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from kvsearch import Policy, load_model
+from kvsearch import Policy, Text, load_model
 from kvsearch.app.prune import prune
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
@@ -133,11 +133,45 @@ def test_an_interrupted_prune_leaves_nothing(tiny_tokenizer, tmp_path: Path, mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
+    def tokens(*_: object) -> None:
+        raise Exception("No space left on device (os error 28)")  # as tokenizers does
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(loaded.tokenizer), "save_pretrained", tokens)
+        with pytest.raises(RunError, match=r"cannot write .* No space left on device"):
+            prune(Policy(channels=WORDS["layers"]), loaded, out, progress=False)
     for error, kind in ((full, RunError), (lambda *_: sys.exit(9), SystemExit)):
         monkeypatch.setattr("kvsearch.app.prune.write_atomic", error)
         with pytest.raises(kind):
             prune(Policy(channels=WORDS["layers"]), loaded, out, progress=False)
         assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    (tmp_path / ".small.part").mkdir()  # what a killed process leaves
+    (tmp_path / ".small.part" / "model.safetensors").write_bytes(b"half")
+    prune(Policy(channels=WORDS["layers"]), loaded, out, progress=False)
+    assert list(tmp_path.iterdir()) == [out]
+    modes = {(out / name).stat().st_mode for name in ("model.safetensors", "config.json")}
+    assert len(modes) == 1
+
+
+def test_a_folder_that_appears_meanwhile_is_not_touched(
+    tiny_tokenizer, tmp_path: Path, monkeypatch
+) -> None:
+    loaded, out = made(LlamaConfig, tiny_tokenizer), tmp_path / "small"
+    monkeypatch.setattr("kvsearch.app.prune.write_atomic", lambda *_: out.mkdir())
+    with pytest.raises(RunError, match="small has appeared meanwhile; move it away"):
+        prune(Policy(channels=WORDS["layers"]), loaded, out, progress=False)
+    assert list(tmp_path.iterdir()) == [out] and not list(out.iterdir())
+
+
+@pytest.mark.parametrize("words", [2, 86, 511, 512, 513])
+def test_a_short_text_is_measured_as_far_as_it_goes(
+    words: int, tiny_tokenizer, tmp_path: Path
+) -> None:
+    loaded = made(LlamaConfig, tiny_tokenizer)  # whose tokens are bytes
+    text = Text(("ab" * 300)[:words], "abab")
+    found = prune("kvpruner-l2-50", loaded, tmp_path / "small", text=text, progress=False)
+    assert found.parameters < found.parameters_before
 
 
 def test_what_cannot_be_pruned_is_said_in_one_sentence(

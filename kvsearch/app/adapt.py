@@ -1,5 +1,6 @@
 """Training a model to live with its policy, or without the channels it lost: `kvsearch adapt`."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from os import PathLike, fspath
@@ -84,7 +85,7 @@ def adapt(
         KvsearchError: something that the caller can mend, in one sentence.
     """
     shown, folder, how = Shown(quiet=not progress), Path(out), recipe or Recipe()
-    if folder.exists():
+    if os.path.lexists(folder):
         raise RunError(f"{folder} exists already; choose another folder with --out")
     check_budget(budget_slots, budget_bytes)
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
@@ -123,7 +124,7 @@ def adapt(
         found = job.run()
         done = True
     finally:
-        work.close(done=done)
+        work.close(done=done or os.path.lexists(folder))  # if it was stopped after that
     return found
 
 

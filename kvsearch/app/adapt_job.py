@@ -1,8 +1,6 @@
 """From a model and a policy to a trained model and its report: the work of `kvsearch adapt`."""
 
 import json
-import os
-import secrets
 import shutil
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -17,13 +15,14 @@ from kvsearch.app.adapt_report import Adapted, Losses, compared
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.progress import Shown, Step
 from kvsearch.evaluate.quality import Evaluator, check_finite
-from kvsearch.files import write_atomic
+from kvsearch.files import drafted, write_atomic
 from kvsearch.models import given, surgery
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.read import quiet, read
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy.origin import without_figures
+from kvsearch.records import finite
 from kvsearch.text.parts import Tokens
 from kvsearch.train.loop import Trained, fit
 from kvsearch.train.lora import closed, opened, trained_numbers
@@ -170,18 +169,13 @@ class Job:
         self, made: LoadedModel, policy: Policy, found: Adapted, losses: Losses, trained: Trained
     ) -> None:
         """All files under another name first."""
-        draft = self.work.path / f"{secrets.token_hex(4)}.part"
-        try:
-            with saving(self.folder):
-                draft.mkdir()
-                with quiet():
-                    surgery.write(made.model, made.tokenizer, draft)
-                write_atomic(draft / "policy.json", policy.to_json())
-                write_atomic(draft / "adapt.json", json.dumps(asdict(found), indent=2) + "\n")
-                names = list(trained.losses[0])
-                rows = [",".join(f"{x[k]:.9g}" for k in names) for x in trained.losses]
-                write_atomic(draft / "losses.csv", "\n".join([",".join(names), *rows]) + "\n")
-                write_nll(draft / "nll.parquet", list(losses.named()), self.texts.test)
-                os.replace(draft, self.folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+        with saving(self.folder), drafted(self.folder) as draft:
+            with quiet():
+                surgery.write(made.model, made.tokenizer, draft)
+            write_atomic(draft / "policy.json", policy.to_json())
+            about = json.dumps(finite(asdict(found)), indent=2, allow_nan=False)
+            write_atomic(draft / "adapt.json", about + "\n")
+            names = list(trained.losses[0])
+            rows = [",".join(f"{x[k]:.9g}" for k in names) for x in trained.losses]
+            write_atomic(draft / "losses.csv", "\n".join([",".join(names), *rows]) + "\n")
+            write_nll(draft / "nll.parquet", list(losses.named()), self.texts.test)

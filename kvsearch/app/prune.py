@@ -1,30 +1,28 @@
 """A smaller checkpoint without the channels that a policy removes: `kvsearch prune`."""
 
 import os
-import secrets
-import shutil
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from kvsearch.app import inputs
 from kvsearch.app.importance import of_method, with_importance
 from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
-from kvsearch.errors import PolicyError, RunError
+from kvsearch.errors import PolicyError, RunError, TextError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.files import require_writable, write_atomic
+from kvsearch.files import drafted, require_writable, write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.models import surgery
 from kvsearch.models.aliases import DEFAULT
-from kvsearch.models.load import LoadedModel
+from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.models.pruned import PrunedForCausalLM
 from kvsearch.models.read import quiet
 from kvsearch.policy import Channels, Policy
 from kvsearch.text import TextLike, tokenize
+from kvsearch.train.work import saving
 
 CONTEXT = 512  # tokens of the windows that a method is measured on
 
@@ -77,7 +75,7 @@ def prune(
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
     shown, folder = Shown(quiet=not progress), Path(out)
-    if folder.exists():
+    if os.path.lexists(folder):
         raise RunError(f"{folder} exists already; choose another folder with --out")
     check_names((policy,), sized=True)  # sizes are of what is evicted, and nothing is here
     if not prunes(policy):
@@ -86,13 +84,17 @@ def prune(
     require_writable(folder)
     loaded = inputs.model(
         model if isinstance(model, LoadedModel) else str(model),
-        dtype=dtype, device=device, context=CONTEXT if of_method(policy) else 0, say=shown.say,
+        dtype=dtype, device=device, context=0, say=shown.say,
     )  # fmt: skip
     setting = Setting(loaded.shape, None, CONTEXT)
     if of_method(policy):
         source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+        there = source.ids.size + (source.start is not None)
+        length = min(CONTEXT, max_context(loaded.model.config) or CONTEXT, there)
+        if length < 2:
+            raise TextError(f"{source.name} has {there} tokens; give a longer text with --text")
         setting = with_importance(
-            setting, (policy,), Evaluator(loaded), source, count=1, length=CONTEXT, shown=shown
+            setting, (policy,), Evaluator(loaded), source, count=1, length=length, shown=shown
         )
     chosen = resolve((policy,), setting)[0]
     place = loaded.device
@@ -117,19 +119,12 @@ def prune(
 
 def _write(small: PrunedForCausalLM, loaded: LoadedModel, policy: Policy, folder: Path) -> None:
     """All files under another name first."""
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     about = {**policy.about, "channels": policy.channels.model_dump(mode="json")}
     rest = policy.model_copy(update={"channels": Channels(), "about": about})
-    try:
-        draft.mkdir(parents=True)
+    with saving(folder), drafted(folder) as draft:
         with quiet():
             surgery.write(small, loaded.tokenizer, draft)
         write_atomic(draft / "policy.json", rest.to_json())
-        os.replace(draft, folder)
-    except (OSError, SafetensorError) as e:
-        raise RunError(f"cannot write {folder}: {e}; choose another folder with --out") from e
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _parameters(model: torch.nn.Module) -> int:

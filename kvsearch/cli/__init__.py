@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -79,7 +79,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         code: Any = cli.main(args=args, prog_name="kvsearch", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the first of the second
+    except (click.exceptions.Abort, KeyboardInterrupt) as e:  # click makes the first of the second
+        if isinstance(e.__cause__, EOFError):  # and of this, which nobody's Ctrl-C raised
+            _bug(e.__cause__, debug)
         resumes = args[:1] in [[name] for name in RESUME]
         hint = "; the same command goes on from here" if resumes else ""
         click.echo(f"interrupted{hint}", err=True)
@@ -97,15 +99,22 @@ def main(argv: list[str] | None = None) -> None:
             why = f"{e.strerror}; free some space and run the same command again"
             click.echo(f"kvsearch: {why}", err=True)
             sys.exit(2)
-        click.echo(
-            f"kvsearch: this should not have happened ({type(e).__name__}: {e}); "
-            "run again with --debug and report it",
-            err=True,
-        )
-        sys.exit(1)
+        _bug(e, debug=False)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _bug(error: BaseException, debug: bool) -> NoReturn:
+    """Say what should not have happened, and end."""
+    if debug:
+        traceback.print_exception(error)
+    click.echo(
+        f"kvsearch: this should not have happened ({type(error).__name__}: {error}); "
+        "run again with --debug and report it",
+        err=True,
+    )
+    sys.exit(1)
 
 
 def _interrupt(*_: Any) -> None:

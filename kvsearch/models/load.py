@@ -255,6 +255,8 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ModelError(f"unknown device {name!r}; give auto, cpu, cuda or cuda:N") from error
+    if device.type == "meta":
+        raise ModelError("device meta holds no numbers; give auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:

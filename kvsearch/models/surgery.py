@@ -66,10 +66,20 @@ def prune(model: PreTrainedModel, channels: Channels) -> PrunedForCausalLM:
 
 
 def write(small: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    """Save a model and its tokenizer, and a pruned model's code, into an existing folder."""
+    """Save a model and its tokenizer, and a pruned model's code, into an existing folder.
+
+    Raises:
+        OSError: a file cannot be written; and what safetensors raises then.
+    """
     small.save_pretrained(folder)
     if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+        try:
+            tokenizer.save_pretrained(folder)
+        except Exception as e:  # tokenizers have no class of their own for a full disk
+            raise OSError(str(e)) from e
+    readable = (folder / "config.json").stat().st_mode
+    for path in folder.glob("*.safetensors"):  # which are for the owner alone, as they come
+        path.chmod(readable)
     if isinstance(small, PrunedForCausalLM):
         (folder / FILE).write_bytes(Path(pruned.__file__).read_bytes())
 

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
 
 from kvsearch.errors import ModelError
@@ -53,7 +54,7 @@ def _parameters(path: Path) -> int:
     if path.suffix != ".safetensors":
         return size // 2
     try:
-        with path.open("rb") as f:
+        with _opened(path) as f:
             length = int.from_bytes(f.read(8), "little")
             header = json.loads(f.read(length) if length < size else b"")
         header.pop("__metadata__", None)
@@ -76,11 +77,11 @@ def digest(files: Sequence[Path]) -> str:
     ordered = sorted(files, key=lambda path: path.name)
     if sum(path.stat().st_size for path in ordered) <= WHOLE:
         if len(ordered) == 1:
-            with ordered[0].open("rb") as f:
+            with _opened(ordered[0]) as f:
                 return "sha256:" + hashlib.file_digest(f, "sha256").hexdigest()
         state = hashlib.sha256()
         for path in ordered:
-            with path.open("rb") as f:
+            with _opened(path) as f:
                 while chunk := f.read(1 << 20):
                     state.update(chunk)
         return "sha256:" + state.hexdigest()
@@ -88,8 +89,15 @@ def digest(files: Sequence[Path]) -> str:
     for path in ordered:
         size = path.stat().st_size
         state.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as f:
+        with _opened(path) as f:
             for i in range(_BLOCKS):
                 f.seek(i * max(size - _BLOCK, 0) // (_BLOCKS - 1))
                 state.update(f.read(_BLOCK))
     return "sampled:" + state.hexdigest()
+
+
+def _opened(path: Path) -> BufferedReader:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error

@@ -138,13 +138,14 @@ def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArra
     lead = np.array([] if tokens.start is None else [tokens.start], dtype=np.int64)
     span, size = length - lead.size, tokens.ids.size
     if size // count < span:
-        fits = [
-            *([f"--windows {size // span}"] if size >= span else []),
-            f"--context {size // count + lead.size}",
-        ]
+        fits = ["give a longer text"]
+        if size >= span:
+            fits.append(f"--windows {size // span}")
+        if size // count + lead.size >= 2:
+            fits.append(f"--context {size // count + lead.size}")
         raise TextError(
             f"{tokens.name} has {size:,} tokens and {count} windows of {length:,} need "
-            f"{count * span:,}; give a longer text, or {' or '.join(fits)}"
+            f"{count * span:,}; {' or '.join(fits)}"
         )
     begins = _begins(size, count, span, seed)
     rows = [np.concatenate([lead, tokens.ids[b : b + span]]) for b in begins]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from kvsearch.errors import KvsearchError, OutOfMemory
+from kvsearch.errors import KvsearchError, OutOfMemory, RunError
 from kvsearch.train.muted import muted
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import IGNORED, Scheduled
@@ -61,6 +61,7 @@ def fit(
 
     Raises:
         KvsearchError: a loss is not finite.
+        RunError: the checkpoint is damaged, or none can be written.
         OutOfMemory: the device has no room for activations and the optimizer.
     """
     start = work.last()
@@ -106,6 +107,15 @@ def fit(
             raise OutOfMemory(
                 "out of memory while training; lower --context or --batch, or use --lora"
             ) from e
+        except KvsearchError:
+            raise
+        except Exception as e:
+            if start is None or watch.stepping:
+                raise
+            raise RunError(
+                f"{start.path} is damaged ({' '.join(str(e).split())[:100]}); remove it and run "
+                "the same command again"
+            ) from e
         if bf16:
             trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     names = ("step", "loss", "grad_norm", "learning_rate")
@@ -145,7 +155,11 @@ class _OverAlready(Exception):
 
 
 class _Watch(TrainerCallback):
-    """Time, progress, and the mark of a whole checkpoint."""
+    """Time, progress, and the mark of a whole checkpoint.
+
+    Attributes:
+        stepping: whether the checkpoint was read and the first step has begun.
+    """
 
     def __init__(
         self, recipe: Recipe, work: Work, start: Checkpoint | None, told: Told | None
@@ -153,6 +167,7 @@ class _Watch(TrainerCallback):
         self._recipe, self._work, self._told, self._start = recipe, work, told, start
         self._before = 0.0 if start is None else start.seconds
         self._began = self._saved = time.monotonic()
+        self.stepping = False
 
     @property
     def seconds(self) -> float:
@@ -163,6 +178,9 @@ class _Watch(TrainerCallback):
         self._began = self._saved = time.monotonic()
         if self._start is not None and self._recipe.over(self._start.step, self._start.seconds):
             raise _OverAlready
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.stepping = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         late = time.monotonic() - self._saved >= SAVE_SECONDS

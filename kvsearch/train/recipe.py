@@ -1,5 +1,6 @@
 """How a model is trained: what of it, how long, and in which steps."""
 
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -46,8 +47,8 @@ class Recipe:
                 raise KvsearchError(f"--{option} must be at least {bound}, got {given}")
         if not 0 <= self.seed < 2**32:  # NumPy's limits
             raise KvsearchError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        if self.minutes is not None and not self.minutes > 0:
-            raise KvsearchError(f"--minutes must be above 0, got {self.minutes:g}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise KvsearchError(f"--minutes must be above 0 and finite, got {self.minutes:g}")
         if self.lr is not None and not 0 < self.lr < 1:
             raise KvsearchError(f"--lr must be above 0 and below 1, got {self.lr:g}")
         if self.lora is not None and find_spec("peft") is None:

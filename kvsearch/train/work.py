@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from kvsearch.errors import RunError
-from kvsearch.files import remove_drafts, write_atomic
+from kvsearch.files import remove_drafts, sync_tree, write_atomic
 
 MARK = "whole.json"
 
@@ -100,23 +100,54 @@ class Work:
             )
 
     def mark(self, step: int, seconds: float) -> None:
-        """Say that the checkpoint of a step is whole."""
-        file = self.checkpoints / f"checkpoint-{step}" / MARK
-        write_atomic(file, json.dumps({"step": step, "seconds": seconds}) + "\n")
+        """Say that the checkpoint of a step is whole, once all of it is on the disk."""
+        path = self.checkpoints / f"checkpoint-{step}"
+        with saving(path):
+            sync_tree(path)
+            said = {"step": step, "seconds": seconds, "sizes": _sizes(path)}
+        write_atomic(path / MARK, json.dumps(said) + "\n")
 
     def last(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; what is left of others is removed."""
+        """The newest checkpoint that is whole; what is left of others is removed.
+
+        Raises:
+            RunError: one cannot be read, though it is there.
+        """
         found = []
         for path in self.checkpoints.glob("checkpoint-*"):
             try:
                 mark = json.loads((path / MARK).read_text(encoding="utf-8"))
                 found.append(Checkpoint(path, int(mark["step"]), float(mark["seconds"])))
-            except (OSError, ValueError, KeyError, TypeError):
+                if path.name != f"checkpoint-{mark['step']}":
+                    raise ValueError("the mark is of another checkpoint")
+                if mark.get("sizes", _sizes(path)) != _sizes(path):  # earlier versions have none
+                    raise ValueError("a file is not what was marked")
+            except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError,
+                    AttributeError):  # fmt: skip
+                found = [c for c in found if c.path != path]
                 shutil.rmtree(path, ignore_errors=True)
+            except OSError as e:
+                raise RunError(
+                    f"cannot read {path}: {e.strerror or e}; mend that, or remove it and run the "
+                    "same command again"
+                ) from e
         return max(found, key=lambda c: c.step, default=None)
 
     def close(self, *, done: bool) -> None:
         """Release the folder; remove it if training is done, or never began."""
+        left = self.path
+        if gone := done or not self.checkpoints.exists():
+            with contextlib.suppress(OSError):  # at once: half of it would be no checkpoint
+                left = self.path.rename(self.path.with_name(f".{self.path.name}.part"))
         self._lock.release()
-        if done or not self.checkpoints.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
+        if gone:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of every file in a checkpoint, its mark aside."""
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MARK
+    }
