@@ -293,6 +293,18 @@ def test_rows_can_be_selected_and_repeated(model: PreTrainedModel) -> None:
     assert (a - b).abs().max() < 1e-9 and cache.bytes_resident == swapped.bytes_resident
 
 
+def test_a_compiled_model_decodes_the_same(model: PreTrainedModel) -> None:
+    policy = Policy(slots=24, interval=4, rule=Attention())
+    ids = torch.arange(3, 51).view(1, -1)
+    outs = []
+    for run in (model, torch.compile(model, backend="eager")):
+        with torch.no_grad():
+            cache = PolicyCache(policy, model)
+            parts = [ids[:, :20], *ids[:, 20:].split(1, 1)]
+            outs.append(torch.cat([run(x, past_key_values=cache).logits for x in parts], 1))
+    torch.testing.assert_close(*outs)
+
+
 def test_a_policy_file_is_the_policy(model: PreTrainedModel, tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(POLICIES["tiers"].to_json())

@@ -18,7 +18,7 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models import memory, products, wheel
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import converted
-from kvsearch.models.load import load_model, max_context
+from kvsearch.models.load import dtype_named, load_model, max_context
 from kvsearch.models.read import read
 from kvsearch.models.spread import _Moves, placement, spread
 from kvsearch.models.weights import digest, parameters
@@ -140,6 +140,15 @@ def test_free_memory_is_plausible():
 def test_wrong_dtype_or_device(tiny_folder, given, words):
     with pytest.raises(ModelError, match=words):
         load_model(str(tiny_folder), **given)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kind"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16)]
+)
+def test_gpus_that_compute_bf16_in_software_get_fp16(monkeypatch, capability, kind):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert dtype_named("auto", torch.device("cuda", 0)) == kind
+    assert dtype_named("bfloat16", torch.device("cuda", 0)) == torch.bfloat16
 
 
 def test_a_model_is_spread_in_order_and_computes_the_same(tiny_folder):

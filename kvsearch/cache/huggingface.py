@@ -69,6 +69,7 @@ class PolicyLayer(CacheLayerMixin):
         setattr(marked, MARK, self)
         return marked, value_states
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # tokens differ in what they do
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:

@@ -137,4 +137,4 @@ def _decode(loaded: LoadedModel, cache: Any, part: torch.Tensor) -> float:
 
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)  # which may be another than the current one

@@ -270,10 +270,14 @@ def device_named(name: str) -> torch.device:
 def dtype_named(name: str, device: torch.device) -> torch.dtype:
     """The type called `name`, or under `auto` fp32 on a CPU and bf16 elsewhere.
 
+    GPUs before Ampere compute bf16 in software; there it is fp16.
+
     Raises:
         ModelError: there is none.
     """
     if name == "auto":
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+            return torch.float16
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in DTYPES:
         raise ModelError(f"unknown dtype {name!r}{nearest(name, ['auto', *DTYPES])}")
