@@ -12,6 +12,7 @@ from kvsearch.app.progress import Shown
 from kvsearch.cache.cuda_graphs import cuda_graphs
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.models.load import device_named, dtype_named
+from kvsearch.models.memory import free_memory
 from kvsearch.models.read import quiet
 from kvsearch.policy import Policy, Quantizer, Tier
 from kvsearch.rules import Attention
@@ -71,10 +72,11 @@ def check(shown: Shown, *, device: str, dtype: str) -> Checked:
     """Run every op's probe on a device, and on a GPU a small model's tokens as CUDA graphs.
 
     Raises:
-        ModelError: there is no such device or dtype.
+        ModelError: there is no such device or dtype, or the GPU cannot be used.
     """
     where = device_named(device)
     kind = dtype_named(dtype, where)
+    free_memory(where)  # refuses a GPU that cannot be used
     compile_ahead(where, kind, shown.say)
     found = list[Proof]()
     with shown.step("ops", len(ops())) as step:
