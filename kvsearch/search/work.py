@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.errors import KvsearchError, OutOfMemory
+from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
 from kvsearch.evaluate.probes import Probe
 from kvsearch.policy import Policy
 
@@ -133,14 +133,12 @@ def attempt(session: Session, job: Job | ProbeJob) -> Outcome:
             if np.isfinite(measured.nll).all():
                 return Outcome(job.key, "ok", measured, seconds=time.perf_counter() - start)
             error = f"policy {job.policy.name or job.key} gave an NLL that is not finite"
-    except (OutOfMemory, MemoryError) as e:
-        status, error = "oom", str(e) or "out of memory"
     except KvsearchError as e:
-        error = str(e)
+        status, error = "oom" if isinstance(e, OutOfMemory) else "failed", str(e)
     except Exception as e:  # a bug in kvsearch must not end the study
         text = " ".join(str(e).split())[:300]
-        if "out of memory" in text or "can't allocate memory" in text:  # torch's own RuntimeErrors
-            status, error = "oom", text
+        if lacks_memory(e):
+            status, error = "oom", text or "out of memory"
         elif os.environ.get("KVSEARCH_DEBUG"):
             raise
         else:
