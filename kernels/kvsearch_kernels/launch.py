@@ -27,6 +27,14 @@ def checking() -> bool:
     return os.environ.get("KVSEARCH_CHECK") == "1"
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that a device has too little memory: torch's, CUDA's or cuBLAS's."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(x in str(error) for x in said)
+
+
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
