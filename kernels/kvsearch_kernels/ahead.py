@@ -124,6 +124,7 @@ def _processes(device: torch.device) -> int:
 def _mark(device: torch.device, dtype: torch.dtype) -> Path | None:
     """A file beside Triton's cache that is there once all is compiled; None if nothing is to be."""
     never = emulated() or os.environ.get("KVSEARCH_TRITON") == "0" or dtype not in DTYPES
+    never = never or torch.version.hip is not None
     if device.type != "cuda" or never or find_spec("triton") is None:
         return None
     triton: Any = import_module("triton")

@@ -51,6 +51,8 @@ def why_not_here(*tensors: Tensor) -> str | None:
             return "there is no backward pass and a tensor requires a gradient"
         if x.is_floating_point() and x.dtype is torch.bfloat16 and emulated():
             return "the Triton interpreter computes torch.bfloat16 wrongly"
+    if torch.version.hip is not None and not emulated():
+        return "kernels are for NVIDIA GPUs; torch is built for ROCm"
     if not _has_triton():
         return "triton is not installed"
     return None

@@ -120,6 +120,9 @@ def test_they_are_compiled_once(gpu, monkeypatch):
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     ahead.compile_ahead(CUDA, torch.float16, said.append)
     monkeypatch.delenv("KVSEARCH_TRITON")
+    with monkeypatch.context() as rocm:
+        rocm.setattr(torch.version, "hip", "6.4")
+        ahead.compile_ahead(CUDA, torch.float16, said.append)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
     ahead.compile_ahead(CUDA, torch.float16, said.append)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
