@@ -97,6 +97,10 @@ class Outcome:
     answer: NDArray[np.float64] | None = None
 
 
+class Unusable(RuntimeError):
+    """The device of an evaluator refuses whatever follows; only another process can go on."""
+
+
 class Session(Protocol):
     """A loaded evaluator."""
 
@@ -107,7 +111,11 @@ class Session(Protocol):
         """Answer; any exception becomes a failed outcome."""
 
     def forget(self) -> None:
-        """Drop what a failed job left, so that the next job has all the memory."""
+        """Drop what a failed job left, so that the next job has all the memory.
+
+        Raises:
+            Unusable: there can be no next job.
+        """
 
 
 class Work(Protocol):
@@ -118,7 +126,11 @@ class Work(Protocol):
 
 
 def attempt(session: Session, job: Job | ProbeJob) -> Outcome:
-    """Run a job; every exception becomes an outcome, and the session stays usable."""
+    """Run a job; every exception becomes an outcome, and the session stays usable.
+
+    Raises:
+        Unusable: it does not, and the job is the cause, as if the evaluator had died.
+    """
     start = time.perf_counter()
     status: Status = "failed"
     try:
