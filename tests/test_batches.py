@@ -1,6 +1,7 @@
 """Windows that share a forward pass on a GPU: as many as fit, and fewer where they do not."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.policy import Policy
 from kvsearch.rules import Attention
+from kvsearch.search.work import Job, attempt
 from tests.cache_cases import tiny
 
 LOADED = tiny(dtype=torch.float32)
@@ -20,8 +22,22 @@ IDS = np.random.default_rng(0).integers(0, 60, (7, 48))
 POLICY = Policy(slots=24, interval=8, sinks=2, recent_window=8, rule=Attention())
 
 
+KINDS = [  # what a device without memory raises
+    torch.OutOfMemoryError("CUDA out of memory"),
+    torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported late"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    MemoryError(),
+]
+
+
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def kind() -> Exception:
+    return KINDS[0]
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch, kind: Exception) -> list[int]:
     """Windows of each pass on a device with room for three, which says that it has more."""
     tried: list[int] = []
     plain = Head.hidden
@@ -29,7 +45,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def hidden(self: Head, ids: torch.Tensor, cache: Any) -> torch.Tensor:
         tried.append(len(ids))
         if len(ids) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise kind
         return plain(self, ids, cache)
 
     monkeypatch.setattr(Head, "hidden", hidden)
@@ -37,6 +53,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return tried
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda e: str(e)[:24])
 def test_a_pass_that_does_not_fit_is_made_again_with_fewer_windows(passes: list[int]) -> None:
     evaluator = Evaluator(LOADED)
     found = evaluator.quality(POLICY, IDS).nll
@@ -47,6 +64,43 @@ def test_a_pass_that_does_not_fit_is_made_again_with_fewer_windows(passes: list[
     passes.clear()
     evaluator.quality(POLICY, IDS)
     assert passes == [3, 3, 1]  # it is remembered
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda e: str(e)[:24])
+def test_a_policy_without_memory_is_not_called_wrong(kind: Exception) -> None:
+    class Full:
+        def run(self, job: Job) -> Any:
+            raise kind
+
+        def forget(self) -> None:
+            pass
+
+    found: Any = attempt(cast(Any, Full()), Job(0, "search", POLICY, 48))
+    assert found.status == "oom" and found.error and "\n" not in found.error
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda e: str(e)[:24])
+def test_a_device_that_the_model_fills_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, kind: Exception
+) -> None:
+    def forward(*_: Any, **__: Any) -> Any:
+        raise kind
+
+    monkeypatch.setattr(LOADED.model, "forward", forward)
+    with pytest.raises(OutOfMemory, match="no memory left beside the model"):
+        Evaluator(LOADED)
+
+
+def test_a_smaller_pass_may_have_what_the_larger_one_held(
+    passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(passes)))
+    replay = Evaluator(LOADED).replay(POLICY, IDS)
+    group = replay._group(0, 0, 7)  # its ids are on the CPU
+    monkeypatch.setattr(replay, "_loaded", replace(LOADED, device="cuda:0"))
+    assert not replay._advanced(group, 48)
+    assert passes == [7] and emptied == [1]
 
 
 def test_a_number_that_was_asked_for_is_kept(passes: list[int]) -> None:

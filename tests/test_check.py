@@ -1,6 +1,7 @@
 """`kvsearch check`: every op's probe, what is wrong, and what an exit code says of it."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from kvsearch.app import check
 from kvsearch.cli import main
 from kvsearch_kernels.ahead import ops
-from kvsearch_kernels.proofs import proofs
+from kvsearch_kernels.proofs import Proof, proofs
 from kvsearch_kernels.tally import tally
 
 CPU = torch.device("cpu")
@@ -69,6 +70,35 @@ def test_tokens_that_are_not_replayed_are_said() -> None:
     sentence, right = check._graphs(CPU, torch.float32)
     assert sentence.startswith("0 of 40 tokens") and "off by 0 of" in sentence
     assert not right
+
+
+def test_what_ends_the_graphs_does_not_hide_which_op_failed(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kernel that read where it must not, CUDA refuses whatever follows."""
+    dead: list[bool] = []
+
+    def refuse(*_: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access\nIt may be late")
+
+    def asked(*_: Any) -> str:
+        assert not dead
+        return "an H200"
+
+    def tried(*_: Any) -> Iterator[Proof]:
+        dead.append(True)
+        yield Proof("tally", {}, ("case 0: AcceleratorError",), 0.1)
+
+    monkeypatch.setattr(check, "device_named", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr(check, "free_memory", lambda _: 1 << 40)
+    monkeypatch.setattr(check, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(check, "_words", asked)
+    monkeypatch.setattr(check, "proofs", tried)
+    monkeypatch.setattr(check, "_graphs", refuse)
+    code, out = call(["check", "--quiet"], capsys)
+    assert code == 1 and out.startswith("an H200, bfloat16")
+    assert "tally: case 0: AcceleratorError" in out.splitlines()
+    assert out.splitlines()[-1] == "graphs: AcceleratorError: CUDA error: an illegal memory access"
 
 
 def test_a_device_that_is_not_there_is_named(capsys: Any) -> None:

@@ -4,6 +4,7 @@ Everything runs in float64, where what differs is logic and not rounding (see te
 models are random and tiny; what counts is what each family does around attention.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
+from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.sensitivity import starving
 from kvsearch.models.load import LoadedModel
@@ -316,3 +318,36 @@ def test_a_pass_may_start_at_the_first_layer_that_differs(family) -> None:
     assert short.max() > 1e-5
     np.testing.assert_allclose(short, whole, atol=1e-6)  # logits are fp32
     assert divergence.spent < 3 * IDS.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("prefix", "more"), [("Gemma2", {}), ("Granite", dict(logits_scaling=6.0)), ("Llama", {})]
+)
+def test_a_head_is_known_in_every_type_and_another_one_is_refused(
+    prefix: str, more: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Families cap and scale logits in the type of the weights, which rounds large ones off."""
+    torch.manual_seed(0)
+    config = getattr(transformers, prefix + "Config")(**BASE, **more)
+    model = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
+    model.get_output_embeddings().weight.mul_(200 if prefix == "Granite" else 10)
+    model = model.to(dtype)
+    Head(model)
+    plain = model.forward
+    changes: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x * 1.1,
+        lambda x: x + x.abs().max() / 10,
+        lambda x: 2 * torch.tanh(x / 2),
+        lambda x: x.roll(1, -1),
+    ]
+    for change in changes:
+
+        def other(*args: Any, change: Any = change, **kwargs: Any) -> Any:
+            out = plain(*args, **kwargs)
+            out.logits = change(out.logits)
+            return out
+
+        monkeypatch.setattr(model, "forward", other)
+        with pytest.raises(ModelError, match="in a way kvsearch does not know"):
+            Head(model)

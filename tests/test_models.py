@@ -15,7 +15,7 @@ from transformers.utils import logging
 from kvsearch.app.evaluators import devices
 from kvsearch.errors import ModelError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.models import memory, products, wheel
+from kvsearch.models import load, memory, products, wheel
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import converted
 from kvsearch.models.load import dtype_named, load_model, max_context
@@ -125,6 +125,52 @@ def test_too_little_memory_is_refused_before_loading(tiny_folder, monkeypatch):
 def test_free_memory_is_plausible():
     free = memory.free_memory(torch.device("cpu"))
     assert free is None or 1 << 20 < free < 1 << 50
+
+
+REFUSALS = [
+    RuntimeError("The NVIDIA driver on your system is too old (found version 11040)."),
+    AssertionError("Torch not compiled with CUDA enabled"),
+    torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported late"),
+    torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nMore"),
+]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda e: str(e)[:30])
+def test_a_gpu_that_cannot_be_used_is_one_sentence(tiny_folder, monkeypatch, error):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    with pytest.raises(ModelError, match="choose another GPU with CUDA_VISIBLE_DEVICES") as caught:
+        load_model(str(tiny_folder), device="cuda")
+    line = str(error).splitlines()[0].rstrip(".")
+    assert str(caught.value).startswith(f"cuda:0 cannot be used: {line}; ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_without_kernels_is_found_when_the_model_is_there(tiny_folder, monkeypatch):
+    """A model can be moved to a GPU that is too old for this torch: nothing is computed yet."""
+    tried = []
+
+    def refuse(device):
+        tried.append(device)
+        raise torch.AcceleratorError("CUDA error: no kernel image is available\nMore")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+    monkeypatch.setattr(load, "spread", lambda model, places: model)
+    monkeypatch.setattr(load, "_multiply", refuse)
+    with pytest.raises(ModelError, match="no kernel image is available; choose another") as caught:
+        load_model(str(tiny_folder), device="cpu,cuda:1")
+    assert "\n" not in str(caught.value) and tried == [torch.device("cuda", 1)]
+
+
+def test_what_is_tried_on_a_gpu_waits_for_it(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    load._multiply(torch.device("cpu"))
+    assert waited == [torch.device("cpu")]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from kvsearch.app.sensitivity import spread
 from kvsearch.evaluate import head_losses, sensitivity
@@ -16,9 +19,9 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.executors.processes import Processes
-from kvsearch.search.model_work import ModelWork
+from kvsearch.search.model_work import ModelSession, ModelWork
 from kvsearch.search.probing import over
-from kvsearch.search.work import Job, ProbeJob
+from kvsearch.search.work import Job, ProbeJob, Unusable
 
 IDS = np.random.default_rng(0).integers(0, 256, (2, 160))
 
@@ -93,3 +96,33 @@ def test_an_evaluator_begins_once_per_window_and_frees_it(
     assert len(begun) == 2 and len({*found}) == 4 and min(found) > 0
     prober.forget()
     assert float(prober.answer(IDS, probes[0])) == found[0] and len(begun) == 3
+
+
+class Refuses:
+    """An evaluator on two GPUs, which only says where it is."""
+
+    loaded = SimpleNamespace(devices="cuda:0,cuda:1")
+
+
+@pytest.mark.parametrize("call", ["synchronize", "empty_cache"])
+def test_what_cuda_says_after_a_failure_tells_whether_the_next_policy_can_run(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    said: list[Exception] = []
+
+    def refuse(*_: object) -> None:
+        if said:
+            raise said[0]
+
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: waited.append("emptied"))
+    session = ModelSession(cast(Any, Refuses()), {})
+    session.forget()
+    assert waited == ["cuda:0", "cuda:1", "emptied"]
+    monkeypatch.setattr(torch.cuda, call, refuse)
+    said.append(torch.AcceleratorError("CUDA error: out of memory"))
+    session.forget()  # another job may fit
+    said[0] = torch.AcceleratorError("CUDA error: an illegal memory access\nIt may be late")
+    with pytest.raises(Unusable, match=r"^CUDA error: an illegal memory access$"):
+        session.forget()

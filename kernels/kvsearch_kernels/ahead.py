@@ -26,14 +26,15 @@ from typing import IO, Any
 import torch
 
 import kvsearch_kernels
-from kvsearch_kernels.launch import DTYPES, emulated, on
+from kvsearch_kernels.launch import DTYPES, emulated, lacks_memory, on
 from kvsearch_kernels.op import Op
 
 CASES, PARTS = 3, 8  # neighbouring cases that are compiled together; the last part has all others
 LONG = ("decode_step", "decode_attention", "repack_kv", "scored_decode", "settle_kv")  # these first
 MEMORY = 1 << 30  # bytes on the GPU for each process: CUDA's own, and a probe's tensors
 MOST, LIMIT = 16, 600.0  # processes, and seconds after which they are stopped
-FAILED, SHORT = 3, 4  # exit statuses: a kernel failed, as it would again; memory was short
+# Exit statuses: a kernel failed, as it would again; memory was short; the GPU refused all work.
+FAILED, SHORT, REFUSED = 3, 4, 5
 MODULE = "kvsearch_kernels.ahead"  # not `__name__`, which may be `__main__`
 
 
@@ -82,7 +83,8 @@ def side_by_side(command: Sequence[str], count: int, limit: float) -> tuple[bool
 
     Returns:
         Whether nothing would be gained by running it again: everything was tried, and what failed
-        is not for lack of memory. And the last line of a process that failed, if one did.
+        is neither for lack of memory nor of a GPU. And the last line of a process that failed, if
+        one did.
     """
     home = str(Path(kvsearch_kernels.__path__[0]).parent)
     path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
@@ -124,6 +126,7 @@ def _processes(device: torch.device) -> int:
 def _mark(device: torch.device, dtype: torch.dtype) -> Path | None:
     """A file beside Triton's cache that is there once all is compiled; None if nothing is to be."""
     never = emulated() or os.environ.get("KVSEARCH_TRITON") == "0" or dtype not in DTYPES
+    never = never or torch.version.hip is not None
     if device.type != "cuda" or never or find_spec("triton") is None:
         return None
     triton: Any = import_module("triton")
@@ -160,7 +163,8 @@ def main() -> int:
     """Compile what no other process that shares the work does.
 
     Returns:
-        0; `FAILED` if a kernel failed; `SHORT` if one did for lack of memory.
+        0; `FAILED` if a kernel failed; `SHORT` if one did for lack of memory; `REFUSED` at once
+        if the GPU is not to be had, or CUDA refuses whatever follows an error.
     """
     parser = argparse.ArgumentParser(description="Compile the kernels that probes launch.")
     parser.add_argument("--device", default="cuda:0")
@@ -178,9 +182,16 @@ def main() -> int:
         except Exception as error:  # whatever a compiler or a launch may raise
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
             print(f"{name}: {line}", file=sys.stderr)
-            short = isinstance(error, torch.cuda.OutOfMemoryError)
+            short = lacks_memory(error)
+            if not short and _refused(error):
+                return REFUSED
             failed = SHORT if short or failed == SHORT else FAILED
     return failed
+
+
+def _refused(error: Exception) -> bool:
+    """Whether an error is of the device and not of a kernel, so that the next one says the same."""
+    return any(x in str(error) for x in ("CUDA error", "busy or unavailable"))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,14 @@ def checking() -> bool:
     return os.environ.get("KVSEARCH_CHECK") == "1"
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that a device has too little memory: torch's, CUDA's or cuBLAS's."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(x in str(error) for x in said)
+
+
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
@@ -43,6 +51,8 @@ def why_not_here(*tensors: Tensor) -> str | None:
             return "there is no backward pass and a tensor requires a gradient"
         if x.is_floating_point() and x.dtype is torch.bfloat16 and emulated():
             return "the Triton interpreter computes torch.bfloat16 wrongly"
+    if torch.version.hip is not None and not emulated():
+        return "kernels are for NVIDIA GPUs; torch is built for ROCm"
     if not _has_triton():
         return "triton is not installed"
     return None

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.launch import on
+from kvsearch_kernels.launch import lacks_memory, on
 from kvsearch_kernels.probing import on_cpu
 
 Key: TypeAlias = tuple[str, str, torch.device, torch.dtype]
@@ -63,6 +63,10 @@ def trusted(op: Provable, impl: str, device: torch.device, dtype: torch.dtype) -
     """None if `impl` passed the probe of `op` here, or one sentence why `auto` passes over it.
 
     The first call runs the probe, and a failure warns; later ones use the stored result.
+
+    Raises:
+        Exception: the probe found no memory, twice; nothing is stored, and a caller that makes room
+            may ask again.
     """
     key = (op.name, op.impls[impl], device, dtype)
     if key in _verdicts:  # without the lock: this is on the way of every call
@@ -76,14 +80,25 @@ def trusted(op: Provable, impl: str, device: torch.device, dtype: torch.dtype) -
         if capturing:
             # a probe waits for the device, which would break the capture; the next call may prove
             return _warned(f"auto passes over {where}: a CUDA graph is captured before the proof")
-        try:
-            reason = prove(op, impl, device, dtype)
-        except Exception as error:  # whatever a compiler or a launch may raise
-            line = (str(error).strip() or "no message").splitlines()[0]
-            reason = f"{type(error).__name__}: {line}"
+        reason = _proven(op, impl, device, dtype)
         sentence = None if reason is None else f"auto passes over {where}: {reason}"
         _verdicts[key] = sentence  # before the warning, which may be set to raise
         return sentence and _warned(sentence)
+
+
+def _proven(op: Provable, impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What is wrong, errors included; a lack of memory says nothing about the implementation."""
+    for again in (True, False):
+        try:
+            return prove(op, impl, device, dtype)
+        except Exception as error:  # whatever a compiler or a launch may raise
+            if not lacks_memory(error):
+                line = (str(error).strip() or "no message").splitlines()[0]
+                return f"{type(error).__name__}: {line}"
+            if not again:
+                raise
+        torch.cuda.empty_cache()  # only now: until an `except` ends, the frames hold tensors
+    raise AssertionError("unreachable")
 
 
 def _warned(sentence: str) -> str:

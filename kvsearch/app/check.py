@@ -12,7 +12,8 @@ from kvsearch.app.progress import Shown
 from kvsearch.cache.cuda_graphs import cuda_graphs
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.models.load import device_named, dtype_named
-from kvsearch.models.read import quiet
+from kvsearch.models.memory import free_memory
+from kvsearch.models.read import brief, quiet
 from kvsearch.policy import Policy, Quantizer, Tier
 from kvsearch.rules import Attention
 from kvsearch_kernels.ahead import compile_ahead, ops
@@ -71,11 +72,13 @@ def check(shown: Shown, *, device: str, dtype: str) -> Checked:
     """Run every op's probe on a device, and on a GPU a small model's tokens as CUDA graphs.
 
     Raises:
-        ModelError: there is no such device or dtype.
+        ModelError: there is no such device or dtype, or the GPU cannot be used.
     """
     where = device_named(device)
     kind = dtype_named(dtype, where)
+    free_memory(where)  # refuses a GPU that cannot be used
     compile_ahead(where, kind, shown.say)
+    words = _words(where)  # before anything that could leave the GPU unusable
     found = list[Proof]()
     with shown.step("ops", len(ops())) as step:
         for proof in proofs(where, kind):
@@ -84,10 +87,13 @@ def check(shown: Shown, *, device: str, dtype: str) -> Checked:
     wrong = [f"{proof.op}: {fault}" for proof in found for fault in proof.faults]
     graphs = None
     if where.type == "cuda":
-        graphs, right = _graphs(where, kind)
-        wrong += [] if right else [graphs]
+        try:
+            graphs, right = _graphs(where, kind)
+            wrong += [] if right else [graphs]
+        except Exception as error:  # such as CUDA's, of an op that has read where it must not
+            wrong.append(f"graphs: {type(error).__name__}: {brief(error)}")
     return Checked(
-        _words(where), str(kind).removeprefix("torch."), dict(_versions()), tuple(found), graphs,
+        words, str(kind).removeprefix("torch."), dict(_versions()), tuple(found), graphs,
         tuple(wrong),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.errors import KvsearchError
+from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
 from kvsearch.evaluate.batches import Batches
 from kvsearch.evaluate.divergence import Divergence
 from kvsearch.evaluate.fed import feed
@@ -56,11 +56,23 @@ class Evaluator:
 
     Attributes:
         head: body and output layer of the model.
+
+    Raises:
+        OutOfMemory: the device has no room for the activations of a few tokens.
+        ModelError: the family computes its logits in a way that is not known.
     """
 
     def __init__(self, loaded: LoadedModel, batch: int | None = None) -> None:
         self.loaded, self.batches = loaded, Batches(loaded, batch)
-        self.head = Head(loaded.model, loaded.silent)
+        try:
+            self.head = Head(loaded.model, loaded.silent)
+        except (RuntimeError, MemoryError) as error:
+            if not lacks_memory(error):
+                raise
+            raise OutOfMemory(
+                f"{loaded.device} has no memory left beside the model; free some, or choose a "
+                "smaller model or another --device"
+            ) from error
 
     def replay(
         self, policy: Policy, windows: NDArray[np.int64], *, prompt: int = 0, **options: Any

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvsearch.cache import plans
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.errors import OutOfMemory
+from kvsearch.errors import OutOfMemory, lacks_memory
 from kvsearch.evaluate.batches import Batches
 from kvsearch.evaluate.fed import Fed, feed, flags
 from kvsearch.evaluate.head import Head
@@ -103,8 +103,7 @@ class Replay:
         try:
             self._advance(group, stop)
         except (RuntimeError, MemoryError) as e:
-            known = isinstance(e, torch.OutOfMemoryError | MemoryError)
-            if not known and "can't allocate memory" not in str(e):  # torch's words of a CPU
+            if not lacks_memory(e):
                 raise
             last = group is self._groups[-1]  # what comes after it is not lost
             if not (last and self._batches.fewer(len(group.ids))):
@@ -115,6 +114,8 @@ class Replay:
             return True
         # only now: until an `except` ends, the traceback holds the frames and with them the caches
         self._cache = group.cache = None
+        if "cuda" in self._loaded.devices:
+            torch.cuda.empty_cache()  # blocks of the larger pass are not what cuBLAS can have
         return False
 
     def _advance(self, group: "_Group", stop: int) -> None:

@@ -13,7 +13,7 @@ from kvsearch.models import given, products
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.gguf import converted, dequantised
 from kvsearch.models.locate import locate
-from kvsearch.models.memory import require_memory
+from kvsearch.models.memory import ELSEWHERE, require_memory
 from kvsearch.models.read import brief, configuration, read
 from kvsearch.models.shape import shape_of, text_config
 from kvsearch.models.spread import spread
@@ -167,9 +167,13 @@ def load_model(
     try:
         model = spread(model, places) if len(places) > 1 else model.to(places[0])
         model = model.eval().requires_grad_(False)
-    # Out of memory, or a device that this build of torch does not have.
+        for place in places:
+            if place.type == "cuda":
+                _multiply(place)
+    # Out of memory, a device that this build of torch does not have or a GPU too old for it.
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"{name} cannot be put on {device}: {brief(error)}") from error
+        hint = f"; {ELSEWHERE}" if any(p.type == "cuda" for p in places) else ""
+        raise ModelError(f"{name} cannot be put on {device}: {brief(error)}{hint}") from error
     least = products.suits()
     if places == [cpu] and kind == torch.float32 and least is not None:
         products.by_onednn(model, least)
@@ -185,6 +189,13 @@ def load_model(
         device=str(places[0]),
         others=tuple(map(str, places[1:])),
     )
+
+
+def _multiply(device: torch.device) -> None:
+    """Multiply on a GPU, which fails on one that torch has no kernels for."""
+    x = torch.ones(8, 8, device=device)
+    torch.mm(x, x)
+    torch.cuda.synchronize(device)
 
 
 def shape_named(name: str, announce: Callable[[str], None] = to_stderr) -> ModelShape:

@@ -7,6 +7,9 @@ from pathlib import Path
 import torch
 
 from kvsearch.errors import ModelError
+from kvsearch.models.read import brief
+
+ELSEWHERE = "choose another GPU with CUDA_VISIBLE_DEVICES, or give --device cpu"
 
 
 def require_memory(count: int, dtype: torch.dtype, device: torch.device, name: str) -> None:
@@ -26,9 +29,17 @@ def require_memory(count: int, dtype: torch.dtype, device: torch.device, name: s
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on a device; None where the system does not say."""
+    """Bytes that can still be allocated on a device; None where the system does not say.
+
+    Raises:
+        ModelError: a GPU that cannot be used: its driver is too old, or others have taken it.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        try:
+            return int(torch.cuda.mem_get_info(device)[0])
+        except (RuntimeError, AssertionError) as error:
+            why = brief(error).rstrip(".")
+            raise ModelError(f"{device} cannot be used: {why}; {ELSEWHERE}") from error
     if device.type != "cpu":
         return None
     bounds = [b for b in (_system_memory(), _container_memory()) if b is not None]

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsearch.errors import lacks_memory
 from kvsearch.evaluate.probes import Prober
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import Replay
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
-from kvsearch.search.work import Job, Measured, ProbeJob
+from kvsearch.search.work import Job, Measured, ProbeJob, Unusable
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +82,23 @@ class ModelSession:
         return self._prober.answer(self.parts[job.part], job.probe)
 
     def forget(self) -> None:
-        """Drop the caches of a job that failed, so that the next one has all the memory."""
+        """Drop the caches of a job that failed, so that the next one has all the memory.
+
+        Raises:
+            Unusable: after an error such as an illegal memory access CUDA refuses everything that
+                follows in a process, and the next policies are not the cause.
+        """
         self._last = None
         self._prober.forget()
-        if self.evaluator.loaded.device.startswith("cuda"):
-            import torch
+        gpus = [x for x in self.evaluator.loaded.devices.split(",") if x.startswith("cuda")]
+        if not gpus:
+            return
+        import torch
 
+        try:
+            for gpu in gpus:
+                torch.cuda.synchronize(gpu)
             torch.cuda.empty_cache()
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise Unusable((str(error).strip() or "no message").splitlines()[0]) from error

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.errors import KvsearchError, OutOfMemory
+from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
 from kvsearch.evaluate.probes import Probe
 from kvsearch.policy import Policy
 
@@ -97,6 +97,10 @@ class Outcome:
     answer: NDArray[np.float64] | None = None
 
 
+class Unusable(RuntimeError):
+    """The device of an evaluator refuses whatever follows; only another process can go on."""
+
+
 class Session(Protocol):
     """A loaded evaluator."""
 
@@ -107,7 +111,11 @@ class Session(Protocol):
         """Answer; any exception becomes a failed outcome."""
 
     def forget(self) -> None:
-        """Drop what a failed job left, so that the next job has all the memory."""
+        """Drop what a failed job left, so that the next job has all the memory.
+
+        Raises:
+            Unusable: there can be no next job.
+        """
 
 
 class Work(Protocol):
@@ -118,7 +126,11 @@ class Work(Protocol):
 
 
 def attempt(session: Session, job: Job | ProbeJob) -> Outcome:
-    """Run a job; every exception becomes an outcome, and the session stays usable."""
+    """Run a job; every exception becomes an outcome, and the session stays usable.
+
+    Raises:
+        Unusable: it does not, and the job is the cause, as if the evaluator had died.
+    """
     start = time.perf_counter()
     status: Status = "failed"
     try:
@@ -133,14 +145,12 @@ def attempt(session: Session, job: Job | ProbeJob) -> Outcome:
             if np.isfinite(measured.nll).all():
                 return Outcome(job.key, "ok", measured, seconds=time.perf_counter() - start)
             error = f"policy {job.policy.name or job.key} gave an NLL that is not finite"
-    except (OutOfMemory, MemoryError) as e:
-        status, error = "oom", str(e) or "out of memory"
     except KvsearchError as e:
-        error = str(e)
+        status, error = "oom" if isinstance(e, OutOfMemory) else "failed", str(e)
     except Exception as e:  # a bug in kvsearch must not end the study
         text = " ".join(str(e).split())[:300]
-        if "out of memory" in text or "can't allocate memory" in text:  # torch's own RuntimeErrors
-            status, error = "oom", text
+        if lacks_memory(e):
+            status, error = "oom", text or "out of memory"
         elif os.environ.get("KVSEARCH_DEBUG"):
             raise
         else:

@@ -65,6 +65,7 @@ def test_processes_divide_the_work(tmp_path, monkeypatch):
         (f"print('no such kernel', file=sys.stderr); sys.exit({ahead.FAILED})",
          (True, "no such kernel")),
         (f"print('no memory', file=sys.stderr); sys.exit({ahead.SHORT})", (False, "no memory")),
+        (f"print('busy', file=sys.stderr); sys.exit({ahead.REFUSED})", (False, "busy")),
         ("import os; os._exit(9)", (False, "no reason given")),
         ("import time; time.sleep(60)", (False, "stopped after 5 s")),
     ],
@@ -74,15 +75,31 @@ def test_two_processes_share_a_folder_and_one_that_fails_or_hangs_is_told(code, 
     assert ahead.side_by_side(command, 2, 5.0) == found
 
 
-def test_what_lacked_memory_is_worth_another_try(monkeypatch):
-    def run(impl):
-        raise torch.cuda.OutOfMemoryError("none left")
+@pytest.mark.parametrize(
+    ("error", "status", "tried"),
+    [
+        (torch.OutOfMemoryError("none left"), ahead.SHORT, 3),
+        (torch.AcceleratorError("CUDA error: out of memory"), ahead.SHORT, 3),
+        (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), ahead.FAILED, 3),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), ahead.REFUSED, 1),
+        (RuntimeError("CUDA-capable device(s) is/are busy or unavailable"), ahead.REFUSED, 1),
+    ],
+    ids=str,
+)
+def test_what_lacked_memory_or_a_gpu_is_worth_another_try(monkeypatch, error, status, tried):
+    """A GPU that refuses one kernel refuses all; a lack of memory may be of one alone."""
+    asked = []
 
-    monkeypatch.setattr(ahead, "ops", lambda: {"a": SimpleNamespace(probe="a", run=run)})
+    def run(impl):
+        asked.append(impl)
+        raise error
+
+    monkeypatch.setattr(ahead, "ops", lambda: {n: SimpleNamespace(probe=n, run=run) for n in "abc"})
     cases = SimpleNamespace(cases=lambda *_: [((), {})])
     monkeypatch.setattr(ahead, "import_module", lambda name: cases)
-    monkeypatch.setattr(sys, "argv", ["ahead", "--device", "cpu", "--only", "a"])
-    assert ahead.main() == ahead.SHORT
+    monkeypatch.setattr(sys, "argv", ["ahead", "--device", "cpu", "--only", "a,b,c"])
+    assert ahead.main() == status
+    assert len(asked) == tried
 
 
 @pytest.fixture
@@ -120,6 +137,9 @@ def test_they_are_compiled_once(gpu, monkeypatch):
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     ahead.compile_ahead(CUDA, torch.float16, said.append)
     monkeypatch.delenv("KVSEARCH_TRITON")
+    with monkeypatch.context() as rocm:
+        rocm.setattr(torch.version, "hip", "6.4")
+        ahead.compile_ahead(CUDA, torch.float16, said.append)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
     ahead.compile_ahead(CUDA, torch.float16, said.append)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))

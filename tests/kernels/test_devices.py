@@ -3,6 +3,7 @@
 import importlib
 import math
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,6 +48,20 @@ def test_the_current_device_is_set_by_index_and_only_for_cuda(monkeypatch):
     launch.on(torch.device("cuda", 1))
     launch.on(torch.device("cpu"))
     assert asked == [1]
+
+
+def test_a_torch_for_rocm_calls_its_devices_cuda_too(monkeypatch):
+    fake = SimpleNamespace(
+        is_cuda=True, device=torch.device("cuda", 0), requires_grad=False, dtype=torch.float16,
+        is_floating_point=lambda: True,
+    )  # fmt: skip
+    monkeypatch.setattr(launch, "_has_triton", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert launch.why_not_here(fake) is None
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert launch.why_not_here(fake) == "kernels are for NVIDIA GPUs; torch is built for ROCm"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert launch.why_not_here(torch.ones(1)) is None
 
 
 @pytest.mark.parametrize("op", TRITON, ids=lambda op: op.name)

@@ -1,5 +1,6 @@
 """`auto` takes a compiled implementation only where it has passed the probe of its op."""
 
+import re
 import sys
 import warnings
 from contextlib import nullcontext
@@ -82,6 +83,38 @@ def test_what_fails_its_probe_is_passed_over_with_one_warning(made, forward, sai
         warnings.simplefilter("error")
         assert op.pick(torch.ones(5)) == "reference"
     assert len(probed) == 1
+
+
+LACKS = [
+    torch.OutOfMemoryError("CUDA out of memory."),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+@pytest.mark.parametrize("error", LACKS, ids=str)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_lack_of_memory_is_no_verdict(made, monkeypatch, error, times):
+    """It is tried again with an emptied cache, then raised, so that a caller makes room."""
+    left, emptied = [error] * times, []
+
+    def forward(x):
+        if left:
+            raise left.pop()
+        return x * 2
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    op, probed = doubling(made, forward)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if times == 2:
+            with pytest.raises(type(error), match=re.escape(str(error))):
+                op.pick(torch.ones(2))
+            assert trust._verdicts == {}
+        assert op.pick(torch.ones(2)) == "triton"
+        assert op.pick(torch.ones(2)) == "triton"
+    assert emptied == [True] and len(probed) == times + 1
 
 
 def test_auto_goes_on_to_the_next_implementation(made):

@@ -23,7 +23,7 @@ from kvsearch.search.executors import cluster
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.executors.processes import Processes
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.work import Job, Measured
+from kvsearch.search.work import Job, Measured, Unusable
 
 
 def quiet(trial: Trial, trials: list[Trial]) -> None:
@@ -150,6 +150,66 @@ def test_an_evaluator_that_cannot_open_stops_the_run_and_blames_no_policy(
     assert not [t for t in folder.trials() if t.state == "failed"]
     assert all(attempts(folder, t) == 0 for t in folder.running())
     folder.close()
+
+
+@dataclass(frozen=True)
+class Poisoned(Toy):
+    """Work on a device that refuses everything after a policy whose heads vote together."""
+
+    def open(self, slot: int) -> Session:
+        return Sticky(self)
+
+
+class Sticky(Session):
+    dead = False
+
+    def run(self, job: Job) -> Measured:
+        assert not self.dead, "another policy would be blamed"
+        if culprit(job.policy):
+            self.dead = True
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return super().run(job)
+
+    def forget(self) -> None:
+        if self.dead:
+            raise Unusable("CUDA error: an illegal memory access was encountered")
+
+
+def culprit(policy: Policy) -> bool:
+    return policy.rule is not None and policy.rule.share == "layer"
+
+
+def test_a_device_that_refuses_all_work_is_the_fault_of_one_policy_alone(tmp_path: Path) -> None:
+    folder, executor = RunFolder(tmp_path / "run"), Processes(Poisoned(tmp_path / "log", 0.0), 1)
+    trials = Search(task(2), executor, folder, quiet).run()
+    executor.close()
+    folder.close()
+    failed = [t for t in trials if t.state == "failed"]
+    assert failed and sum(t.state == "complete" for t in trials) > 5
+    for t in failed:
+        assert culprit(t.policy) and t.attempt == 3
+        assert t.error == "its evaluator died (the GPU refuses all work)"
+
+
+def test_in_the_drivers_own_process_it_ends_the_run_which_goes_on_when_asked(
+    tmp_path: Path,
+) -> None:
+    said = []
+    for _ in range(60):
+        folder = RunFolder(tmp_path / "run")
+        search = Search(task(2), Inline(Sticky(Toy(tmp_path / "log", 0.0))), folder, quiet)
+        try:
+            trials = search.run()
+            break
+        except RunError as error:
+            said.append(str(error))
+        finally:
+            folder.close()
+    failed = [t for t in trials if t.state == "failed"]
+    assert failed and all(culprit(t.policy) for t in failed)
+    assert len(said) == 3 * len(failed)
+    assert said[0].startswith(f"the GPU refuses all work after policy {failed[0].name} (CUDA error")
+    assert said[0].endswith("; run the same command again to go on")
 
 
 def test_an_evaluator_killed_while_idle_is_replaced_in_silence(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from collections import deque
 
-from kvsearch.search.work import Job, Outcome, ProbeJob, Session, attempt
+from kvsearch.errors import RunError
+from kvsearch.search.work import Job, Outcome, ProbeJob, Session, Unusable, attempt
 
 
 class Inline:
@@ -15,6 +16,7 @@ class Inline:
     def __init__(self, session: Session) -> None:
         self.session, self.slots = session, 1
         self._jobs: deque[tuple[int, Job | ProbeJob]] = deque()
+        self._refusal = ""
 
     def open(self) -> None:
         """It is."""
@@ -24,9 +26,24 @@ class Inline:
         self._jobs.append((slot, job))
 
     def wait(self) -> tuple[int, Outcome]:
-        """Run the oldest job."""
+        """Run the oldest job.
+
+        A job that leaves the device unusable ends as `died`, which counts against it.
+
+        Raises:
+            RunError: the device has been unusable since the job before.
+        """
+        if self._refusal:
+            raise RunError(self._refusal)
         slot, job = self._jobs.popleft()
-        return slot, attempt(self.session, job)
+        try:
+            return slot, attempt(self.session, job)
+        except Unusable as e:
+            what = f"policy {job.policy.name or job.key}" if isinstance(job, Job) else "a probe"
+            self._refusal = f"the GPU refuses all work after {what} ({e})"
+            died = Outcome(job.key, "died", error=self._refusal)
+            self._refusal += "; run the same command again to go on"
+            return slot, died
 
     def close(self) -> None:
         """Forget jobs that did not run."""

@@ -6,6 +6,7 @@ the job: it is started again, and after a few times the run ends with a sentence
 """
 
 import multiprocessing
+import os
 import signal
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
@@ -13,11 +14,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from kvsearch.search.executors.parent_watch import die_with_parent, undisturbed
-from kvsearch.search.work import Job, Outcome, ProbeJob, Work, attempt, why_unopened
+from kvsearch.search.work import Job, Outcome, ProbeJob, Unusable, Work, attempt, why_unopened
 
 _SPAWN = multiprocessing.get_context("spawn")  # forked CUDA and OpenMP states do not work
 _OPENED = "opened"
 STARTS = 3  # times in a row that a slot may die before it has opened its work
+
+_REFUSED = 70  # exit code of a process whose device refuses all work
 
 
 @dataclass
@@ -130,7 +133,7 @@ class Processes:
 def _exit(code: int | None) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
+    return "the GPU refuses all work" if code == _REFUSED else f"exit code {code}"
 
 
 def _serve(slot: int, pipe: Connection) -> None:
@@ -147,5 +150,7 @@ def _serve(slot: int, pipe: Connection) -> None:
         pipe.send(_OPENED)
         while True:
             pipe.send(attempt(session, pipe.recv()))
+    except Unusable:
+        os._exit(_REFUSED)  # at once: what ends a process in order would ask the device, too
     except (EOFError, OSError):  # the driver is gone
         return
