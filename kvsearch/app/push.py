@@ -24,7 +24,7 @@ class Pushed:
 
     Attributes:
         where: address on the hub, or the folder.
-        measured: whether a run beside the policy gave the card its figures.
+        measured: whether the finished run that it lies in gave the card its figures.
         files: their names.
     """
 
@@ -55,8 +55,8 @@ def push(
         force: overwrite existing files of the folder.
 
     Raises:
-        KvsearchError: the policy cannot be read, files exist, or the hub refuses; of a folder
-            nothing was written then.
+        KvsearchError: the policy cannot be read, its run is damaged, files exist, or the hub
+            refuses; of a folder nothing was written then.
     """
     if (repository is None) == (out is None):
         raise RunError("give either a hub id owner/name or a folder with -o")
@@ -98,8 +98,8 @@ def _measured(file: Path, policy: Policy) -> tuple[Summary, Row] | None:
             continue
         try:
             summary = summaries.read(RunFolder(folder, write=False))
-        except RunError:
-            return None  # not finished: nothing was measured on the report text
+        except summaries.Unfinished:
+            return None
         layers = summaries.shape_from(summary.model).layers
         key = policy.fingerprint(layers)
         rows = [r for r in summary.rows if r.policy.fingerprint(layers) == key]
