@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvsearch.errors import RunError
@@ -36,43 +37,21 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
         RunError: the file cannot be written; an older file of that name is untouched.
     """
     path = Path(path)
-    raw = data.encode("utf-8") if isinstance(data, str) else data
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with draft.open("xb") as f:
-                f.write(raw)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(draft, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-    except OSError as e:
-        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
-        raise RunError(f"cannot write {path}: {why}") from e
+    with _told(path), contextlib.ExitStack() as undo:
+        os.replace(_draft(path, _raw(data), undo), path)
+        undo.pop_all()
+    _sync_folder(path.parent)
     return path
 
 
 def require_writable(path: Path) -> None:
-    """Make the parent folders of a file that is written later, and try to write there.
+    """Try to write where a file is written later; no trace of that is left, folders neither.
 
     Raises:
         RunError: the file could not be written, or is a folder.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.open("xb").close()
-        draft.unlink()
-    except OSError as e:
-        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
-        raise RunError(f"cannot write {path}: {why}") from e
+    with _told(path), contextlib.ExitStack() as undo:
+        _draft(path, b"", undo).unlink()
 
 
 def append_line(path: Path, line: str, *, sync: bool = True) -> None:
@@ -88,7 +67,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
         RunError: no space or no permission; the file is as it was.
     """
     data = line.encode() + b"\n"
-    try:
+    with _told(path):
         # Not a Python file: its buffer would try to write the rest again when it is closed.
         binary = getattr(os, "O_BINARY", 0)  # Windows would write \r\n
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | binary, 0o666)
@@ -105,9 +84,6 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
                 raise
         finally:
             os.close(handle)
-    except OSError as e:
-        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
-        raise RunError(f"cannot write {path}: {why}") from e
 
 
 def remove_drafts(folder: Path) -> None:
@@ -116,6 +92,43 @@ def remove_drafts(folder: Path) -> None:
         for draft in folder.glob(".*.tmp"):
             if draft.is_file():
                 draft.unlink()
+
+
+def _raw(data: str | bytes) -> bytes:
+    return data.encode("utf-8") if isinstance(data, str) else data
+
+
+def _draft(path: Path, raw: bytes, undo: contextlib.ExitStack) -> Path:
+    """Write what becomes a file, in its folder; `undo` removes it and the folders made for it."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    for place in reversed((path.parent, *path.parent.parents)):
+        if not place.is_dir():
+            undo.callback(_try, place.rmdir)
+            place.mkdir(exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    undo.callback(_try, draft.unlink)  # before it is there: an interrupt may come in between
+    with draft.open("xb") as f:
+        f.write(raw)
+        f.flush()
+        os.fsync(f.fileno())
+    return draft
+
+
+def _try(remove: Callable[[], None]) -> None:
+    """Remove something that may be gone, or a folder that others may have filled."""
+    with contextlib.suppress(OSError):
+        remove()
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say in one sentence why a file cannot be written."""
+    try:
+        yield
+    except OSError as e:
+        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
+        raise RunError(f"cannot write {path}: {why}") from e
 
 
 def _sync_folder(folder: Path) -> None:

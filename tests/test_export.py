@@ -20,6 +20,7 @@ from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.export import TARGETS, environments, find, proof
 from kvsearch.export.target import Artefact
+from kvsearch.files import require_writable
 from kvsearch.models.load import load_model
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.text import read_files, tokenize, windows
@@ -193,6 +194,30 @@ def test_existing_files_are_kept_without_force(file: Path, capsys: Any) -> None:
     assert [p.name for p in folder.iterdir()] == ["run.py"] and mine.read_text() == "mine"
     code, out, _ = call([*argv, "--force"], capsys)
     assert code == 0 and "dropped" in out and mine.read_text() != "mine"
+
+
+def test_a_place_that_was_tried_is_left_as_it_was(
+    tiny_folder: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    weights = dict(slots=48, budgets=dict(kind="sensitivity", weights=(1, 2, 3)))
+    (file := tmp_path / "mine.json").write_text(Policy.build(weights).to_json())
+    before, out = {*tmp_path.rglob("*")}, tmp_path / "new" / "deep" / "out"
+    argv = ["export", str(file), "--model", str(tiny_folder), "--text", str(prose)]
+    argv += ["--context", "96", "-o", str(out)]
+    code, _, err = call(argv, capsys)
+    assert code == 2 and "made for another shape" in err and {*tmp_path.rglob("*")} == before
+    does, calls = Path.unlink, list[Path]()
+
+    def interrupted(path: Path, missing_ok: bool = False) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        does(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        require_writable(tmp_path / "nll.parquet")
+    assert calls and {*tmp_path.rglob("*")} == before
 
 
 def test_a_method_is_exported_by_its_name_as_it_is_measured(
