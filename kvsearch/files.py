@@ -2,9 +2,10 @@
 
 import contextlib
 import errno
+import glob
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from kvsearch.errors import RunError
@@ -18,6 +19,7 @@ _ADVICE = {
     errno.ENOTDIR: _FILE,
     errno.EEXIST: _FILE,  # of a folder that would be made there
 }
+_DIGITS = 8  # of the random part of a draft's name
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
@@ -42,6 +44,66 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
         undo.pop_all()
     _sync_folder(path.parent)
     return path
+
+
+def write_all(
+    folder: Path, files: Mapping[str, str | bytes], *, force: bool = False
+) -> tuple[Path, ...]:
+    """Write files that belong together, all of them or none.
+
+    Nothing gets its name before all is on the disk. A call that fails or is interrupted removes
+    what it made; after a kill the same call goes through, and removes the drafts that were left.
+
+    Args:
+        folder: where to; made if absent.
+        files: name -> content; a name may have folders in it.
+        force: overwrite files of other content. Of those, a call that stops while it gives files
+            their names has replaced the first.
+
+    Returns:
+        The paths.
+
+    Raises:
+        RunError: a file is there with other content, or cannot be written.
+    """
+    if not force:
+        require_free(folder, files)
+    paths = tuple(folder / name for name in files)
+    for path in paths:
+        remove_drafts(path.parent, path.name)
+    with contextlib.ExitStack() as undo:
+        drafts = []
+        for path, data in zip(paths, files.values(), strict=True):
+            with _told(path):
+                drafts.append(_draft(path, _raw(data), undo))
+        for path, draft in zip(paths, drafts, strict=True):
+            with _told(path):
+                if not path.exists():
+                    undo.callback(_try, path.unlink)
+                os.replace(draft, path)
+        undo.pop_all()
+    for place in {path.parent for path in paths}:
+        _sync_folder(place)
+    return paths
+
+
+def require_free(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Refuse to overwrite files, except with what they hold already.
+
+    Args:
+        folder: where they are written later.
+        files: name -> content.
+
+    Raises:
+        RunError: one is there with other content.
+    """
+    for name, data in files.items():
+        path = folder / name
+        with _told(path):
+            if path.exists() and not _holds(path, _raw(data)):
+                raise RunError(
+                    f"{path} exists; give --force to overwrite it, or another folder with -o"
+                )
 
 
 def require_writable(path: Path) -> None:
@@ -86,16 +148,29 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
             os.close(handle)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove half-written files of a killed process; no other process may be writing there."""
+def remove_drafts(folder: Path, name: str | None = None) -> None:
+    """Remove half-written files of a killed process; no other process may be writing there.
+
+    Args:
+        folder: where they are.
+        name: of the file that they were to become; None is any.
+    """
+    of = "*" if name is None else f"{glob.escape(name)}.{'?' * _DIGITS}"
     with contextlib.suppress(OSError):
-        for draft in folder.glob(".*.tmp"):
+        for draft in folder.glob(f".{of}.tmp"):
             if draft.is_file():
                 draft.unlink()
 
 
 def _raw(data: str | bytes) -> bytes:
     return data.encode("utf-8") if isinstance(data, str) else data
+
+
+def _holds(path: Path, raw: bytes) -> bool:
+    try:
+        return path.read_bytes() == raw
+    except OSError:
+        return False
 
 
 def _draft(path: Path, raw: bytes, undo: contextlib.ExitStack) -> Path:
@@ -106,7 +181,7 @@ def _draft(path: Path, raw: bytes, undo: contextlib.ExitStack) -> Path:
         if not place.is_dir():
             undo.callback(_try, place.rmdir)
             place.mkdir(exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(_DIGITS // 2)}.tmp")
     undo.callback(_try, draft.unlink)  # before it is there: an interrupt may come in between
     with draft.open("xb") as f:
         f.write(raw)

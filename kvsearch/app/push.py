@@ -8,7 +8,7 @@ from pathlib import Path
 from kvsearch.app import summary as summaries
 from kvsearch.errors import RunError
 from kvsearch.export import TARGETS, find, project, verdicts
-from kvsearch.files import write_atomic
+from kvsearch.files import write_all
 from kvsearch.models.read import brief
 from kvsearch.models.shared import FILE, is_repository, policy_file
 from kvsearch.policy import ModelShape, Policy, check
@@ -55,7 +55,7 @@ def push(
         force: overwrite existing files of the folder.
 
     Raises:
-        KvsearchError: the policy cannot be read, its run is damaged, files exist, or the hub
+        KvsearchError: the policy cannot be read, its run is damaged, other files exist, or the hub
             refuses; of a folder nothing was written then.
     """
     if (repository is None) == (out is None):
@@ -80,12 +80,7 @@ def push(
     }
     if out is not None:
         folder = Path(out)
-        if not force and (there := [n for n in files if (folder / n).exists()]):
-            raise RunError(
-                f"{folder / there[0]} exists; give --force to overwrite it, or another folder"
-            )
-        for n, text in files.items():
-            write_atomic(folder / n, text)
+        write_all(folder, files, force=force)
         return Pushed(str(folder), found is not None, tuple(files))
     assert repository is not None
     return Pushed(_upload(repository, files, private), found is not None, tuple(files))
