@@ -2,13 +2,11 @@
 
 import contextlib
 import errno
+import glob
 import os
 import secrets
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from kvsearch.errors import RunError
 
@@ -21,6 +19,7 @@ _ADVICE = {
     errno.ENOTDIR: _FILE,
     errno.EEXIST: _FILE,  # of a folder that would be made there
 }
+_DIGITS = 8  # of the random part of a draft's name
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
@@ -40,43 +39,81 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
         RunError: the file cannot be written; an older file of that name is untouched.
     """
     path = Path(path)
-    raw = data.encode("utf-8") if isinstance(data, str) else data
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with draft.open("xb") as f:
-                f.write(raw)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(draft, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-    except OSError as e:
-        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
-        raise RunError(f"cannot write {path}: {why}") from e
+    with _told(path), contextlib.ExitStack() as undo:
+        os.replace(_draft(path, _raw(data), undo), path)
+        undo.pop_all()
+    sync_folder(path.parent)
     return path
 
 
+def write_all(
+    folder: Path, files: Mapping[str, str | bytes], *, force: bool = False
+) -> tuple[Path, ...]:
+    """Write files that belong together, all of them or none.
+
+    Nothing gets its name before all is on the disk. A call that fails or is interrupted removes
+    what it made; after a kill the same call goes through, and removes the drafts that were left.
+
+    Args:
+        folder: where to; made if absent.
+        files: name -> content; a name may have folders in it.
+        force: overwrite files of other content. Of those, a call that stops while it gives files
+            their names has replaced the first.
+
+    Returns:
+        The paths.
+
+    Raises:
+        RunError: a file is there with other content, or cannot be written.
+    """
+    if not force:
+        require_free(folder, files)
+    paths = tuple(folder / name for name in files)
+    for path in paths:
+        remove_drafts(path.parent, path.name)
+    with contextlib.ExitStack() as undo:
+        drafts = []
+        for path, data in zip(paths, files.values(), strict=True):
+            with _told(path):
+                drafts.append(_draft(path, _raw(data), undo))
+        for path, draft in zip(paths, drafts, strict=True):
+            with _told(path):
+                if not path.exists():
+                    undo.callback(_try, path.unlink)
+                os.replace(draft, path)
+        undo.pop_all()
+    for place in {path.parent for path in paths}:
+        sync_folder(place)
+    return paths
+
+
+def require_free(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Refuse to overwrite files, except with what they hold already.
+
+    Args:
+        folder: where they are written later.
+        files: name -> content.
+
+    Raises:
+        RunError: one is there with other content.
+    """
+    for name, data in files.items():
+        path = folder / name
+        with _told(path):
+            if path.exists() and not _holds(path, _raw(data)):
+                raise RunError(
+                    f"{path} exists; give --force to overwrite it, or another folder with -o"
+                )
+
+
 def require_writable(path: Path) -> None:
-    """Make the parent folders of a file that is written later, and try to write there.
+    """Try to write where a file is written later; no trace of that is left, folders neither.
 
     Raises:
         RunError: the file could not be written, or is a folder.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.open("xb").close()
-        draft.unlink()
-    except OSError as e:
-        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
-        raise RunError(f"cannot write {path}: {why}") from e
+    with _told(path), contextlib.ExitStack() as undo:
+        _draft(path, b"", undo).unlink()
 
 
 def append_line(path: Path, line: str, *, sync: bool = True) -> None:
@@ -92,7 +129,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
         RunError: no space or no permission; the file is as it was.
     """
     data = line.encode() + b"\n"
-    try:
+    with _told(path):
         # Not a Python file: its buffer would try to write the rest again when it is closed.
         binary = getattr(os, "O_BINARY", 0)  # Windows would write \r\n
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | binary, 0o666)
@@ -109,70 +146,67 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
                 raise
         finally:
             os.close(handle)
+
+
+def remove_drafts(folder: Path, name: str | None = None) -> None:
+    """Remove half-written files of a killed process; no other process may be writing there.
+
+    Args:
+        folder: where they are.
+        name: of the file that they were to become; None is any.
+    """
+    of = "*" if name is None else f"{glob.escape(name)}.{'?' * _DIGITS}"
+    with contextlib.suppress(OSError):
+        for draft in folder.glob(f".{of}.tmp"):
+            if draft.is_file():
+                draft.unlink()
+
+
+def _raw(data: str | bytes) -> bytes:
+    return data.encode("utf-8") if isinstance(data, str) else data
+
+
+def _holds(path: Path, raw: bytes) -> bool:
+    try:
+        return path.read_bytes() == raw
+    except OSError:
+        return False
+
+
+def _draft(path: Path, raw: bytes, undo: contextlib.ExitStack) -> Path:
+    """Write what becomes a file, in its folder; `undo` removes it and the folders made for it."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    for place in reversed((path.parent, *path.parent.parents)):
+        if not place.is_dir():
+            undo.callback(_try, place.rmdir)
+            place.mkdir(exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(_DIGITS // 2)}.tmp")
+    undo.callback(_try, draft.unlink)  # before it is there: an interrupt may come in between
+    with draft.open("xb") as f:
+        f.write(raw)
+        f.flush()
+        os.fsync(f.fileno())
+    return draft
+
+
+def _try(remove: Callable[[], None]) -> None:
+    """Remove something that may be gone, or a folder that others may have filled."""
+    with contextlib.suppress(OSError):
+        remove()
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say in one sentence why a file cannot be written."""
+    try:
+        yield
     except OSError as e:
         why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
         raise RunError(f"cannot write {path}: {why}") from e
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove half-written files of a killed process; no other process may be writing there."""
-    with contextlib.suppress(OSError):
-        for draft in folder.glob(".*.tmp"):
-            if draft.is_file():
-                draft.unlink()
-
-
-@contextlib.contextmanager
-def drafted(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name when all of it is written, and else is removed.
-
-    What a killed process left of the same folder is removed first.
-
-    Raises:
-        RunError: another process writes the same folder, or one of that name has appeared.
-        OSError: it cannot be written.
-    """
-    draft = folder.with_name(f".{folder.name}.part")
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{draft}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as e:
-        raise RunError(f"another kvsearch writes {folder}; choose another folder") from e
-    try:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        yield draft
-        sync_tree(draft)
-        if os.path.lexists(folder):
-            raise RunError(
-                f"{folder} has appeared meanwhile; move it away and run the same command again"
-            )
-        os.replace(draft, folder)
-        _sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        lock.release()
-        with contextlib.suppress(OSError):
-            os.unlink(lock.lock_file)
-
-
-def sync_tree(folder: Path) -> None:
-    """Have everything in a folder on the disk when the call returns.
-
-    Raises:
-        OSError: the disk cannot take it.
-    """
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as f:
-                os.fsync(f.fileno())
-        elif path.is_dir():
-            _sync_folder(path)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name itself durable, where the system lets a folder be synced."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

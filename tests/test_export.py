@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from kvsearch.errors import RunError
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.export import TARGETS, environments, find, proof
 from kvsearch.export.target import Artefact
+from kvsearch.files import require_writable, write_all
 from kvsearch.models.load import load_model
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.text import read_files, tokenize, windows
@@ -193,6 +195,88 @@ def test_existing_files_are_kept_without_force(file: Path, capsys: Any) -> None:
     assert [p.name for p in folder.iterdir()] == ["run.py"] and mine.read_text() == "mine"
     code, out, _ = call([*argv, "--force"], capsys)
     assert code == 0 and "dropped" in out and mine.read_text() != "mine"
+
+
+COMMANDS = (["export"], ["export", "--to", "vectors"], ["push"])
+
+
+@pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("at", ["fsync", "replace"])
+@pytest.mark.parametrize("stop", [OSError(28, "full"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
+def test_a_stopped_command_leaves_nothing_and_goes_through_again(
+    stop: BaseException, at: str, argv: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    (file := tmp_path / "mine.json").write_text(Policy(slots=24, sinks=2).to_json())
+    argv, out = [*argv, str(file), "-o", str(tmp_path / "new" / "out")], tmp_path / "new" / "out"
+    does, calls = getattr(os, at), list[Any]()
+
+    def second(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise stop
+        does(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, at, second)
+        code, said, err = call(argv, capsys)
+    assert (code, said) == (2 if isinstance(stop, OSError) else 130, "")
+    assert len(err.strip().splitlines()) == 1
+    assert [f.name for f in tmp_path.iterdir()] == ["mine.json"]
+
+    assert call(argv, capsys)[0] == 0
+    whole = {f: f.read_bytes() for f in out.rglob("*") if f.is_file()}
+    assert len(whole) >= 2
+    assert call(argv, capsys)[0] == 0  # the very same content is no obstacle
+    for one in whole:
+        one.write_text("edited")
+        code, _, err = call(argv, capsys)
+        assert code == 2 and f"{one} exists; give --force" in err and one.read_text() == "edited"
+        one.write_bytes(whole[one])
+    next(iter(whole)).write_text("edited")
+    assert call([*argv, "--force"], capsys)[0] == 0
+    assert {f: f.read_bytes() for f in out.rglob("*") if f.is_file()} == whole
+
+
+@pytest.mark.parametrize("at", ["fsync", "replace"])
+def test_what_a_killed_process_left_is_no_obstacle(at: str, tmp_path: Path) -> None:
+    files = {"a.json": "{}", "deep/b.bin": b"\0", "c": ""}
+    script = (
+        "import os, pathlib, signal\nfrom kvsearch.files import write_all\n"
+        f"does, calls = os.{at}, []\ndef second(*args):\n"
+        "    calls.append(args)\n    len(calls) == 2 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"    does(*args)\nos.{at} = second\n"
+        f"write_all(pathlib.Path({str(tmp_path / 'out')!r}), {files!r})"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+    assert list(tmp_path.rglob(".*.tmp"))
+    (other := tmp_path / "out" / ".c.md.01234567.tmp").write_text("of another file")
+    paths = write_all(tmp_path / "out", files)
+    assert {*(tmp_path / "out").rglob("*")} == {*paths, other, tmp_path / "out" / "deep"}
+    assert [p.read_bytes() for p in paths] == [b"{}", b"\0", b""]
+
+
+def test_a_place_that_was_tried_is_left_as_it_was(
+    tiny_folder: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    weights = dict(slots=48, budgets=dict(kind="sensitivity", weights=(1, 2, 3)))
+    (file := tmp_path / "mine.json").write_text(Policy.build(weights).to_json())
+    before, out = {*tmp_path.rglob("*")}, tmp_path / "new" / "deep" / "out"
+    argv = ["export", str(file), "--model", str(tiny_folder), "--text", str(prose)]
+    argv += ["--context", "96", "-o", str(out)]
+    code, _, err = call(argv, capsys)
+    assert code == 2 and "made for another shape" in err and {*tmp_path.rglob("*")} == before
+    does, calls = Path.unlink, list[Path]()
+
+    def interrupted(path: Path, missing_ok: bool = False) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        does(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        require_writable(tmp_path / "nll.parquet")
+    assert calls and {*tmp_path.rglob("*")} == before
 
 
 def test_a_method_is_exported_by_its_name_as_it_is_measured(

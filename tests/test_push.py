@@ -133,6 +133,21 @@ def test_the_hub_is_asked_for_the_same_files(
     assert code == 2 and "cannot be written on the hub" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["study.json", "measured.json"])
+def test_a_damaged_run_is_no_run_without_figures(name: str, tmp_path: Path, capsys: Any) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(RUN, run)
+    for content in ("", "{}"):
+        (run / name).write_text(content)
+        code, said, err = call(["push", str(run), "-o", str(out)], capsys)
+        assert (code, said) == (2, "") and f"{run / name} is damaged" in err and not out.exists()
+        assert len(err.splitlines()) == 1
+    shutil.copy(RUN / name, run / name)
+    (run / "measured.json").unlink()
+    code, said, _ = call(["push", str(run), "-o", str(out)], capsys)
+    assert code == 0 and "without figures: it lies in no finished run" in said
+
+
 def test_mistakes_write_nothing(mine: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     for argv, part in (

@@ -156,6 +156,7 @@ def test_a_kit_is_written_once_and_needs_no_text(tmp_path: Path, capsys: Any) ->
     file.write_text(Policy.build(POLICIES["window"]).to_json())
     code, out, _ = call(["export", str(file), "--to", "vectors"], capsys)
     assert code == 0 and str(tmp_path / "mine-vectors" / "arrays.safetensors") in out
+    (tmp_path / "mine-vectors" / "vectors.json").write_text("edited")
     for argv, part in (
         ([], "--force"), (["-o", str(tmp_path / "b"), "--verify"], "--verify is for runtimes"),
         (["-o", str(tmp_path / "b"), "--context", "9"], "--context is for runtimes"),

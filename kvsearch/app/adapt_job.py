@@ -15,7 +15,8 @@ from kvsearch.app.adapt_report import Adapted, Losses, compared
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.progress import Shown, Step
 from kvsearch.evaluate.quality import Evaluator, check_finite
-from kvsearch.files import drafted, write_atomic
+from kvsearch.files import write_atomic
+from kvsearch.folders import drafted
 from kvsearch.models import given, surgery
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.read import quiet, read

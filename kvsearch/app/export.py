@@ -20,7 +20,7 @@ from kvsearch.evaluate.quality import Evaluator, check_finite
 from kvsearch.export import Artefact, Job, Target, artefact, find, project, proof, verdicts
 from kvsearch.export.environments import require
 from kvsearch.export.fields import Verdict
-from kvsearch.files import require_writable, write_atomic
+from kvsearch.files import require_free, require_writable, write_all
 from kvsearch.models.aliases import DEFAULT, hub_id
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.policy import ModelShape, Policy, check, layout
@@ -202,7 +202,8 @@ def export(
     if strict and (lost := [f"{v.field} is {v.verdict}" for v in found if v.verdict != "exact"]):
         raise RunError(f"--strict: for {target.name} {', '.join(lost)}; nothing was written")
     made = artefact(Job(given, shape, hub_id(name or ANY_MODEL)), target)
-    _refuse_existing(folder, made, force)
+    if not force:
+        require_free(folder, made.files)
     loss: Loss | None = None
     measured: dict[str, int] = {}
     if loaded is not None:
@@ -214,7 +215,7 @@ def export(
         None if shape is None else layout(p, shape).bytes_peak(context, prompt)
         for p in (asked, given)
     ]
-    files = tuple(write_atomic(folder / n, content) for n, content in made.files.items())
+    files = write_all(folder, made.files, force=force)
     for path in files:
         if path.suffix == ".sh":
             path.chmod(0o755)
@@ -234,16 +235,6 @@ def _folder(file: Path | None, out: str | PathLike[str] | None, target: Target) 
     if file is None:
         raise KvsearchError("a policy that is no file needs a folder to be exported to")
     return file.with_name(f"{file.stem}-{target.name}")
-
-
-def _refuse_existing(folder: Path, made: Artefact, force: bool) -> None:
-    if force:
-        return
-    for name in made.files:
-        if (folder / name).exists():
-            raise RunError(
-                f"{folder / name} exists; give --force to overwrite it, or another folder with -o"
-            )
 
 
 def _model(

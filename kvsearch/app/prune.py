@@ -13,7 +13,8 @@ from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.errors import PolicyError, RunError, TextError
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.files import drafted, require_writable, write_atomic
+from kvsearch.files import require_writable, write_atomic
+from kvsearch.folders import drafted
 from kvsearch.knobs import Setting
 from kvsearch.models import surgery
 from kvsearch.models.aliases import DEFAULT

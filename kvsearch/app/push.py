@@ -8,7 +8,7 @@ from pathlib import Path
 from kvsearch.app import summary as summaries
 from kvsearch.errors import RunError
 from kvsearch.export import TARGETS, find, project, verdicts
-from kvsearch.files import write_atomic
+from kvsearch.files import write_all
 from kvsearch.models.read import brief
 from kvsearch.models.shared import FILE, is_repository, policy_file
 from kvsearch.policy import ModelShape, Policy, check
@@ -24,7 +24,7 @@ class Pushed:
 
     Attributes:
         where: address on the hub, or the folder.
-        measured: whether a run beside the policy gave the card its figures.
+        measured: whether the finished run that it lies in gave the card its figures.
         files: their names.
     """
 
@@ -55,8 +55,8 @@ def push(
         force: overwrite existing files of the folder.
 
     Raises:
-        KvsearchError: the policy cannot be read, files exist, or the hub refuses; of a folder
-            nothing was written then.
+        KvsearchError: the policy cannot be read, its run is damaged, other files exist, or the hub
+            refuses; of a folder nothing was written then.
     """
     if (repository is None) == (out is None):
         raise RunError("give either a hub id owner/name or a folder with -o")
@@ -80,12 +80,7 @@ def push(
     }
     if out is not None:
         folder = Path(out)
-        if not force and (there := [n for n in files if (folder / n).exists()]):
-            raise RunError(
-                f"{folder / there[0]} exists; give --force to overwrite it, or another folder"
-            )
-        for n, text in files.items():
-            write_atomic(folder / n, text)
+        write_all(folder, files, force=force)
         return Pushed(str(folder), found is not None, tuple(files))
     assert repository is not None
     return Pushed(_upload(repository, files, private), found is not None, tuple(files))
@@ -98,8 +93,8 @@ def _measured(file: Path, policy: Policy) -> tuple[Summary, Row] | None:
             continue
         try:
             summary = summaries.read(RunFolder(folder, write=False))
-        except RunError:
-            return None  # not finished: nothing was measured on the report text
+        except summaries.Unfinished:
+            return None
         layers = summaries.shape_from(summary.model).layers
         key = policy.fingerprint(layers)
         rows = [r for r in summary.rows if r.policy.fingerprint(layers) == key]

@@ -39,6 +39,10 @@ from kvsearch.stats import (
 )
 
 
+class Unfinished(RunError):
+    """A run that has measured nothing on the report text yet."""
+
+
 def shape_from(model: dict[str, Any]) -> ModelShape:
     """The shape that a run recorded."""
     return ModelShape(**model["shape"])
@@ -48,13 +52,14 @@ def read(folder: RunFolder) -> Summary:
     """Rebuild the summary of a finished run.
 
     Raises:
-        RunError: the folder holds no finished run, or is damaged.
+        Unfinished: the folder holds no finished run.
+        KvsearchError: it is damaged.
     """
     try:
         asked = written.study(folder.path / "study.json")
         measured = written.measured(folder.path / "measured.json")
     except FileNotFoundError as e:
-        raise RunError(
+        raise Unfinished(
             f"{folder.path} holds no finished run ({Path(e.filename).name} is missing); run the "
             "same `kvsearch run` again to finish it"
         ) from e

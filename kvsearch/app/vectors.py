@@ -3,9 +3,8 @@
 from os import PathLike
 from pathlib import Path
 
-from kvsearch.errors import RunError
 from kvsearch.export.vectors import kit
-from kvsearch.files import write_atomic
+from kvsearch.files import write_all
 from kvsearch.policy import Policy
 
 
@@ -28,13 +27,9 @@ def vectors(
         The files.
 
     Raises:
-        KvsearchError: the policy cannot be read, needs a text, or files exist; nothing was written.
+        KvsearchError: the policy cannot be read, needs a text, or other files exist; nothing was
+            written.
     """
     asked = Policy.from_json(policy)
     folder = Path(policy).with_name(f"{Path(policy).stem}-vectors") if out is None else Path(out)
-    files = kit(asked, prompt)
-    if not force and (there := [n for n in files if (folder / n).exists()]):
-        raise RunError(
-            f"{folder / there[0]} exists; give --force to overwrite it, or another folder with -o"
-        )
-    return tuple(write_atomic(folder / n, content) for n, content in files.items())
+    return write_all(folder, kit(asked, prompt), force=force)

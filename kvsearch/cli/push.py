@@ -36,5 +36,6 @@ def command(
     if as_json:
         print_json(done.__dict__)
         return
-    figures = "with figures of its run" if done.measured else "without figures: it lies in no run"
+    none = "without figures: it lies in no finished run that measured it"
+    figures = "with figures of its run" if done.measured else none
     click.echo(f"{done.where}: {', '.join(done.files)}, {figures}")

@@ -16,7 +16,8 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from kvsearch.errors import RunError
-from kvsearch.files import remove_drafts, sync_tree, write_atomic
+from kvsearch.files import remove_drafts, write_atomic
+from kvsearch.folders import sync_tree
 
 MARK = "whole.json"
 
