@@ -26,7 +26,7 @@ from typing import IO, Any
 import torch
 
 import kvsearch_kernels
-from kvsearch_kernels.launch import DTYPES, emulated, lacks_memory, on
+from kvsearch_kernels.launch import DTYPES, emulated, lacks_memory, on, why_not_gpu
 from kvsearch_kernels.op import Op
 
 CASES, PARTS = 3, 8  # neighbouring cases that are compiled together; the last part has all others
@@ -126,8 +126,7 @@ def _processes(device: torch.device) -> int:
 def _mark(device: torch.device, dtype: torch.dtype) -> Path | None:
     """A file beside Triton's cache that is there once all is compiled; None if nothing is to be."""
     never = emulated() or os.environ.get("KVSEARCH_TRITON") == "0" or dtype not in DTYPES
-    never = never or torch.version.hip is not None
-    if device.type != "cuda" or never or find_spec("triton") is None:
+    if device.type != "cuda" or never or find_spec("triton") is None or why_not_gpu(device):
         return None
     triton: Any = import_module("triton")
     made = hashlib.sha256()

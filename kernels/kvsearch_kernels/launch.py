@@ -51,11 +51,26 @@ def why_not_here(*tensors: Tensor) -> str | None:
             return "there is no backward pass and a tensor requires a gradient"
         if x.is_floating_point() and x.dtype is torch.bfloat16 and emulated():
             return "the Triton interpreter computes torch.bfloat16 wrongly"
-    if torch.version.hip is not None and not emulated():
-        return "kernels are for NVIDIA GPUs; torch is built for ROCm"
+    if not emulated() and (reason := why_not_gpu(tensors[0].device)):
+        return reason
     if not _has_triton():
         return "triton is not installed"
     return None
+
+
+def why_not_gpu(device: torch.device) -> str | None:
+    """Reason why no kernel is for a device that torch calls CUDA."""
+    if torch.version.hip is not None:
+        return "kernels are for NVIDIA GPUs; torch is built for ROCm"
+    # Triton's own bound; compiled for sm_75, attention had no tensor cores, and hundreds of spills
+    if device.type == "cuda" and _capability(device) < (8, 0):
+        return "kernels are for GPUs of compute capability 8.0 and more"
+    return None
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def why_not_heads(q: Tensor, *others: Tensor) -> str | None:
@@ -88,7 +103,7 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 @cache
 def ampere(device: torch.device) -> bool:
     """Whether tiles for GPUs before sm_90 are needed."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0)
+    return device.type == "cuda" and _capability(device) < (9, 0)
 
 
 @cache

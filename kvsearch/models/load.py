@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -287,9 +288,16 @@ def dtype_named(name: str, device: torch.device) -> torch.dtype:
         ModelError: there is none.
     """
     if name == "auto":
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-            return torch.float16
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        if device.type == "cpu":
+            return torch.float32
+        return torch.float16 if _before_ampere(device) else torch.bfloat16
     if name not in DTYPES:
         raise ModelError(f"unknown dtype {name!r}{nearest(name, ['auto', *DTYPES])}")
     return DTYPES[name]
+
+
+def _before_ampere(device: torch.device) -> bool:
+    """Of a GPU that cannot be used `memory` says so, when its memory is asked for."""
+    with suppress(RuntimeError, AssertionError):
+        return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    return False

@@ -50,13 +50,16 @@ def test_the_current_device_is_set_by_index_and_only_for_cuda(monkeypatch):
     assert asked == [1]
 
 
-def test_a_torch_for_rocm_calls_its_devices_cuda_too(monkeypatch):
+def test_devices_that_no_kernel_is_for_are_called_cuda_too(monkeypatch):
     fake = SimpleNamespace(
         is_cuda=True, device=torch.device("cuda", 0), requires_grad=False, dtype=torch.float16,
         is_floating_point=lambda: True,
     )  # fmt: skip
     monkeypatch.setattr(launch, "_has_triton", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(launch, "_capability", lambda device: (7, 5))
+    assert launch.why_not_here(fake) == "kernels are for GPUs of compute capability 8.0 and more"
+    monkeypatch.setattr(launch, "_capability", lambda device: (8, 0))
     assert launch.why_not_here(fake) is None
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert launch.why_not_here(fake) == "kernels are for NVIDIA GPUs; torch is built for ROCm"
