@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
+from kvsearch.models.load import LoadedModel
 from kvsearch.policy import (
     Anchors,
     Budgets,
@@ -291,6 +292,13 @@ def test_rows_can_be_selected_and_repeated(model: PreTrainedModel) -> None:
         a = model(step, past_key_values=cache).logits
         b = model(step, past_key_values=swapped).logits
     assert (a - b).abs().max() < 1e-9 and cache.bytes_resident == swapped.bytes_resident
+
+
+def test_a_model_whose_weights_are_elsewhere_is_refused() -> None:
+    """As accelerate's offloading leaves it."""
+    away = make().to("meta")
+    with pytest.raises(ModelError, match=r"weights of the model are offloaded; load it without"):
+        LoadedModel.of(away, None)
 
 
 def test_a_compiled_model_decodes_the_same(model: PreTrainedModel) -> None:

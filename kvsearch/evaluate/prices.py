@@ -112,7 +112,7 @@ class Estimate:
         """The layer's losses."""
         with torch.no_grad():
             found = _layer(begun[self.layer], self.sizes, self.bits, self.quantizer)
-        return torch.cat(found, -1).double().cpu().numpy()
+        return torch.cat(found, -1).cpu().double().numpy()
 
 
 def estimates(
