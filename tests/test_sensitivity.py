@@ -1,6 +1,7 @@
 """Sensitivity is measured as finely and on as many windows as a search can pay for."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.app.sensitivity import read
-from kvsearch.errors import KvsearchError
+from kvsearch.app.sensitivity import measure, read
+from kvsearch.errors import KvsearchError, OutOfMemory
 from kvsearch.evaluate import sensitivity
 from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
@@ -40,6 +41,29 @@ def test_measuring_costs_at_most_a_tenth_of_a_search_but_is_never_too_coarse(
     search_tokens: int, layers: int, context: int, plan: Plan
 ) -> None:
     assert sensitivity.plan(search_tokens, layers, context) == plan
+
+
+@pytest.mark.parametrize("room", [500, 90])
+def test_where_memory_is_short_fewer_tokens_are_measured(tiny, monkeypatch, room: int) -> None:
+    """Until a window is too short to say anything."""
+    asked: list[int] = []
+
+    def measured(_evaluator: Any, ids: np.ndarray, *_: Any) -> tuple[float, ...]:
+        asked.append(ids.shape[-1])
+        if asked[-1] > room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return (1.0, 1.0)
+
+    monkeypatch.setattr(sensitivity, "kept_or_measured", measured)
+    ids, wanted = np.zeros((4, 1024), np.int64), frozenset({"layers"})
+    step = lambda *_: nullcontext()  # noqa: E731
+    if room == 500:
+        found = measure(Evaluator(tiny), ids, wanted, 1 << 30, step)
+        assert found.layers == (1.0, 1.0) and asked == [1024, 512, 256]
+        return
+    with pytest.raises(OutOfMemory, match=r"cannot be measured on 128 tokens: CUDA out of memory"):
+        measure(Evaluator(tiny), ids, wanted, 1 << 30, step)
+    assert asked == [1024, 512, 256, 128]
 
 
 def test_divergence_is_the_textbook_sum_across_slices(tiny, monkeypatch) -> None:

@@ -5,16 +5,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kvsearch.app.aside import aside
 from kvsearch.app.evaluators import park
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
-from kvsearch.errors import KvsearchError
+from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
 from kvsearch.evaluate import head_losses, sensitivity
 from kvsearch.evaluate.prices import Estimate
 from kvsearch.evaluate.probes import Ask, Probe, here
@@ -28,6 +29,8 @@ from kvsearch.search.probing import over
 from kvsearch.space import SearchSpace
 from kvsearch.text.parts import Tokens
 
+M = TypeVar("M")
+FEWEST = 128  # tokens of a window, where memory is short
 NAMES = {"layers": "the sensitivity of each layer", "heads": "what each KV head loses"}
 
 
@@ -104,6 +107,8 @@ def measure(
 ) -> Sensitivity:
     """Measure what is needed, each within its share of a search, or take it from the disk cache.
 
+    Where memory is short, it is measured on fewer tokens.
+
     Args:
         evaluator: of the model.
         ids: token windows `[W, T]`, of which the first are used.
@@ -117,12 +122,36 @@ def measure(
     heads: HeadLosses | None = None
     if "layers" in wanted:
         plan = sensitivity.plan(search_tokens, shape.layers, T)
-        some = ids[: plan.windows, : plan.tokens]
-        layers = sensitivity.kept_or_measured(evaluator, some, step, plan.groups, ask)
+        some = ids[: plan.windows]
+        layers = _as_fits(
+            plan.tokens,
+            lambda n: sensitivity.kept_or_measured(evaluator, some[:, :n], step, plan.groups, ask),
+        )
     if "heads" in wanted:
         how = head_losses.plan(search_tokens, shape, T)
-        heads = head_losses.kept_or_measured(evaluator, ids[0, : how.tokens], how.direct, step, ask)
+        heads = _as_fits(
+            how.tokens,
+            lambda n: head_losses.kept_or_measured(evaluator, ids[0, :n], how.direct, step, ask),
+        )
     return Sensitivity(layers, heads)
+
+
+def _as_fits(tokens: int, measured: Callable[[int], M]) -> M:
+    """What is `measured` on so many tokens, or on half of them while the device lacks memory."""
+    while True:
+        try:
+            return measured(tokens)
+        except (RuntimeError, MemoryError, KvsearchError) as error:
+            if not lacks_memory(error):
+                raise
+            if tokens // 2 < FEWEST:
+                raise OutOfMemory(
+                    f"layers and heads cannot be measured on {tokens} tokens: {error}; take a "
+                    "space whose budgets need neither (--space), or a smaller model"
+                ) from error
+        tokens //= 2
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
 
 def spread(evaluator: Evaluator, executor: Executor, part: str, windows: NDArray[np.int64]) -> Ask:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.errors import RunError
+from kvsearch.errors import OutOfMemory, RunError
 from kvsearch.evaluate.probes import Ask, Probe
 from kvsearch.search.attempts import ATTEMPTS
 from kvsearch.search.executors import Executor
@@ -37,6 +37,7 @@ def answers(
     Raises:
         RunError: an answer failed, or its evaluator died three times over it, or none can be
             opened.
+        OutOfMemory: a device has no room for one.
     """
     todo, found = dict(enumerate(probes)), dict[int, NDArray[np.float64]]()
     free, begun, windows = set(range(executor.slots)), Counter[int](), dict[int, int]()
@@ -56,7 +57,10 @@ def answers(
         elif outcome.status == "died" and begun[outcome.key] < ATTEMPTS:
             todo[outcome.key] = probes[outcome.key]
         else:
-            raise RunError(f"the sensitivity cannot be measured: {outcome.error}")
+            while len(free) < executor.slots:  # whoever asks again, of less, finds all free
+                free.add(executor.wait()[0])
+            kind = OutOfMemory if outcome.status == "oom" else RunError
+            raise kind(f"the sensitivity cannot be measured: {outcome.error}")
     return [found[i] for i in range(len(probes))]
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from toy import Session, Toy
 
-from kvsearch.errors import RunError
+from kvsearch.errors import OutOfMemory, RunError
 from kvsearch.evaluate.probes import Lost, Probe
 from kvsearch.policy import Policy
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.executors.processes import Processes
 from kvsearch.search.probing import over
-from kvsearch.search.work import Job, ProbeJob
+from kvsearch.search.work import Job, Outcome, ProbeJob
 
 QUESTION = Lost(Policy(), 0, 0)  # the toy answers with window and tokens
 PROBES = [Probe(window, 100 + i, QUESTION) for window in range(3) for i in range(5)]
@@ -77,6 +77,32 @@ def test_a_killed_evaluator_costs_its_part_alone(
     assert [x.tolist() for x in found] == ANSWERS and len(done) == len(PROBES)
     ends = Counter(w[2] for w in lines(toy.log) if w[1] == "end")
     assert set(ends.values()) == {1} and asked.total() == len(PROBES) + 2
+
+
+class Short:
+    """Two evaluators; the first answer says that memory is short while the other is computed."""
+
+    slots = 2
+
+    def __init__(self) -> None:
+        self.busy: list[tuple[int, ProbeJob]] = []
+
+    def submit(self, slot: int, job: ProbeJob) -> None:
+        assert slot not in [s for s, _ in self.busy]
+        self.busy.append((slot, job))
+
+    def wait(self) -> tuple[int, Outcome]:
+        slot, job = self.busy.pop(0)
+        long = job.probe.tokens > 50
+        return slot, Outcome(job.key, "oom" if long else "ok", error="no room", answer=None if long
+                             else np.array([job.probe.tokens]))  # fmt: skip
+
+
+def test_lack_of_memory_leaves_evaluators_free_for_smaller_probes() -> None:
+    ask = over(Short(), "search")
+    with pytest.raises(OutOfMemory, match="no room"):
+        ask([Probe(0, 100, QUESTION)] * 3, lambda: None)
+    assert ask([Probe(0, 50, QUESTION)] * 3, lambda: None) == [50, 50, 50]
 
 
 def test_what_cannot_be_measured_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
