@@ -5,7 +5,6 @@ The command line prints the sentence and exits with code 2; anything that is not
 """
 
 import difflib
-import sys
 from collections.abc import Iterable
 
 
@@ -37,16 +36,11 @@ class RunError(KvsearchError):
     """A run folder that cannot be written, read or resumed."""
 
 
-_LACKS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # CUDA and Triton, CPU, cuBLAS
-
-
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that a device has too little memory, in whatever form."""
-    torch = sys.modules.get("torch")  # without an import: only torch raises its errors
-    known = (MemoryError, OutOfMemory, *([torch.OutOfMemoryError] if torch else []))
-    if isinstance(error, known):
-        return True
-    return isinstance(error, RuntimeError) and any(x in str(error) for x in _LACKS)
+    from kvsearch_kernels.launch import lacks_memory as says_so  # imports torch, so not before
+
+    return isinstance(error, OutOfMemory) or says_so(error)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

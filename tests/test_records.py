@@ -154,3 +154,7 @@ def test_losses_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> 
     RunFolder(run, write=False).save_nll("report", found, np.ones((1, 700), np.float32), {})
     with pytest.raises(RunError, match="are of other windows than those of full"):
         summary.read(RunFolder(run, write=False))
+
+
+def test_an_interval_around_nothing_has_no_negative_zero() -> None:
+    assert str(Interval(-1e-6, -0.02, 1e-6)) == "+0.0000 [-0.0200, +0.0000]"

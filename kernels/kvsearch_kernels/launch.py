@@ -28,7 +28,10 @@ def checking() -> bool:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that a device has too little memory: torch's, CUDA's or cuBLAS's."""
+    """Whether an error says that a device has too little memory.
+
+    It is torch's own, or has the words of CUDA and Triton, of a CPU, or of cuBLAS.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
