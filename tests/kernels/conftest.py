@@ -1,4 +1,4 @@
-"""Three lanes: torch alone, the Triton interpreter (its own process), compiled for sm_90."""
+"""Lanes: torch, Triton's interpreter (its own process), compiled for sm_90 and carried out."""
 
 import sys
 from importlib.util import find_spec
