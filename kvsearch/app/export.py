@@ -76,6 +76,7 @@ class Exported:
         bytes_asked, bytes_given: at the peak; None where the model's shape is not known.
         loss: on a text, if there was one.
         measured: what the runtime said of its cache.
+        notes: what no field says, one sentence each.
     """
 
     target: Target
@@ -87,6 +88,7 @@ class Exported:
     bytes_given: int | None
     loss: Loss | None
     measured: dict[str, int]
+    notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch export --json` prints."""
@@ -108,7 +110,7 @@ class Exported:
                 "ppl_off": loss.ppl_off, "agrees": loss.agrees
             },
             "measured": self.measured,
-            "notes": list(t.notes),
+            "notes": list(self.notes),
             "files": [str(f) for f in self.files],
         }  # fmt: skip
 
@@ -219,7 +221,10 @@ def export(
     for path in files:
         if path.suffix == ".sh":
             path.chmod(0o755)
-    return Exported(target, given, found, files, context, sizes[0], sizes[1], loss, measured)
+    return Exported(
+        target, given, found, files, context, sizes[0], sizes[1], loss, measured,
+        (*target.notes, *_of_others(given, target, shape)),
+    )  # fmt: skip
 
 
 def _read(policy: str | PathLike[str] | Policy) -> Policy | None:
@@ -227,6 +232,19 @@ def _read(policy: str | PathLike[str] | Policy) -> Policy | None:
     if isinstance(policy, Policy):
         return policy
     return None if is_method(policy) else Policy.from_json(policy)
+
+
+def _of_others(given: Policy, target: Target, shape: ModelShape | None) -> list[str]:
+    """What becomes of layers that no policy governs, where the runtime does not know them."""
+    if target.executes is None and target.score is not None:
+        return []
+    if shape is None or not shape.others or not (given.drops or given.quantizes):
+        return []
+    return [
+        f"{shape.others} of the model's {shape.layers + shape.others} layers have a sliding window "
+        "or linear attention; no policy governs them and no byte above is theirs, but what these "
+        "files set holds for them too."
+    ]
 
 
 def _folder(file: Path | None, out: str | PathLike[str] | None, target: Target) -> Path:

@@ -162,7 +162,7 @@ def _table(done: "Exported") -> str:
             f"policy given{_span(loss.off)}; {word} {100 * TOLERANCE:g} %)"
         )
     lines += [f"in {t.runtime}: {name} {value:,}" for name, value in done.measured.items()]
-    lines += [f"note: {note}" for note in t.notes]
+    lines += [f"note: {note}" for note in done.notes]
     return "\n".join([*lines, *map(str, done.files)])
 
 

@@ -7,11 +7,16 @@ from kvsearch.policy import layout
 
 
 def format_per_layer(job: Job, can: Capability) -> list[Format | None]:
-    """Format of every layer, None for 16 bits; a single one where all are alike."""
+    """Format of every layer, None for 16 bits; a single one where all are alike.
+
+    Raises:
+        KvsearchError: layers differ, and the model has layers beside those of the policy.
+    """
     p = job.policy
     if p.head_tiers is None:
         return [can.used(p)]
     which = [row if isinstance(row, int) else row[0] for row in p.head_tiers.of]
+    require_no_others(job)
     return [can.used(p, p.every_tiers[i][0]) for i in which]
 
 
@@ -19,7 +24,7 @@ def slots_per_layer(job: Job) -> list[int]:
     """Slots of every layer of an evicting policy; a single number where all are alike.
 
     Raises:
-        KvsearchError: layers differ, and the model's shape is not known.
+        KvsearchError: layers differ, and the model's shape is not known, or has other layers too.
     """
     p = job.policy
     assert p.slots is not None
@@ -31,4 +36,21 @@ def slots_per_layer(job: Job) -> list[int]:
             "--model"
         )
     found = [n or 0 for n in layout(p, job.shape).slots]
-    return found if len({*found}) > 1 else found[:1]
+    if len({*found}) == 1:
+        return found[:1]
+    require_no_others(job)
+    return found
+
+
+def require_no_others(job: Job) -> None:
+    """Refuse a model with layers that no policy governs.
+
+    Raises:
+        KvsearchError: there are some.
+    """
+    if job.shape is not None and job.shape.others:
+        raise KvsearchError(
+            f"{job.shape.others} of the model's {job.shape.layers + job.shape.others} layers have "
+            "a sliding window or linear attention, which no policy governs, and the files for this "
+            "runtime cannot leave them out; export to transformers"
+        )

@@ -30,7 +30,7 @@ def write(job: Job) -> Artefact:
             raise KvsearchError(
                 "fp8 in onnxruntime_genai needs a scale for each layer; name the model with --model"
             )
-        ones = [1.0] * job.shape.layers
+        ones = [1.0] * (job.shape.layers + job.shape.others)
         files[SCALES] = json.dumps({"scales": {"k_scales": ones, "v_scales": ones}}) + "\n"
     where = "-p fp32 -e cpu" if used is None else "-p fp16 -e cuda"
     files["build.sh"] = (

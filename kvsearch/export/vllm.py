@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvsearch.export.capability import Capability, Format
-from kvsearch.export.layers import format_per_layer
+from kvsearch.export.layers import format_per_layer, require_no_others
 from kvsearch.export.project import project
 from kvsearch.export.shell import serve
 from kvsearch.export.target import Artefact, Environment, Job, Target
@@ -106,6 +106,7 @@ def write(job: Job) -> Artefact:
         options, words, files = _own(job), "", {}
         needs = f"vllm=={VERSION}"
     else:
+        require_no_others(job)  # as the plugin does
         options = {"KVSEARCH_POLICY": "policy.json"}
         words = 'KVSEARCH_POLICY="$(dirname "$(realpath "$0")")/policy.json" '
         files, needs = {"policy.json": job.policy.to_json()}, '"kvsearch[vllm]"'

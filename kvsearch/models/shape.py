@@ -50,7 +50,13 @@ def shape_of(config: Any) -> ModelShape:
         )
     dim = getattr(cfg, "head_dim", None) or cfg.hidden_size // heads
     kv_heads = getattr(cfg, "num_key_value_heads", None) or heads
-    shape = ModelShape(layers=len(layers), kv_heads=kv_heads, head_dim=dim, heads=heads)
+    shape = ModelShape(
+        layers=len(layers),
+        kv_heads=kv_heads,
+        head_dim=dim,
+        heads=heads,
+        others=cfg.num_hidden_layers - len(layers),
+    )
     blocks = getattr(cfg, "block_configs", None) or ()
     return shape.with_widths(tuple(_widths(block["attention"], dim) for block in blocks))
 

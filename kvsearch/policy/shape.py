@@ -16,6 +16,7 @@ class ModelShape:
         heads: query heads per layer, `Hq`, a multiple of `kv_heads`.
         widths: channels of one key and one value per layer, where channels were removed; (0, 0) is
             a layer without attention. Empty is `head_dim` for both, everywhere.
+        others: layers of the model beside those, which no policy governs.
     """
 
     layers: int
@@ -23,6 +24,7 @@ class ModelShape:
     head_dim: int
     heads: int
     widths: Widths = ()
+    others: int = 0
 
     def __post_init__(self) -> None:
         pairs = tuple((int(k), int(v)) for k, v in self.widths)  # lists, where a file was read
@@ -55,5 +57,5 @@ class ModelShape:
         return int(slots * self.slot_bytes * self.layers)
 
     def plain(self) -> dict[str, object]:
-        """The fields for a record; widths only where they say something."""
-        return {k: v for k, v in self.__dict__.items() if k != "widths" or v}
+        """The fields for a record; widths and other layers only where there are any."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("widths", "others") or v}

@@ -21,6 +21,7 @@ class _Shape(BaseModel):
     head_dim: Count
     heads: Count
     widths: tuple[tuple[int, int], ...] = ()
+    others: Annotated[int, Field(ge=0, le=MOST)] = 0
 
 
 class _Model(BaseModel):

@@ -11,7 +11,7 @@ from kvsearch.cache.channels import View, views
 from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.cache.rotary import Rotary
 from kvsearch.errors import ModelError, RunError
-from kvsearch.models.shape import shape_of, text_config
+from kvsearch.models.shape import shape_of
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.serving.accepts import require_servable
 from kvsearch.serving.account import Account, account
@@ -108,7 +108,7 @@ def _read(file: str, changed: int, shape: ModelShape, dtype: torch.dtype) -> Ser
 
 def _shape(hf_config: Any) -> ModelShape:
     shape = shape_of(hf_config)
-    if shape.layers != text_config(hf_config).num_hidden_layers:
+    if shape.others:
         raise ModelError(
             "this model has layers without full attention beside those that a policy governs; the "
             "vLLM plugin serves models in which every layer has full attention"
