@@ -339,6 +339,16 @@ def test_layers_that_no_policy_governs_are_not_taken_for_those_that_one_does(
     assert len(scales["k_scales"]) == 6
 
 
+def test_ollama_finds_a_model_that_is_named_from_here(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for a relative path beside the Modelfile, which is written elsewhere."""
+    monkeypatch.chdir(tiny_folder.parent)
+    for given, known in ((tiny_folder.name, str(tiny_folder.resolve())), (None, "MODEL")):
+        export(Policy(slots=64), "ollama", tmp_path, model=given, force=True)
+        assert f"FROM {known}\n" in (tmp_path / "Modelfile").read_text(encoding="utf-8")
+
+
 def test_strict_takes_what_is_exact(file: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"--strict: for llamacpp .*rule is dropped"):
         export(file, "llamacpp", tmp_path / "a", strict=True)

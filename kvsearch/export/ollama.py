@@ -1,5 +1,7 @@
 """Ollama: one cache type for all models of a server, and a context that shifts by halves."""
 
+from pathlib import Path
+
 from kvsearch.export.capability import Capability, Eviction, Format, Sizes
 from kvsearch.export.target import Artefact, Job, Target
 
@@ -23,9 +25,11 @@ def write(job: Job) -> Artefact:
     word = "f16" if used is None else used.word
     options: dict[str, object] = {"OLLAMA_KV_CACHE_TYPE": word, "OLLAMA_FLASH_ATTENTION": "1"}
     serve = f"#!/bin/sh\nOLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE={word} exec ollama serve\n"
+    # Ollama looks for a relative path beside the Modelfile
+    model = Path(job.model).resolve() if Path(job.model).exists() else job.model
     lines = [
         "# FROM takes a name in Ollama's library, a folder of safetensors or a .gguf file",
-        f"FROM {job.model}",
+        f"FROM {model}",
     ]
     if p.evicts:
         options |= {"num_ctx": p.slots, "num_keep": p.sinks}
