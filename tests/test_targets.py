@@ -236,6 +236,13 @@ def test_executorch_has_positions_for_the_whole_ring() -> None:
     assert "export.max_context_length=" in written(Policy(), target)["export.sh"]
 
 
+def test_ollama_says_that_a_full_cache_has_a_context() -> None:
+    """Of 4096 tokens unless it is told, and then it evicts."""
+    full, evicting = (written(p, find("ollama"))["Modelfile"] for p in (Policy(), Policy(slots=64)))
+    assert "# PARAMETER num_ctx TOKENS" in full and "4096" in full
+    assert "\nPARAMETER num_ctx 64\n" in evicting and "TOKENS" not in evicting
+
+
 # -- names and values of the runtimes ----------------------------------------------------------
 
 

@@ -34,6 +34,8 @@ def write(job: Job) -> Artefact:
     if p.evicts:
         options |= {"num_ctx": p.slots, "num_keep": p.sinks}
         lines += [f"PARAMETER num_ctx {p.slots}", f"PARAMETER num_keep {p.sinks}"]
+    else:
+        lines.append("# PARAMETER num_ctx TOKENS  (else 4096: more are dropped by halves)")
     return Artefact({"serve.sh": serve, "Modelfile": "\n".join(lines) + "\n"}, options)
 
 
@@ -55,6 +57,8 @@ TARGET = Target(
     },
     write=write,
     notes=(
+        "Where every token is kept its context is num_ctx of the Modelfile or "
+        "OLLAMA_CONTEXT_LENGTH, 4096 tokens unless given; when it is full the older half goes.",
         "Its first shift comes when the context is full, a policy's at a multiple of the interval.",
         "It can shift a quantised context too, but a policy that evicts by halves would hold that "
         "half in 16 bits, so evicting policies are exported in f16.",
