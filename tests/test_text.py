@@ -225,6 +225,22 @@ def test_a_part_without_a_window_says_once_what_would_do_for_all(own, tiny_token
     assert min(windowed(1024, longer if own else search, longer).values()) >= 1
 
 
+@pytest.mark.parametrize("option", ["report_files", "extra"])
+def test_no_window_of_a_text_of_its_own_is_in_the_search_text(option, tiny_tokenizer):
+    def squares(begin, end):
+        return Text(" ".join(str(i * i) for i in range(begin, end)), f"from {begin}")
+
+    loaded = SimpleNamespace(tokenizer=tiny_tokenizer)
+    for begin, end in ((0, 3000), (500, 900), (2500, 4000), (3000, 4000)):
+        given = {"files": (squares(0, 3000),), option: (squares(begin, end),)}
+        options = TextOptions(**given, context=256)
+        if begin == 3000:
+            assert len(text(loaded, options, lambda _: None).windows["report"]) == 4
+            continue
+        with pytest.raises(TextError, match=rf"^from {begin} and from 0 have text in common"):
+            text(loaded, options, lambda _: None)
+
+
 def _ids(tokenizer, given):
     return tokenizer(given.text)["input_ids"]
 

@@ -155,7 +155,8 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     """Tokenise, split and window the text.
 
     Raises:
-        TextError: it is too short; the sentence says what would fit.
+        TextError: it is too short; the sentence says what would fit. Or a report or further text
+            has a window in common with the search text.
     """
     tokens = tokenize(loaded.tokenizer, source(options.files, options.dataset, say))
     if options.report_files:
@@ -183,7 +184,22 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         f"extra{i}": windows(t, count=min(R, max(1, fitting(t, T))), length=T)
         for i, t in enumerate(further)
     }
+    if options.report_files:
+        _require_unseen(tokens, parts.report, found["report"])
+    for i, t in enumerate(further):
+        _require_unseen(tokens, t, found[f"extra{i}"])
     return TextWindows(parts, found, R, select, further)
+
+
+def _require_unseen(seen: Tokens, own: Tokens, rows: NDArray[np.int64]) -> None:
+    """No half of a window `rows` `[W, T]` of a text of its `own` is in the text `seen`."""
+    text = seen.ids.tobytes()
+    words = rows[:, own.start is not None :].astype(seen.ids.dtype)
+    if any(half.tobytes() in text for row in words for half in np.array_split(row, 2)):
+        raise TextError(
+            f"{own.name} and {seen.name} have text in common, so a figure would be from text that "
+            "the search saw; give different ones"
+        )
 
 
 def _require_room(tokens: Tokens, parts: Parts, length: int) -> None:
