@@ -77,6 +77,9 @@ def test_a_wrong_name_gets_one_sentence(name, words):
         (lambda f: [p.unlink() for p in f.glob("tok*")], "transformers cannot load"),
         (lambda f: (f / "config.json").unlink(), "neither a config.json nor a .gguf"),
         (lambda f: gguf_instead(f), "is not a GGUF file"),
+        (lambda f: index_instead(f, []), "index.json is damaged"),
+        (lambda f: index_instead(f, {"weight_map": {"a": 1}}), "index.json is damaged"),
+        (lambda f: index_instead(f, {"weight_map": {"a": "b.safetensors"}}), "lacks b.safetensors"),
     ],
 )
 def test_a_damaged_folder_gets_one_sentence(tiny_folder, tmp_path, break_it, words):
@@ -96,6 +99,11 @@ def cut_short(path):
 def change(folder, **fields):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def index_instead(folder, content):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
 def gguf_instead(folder):

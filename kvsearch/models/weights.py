@@ -26,12 +26,14 @@ def weight_files(folder: Path) -> list[Path]:
             return [single]
         if index.is_file():
             try:
-                names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-            except (ValueError, KeyError, AttributeError) as error:
+                words = json.loads(index.read_text("utf-8"))
+                names = sorted(set(words["weight_map"].values()))
+                files = [folder / name for name in names]
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise ModelError(f"{index} is damaged; fetch the model again") from error
-            if lost := [name for name in names if not (folder / name).is_file()]:
+            if lost := [file.name for file in files if not file.is_file()]:
                 raise ModelError(f"{folder} lacks {', '.join(lost)}; fetch the model again")
-            return [folder / name for name in names]
+            return files
     raise ModelError(f"{folder} has no model.safetensors or pytorch_model.bin")
 
 
