@@ -7,8 +7,10 @@ import gguf
 import numpy as np
 import pytest
 
+from kvsearch.errors import ModelError
 from kvsearch.models import disk_cache
 from kvsearch.models import gguf as ours
+from kvsearch.models.weights import parameters
 
 
 @pytest.mark.parametrize("kind", ["fp32", "fp16"])
@@ -44,3 +46,23 @@ def test_the_numbers_are_those_that_transformers_gets(
     assert read.fields["llama.block_count"].contents() == 3
     assert ours.dequantised(tmp_path / "small.gguf", "0" * 64, kind, said.append) == file
     assert len(said) == 1  # written once
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "m-fp16.gguf", "m-Q4_K_M.gguf"])
+def test_numbers_are_counted_whatever_the_name(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_bool("a", True)
+    writer.add_array("b", [["x", "yz"], ["w"]])
+    writer.add_array("c", [0.5, 1.5])
+    writer.add_string("d", "some words")
+    writer.add_tensor("m", np.zeros((8, 64), np.float16))
+    writer.add_tensor("v", np.zeros(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert parameters([file]) == 8 * 64 + 64
+    file.write_bytes(file.read_bytes()[:150])
+    with pytest.raises(ModelError, match="damaged or not whole"):
+        parameters([file])

@@ -130,6 +130,17 @@ def test_too_little_memory_is_refused_before_loading(tiny_folder, monkeypatch):
         load_model(str(tiny_folder), device="cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_numbers_of_a_bin_file_are_counted_once(tmp_path, dtype):
+    file = tmp_path / "pytorch_model.bin"
+    shared = torch.zeros(50, 100, dtype=dtype)
+    torch.save({"a": shared, "b": shared, "c": torch.zeros(64)}, file)
+    assert parameters([file]) == 50 * 100 + 64
+    torch.save([1, 2], file)
+    with pytest.raises(ModelError, match=r"is not a PyTorch weight file"):
+        parameters([file])
+
+
 def test_free_memory_is_plausible():
     free = memory.free_memory(torch.device("cpu"))
     assert free is None or 1 << 20 < free < 1 << 50

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
+from zipfile import is_zipfile
+
+import torch
 
 from kvsearch.errors import ModelError
 
@@ -38,23 +40,22 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def parameters(files: Sequence[Path]) -> int:
-    """How many numbers the files hold: exact for safetensors, estimated for the other formats.
+    """How many numbers the files hold, from their headers; a shared tensor counts once.
+
+    Of files of `torch.save` before PyTorch 1.6, estimated as if they were in 16 bits.
 
     Raises:
-        ModelError: a safetensors file is damaged or not whole.
+        ModelError: a file is damaged, or a safetensors file is not whole.
     """
     return sum(_parameters(path) for path in files)
 
 
 def _parameters(path: Path) -> int:
     size = path.stat().st_size
-    if path.suffix == ".gguf":
-        # Names such as `...Q4_K_M.gguf` state the bits; block scales add about half a bit.
-        bits = re.search(r"(?<![a-z])(?:(b?f16)|(f32)|i?q(\d))", path.stem.lower())
-        half, full, quant = bits.groups() if bits else (None, None, None)
-        return int(size * 8 / (16 if half else 32 if full else int(quant or 4) + 0.5))
+    if path.suffix.lower() == ".gguf":
+        return _numbers_of_gguf(path)
     if path.suffix != ".safetensors":
-        return size // 2
+        return _numbers_of_bin(path) if is_zipfile(path) else size // 2
     try:
         with _opened(path) as f:
             length = int.from_bytes(f.read(8), "little")
@@ -66,6 +67,54 @@ def _parameters(path: Path) -> int:
         raise ModelError(f"{path} is not a safetensors file; fetch the model again") from error
     if size != whole:
         raise ModelError(f"{path} has {size:,} bytes of {whole:,}; fetch the model again")
+    return count
+
+
+def _numbers_of_bin(path: Path) -> int:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        tensors = [x for x in found.values() if isinstance(x, torch.Tensor)]
+    except Exception as error:  # of pickle, zip and torch
+        raise ModelError(f"{path} is not a PyTorch weight file; fetch the model again") from error
+    return sum({(x.data_ptr(), x.shape): x.numel() for x in tensors}.values())
+
+
+def _numbers_of_gguf(path: Path) -> int:
+    """From the shapes of the tensors; gguf's own reader takes seconds for a vocabulary."""
+    sizes = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # bytes of a value by its type
+    text, array = 8, 9
+    with _opened(path) as f:
+
+        def integer(length: int = 8) -> int:
+            raw = f.read(length)
+            if len(raw) < length:
+                raise EOFError
+            return int.from_bytes(raw, "little")
+
+        def skip(kind: int) -> None:
+            if kind != array:
+                f.seek(integer() if kind == text else sizes[kind], 1)
+                return
+            inner, length = integer(4), integer()
+            if inner in (text, array):
+                for _ in range(length):
+                    skip(inner)
+            else:
+                f.seek(length * sizes[inner], 1)
+
+        try:
+            f.seek(8)  # magic and version
+            tensors, fields = integer(), integer()
+            for _ in range(fields):
+                skip(text)
+                skip(integer(4))
+            count = 0
+            for _ in range(tensors):
+                skip(text)
+                count += math.prod(integer() for _ in range(integer(4)))
+                f.seek(12, 1)  # its type and place
+        except (EOFError, IndexError, OSError, ValueError, RecursionError) as error:
+            raise ModelError(f"{path} is damaged or not whole; fetch it again") from error
     return count
 
 
