@@ -74,6 +74,10 @@ def test_a_wrong_name_gets_one_sentence(name, words):
         (lambda f: (f / "config.json").write_text("{"), "transformers cannot load"),
         (lambda f: change(f, model_type="nonesuch"), "transformers cannot load"),
         (lambda f: change(f, num_hidden_layers=3), "lacks 9 weights of its model"),
+        (
+            lambda f: change(f, num_key_value_heads=4),
+            "k_proj.weight': [16, 32] instead of [32, 32]",
+        ),
         (lambda f: [p.unlink() for p in f.glob("tok*")], "transformers cannot load"),
         (lambda f: (f / "config.json").unlink(), "neither a config.json nor a .gguf"),
         (lambda f: gguf_instead(f), "is not a GGUF file"),
@@ -89,6 +93,26 @@ def test_a_damaged_folder_gets_one_sentence(tiny_folder, tmp_path, break_it, wor
     with pytest.raises(ModelError) as caught:
         load_model(str(folder), device="cpu")
     assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"sliding_window": 5}, "every layer of this 'llama' model has a sliding window"),
+        ({"model_type": "t5"}, "has an encoder and a decoder"),
+        ({"num_attention_heads": "4"}, "Validation error for field 'num_attention_heads': .*int"),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_refused_before_weights_are_read(
+    tiny_folder, tmp_path, monkeypatch, fields, words
+):
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_folder, folder)
+    change(folder, **fields)
+    monkeypatch.setattr(load, "read", lambda *_, **__: pytest.fail("weights were read"))
+    with pytest.raises(ModelError, match=words) as caught:
+        load_model(str(folder), device="cpu")
     assert "\n" not in str(caught.value)
 
 

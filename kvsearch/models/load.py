@@ -160,8 +160,10 @@ def load_model(
             folder, gguf = copy, None
     if gguf is None:
         refuse(parameters(weight_files(folder)))
-    if context and gguf is None:
-        require_context(configuration(folder), context)
+    if gguf is None:
+        config = configuration(folder)
+        shape_of(config)
+        require_context(config, context)
     model, tokenizer = read(folder, kind, gguf=gguf)
     require_context(model.config, context)
     shape = shape_of(model.config)

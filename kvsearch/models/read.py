@@ -29,7 +29,12 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
         with quiet(), muted:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **extra)
             model, info = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, output_loading_info=True, **extra
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with a name
+                **extra,
             )
     # Whatever transformers raises here is about the files: bad JSON, unknown architecture,
     # missing tokenizer, mismatched shapes, a package that a quantised format needs.
@@ -38,6 +43,12 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     if lost := sorted(info["missing_keys"]):
         # transformers fills missing weights with random numbers and only warns.
         raise ModelError(f"{place} lacks {len(lost)} weights of its model, such as {lost[0]!r}")
+    if wrong := sorted(info["mismatched_keys"]):
+        key, found, wanted = wrong[0]
+        raise ModelError(
+            f"{place} has {len(wrong)} weights of another shape than its config says, such as "
+            f"{key!r}: {list(found)} instead of {list(wanted)}"
+        )
     return model, tokenizer
 
 
@@ -81,7 +92,9 @@ def quiet() -> Iterator[None]:
 
 
 def brief(error: Any) -> str:
-    """First line of a library's error, short enough for a sentence."""
+    """First line of a library's error, short enough for a sentence; with what a colon promises."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
+    if text.endswith(":") and len(lines) > 1:
+        text = f"{text} {lines[1]}"
     return text if len(text) <= 240 else text[:237] + "..."
