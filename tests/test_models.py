@@ -54,6 +54,7 @@ def test_loading_leaves_the_settings_of_transformers_alone(tiny_folder, tmp_path
     [
         ("smolm2-135m", "did you mean 'smollm2-135m'"),
         ("Zq", "unknown model 'Zq'; known are gemma-2b"),
+        ("~no-such-user/m.gguf", "no file or folder ~no-such-user"),
         ("./nowhere", "no file or folder ./nowhere"),
         ("nowhere/model.gguf", "no file or folder"),
     ],

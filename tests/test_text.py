@@ -1,6 +1,7 @@
 """Texts: files and ranges, datasets, the built-in corpus, parts and windows."""
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -71,6 +72,10 @@ def test_several_files_are_one_text(tmp_path):
         (None, "a text, not a file " * 99, "there is no text file"),
         (None, "wikitext2", "the dataset of that name is --dataset wikitext2"),
         (None, ".", "is a folder"),
+        (None, "~no-such-user/a.txt", "there is no text file"),
+        (None, "~no-such-user/a.txt:0-9", "there is no text file"),
+        (b"a\n", "{}:_-_", "there is no text file"),
+        (b"a\n", "{}:1__0-2_0", "is empty: the file has 2 bytes"),
     ],
 )
 def test_a_bad_file_gets_one_sentence(tmp_path, content, spec, words):
@@ -81,6 +86,17 @@ def test_a_bad_file_gets_one_sentence(tmp_path, content, spec, words):
         read_file(spec.format(path))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="pipes have no names here")
+def test_a_pipe_is_one_sentence():
+    read, write = os.pipe()
+    try:
+        with pytest.raises(TextError, match="it is a pipe; save"):
+            read_file(f"/dev/fd/{read}")
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def test_the_built_in_corpus_says_so_and_repeats_nothing_long():

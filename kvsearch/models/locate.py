@@ -1,5 +1,6 @@
 """From a model's name to files on this machine, downloaded where necessary."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def locate(name: str, announce: Announce, refuse: Refuse) -> Located:
         return _default(announce, refuse)
     if short in ALIASES:
         return _on_hub(ALIASES[short], announce, refuse)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
     if path.is_file():
         return _file(path)
     if path.is_dir():

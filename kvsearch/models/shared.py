@@ -1,5 +1,6 @@
 """Policies that people share: a folder here, or a repository on the Hugging Face hub."""
 
+import os
 import re
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def policy_file(name: str, revision: str | None = None) -> Path:
     Raises:
         PolicyError: there is none.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
     if path.is_file():
         return path
     if path.is_dir():

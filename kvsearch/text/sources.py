@@ -12,7 +12,7 @@ from kvsearch.text.hub import DATASETS
 from kvsearch.text.source import Source, Text
 
 LARGEST = 256 << 20  # bytes of one file or range; a tokenizer takes about 1 s per MB
-_RANGE = re.compile(r"(?P<file>.+):(?P<start>[\d_]*)-(?P<end>[\d_]*)")
+_RANGE = re.compile(r"(?P<file>.+):(?P<start>(?:\d[\d_]*)?)-(?P<end>(?:\d[\d_]*)?)")
 TextLike = str | os.PathLike[str] | Text
 _LONG = 60  # characters from which a repeated paragraph is a copy, not a phrase like "Note:"
 
@@ -61,26 +61,26 @@ def read_file(spec: str) -> Source:
         TextError: there is no such file, it is not text, or the range is empty or too large.
     """
     path, found = located(spec)
-    start = int(found["start"] or 0) if found else 0
-    end = int(found["end"]) if found and found["end"] else None
+    start, end = (found[k].replace("_", "") if found else "" for k in ("start", "end"))
     try:
         with path.open("rb") as f:
-            raw, start, end = _bytes(f, start, end, spec)
+            raw, first, last = _bytes(f, int(start or 0), int(end) if end else None, spec)
     except OSError as error:
-        raise TextError(f"{path} cannot be read: {error.strerror}") from error
+        why = error.strerror or "it is a pipe; save what it gives to a file"
+        raise TextError(f"{path} cannot be read: {why}") from error
     try:
-        text = raw.decode("utf-8-sig" if start == 0 else "utf-8")
+        text = raw.decode("utf-8-sig" if first == 0 else "utf-8")
     except UnicodeDecodeError as error:
         raise TextError(
-            f"{path} is not UTF-8 text (byte {start + error.start:,} is 0x{raw[error.start]:02x}); "
+            f"{path} is not UTF-8 text (byte {first + error.start:,} is 0x{raw[error.start]:02x}); "
             "convert it, or give another file"
         ) from error
     if "\0" in text:
         raise TextError(f"{path} is not text: it has zero bytes")
     if not text.strip():
         raise TextError(f"{spec} holds no text")
-    name = f"{path.name}:{start}-{end}" if found else path.name
-    return Source.of(name, text, f"text: {path}, bytes {start:,} to {end:,}")
+    name = f"{path.name}:{first}-{last}" if found else path.name
+    return Source.of(name, text, f"text: {path}, bytes {first:,} to {last:,}")
 
 
 def located(spec: str) -> tuple[Path, re.Match[str] | None]:
@@ -89,10 +89,10 @@ def located(spec: str) -> tuple[Path, re.Match[str] | None]:
     Raises:
         TextError: there is no such file, or it is a folder.
     """
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))
     found = None if os.path.isfile(path) else _RANGE.fullmatch(spec)
     if found:
-        path = Path(found["file"]).expanduser()
+        path = Path(os.path.expanduser(found["file"]))
     if os.path.isdir(path):
         raise TextError(f"{path} is a folder; name the text files in it")
     if not os.path.exists(path):  # false also of a name that is too long, as of a text itself
