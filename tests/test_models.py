@@ -166,6 +166,20 @@ def test_numbers_of_a_bin_file_are_counted_once(tmp_path, dtype):
         parameters([file])
 
 
+def test_the_tightest_control_group_counts(tmp_path, monkeypatch):
+    """A batch job has its limit above the group that its processes are in."""
+    task = tmp_path / "groups" / "job" / "step"
+    task.mkdir(parents=True)
+    for folder, limit in ((task, "max"), (task.parent, "1000")):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text("300")
+        (folder / "memory.stat").write_text("anon 200\ninactive_file 60\nactive_file 40\n")
+    (tmp_path / "cgroup").write_text("0::/job/step\n")
+    monkeypatch.setattr(memory, "GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
+    assert memory.free_memory(torch.device("cpu")) == 800
+
+
 def test_free_memory_is_plausible():
     free = memory.free_memory(torch.device("cpu"))
     assert free is None or 1 << 20 < free < 1 << 50

@@ -9,6 +9,7 @@ import torch
 from kvsearch.errors import ModelError
 from kvsearch.models.read import brief
 
+GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # of Linux
 ELSEWHERE = "choose another GPU with CUDA_VISIBLE_DEVICES, or give --device cpu"
 
 
@@ -60,10 +61,19 @@ def _system_memory() -> int | None:
 
 
 def _container_memory() -> int | None:
-    """What a Linux control group (a container, a batch job) still allows."""
+    """What Linux control groups (a container, a batch job) still allow: this one or one above."""
     try:
-        group = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.M)
-        folder = Path("/sys/fs/cgroup") / (group[1] if group else "")
+        group = re.search(r"^0::/(.*)$", GROUP.read_text(), re.M)
+    except OSError:
+        return None
+    folder = GROUPS / (group[1] if group else "")
+    above = (folder, *folder.parents)
+    bounds = [_allowed(f) for f in above if f == GROUPS or GROUPS in f.parents]
+    return min((b for b in bounds if b is not None), default=None)
+
+
+def _allowed(folder: Path) -> int | None:
+    try:
         limit = int((folder / "memory.max").read_text())  # "max" means none: ValueError
         used = int((folder / "memory.current").read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
