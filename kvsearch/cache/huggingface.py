@@ -9,7 +9,6 @@ Models differ in what they do around attention, and lists of names age. So a mod
 with one token: does every layer hand its keys over, and how does it turn them with position?
 """
 
-import inspect
 import os
 from collections.abc import Sequence
 from typing import Any, cast
@@ -26,9 +25,10 @@ from kvsearch.cache.channels import View, views
 from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
+from kvsearch.cache.turning import frequencies, rotaries
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.read import quiet
-from kvsearch.models.shape import policy_layers, rotary_candidates, shape_of, text_config
+from kvsearch.models.shape import policy_layers, shape_of, text_config
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check
 
@@ -156,19 +156,19 @@ class PolicyCache(Cache):
         shape = shape_of(model.config)
         check(policy, shape)
         install(model)
-        rotaries: list[Rotary | None] = [None] * shape.layers
+        turns: list[Rotary | None] = [None] * shape.layers
         rule = policy.active_rule
         if policy.drops and policy.positions == "cache":
-            rotaries = _rotaries(model, "positions 'cache'", "use positions 'original'")
+            turns = rotaries(model, _seen, "positions 'cache'", "use positions 'original'")
         elif rule is not None and "queries" in rule.needs:
-            rotaries = _rotaries(model, f"rule {rule.name!r}", "use another rule")
-        lost = views(policy, shape, lambda *say: _rotary_frequencies(model, *say))
+            turns = rotaries(model, _seen, f"rule {rule.name!r}", "use another rule")
+        lost = views(policy, shape, lambda *say: frequencies(model, _seen, *say))
         if native is None:
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
         self.stream = stream(policy, model, tokenizer)
         made = empty_layers(
-            policy, shape, rotaries, lost, packed=packed, native=native, fast=fast,
+            policy, shape, turns, lost, packed=packed, native=native, fast=fast,
             stream=self.stream,
         )  # fmt: skip
         super().__init__(layers=_layers(model, [PolicyLayer(x.states, x.view) for x in made]))
@@ -249,7 +249,6 @@ def install(model: PreTrainedModel) -> None:
 # -- asking a model once -----------------------------------------------------------------------
 
 _installed: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
-_frequencies: WeakKeyDictionary[PreTrainedModel, list[Tensor]] = WeakKeyDictionary()
 
 
 class _Blank:
@@ -324,6 +323,11 @@ def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[
     return recorders
 
 
+def _seen(model: PreTrainedModel, positions: list[int]) -> list[list[Tensor]]:
+    """Queries and keys that each layer's attention is given of one token at each of `positions`."""
+    return [[x for call in r.calls for x in call[:2]] for r in _record(model, positions)]
+
+
 def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
     """Every policy layer must hand over its keys once, in the shape that the config says."""
     layers = zip(policy_layers(model.config), shape.per_layer, _record(model), strict=True)
@@ -337,64 +341,3 @@ def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
                 f"and {value} channels, once, to transformers' attention interface; no policy "
                 "cache can serve it"
             )
-
-
-def _rotaries(model: PreTrainedModel, what: str, instead: str) -> list[Rotary | None]:
-    """The rotation of every policy layer; layers that turn alike share one.
-
-    Raises:
-        ModelError: the model turns its keys in another way, and `what` needs this one.
-    """
-    shared: list[Rotary] = []
-    for inv_freq in _rotary_frequencies(model, what, instead):
-        same = (r for r in shared if torch.equal(r.inv_freq, inv_freq.float()))
-        shared.append(next(same, None) or Rotary(inv_freq))
-    return list(shared)
-
-
-def _rotary_frequencies(model: PreTrainedModel, what: str, instead: str) -> list[Tensor]:
-    """Angle per position of each channel pair, for every policy layer.
-
-    Layers may turn differently, or not at all (then the angles are zero). What is returned was
-    seen to turn the model's own queries and keys from position 0 to near and far ones.
-    """
-    if model not in _frequencies:
-        _frequencies[model] = _find_frequencies(model, what, instead)
-    return _frequencies[model]
-
-
-def _find_frequencies(model: PreTrainedModel, what: str, instead: str) -> list[Tensor]:
-    kind = text_config(model.config).model_type
-    layers = policy_layers(model.config)
-    options = rotary_candidates(model)
-    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
-        options = []  # positions cannot be shown to it
-    found = [options for _ in layers]
-    reach = getattr(text_config(model.config), "max_position_embeddings", None) or 0
-    # near first: a model with a table of positions fails there and is not asked beyond its table
-    for positions in ([0, 1, 7, 29], [0, 4 * max(reach, 1 << 16) + 3]):
-        if all(found):
-            recorders = _record(model, positions)
-            found = [
-                [f for f in fits if _turns(f, recorder, positions)]
-                for fits, recorder in zip(found, recorders, strict=True)
-            ]
-    if not all(found) or not any(bool(fits[0].any()) for fits in found):
-        layer = next((i for i, fits in zip(layers, found, strict=True) if not fits), layers[0])
-        raise ModelError(
-            f"{what} needs rotary embeddings that turn channel c with channel c + D/2 by position "
-            f"alone, and layer {layer} of this {kind!r} model does something else; {instead}"
-        )
-    return [fits[0] for fits in found]
-
-
-def _turns(inv_freq: Tensor, recorder: _Recorder, positions: list[int]) -> bool:
-    """Whether `inv_freq` turned what was recorded at position 0 into what was at the others."""
-    by = torch.tensor(positions).view(-1, 1, 1)
-    for x in recorder.calls[0][:2] if recorder.calls else ():  # none of a layer without attention
-        if 2 * inv_freq.shape[0] > x.shape[-1]:
-            return False
-        error = (Rotary(inv_freq).undo(by, x)[0] - x[:1]).abs().max()
-        if not error < 0.05 * x.abs().max():  # bf16 rounds to 0.015; other angles miss by 1
-            return False
-    return True
