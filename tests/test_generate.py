@@ -270,6 +270,21 @@ def test_another_attention_implementation_is_noticed() -> None:
     generate(model, PROMPT, PolicyCache(POLICIES["h2o"], model))
 
 
+def test_a_cache_of_another_model_is_noticed() -> None:
+    """The other one attends through SDPA, to the new tokens only: no error, and other tokens."""
+    mine, other = make(), make()
+    cache = PolicyCache(POLICIES["h2o"], mine)
+    with pytest.raises(ModelError, match="made for another model"):
+        generate(other, PROMPT, cache)
+    cache.reset()
+    want = generate(mine, PROMPT, PolicyCache(POLICIES["h2o"], mine))
+    assert torch.equal(generate(mine, PROMPT, cache), want)
+    again = copy.deepcopy(cache)  # which has a config of its own
+    mine.set_attn_implementation("sdpa")
+    with pytest.raises(ModelError, match="another attention implementation"):
+        mine(PROMPT[:, :1], past_key_values=again)
+
+
 def test_rolling_back_is_refused(model: PreTrainedModel) -> None:
     cache = PolicyCache(POLICIES["window re-indexed"], model)
     assert not cache.is_croppable

@@ -32,6 +32,7 @@ class Attending(Protocol):
     """A cache layer that attends over its own slots."""
 
     state: LayerState
+    waits: bool
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
@@ -64,6 +65,7 @@ def attention(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return result
+    layer.waits = False
     kwargs.setdefault("is_causal", getattr(module, "is_causal", None))
     _refuse(layer.state, query, attention_mask, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

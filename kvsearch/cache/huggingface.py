@@ -39,6 +39,7 @@ class PolicyLayer(CacheLayerMixin):
     Attributes:
         states: of its KV heads; those that are alike share one.
         view: what it loses of the model's channels, or None.
+        waits: whether it was given keys that nobody has attended to since.
     """
 
     is_sliding = False
@@ -46,7 +47,7 @@ class PolicyLayer(CacheLayerMixin):
 
     def __init__(self, states: Sequence[LayerState], view: View | None = None) -> None:
         super().__init__()
-        self.states, self.view = states, view
+        self.states, self.view, self.waits = states, view, False
 
     @property
     def state(self) -> LayerState:
@@ -65,6 +66,7 @@ class PolicyLayer(CacheLayerMixin):
         if not key_states.shape[-1]:  # a pruned model's layer without attention: nobody attends
             for state in self.states:
                 state.seen += key_states.shape[2]
+        self.waits = bool(key_states.shape[-1])
         marked = key_states.view_as(key_states)
         setattr(marked, MARK, self)
         return marked, value_states
@@ -92,7 +94,7 @@ class PolicyLayer(CacheLayerMixin):
         """Forget everything."""
         for state in self.states:
             state.reset()
-        self.is_initialized = False
+        self.is_initialized = self.waits = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
@@ -175,6 +177,7 @@ class PolicyCache(Cache):
         self.policy = policy
         self.shape = shape
         self._config = text_config(model.config)
+        self._waiting: PolicyLayer | None = None  # the layer that was last given keys
 
     @classmethod
     def from_json(
@@ -200,6 +203,14 @@ class PolicyCache(Cache):
                 "the model's attention implementation was changed after this cache was made; make "
                 "a new cache"
             )
+        if self._waiting is not None and self._waiting.waits:
+            self._waiting.waits = False
+            raise ModelError(
+                "the model does not attend through this cache, which was made for another model, "
+                "or for another attention implementation; make one with PolicyCache(policy, model)"
+            )
+        layer = self.layers[layer_idx]
+        self._waiting = layer if isinstance(layer, PolicyLayer) else None
         found = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return cast(tuple[Tensor, Tensor], found)
 
