@@ -309,6 +309,22 @@ def test_rows_can_be_selected_and_repeated(model: PreTrainedModel) -> None:
     assert (a - b).abs().max() < 1e-9 and cache.bytes_resident == swapped.bytes_resident
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_another_number_of_sequences_is_one_sentence(name: str, fp32: PreTrainedModel) -> None:
+    """As where a common prefix was read once, and several continuations are asked for."""
+    cache, whole = (PolicyCache(POLICIES[name], fp32) for _ in range(2))
+    with torch.no_grad():
+        fp32(PROMPT[:1], past_key_values=cache)
+        fp32(PROMPT[:1].repeat(3, 1), past_key_values=whole)
+        for new in (1, 5):
+            with pytest.raises(ModelError, match="3 sequences to a cache that holds 1; repeat"):
+                fp32(PROMPT[:1, :new].repeat(3, 1), past_key_values=cache)
+        cache.batch_repeat_interleave(3)
+        step = PROMPT[0, :3, None]
+        got, want = (fp32(step, past_key_values=x).logits for x in (cache, whole))
+    assert (got - want).abs().max() < 1e-5 * want.abs().max()
+
+
 def test_a_model_whose_weights_are_elsewhere_is_refused() -> None:
     """As accelerate's offloading leaves it."""
     away = make().to("meta")

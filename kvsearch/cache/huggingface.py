@@ -40,6 +40,7 @@ class PolicyLayer(CacheLayerMixin):
         states: of its KV heads; those that are alike share one.
         view: what it loses of the model's channels, or None.
         waits: whether it was given keys that nobody has attended to since.
+        rows: sequences that it holds.
     """
 
     is_sliding = False
@@ -47,7 +48,7 @@ class PolicyLayer(CacheLayerMixin):
 
     def __init__(self, states: Sequence[LayerState], view: View | None = None) -> None:
         super().__init__()
-        self.states, self.view, self.waits = states, view, False
+        self.states, self.view, self.waits, self.rows = states, view, False, 0
 
     @property
     def state(self) -> LayerState:
@@ -62,7 +63,13 @@ class PolicyLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Mark the new keys with this layer; they are stored when attention runs."""
-        self.is_initialized = True
+        self.is_initialized, rows = True, key_states.shape[0]
+        if self.state.seen and rows != self.rows:
+            raise ModelError(
+                f"this call brings {rows} sequences to a cache that holds {self.rows}; repeat "
+                "those with its batch_repeat_interleave(n), or make a new cache"
+            )
+        self.rows = rows
         if not key_states.shape[-1]:  # a pruned model's layer without attention: nobody attends
             for state in self.states:
                 state.seen += key_states.shape[2]
@@ -101,6 +108,7 @@ class PolicyLayer(CacheLayerMixin):
         for state in self.states:
             if state.seen:
                 state.reorder(beam_idx.to(state.store.device))
+        self.rows = len(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select batch rows; transformers has two names for it."""
@@ -108,9 +116,7 @@ class PolicyLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every batch row."""
-        if self.state.store.n:
-            rows = self.state.store.read()[0].shape[0]
-            self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
+        self.reorder_cache(torch.arange(self.rows).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: what was evicted cannot be brought back."""
