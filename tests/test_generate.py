@@ -192,6 +192,24 @@ def test_calls_may_come_in_any_mode_of_torch(name: str, fp32: PreTrainedModel) -
     assert torch.equal(text[:, 24:], greedy(fp32, PROMPT[:1, :1], plain, 6))
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_autocast_changes_what_the_model_computes_and_not_the_cache(
+    name: str, fp32: PreTrainedModel
+) -> None:
+    """What is held is as without it: 16-bit values are fp16, bits and sums as the policy says."""
+    cache, plain = (PolicyCache(POLICIES[name], fp32) for _ in range(2))
+    with torch.no_grad():
+        want = fed(fp32, plain, 0, 24)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = fed(fp32, cache, 0, 24)
+    assert cache.bytes_resident == plain.bytes_resident
+    for mine, theirs in zip(cache.states, plain.states, strict=True):
+        dtypes = [{x.dtype for x in s.store.read()} for s in (mine, theirs)]
+        assert dtypes[0] == dtypes[1]
+    first = slice(0, 4)  # nothing is evicted yet, so that no rank decides
+    assert (got[:, first] - want[:, first]).abs().max() < 0.1 * want.abs().max()
+
+
 def test_beam_search_reorders_what_is_held(model: PreTrainedModel) -> None:
     beams = dict(num_beams=2, num_return_sequences=2, length_penalty=0.0)
     theirs = generate(model, PROMPT, DynamicCache(config=model.config), **beams)

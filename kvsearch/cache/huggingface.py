@@ -82,7 +82,10 @@ class PolicyLayer(CacheLayerMixin):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
-        """Take in new tokens and attend from them."""
+        """Take in new tokens and attend from them, in the types that the policy has."""
+        if torch.is_autocast_enabled(q.device.type):  # it hands over values of another type
+            with torch.autocast(q.device.type, enabled=False):
+                return self.attend(q, k, v.to(k.dtype), scale=scale, softcap=softcap)
         return Layer(self.states, self.view).attend(q, k, v, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
