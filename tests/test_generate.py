@@ -350,6 +350,14 @@ def test_a_model_whose_weights_are_elsewhere_is_refused() -> None:
         LoadedModel.of(away, None)
 
 
+def test_gradient_checkpointing_is_named_where_it_keeps_caches_out() -> None:
+    model = make(torch.float32).train()
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ModelError, match=r"does not use caches while it trains; call model\.eval"):
+        PolicyCache(POLICIES["h2o"], model)
+    assert fed(model, PolicyCache(POLICIES["h2o"], model.eval()), 0, 2).shape[1] == 2
+
+
 def test_a_compiled_model_decodes_the_same(model: PreTrainedModel) -> None:
     policy = Policy(slots=32, interval=4)
     ids = torch.arange(3, 67).view(1, -1)

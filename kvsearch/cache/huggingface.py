@@ -251,6 +251,11 @@ def install(model: PreTrainedModel) -> None:
     Raises:
         ModelError: some layer of the model would not attend through its policy cache.
     """
+    if model.training and any(getattr(x, "gradient_checkpointing", 0) for x in model.modules()):
+        raise ModelError(
+            "a model with gradient checkpointing does not use caches while it trains; call "
+            "model.eval() or model.gradient_checkpointing_disable()"
+        )
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
     if model.config._attn_implementation != NAME:
