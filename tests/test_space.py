@@ -141,6 +141,7 @@ HEAD = "version: 1\nname: x\naxes:\n"
         (HEAD + "  rotate: {choice: [yes please]}", "is not true or false"),
         (HEAD + "  sinks: {choice: [4], colour: red}", "axes.sinks.colour"),
         (HEAD + "  group: {choice: [64], when: {tiers: k4v4}}", "is not an earlier axis"),
+        (HEAD + "  interval: {float: [1, 64]}", "axes.interval: whole numbers are needed"),
         ("version: 3\nname: x\naxes: {}", "version"),
         ("version: true\nname: x\naxes: {}", "field version: expected a number"),
         (HEAD + "  sinks: {int: [0, 8, 0]}", "axes.sinks: step 0 must be at least 1"),

@@ -62,6 +62,8 @@ class SearchSpace(Frozen):
             for value in axis.choice or self._ends(knob, axis):
                 if reason := check_value(knob, value):
                     raise ValueError(f"axes.{knob}: {reason}")
+            if axis.float_ is not None and KNOBS[knob].number is int:  # what lies between the ends
+                raise ValueError(f"axes.{knob}: whole numbers are needed; give int, not float")
             for other, wanted in axis.when.items():
                 if other not in seen:
                     raise ValueError(f"axes.{knob}.when: {other!r} is not an earlier axis")
