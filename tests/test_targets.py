@@ -307,6 +307,19 @@ def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str, shape: M
     assert built > 100 and len(kinds) >= (2 if wide else 1)
 
 
+@targets
+def test_layers_differ_only_in_files_that_can_say_which(name: str) -> None:
+    """Of a model with sliding-window layers; what `run --target` finds has to be exported."""
+    shape = ModelShape(layers=2, kv_heads=1, head_dim=64, heads=4, others=4)
+    target, base = find(name), load("default")
+    if name in ("openvino", "kvpress", "ollama", "vllm"):
+        with pytest.raises(SpaceError, match="does not serve" if name == "vllm" else "it"):
+            space_of(target, shape, base)
+        return
+    space = space_of(target, shape, base)
+    assert space is base if name == "transformers" else "budgets" not in space.axes
+
+
 def test_a_published_method_is_a_point_of_llamacpps_space() -> None:
     space = space_of(find("llamacpp"), SHAPE, load("default"))
     assert space.params({"sinks": 4, "positions": "cache"}) is not None

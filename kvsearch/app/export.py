@@ -20,6 +20,7 @@ from kvsearch.evaluate.quality import Evaluator, check_finite
 from kvsearch.export import Artefact, Job, Target, artefact, find, project, proof, verdicts
 from kvsearch.export.environments import require
 from kvsearch.export.fields import Verdict
+from kvsearch.export.layers import others_of
 from kvsearch.files import require_free, require_writable, write_all
 from kvsearch.models.aliases import DEFAULT, hub_id
 from kvsearch.models.load import LoadedModel, shape_named
@@ -241,8 +242,7 @@ def _of_others(given: Policy, target: Target, shape: ModelShape | None) -> list[
     if shape is None or not shape.others or not (given.drops or given.quantizes):
         return []
     return [
-        f"{shape.others} of the model's {shape.layers + shape.others} layers have a sliding window "
-        "or linear attention; no policy governs them and no byte above is theirs, but what these "
+        f"{others_of(shape)}; no policy governs them and no byte above is theirs, but what these "
         "files set holds for them too."
     ]
 

@@ -3,7 +3,7 @@
 from kvsearch.errors import KvsearchError
 from kvsearch.export.capability import Capability, Format
 from kvsearch.export.target import Job
-from kvsearch.policy import layout
+from kvsearch.policy import ModelShape, layout
 
 
 def format_per_layer(job: Job, can: Capability) -> list[Format | None]:
@@ -50,7 +50,12 @@ def require_no_others(job: Job) -> None:
     """
     if job.shape is not None and job.shape.others:
         raise KvsearchError(
-            f"{job.shape.others} of the model's {job.shape.layers + job.shape.others} layers have "
-            "a sliding window or linear attention, which no policy governs, and the files for this "
-            "runtime cannot leave them out; export to transformers"
+            f"{others_of(job.shape)}, which no policy governs, and the files for this runtime "
+            "cannot leave them out; export to transformers"
         )
+
+
+def others_of(shape: ModelShape) -> str:
+    """How many layers no policy governs, for a sentence."""
+    every = shape.layers + shape.others
+    return f"{shape.others} of the model's {every} layers have a sliding window or linear attention"

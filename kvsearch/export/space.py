@@ -7,6 +7,7 @@ from typing import Any
 from kvsearch.errors import KvsearchError, SpaceError, nearest
 from kvsearch.export import TARGETS, find
 from kvsearch.export.capability import Capability, Eviction, Format
+from kvsearch.export.layers import others_of
 from kvsearch.export.project import same_rule
 from kvsearch.export.target import Target
 from kvsearch.knobs import RULES, Value
@@ -27,10 +28,13 @@ def space_of(target: Target, shape: ModelShape, base: SearchSpace) -> SearchSpac
     """The space that `run --target` searches; for a runtime that executes everything, `base`.
 
     Raises:
-        SpaceError: no policy of the runtime can be searched for on a stream of text.
+        SpaceError: no policy of the runtime can be searched for on a stream of text, or it does not
+            serve such a model.
     """
     can = target.executes
     if can is None:
+        if shape.others and target.score is None:
+            raise _refusal(target, f"{others_of(shape)}, which it does not serve")
         return base
     formats = [f for f in can.formats if f.fits(shape)]
     if (reason := unsearchable(can, formats)) is not None:
@@ -49,7 +53,7 @@ def space_of(target: Target, shape: ModelShape, base: SearchSpace) -> SearchSpac
         axes |= more
         wide = {"tiers": "16"}
     if evicts is not None:
-        axes |= _schedule(evicts, wide)
+        axes |= _schedule(evicts, wide, layers=not shape.others)
     data = {
         "version": 2,
         "name": target.name,
@@ -118,8 +122,11 @@ def _rules(how: Eviction) -> Axes:
     return axes
 
 
-def _schedule(how: Eviction, wide: dict[str, Any]) -> Axes:
-    """Sinks, interval, positions and budgets; `wide` is what says that nothing is below 16 bits."""
+def _schedule(how: Eviction, wide: dict[str, Any], *, layers: bool) -> Axes:
+    """Sinks, interval, positions and budgets, which differ by layer.
+
+    `wide` is what says that nothing is below 16 bits, `layers` whether layers may differ.
+    """
     axes: Axes = {"sinks": _choice((how.sinks.fit(n) for n in SIZES["sinks"]), 0)}
     assert not callable(how.interval)
     axes["interval"] = _choice((how.interval.fit(n) for n in SIZES["interval"]), 1)
@@ -128,7 +135,7 @@ def _schedule(how: Eviction, wide: dict[str, Any]) -> Axes:
     axes["positions"] = _choice(how.positions, "original")
     if axes["positions"] and wide and not how.reindexes_quantised:
         axes["positions"]["when"] = wide
-    if how.budgets:
+    if how.budgets and layers:
         axes["budgets"] = {"choice": ["uniform", "pyramid", "sensitivity"]}
         axes["exponent"] = {"choice": [0.25, 0.5, 0.75, 1.0], "when": {"budgets": "sensitivity"}}
         axes["beta"] = {"choice": [2.0, 5.0, 20.0], "when": {"budgets": "pyramid"}}
