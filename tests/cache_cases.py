@@ -45,7 +45,6 @@ SETTING = Setting(
     ModelShape(4, 2, 16, 6),
     ModelShape(4, 2, 16, 6).budget_bytes(104),
     T,
-    (0.5, 0.7, 1.2, 1.6),
     importance=importance(ModelShape(4, 2, 16, 6)),
     heads=losses(ModelShape(4, 2, 16, 6)),
 )

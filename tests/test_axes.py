@@ -23,12 +23,10 @@ from tests.importance import importance
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
-SENSITIVITY = tuple(0.5 + i / 30 for i in range(30))
 SETTING = Setting(
     SHAPE,
     SHAPE.budget_bytes(256),
     4096,
-    SENSITIVITY,
     importance=importance(SHAPE),
     heads=losses(SHAPE),
 )
@@ -140,7 +138,6 @@ def test_every_draw_is_a_policy_or_a_sentence() -> None:
     for turn in range(600):
         shape = shapes[turn % len(shapes)]
         measured = rng.random() < 0.9
-        sensitivity = (1.0,) * shape.layers if measured else ()
         heads = losses(shape) if measured else None
         slots, tokens = rng.choice([8, 40, 256, 2000]), rng.choice([64, 1024])
         scored = importance(shape) if measured else None
@@ -148,7 +145,6 @@ def test_every_draw_is_a_policy_or_a_sentence() -> None:
             shape,
             shape.budget_bytes(slots),
             tokens,
-            sensitivity,
             heads=heads,
             importance=scored,
         )

@@ -38,7 +38,6 @@ SETTING = Setting(
     SHAPE,
     SHAPE.budget_bytes(76),
     T,
-    (0.5, 0.7, 1.2, 1.6),
     prompt=PROMPT,
     importance=importance(SHAPE),
     heads=losses(SHAPE),

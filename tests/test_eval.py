@@ -1,4 +1,4 @@
-"""`kvsearch eval` where the answer depends on more than the text: layer sensitivity and prompts."""
+"""`kvsearch eval` where the answer depends on more than the text: the heads and prompts."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kvsearch import Policy, Text, evaluate, load_model
-from kvsearch.app.sensitivity import read
+from kvsearch.app.heads import heads
 from kvsearch.cli import main
-from kvsearch.errors import KvsearchError
-from kvsearch.models import disk_cache
+from kvsearch.errors import KvsearchError, OutOfMemory
+from kvsearch.evaluate import head_losses
 from kvsearch.policy import ModelShape
 from kvsearch.report.terminal import results_table
 from kvsearch.text import Source, beside, tokenize, windows
@@ -26,39 +27,82 @@ def loaded(tiny_folder: Path) -> Any:
     return load_model(str(tiny_folder), announce=lambda _: None)
 
 
-def test_layer_sensitivity_is_measured_beside_the_windows_or_read(
+def test_heads_are_measured_once_kept_shared_and_read(
     loaded: Any, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_cache, "cache_folder", lambda: tmp_path)
-    names = ["rotated+sensitivity", "h2o"]
+    monkeypatch.setattr(head_losses, "cache_folder", lambda: tmp_path)
+    names = ["rotated+heads", "h2o"]
     found = evaluate(names, loaded, WORDS, progress=True, **SIZE)
-    said = [line for line in capfd.readouterr().err.splitlines() if "sensitivity of each" in line]
-    assert len(said) == 1 and "beside the windows" in said[0] and "--sensitivity FILE" in said[0]
-    assert evaluate("h2o", loaded, WORDS, **SIZE).rows[0].nll == found.rows[1].nll
-    (before,) = (tmp_path / "sensitivity").iterdir()
-    file = tmp_path / "sensitivity.json"
-    file.write_text(json.dumps({"per_layer": json.loads(before.read_text())}))
-    before.unlink()
-    again = evaluate(names, loaded, WORDS, sensitivity=file, **SIZE)
-    assert again.rows[0].fingerprint == found.rows[0].fingerprint and not before.exists()
-    whole = Text(WORDS.text[:500], "short")  # nothing is left beside the window
-    evaluate(names, loaded, whole, progress=True, **SIZE)
-    assert "on the windows themselves" in capfd.readouterr().err
+    assert "rotated+heads: losses of the 4 KV heads: measured now" in capfd.readouterr().err
+    (kept,) = (tmp_path / "heads").iterdir()
+    before = kept.read_bytes()
+    again = evaluate(names, loaded, Text(WORDS.text[900:]), progress=True, **SIZE)
+    assert "kept on disk" in capfd.readouterr().err  # whatever the text
+    assert again.rows[0].fingerprint == found.rows[0].fingerprint
+    file = tmp_path / "heads.json"
+    assert heads(loaded, out=file).text.encode() == file.read_bytes() == before
+    kept.write_text("{}")  # damaged: measured again
+    assert heads(loaded).where.startswith("measured") and kept.read_bytes() == before
+    kept.unlink()
+    evaluate(names, loaded, WORDS, heads=file, **SIZE)
+    assert not kept.exists()
+    evaluate(names, loaded, WORDS, measure_heads=True, **SIZE)
+    assert kept.read_bytes() == before
+    data = json.loads(before)
+    data["model"]["digest"] = "sha256:0"
+    file.write_text(json.dumps(data))
+    other = evaluate(names, loaded, WORDS, heads=file, progress=True, **SIZE)
+    assert "was measured on other weights" in capfd.readouterr().err
+    assert other.rows[0].fingerprint == found.rows[0].fingerprint
 
 
-HEADS = json.dumps({"per_layer": [], "heads": losses(ModelShape(3, 2, 8, 4)).plain()})
+def test_heads_are_measured_on_fewer_tokens_where_memory_is_short(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_losses, "cache_folder", lambda: tmp_path)
+    usual, asked, room = head_losses.price, list[int](), [300]
+
+    def price(evaluator: Any, ids: Any, **how: Any) -> Any:
+        asked.append(len(ids))
+        if asked[-1] > room[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return usual(evaluator, ids, **how)
+
+    monkeypatch.setattr(head_losses, "price", price)
+    assert "on 512 tokens" in heads(loaded, anew=True).where and asked == [512, 256, 256]
+    room[0] = 100
+    with pytest.raises(OutOfMemory, match=r"on 128 tokens: CUDA out of memory.*--heads FILE"):
+        heads(loaded, anew=True)
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["[]", "{", '{"per_layer": [1]}', '{"per_layer": [1, -1]}', '{"per_layer": []}', HEADS,
-     '{"per_layer": [1, 2], "heads": {}}', HEADS.replace('"starved": 16', '"starved": 17')],
-)  # fmt: skip
-def test_a_wrong_sensitivity_file_is_one_sentence(content: str, tmp_path: Path) -> None:
-    file = tmp_path / "sensitivity.json"
-    file.write_text(content)
-    with pytest.raises(KvsearchError, match=r"sensitivity\.json"):
-        read(file, ModelShape(2, 2, 8, 4))
+    ("change", "said"),
+    [
+        ("[" * 100_000, "is no file of head losses"),
+        ("[1, 2]", "is no file of head losses"),
+        ({"schema": "kvsearch.heads/0"}, "holds 'recall/1' as 'kvsearch.heads/0', and this kv"),
+        ({"recipe": "recall/0"}, "this kvsearch reads 'recall/1'"),
+        ({"losses": {"slots": [[float("nan"), 1, 1, 1]] * 4}}, "is not finite"),
+        ({"losses": {"values": [[1e308] * 4] * 4}}, "is not finite"),
+        ({"losses": {"bits": [4]}}, "rows of unequal length"),
+        ({"losses": {"starved": 17}}, "no loss of starved heads"),
+        ({"losses": losses(ModelShape(3, 2, 8, 4)).plain()}, "with 3 layers of 2 KV heads, and"),
+    ],
+)
+def test_a_wrong_file_of_heads_is_one_sentence(
+    change: Any, said: str, loaded: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    data = json.loads(head_losses.document(loaded, losses(ModelShape(2, 2, 8, 4))))
+    if isinstance(change, str):
+        file.write_text(change)
+    else:
+        for key, value in change.items():
+            data[key] = {**data[key], **value} if isinstance(value, dict) else value
+        file.write_text(json.dumps(data))
+    with pytest.raises(KvsearchError, match=said) as error:
+        head_losses.read(file, loaded)
+    assert "\n" not in str(error.value) and str(file) in str(error.value)
 
 
 def test_beside_shares_no_token_with_the_windows(tiny_tokenizer: Any) -> None:

@@ -19,10 +19,9 @@ from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
 from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.sensitivity import starving
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import policy_layers, shape_of
-from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Budgets, Ladder, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
 
 T = 36
@@ -313,7 +312,9 @@ def test_a_pass_may_start_at_the_first_layer_that_differs(family) -> None:
     layers = policy_layers(model.config)
     loaded = LoadedModel(model, None, shape_of(model.config), "", "", "", None, "float64", "cpu")
     divergence = Evaluator(loaded).divergence(IDS.numpy())
-    starved = starving([len(layers) - 1], len(layers), 32, T)
+    weights = (float(T + 16),) * (len(layers) - 1) + (32.0,)
+    budgets = Budgets(kind="sensitivity", exponent=1.0, weights=weights)
+    starved = Policy(slots=round(sum(weights) / len(layers)), interval=16, budgets=budgets)
     short, whole = divergence.of(starved, same=layers[-1]), divergence.of(starved)
     assert short.max() > 1e-5
     np.testing.assert_allclose(short, whole, atol=1e-6)  # logits are fp32

@@ -70,14 +70,14 @@ def test_a_search_in_python(mine: LoadedModel, tmp_path: Path, capfd: Any) -> No
 def test_evaluators_of_their_own_and_whatever_a_search_measures_first(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """Layers, heads and decode speed, in part with the driver's own model."""
+    """Heads and decode speed, with the driver's own model."""
     found = kvsearch.search(
         str(tiny_folder), WORDS, budget_slots=40, context=320, windows=2, report_windows=1,
         trials=1, warm_start=False, bench=False, space="unified", workers=2, out=tmp_path / "run",
         objectives=("nll", "bytes", "throughput"),
     )  # fmt: skip
     there = {file.name for file in (tmp_path / "run").iterdir()}
-    assert {"sensitivity.json", "speed.json"} <= there
+    assert {"heads.json", "speed.json"} <= there
     assert all(t.speed for t in found.summary.trials if t.state == "complete")
 
 

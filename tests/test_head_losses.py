@@ -34,7 +34,9 @@ def tiny(tiny_folder) -> LoadedModel:
 def test_an_estimate_is_the_divergence_of_small_changes(tiny) -> None:
     """8-bit keys in one head change little: there half of the squared change is the divergence."""
     evaluator, quantizer = Evaluator(tiny), Quantizer(group=8)
-    found = price(evaluator, IDS, sizes=(16, 80), quantizer=quantizer, bits=(4,), draws=64)
+    found = price(
+        evaluator, IDS, sizes=(16, 80), quantizer=quantizer, first=T - T // 4, bits=(4,), draws=64
+    )
     assert found.slots.shape == (2, 2, 2) and found.keys.shape == (2, 2, 1)
     assert not found.slots[1, 1].any() and (np.delete(found.slots.reshape(4, 2), 3, 0) > 0).all()
     head = dict(others=[[dict(key_bits=4, value_bits=16)]], of=[[1, 0], [0, 0]])
@@ -43,31 +45,34 @@ def test_an_estimate_is_the_divergence_of_small_changes(tiny) -> None:
     assert found.keys[0, 0, 0] == pytest.approx(float(lost), rel=0.35)
 
 
-def test_measured_heads_keep_what_was_measured_and_others_the_usual_ratio(tiny) -> None:
-    steps: list[int] = []
-    found = head_losses.measure(Evaluator(tiny), IDS, 2, lambda: steps.append(1))
-    every = head_losses.measure(Evaluator(tiny), IDS, 4)
+def test_heads_are_compared_where_the_text_returns(tiny) -> None:
+    """A loss before `first` does not count, and the file holds what was measured."""
+    evaluator, steps = Evaluator(tiny), list[int]()
+    texts = [head_losses.Recall(IDS, 120)] * 2
+    found = head_losses.measure(evaluator, texts, lambda: steps.append(1))
+    assert len(steps) == 4 and found.starved in found.sizes
+    late = price(evaluator, IDS, sizes=found.sizes, quantizer=Quantizer(group=8), first=120)
+    early = price(evaluator, IDS, sizes=found.sizes, quantizer=Quantizer(group=8))
+    np.testing.assert_allclose(found.slots, late.slots.reshape(4, -1), rtol=1e-3)
     at = found.sizes.index(found.starved)
-    some, all_of = np.array(found.slots)[:, at], np.array(every.slots)[:, at]
-    assert len(steps) == 2 + 2 and found.measured == 2
-    assert sum(np.isclose(some, all_of, rtol=1e-6)) >= 2
-    divergence = Evaluator(tiny).divergence(IDS[None])
-    policy = head_losses.starving(0, tiny.shape, found.starved, T)
-    direct = float(divergence.of(policy)[:, found.starved :].mean())
-    assert all_of[0] == pytest.approx(direct, rel=1e-4)
-    again = HeadLosses.read(json.loads(json.dumps(every.plain())))
-    np.testing.assert_allclose(again.sensitivity, every.sensitivity, rtol=2e-3)  # four digits
+    assert not np.allclose(late.slots[..., at], early.slots[..., at], rtol=0.05)
+    again = HeadLosses.read(json.loads(json.dumps(found.plain())))
+    np.testing.assert_allclose(again.sensitivity, found.sensitivity, rtol=2e-3)  # four digits
+    np.testing.assert_allclose(np.mean(found.of_layers), 1, rtol=1e-3)
+    assert found.of_layers[0] > found.of_layers[1]
 
 
-@pytest.mark.parametrize(
-    ("search_tokens", "tokens", "direct"),
-    [(30_000, 512, 0), (240_000, 2000, 12), (10_000_000, 2048, 90)],
-)
-def test_measuring_heads_takes_its_share_of_a_search(
-    search_tokens: int, tokens: int, direct: int
-) -> None:
-    found = head_losses.plan(search_tokens, ModelShape(30, 3, 64, 9), 4096)
-    assert (found.tokens, found.direct) == (tokens, direct)
+def test_the_text_returns_what_it_said_and_is_cut_to_the_models_positions(tiny) -> None:
+    tiny.model.config.max_position_embeddings = 8192
+    prose, _ = texts = head_losses.recall_texts(tiny)
+    facts = (("3096", "Isolde Marchetti", "KX-5582-T", "Count"), ("7431", "E2091", "21 days"))
+    for text, mine in zip(texts, facts, strict=True):
+        said, again = (tiny.tokenizer.decode(x) for x in np.split(text.ids, [text.first]))
+        assert all(fact in said and fact in again for fact in mine)
+    tiny.model.config.max_position_embeddings = 1000
+    short, _ = head_losses.recall_texts(tiny)
+    assert (short.ids == prose.ids[-1000:]).all() and 0 <= short.first < prose.first
+    assert len(head_losses.recall_texts(tiny, 128)[1].ids) == 128
 
 
 SHAPE = ModelShape(layers=2, kv_heads=2, head_dim=16, heads=4)

@@ -78,7 +78,7 @@ def small(name: str, shape: ModelShape = SHAPE) -> Policy:
     for slots in (76, 132, 200):
         with suppress(PolicyError):
             setting = Setting(
-                shape, shape.budget_bytes(slots), PROMPT + STEPS, (0.5, 0.7, 1.2, 1.6),
+                shape, shape.budget_bytes(slots), PROMPT + STEPS,
                 prompt=PROMPT, importance=importance(shape), heads=losses(shape),
             )  # fmt: skip
             return at(name, setting)

@@ -22,7 +22,7 @@ from kvsearch.policy import Budgets, ModelShape, layout
 Array = NDArray[np.float64]
 SHAPE = ModelShape(layers=1, kv_heads=2, head_dim=16, heads=4)
 GROUP, D, T, THETA = 2, 16, 240, 1e4
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(104), T, (1.0,))
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(104), T)
 
 
 def rotation(position: int) -> Array:
@@ -265,7 +265,7 @@ def test_adakv_keeps_the_best_of_all_heads_together(
 def test_pyramidkv_has_its_codes_slots_but_for_the_mean() -> None:
     """Behind the observation window: from 2 - 1/20 of the mean down to 1/20, in even steps."""
     shape = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
-    policy = at("pyramidkv", Setting(shape, shape.budget_bytes(256), 2048, (1.0,) * 30))
+    policy = at("pyramidkv", Setting(shape, shape.budget_bytes(256), 2048))
     assert policy.slots is not None
     mean = policy.slots - 32 - 32  # less what comes between compactions, and the window
     published = np.linspace(mean * (2 - 1 / 20), mean / 20, 30)

@@ -101,7 +101,7 @@ def test_a_run_leaves_everything(finished: Path) -> None:
     names = {p.name for p in finished.iterdir()}
     assert names >= {
         "study.json", "trials.jsonl", "trials.parquet", "front.csv", "pareto.html", "pareto.png",
-        "report.html", "best.json", "policies", "nll", "sensitivity.json", "measured.json",
+        "report.html", "best.json", "policies", "nll", "heads.json", "measured.json",
     }  # fmt: skip
     settings = json.loads((finished / "study.json").read_text())["settings"]
     assert (settings["report_windows"], settings["headline_windows"]) == (1, 4)

@@ -37,7 +37,6 @@ SETTING = Setting(
     SHAPE,
     SHAPE.budget_bytes(256),
     4096,
-    (1.0,) * 30,
     importance=importance(SHAPE),
     heads=HEADS,
 )

@@ -45,7 +45,6 @@ def drawn(name: str, loaded: LoadedModel, count: int) -> list[Policy]:
         shape,
         shape.budget_bytes(56),
         T,
-        (0.3, 0.6, 0.9, 1.2, 1.4, 1.6),
         heads=losses(shape),
         importance=importance(shape),
     )

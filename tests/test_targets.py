@@ -23,6 +23,7 @@ from kvsearch.policy import Anchors, Budgets, Channels, HeadTiers, ModelShape, P
 from kvsearch.rules import Attention
 from kvsearch.search.samplers.pool import anything
 from kvsearch.space import load
+from tests.heads import losses
 from tests.random_policies import policies, policy
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, heads=4)
@@ -280,7 +281,7 @@ def test_a_wrong_option_or_value_is_found() -> None:
 @pytest.mark.parametrize("shape", [SHAPE, WIDE])
 def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str, shape: ModelShape) -> None:
     target, base = find(name), load("default")
-    setting = Setting(shape, shape.budget_bytes(128), 512, sensitivity=(1, 2, 3, 4))
+    setting = Setting(shape, shape.budget_bytes(128), 512, heads=losses(shape))
     if name in ("openvino", "kvpress", "ollama"):
         with pytest.raises(SpaceError, match=f"--target {name}: it"):
             space_of(target, shape, base)

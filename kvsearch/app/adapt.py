@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
 from kvsearch.app.adapt_job import Job, Texts
 from kvsearch.app.adapt_report import Adapted
@@ -15,7 +16,6 @@ from kvsearch.app.importance import with_importance
 from kvsearch.app.options import check_counts
 from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
-from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator
@@ -181,12 +181,12 @@ def _chosen(
     prompt: int,
     shown: Shown,
 ) -> Policy:
-    """The policy on this model; what a method needs to know is measured on the training text."""
+    """The policy on this model; what a method follows is measured."""
     T, evaluator = texts.train.shape[1], Evaluator(loaded)
     setting = sized_for(loaded.shape, in_both_units(loaded.shape, *budget), T, prompt)
     where: dict[str, Any] = dict(count=1, length=T, shown=shown)
     asked = (policy,)
-    setting = with_sensitivity(setting, asked, evaluator, texts.tokens, file=None, **where)
+    setting = of_heads.for_policies(setting, asked, loaded, shown)
     setting = with_importance(setting, asked, evaluator, texts.tokens, **where)
     (chosen,) = resolve(asked, setting)
     require_anchors(loaded, chosen)

@@ -3,9 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.evaluate.sensitivity import SHORT
 from kvsearch.text import beside, windows
 from kvsearch.text.parts import Tokens
+
+SHORT = 512  # tokens of a window, at least, where there are so many
 
 
 def aside(

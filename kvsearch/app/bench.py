@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
 from kvsearch.app.policies import check_names, resolve
 from kvsearch.app.progress import Shown
-from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import throughput
 from kvsearch.evaluate.quality import Evaluator
@@ -27,7 +27,8 @@ def bench(
     dataset: str | None,
     budget_slots: float | None,
     budget_bytes: int | None,
-    sensitivity: Path | None,
+    heads: Path | None,
+    measure_heads: bool = False,
     context: int,
     pairs: int,
     steps: int,
@@ -47,10 +48,9 @@ def bench(
     setting = sized_for(loaded.shape, budget, need)
     tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
     inputs.kernels(loaded, shown.say)
-    setting = with_sensitivity(
-        setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, file=sensitivity,
-        shown=shown,
-    )  # fmt: skip
+    setting = of_heads.for_policies(
+        setting, (policy,), loaded, shown, file=heads, anew=measure_heads
+    )
     setting = with_importance(
         setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, shown=shown
     )

@@ -1,6 +1,6 @@
 """A published method as a policy, sized by a model's shape: no weights, no text."""
 
-from kvsearch.app import importance, sensitivity
+from kvsearch.app import heads, importance
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.policies import check_names, resolve
 from kvsearch.errors import KvsearchError
@@ -33,7 +33,7 @@ def method(
     check_names((name,), sized=slots is not None or size is not None)
     if shape is None:
         raise KvsearchError(f"method {name} is sized for a model: give --model")
-    if sensitivity.of_method(name) or importance.of_method(name):
+    if heads.of_method(name) or importance.of_method(name):
         raise KvsearchError(
             f"method {name} follows what `kvsearch run` measures of a model; export the policy of "
             "a run"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
@@ -15,7 +16,6 @@ from kvsearch.app.nll_table import write_nll
 from kvsearch.app.options import check_batch, check_counts
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
-from kvsearch.app.sensitivity import with_sensitivity
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator, Quality, check_finite
@@ -143,7 +143,8 @@ def evaluate(
     windows: int | None = None,
     score_from: int | None = None,
     prompt: int = 0,
-    sensitivity: str | PathLike[str] | None = None,
+    heads: str | PathLike[str] | None = None,
+    measure_heads: bool = False,
     dtype: str = "auto",
     device: str = "auto",
     batch: int | None = None,
@@ -167,8 +168,9 @@ def evaluate(
         windows: how many; by default 1, or as many as `tokens` are.
         score_from: first scored position; by default the budget in slots, or 1; at least `prompt`.
         prompt: tokens that arrive in one call, for policies triggered by a prompt; not scored.
-        sensitivity: the `sensitivity.json` of a run on this model; without it, what methods with
-            measured layer budgets need is measured on text beside the windows.
+        heads: the `heads.json` of `kvsearch heads` or of a run; without it, what the KV heads lose
+            is shipped with kvsearch, kept on disk, or measured once, where a method follows it.
+        measure_heads: measure it, whatever is shipped or kept.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         batch: windows per forward pass; None: as many as fit on a GPU, one on a CPU.
@@ -206,10 +208,7 @@ def evaluate(
     ids = cut_windows(source, count=W, length=T)
     inputs.kernels(loaded, shown.say)
     evaluator = Evaluator(loaded, batch=batch)
-    setting = with_sensitivity(
-        setting, asked, evaluator, source, count=W, length=T, shown=shown,
-        file=None if sensitivity is None else Path(sensitivity),
-    )  # fmt: skip
+    setting = of_heads.for_policies(setting, asked, loaded, shown, file=heads, anew=measure_heads)
     setting = with_importance(setting, asked, evaluator, source, count=W, length=T, shown=shown)
     chosen, left_out = resolve_some(asked, setting)
     for policy in chosen:

@@ -45,6 +45,8 @@ class RunOptions:
     seed: int = 0
     score_from: int | None = None
     bench: bool = True
+    heads: Path | None = None
+    measure_heads: bool = False
     dtype: str = "auto"
     device: str = "auto"
     batch: int | None = None

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from kvsearch.app import evaluators, importance, inputs, sensitivity, speed, summary
+from kvsearch.app import evaluators, heads, importance, inputs, speed, summary
 from kvsearch.app.asked import asked, default_folder, grows, races
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
@@ -17,6 +17,7 @@ from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.target import aim, left_out
 from kvsearch.errors import KvsearchError
+from kvsearch.evaluate import head_losses
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.export.space import searched
 from kvsearch.files import write_atomic
@@ -106,7 +107,7 @@ class Run:
             times = o.bench and self.workers > 1 and self.loaded.device == "cpu"
             compiled = aside.enter_context(compiling(times))
             ratio = self._speed()  # before evaluators open, which share the device with the driver
-            self.setting = self._with_sensitivity(executor)
+            self.setting = self._with_heads()
             trials = self._search(executor, ratio)
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
             measured = FinalEvaluation(
@@ -157,18 +158,14 @@ class Run:
 
     # -- stages --------------------------------------------------------------------------------
 
-    def _with_sensitivity(self, executor: Executor) -> Setting:
-        wanted = sensitivity.of_space(self.space)
-        if not wanted:
+    def _with_heads(self) -> Setting:
+        if not heads.of_space(self.space):
             return self.setting
-        file = self.folder.path / "sensitivity.json"
+        file, o = self.folder.path / "heads.json", self.options
         if not file.exists():
-            ids, evaluator = self.text.windows[self._aside], Evaluator(self.loaded)
-            tokens = self._policies * self._each * ids.shape[1]
-            ask = sensitivity.spread(evaluator, executor, self._aside, ids)
-            found = sensitivity.measure(evaluator, ids, wanted, tokens, self.shown.step, ask)
-            write_atomic(file, found.to_json())
-        return sensitivity.read(file, self.loaded.shape).put_into(self.setting)
+            found = heads.found(self.loaded, self.shown, file=o.heads, anew=o.measure_heads)
+            write_atomic(file, head_losses.document(self.loaded, found))
+        return replace(self.setting, heads=head_losses.read(file, self.loaded)[0])
 
     def _with_importance(self) -> Setting:
         wanted = importance.of_space(self.space)
@@ -248,7 +245,7 @@ class Run:
 
     @property
     def _aside(self) -> str:
-        """Name of the windows to measure layers, heads and channels on: others, if there are."""
+        """Name of the windows to measure channels on: others, if there are."""
         return "sensitivity" if "sensitivity" in self.text.windows else "search"
 
     @property

@@ -134,6 +134,8 @@ def search(
     ray: str | None = None,
     engine: str = "kvsearch",
     bench: bool = True,
+    heads: str | PathLike[str] | None = None,
+    measure_heads: bool = False,
     dtype: str = "auto",
     device: str = "auto",
     batch: int | None = None,
@@ -179,6 +181,9 @@ def search(
         ray: address of a Ray cluster, or `local`.
         engine: `kvsearch`, or `tune` for Ray Tune.
         bench: measure decode speed at the end.
+        heads: losses of the KV heads, written by `kvsearch heads` or a run; by default they are
+            shipped with kvsearch, kept on disk, or measured once.
+        measure_heads: measure them, whatever is shipped or kept.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`, or several with commas between them.
         batch: windows per forward pass; None: as many as fit on a GPU, one on a CPU.
@@ -221,6 +226,8 @@ def search(
         seed=seed,
         score_from=score_from,
         bench=bench,
+        heads=None if heads is None else Path(heads),
+        measure_heads=measure_heads,
         dtype=dtype,
         device=device,
         batch=batch,

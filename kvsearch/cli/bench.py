@@ -7,9 +7,9 @@ import click
 
 from kvsearch.cli.options import (
     budget_options,
+    heads_options,
     model_options,
     output_options,
-    sensitivity_option,
     text_options,
 )
 from kvsearch.cli.output import print_json
@@ -20,7 +20,7 @@ from kvsearch.cli.output import print_json
 @model_options
 @text_options
 @budget_options("size a method to this")
-@sensitivity_option
+@heads_options
 @click.option("--context", default=2048, show_default=True, help="tokens in the cache at the start")
 @click.option("--pairs", default=5, show_default=True, help="timed pairs")
 @click.option("--steps", default=16, show_default=True, help="tokens decoded per half of a pair")
@@ -37,7 +37,8 @@ def command(
     dataset: str | None,
     budget_slots: float | None,
     budget_bytes: int | None,
-    sensitivity: Path | None,
+    heads: Path | None,
+    measure_heads: bool,
     context: int,
     pairs: int,
     steps: int,
@@ -60,7 +61,8 @@ def command(
         dataset=dataset,
         budget_slots=budget_slots,
         budget_bytes=budget_bytes,
-        sensitivity=sensitivity,
+        heads=heads,
+        measure_heads=measure_heads,
         context=context,
         pairs=pairs,
         steps=steps,

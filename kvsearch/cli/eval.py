@@ -8,9 +8,9 @@ from kvsearch.cli.options import (
     PLACE,
     batch_option,
     budget_options,
+    heads_options,
     model_options,
     output_options,
-    sensitivity_option,
     text_options,
 )
 from kvsearch.cli.output import print_json
@@ -31,7 +31,7 @@ from kvsearch.cli.output import print_json
     show_default=True,
     help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
 )
-@sensitivity_option
+@heads_options
 @batch_option
 @click.option(
     "--nll-out",
@@ -54,7 +54,8 @@ def command(
     windows: int | None,
     score_from: int | None,
     prompt: int,
-    sensitivity: Path | None,
+    heads: Path | None,
+    measure_heads: bool,
     batch: int | None,
     nll_out: Path | None,
     as_json: bool,
@@ -78,7 +79,8 @@ def command(
             windows=windows,
             score_from=score_from,
             prompt=prompt,
-            sensitivity=sensitivity,
+            heads=heads,
+            measure_heads=measure_heads,
             dtype=dtype,
             device=device,
             batch=batch,

@@ -136,13 +136,19 @@ def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
     return add
 
 
-def sensitivity_option(f: F) -> F:
-    """What methods with measured layer budgets are built from."""
+def heads_options(f: F) -> F:
+    """What budgets and bits per KV head follow."""
+    f = click.option(
+        "--measure-heads",
+        is_flag=True,
+        help="measure what the KV heads lose, even where that is shipped or kept on disk",
+    )(f)
     return click.option(
-        "--sensitivity",
+        "--heads",
         type=PLACE,
         metavar="FILE",
-        help="sensitivity.json of a run on this model [default: measured if a method needs it]",
+        help="losses of the KV heads, written by `kvsearch heads` or a run [default: shipped, kept "
+        "on disk, or measured once]",
     )(f)
 
 

@@ -11,6 +11,7 @@ from kvsearch.cli.options import (
     Option,
     batch_option,
     budget_options,
+    heads_options,
     model_options,
     output_options,
     text_options,
@@ -134,6 +135,7 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 @click.option(
     "--bench/--no-bench", default=True, show_default=True, help="measure decode speed at the end"
 )
+@heads_options
 @click.option("--out", type=PLACE, help="folder of the run [default: runs/...]")
 @output_options
 def command(
@@ -167,6 +169,8 @@ def command(
     ray: str | None,
     engine: str,
     bench: bool,
+    heads: Path | None,
+    measure_heads: bool,
     out: Path | None,
     as_json: bool,
     quiet: bool,
@@ -207,6 +211,8 @@ def command(
             ray=ray,
             engine=engine,
             bench=bench,
+            heads=heads,
+            measure_heads=measure_heads,
             dtype=dtype,
             device=device,
             batch=batch,

@@ -6,7 +6,7 @@ from gradients of the log-probability of tokens drawn from the model. One forwar
 passes price all heads. The gradient carries the change through later layers to first order.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ from kvsearch_kernels.quantize_kv import Format, fake_quantize
 DRAWS = 2
 SINKS = 4  # first tokens that every size keeps
 BITS = (8, 4, 3, 2)
-PART = 4  # bits are priced on the last part of the window's queries
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +55,7 @@ def price(
     *,
     sizes: Sequence[int],
     quantizer: Quantizer,
+    first: int = 0,
     bits: Sequence[int] = BITS,
     draws: int = DRAWS,
     seed: int = 0,
@@ -68,71 +68,23 @@ def price(
         window: token ids.
         sizes: slots to price, each above `SINKS` and below `T`.
         quantizer: how keys and values would be stored.
+        first: first position at which a changed output counts.
         bits: to price.
         draws: tokens drawn at every position, each a backward pass.
         seed: of the drawn tokens.
         progress: called after every layer.
     """
-    asked = estimates(evaluator.loaded.shape.layers, sizes, quantizer, bits, draws, seed)
-    begun, answers = asked[0].begin(evaluator, window), []
-    for question in asked:
-        answers.append(question.answer(begun))
+    given = torch.from_numpy(window)[None].to(evaluator.loaded.device)
+    found = []
+    for layer in _noted(evaluator, given, draws, seed):
+        with torch.no_grad():
+            lost = torch.cat(_layer(layer, first, sizes, bits, quantizer), -1)
+        found.append(lost.cpu().double().numpy())
         if progress is not None:
             progress()
-    return prices(asked, answers)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Losses of one layer's heads `[H, len(sizes) + 2 len(bits)]`: by size, by bits of keys, of
-    values. A question in the sense of `probes`; all attributes but the first as in `price`.
-
-    Attributes:
-        layer: which policy layer.
-    """
-
-    layer: int
-    sizes: tuple[int, ...]
-    quantizer: Quantizer
-    bits: tuple[int, ...] = BITS
-    draws: int = DRAWS
-    seed: int = 0
-
-    @property
-    def basis(self) -> Hashable:
-        """Forward and backward passes serve all layers."""
-        return "gradients", self.draws, self.seed
-
-    def begin(self, evaluator: Evaluator, ids: NDArray[np.int64]) -> "list[_Noted]":
-        """Those passes."""
-        given = torch.from_numpy(ids)[None].to(evaluator.loaded.device)
-        return _noted(evaluator, given, self.draws, self.seed)
-
-    def answer(self, begun: "list[_Noted]") -> NDArray[np.float64]:
-        """The layer's losses."""
-        with torch.no_grad():
-            found = _layer(begun[self.layer], self.sizes, self.bits, self.quantizer)
-        return torch.cat(found, -1).cpu().double().numpy()
-
-
-def estimates(
-    layers: int,
-    sizes: Sequence[int],
-    quantizer: Quantizer,
-    bits: Sequence[int] = BITS,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> list[Estimate]:
-    """What to ask for the prices of a model with so many `layers`; the rest as in `price`."""
-    return [Estimate(i, tuple(sizes), quantizer, tuple(bits), draws, seed) for i in range(layers)]
-
-
-def prices(asked: Sequence[Estimate], answers: Sequence[NDArray[np.float64]]) -> Prices:
-    """The prices of all layers from the answers about each."""
-    first, found = asked[0], np.stack(answers)
-    ends = len(first.sizes), len(first.sizes) + len(first.bits)
-    slots, keys, values = np.split(found, ends, axis=-1)
-    return Prices(first.sizes, slots, first.bits, keys, values)
+    ends = len(sizes), len(sizes) + len(bits)
+    slots, keys, values = np.split(np.stack(found), ends, axis=-1)
+    return Prices(tuple(sizes), slots, tuple(bits), keys, values)
 
 
 class _Noted(Watching):
@@ -210,10 +162,10 @@ def _lives(k: Tensor, size: int | None) -> tuple[Tensor, Tensor]:
     return birth, torch.where(birth < SINKS, torch.full_like(birth, NEVER), death)
 
 
-def _sized(layer: _Noted, size: int) -> Tensor:
-    """Output of the layer's heads in windows of `size` slots, the first of them sinks."""
+def _sized(layer: _Noted, size: int, first: int) -> Tensor:
+    """Output from row `first` on in windows of `size` slots, the first of them sinks."""
     parts = []
-    for start in range(0, layer.q.shape[2], ROWS):
+    for start in range(first, layer.q.shape[2], ROWS):
         rows = slice(start, start + ROWS)
         low = max(SINKS, start - size)
         birth, death = _lives(layer.k, size)
@@ -227,12 +179,11 @@ def _sized(layer: _Noted, size: int) -> Tensor:
 
 
 def _layer(
-    layer: _Noted, sizes: Sequence[int], bits: Sequence[int], quantizer: Quantizer
+    layer: _Noted, first: int, sizes: Sequence[int], bits: Sequence[int], quantizer: Quantizer
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses of one layer: by size, by bits of keys, by bits of values, each `[H, ...]`."""
-    slots = [layer.loss(_sized(layer, size), 0) for size in sizes]
-    T, D = layer.k.shape[2:]
-    first, lives = T - T // PART, _lives(layer.k, None)
+    slots = [layer.loss(_sized(layer, size, first), first) for size in sizes]
+    D, lives = layer.k.shape[3], _lives(layer.k, None)
     keys: list[Tensor] = []
     values: list[Tensor] = []
     for b in bits:

@@ -1,7 +1,7 @@
 """The vocabulary of the search, and how its words become a policy of a given size."""
 
 from kvsearch.knobs.fields import Setting
-from kvsearch.knobs.heads import Need, needs
+from kvsearch.knobs.heads import needs_heads
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.refine import BASES, effective, has_field, respelled
 from kvsearch.knobs.sizing import build, sized
@@ -15,7 +15,6 @@ __all__ = [
     "RULES",
     "TIERS",
     "Knob",
-    "Need",
     "Setting",
     "Value",
     "build",
@@ -23,7 +22,7 @@ __all__ = [
     "effective",
     "has_field",
     "modern",
-    "needs",
+    "needs_heads",
     "respelled",
     "sized",
 ]

@@ -26,8 +26,7 @@ class Setting:
         shape: the model's.
         budget_bytes: per sequence, that the peak may reach, or None for no limit.
         tokens: length of the stream; policies that keep every token grow with it.
-        sensitivity: measured sensitivity per layer, or empty if it was not measured.
-        heads: what was measured of the KV heads, or None.
+        heads: what the KV heads lose, or None if it was not measured.
         prompt: tokens of the stream that one forward call brings in at its start.
         importance: what was measured of the channels, or None.
     """
@@ -35,7 +34,6 @@ class Setting:
     shape: ModelShape
     budget_bytes: int | None
     tokens: int
-    sensitivity: tuple[float, ...] = ()
     prompt: int = 0
     heads: HeadLosses | None = None
     importance: Importance | None = None
@@ -60,7 +58,7 @@ def _whole(tokens: int, group: int | None) -> int:
 
 def budgets_of(get: Get, setting: Setting, slots: int | None) -> Budgets:
     """How a policy with so many slots shares them out."""
-    return heads.budgets(get, setting.sensitivity, setting.heads, slots, setting.tokens)
+    return heads.budgets(get, setting.heads, slots, setting.tokens)
 
 
 def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -> Policy:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -11,23 +11,18 @@ from kvsearch.errors import PolicyError
 from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Tier
 from kvsearch.policy.marginal import Split, choose
 
-Need = Literal["layers", "heads"]
-BUDGETS: dict[str, Need] = {  # value of the knob `budgets` -> what has to be measured
-    "sensitivity": "layers",
-    "heads": "heads",
-    "marginal": "heads",
-}
+MEASURED = frozenset({"sensitivity", "heads", "marginal"})  # budgets by what heads lose
 
 
-def needs(values: Mapping[str, Iterable[object]]) -> frozenset[Need]:
-    """What has to be measured before policies with such values of their knobs can be built."""
-    found = {BUDGETS[str(v)] for v in values.get("budgets", ()) if v in BUDGETS}
-    return frozenset(found | {"heads" for v in values.get("bits", ()) if v != "alike"})
+def needs_heads(values: Mapping[str, Iterable[object]]) -> bool:
+    """Whether policies with such values of their knobs follow what the model's heads lose."""
+    return not MEASURED.isdisjoint(values.get("budgets", ())) or any(
+        v != "alike" for v in values.get("bits", ())
+    )
 
 
 def budgets(
     get: Mapping[str, Any],
-    sensitivity: tuple[float, ...],
     heads: HeadLosses | None,
     slots: int | None,
     tokens: int,
@@ -36,8 +31,7 @@ def budgets(
 
     Args:
         get: a value for every knob.
-        sensitivity: per layer; empty if it was not measured.
-        heads: what was measured of the heads; None if nothing was.
+        heads: what the model's heads lose; None if it was not measured.
         slots: mean over heads; only budgets by marginal loss depend on it.
         tokens: of the stream.
 
@@ -45,9 +39,8 @@ def budgets(
         PolicyError: they follow a measurement that was not made.
     """
     kind = str(get["budgets"])
-    need = BUDGETS.get(kind)
-    if need is not None and not (sensitivity if need == "layers" else heads):
-        raise PolicyError(f"budgets {kind!r} need the model's {need} to be measured")
+    if kind in MEASURED and heads is None:
+        raise PolicyError(f"budgets {kind!r} need the model's heads to be measured")
     if kind == "marginal":
         assert heads is not None
         return _marginal(heads, slots or 1, tokens)
@@ -55,7 +48,8 @@ def budgets(
     if kind == "pyramid":
         fields["of"] = "rest"
     if kind == "sensitivity":
-        fields["weights"] = sensitivity
+        assert heads is not None
+        fields["weights"] = heads.of_layers
     if kind == "heads":
         assert heads is not None
         fields |= dict(kind="sensitivity", weights=heads.sensitivity)

@@ -18,9 +18,7 @@ class HeadLosses:
         slots: loss by size.
         bits: of keys, or of values, falling.
         keys, values: loss by bits.
-        starved: the size that was measured; sensitivity is the loss there.
-        measured: heads whose loss was measured with the head starved; those of the others were
-            estimated.
+        starved: the size at which heads, and layers, are compared.
     """
 
     heads: int
@@ -30,18 +28,25 @@ class HeadLosses:
     keys: Rows
     values: Rows
     starved: int
-    measured: int = 0
 
     @cached_property
     def sensitivity(self) -> Rows:
         """Loss of a starved head, a row a layer, mean 1, each at least about `LEAST`."""
-        at = self.sizes.index(self.starved)
-        lost = [max(row[at], 0.0) for row in self.slots]
-        mean = max(sum(lost) / len(lost), 1e-12)
-        lost = [max(x, LEAST * mean) for x in lost]
-        total = sum(lost) / len(lost)
-        each = [float(f"{x / total:.4g}") for x in lost]
+        each = _shares(self._starved)
         return tuple(tuple(each[i : i + self.heads]) for i in range(0, len(each), self.heads))
+
+    @cached_property
+    def of_layers(self) -> tuple[float, ...]:
+        """The same for layers: the sum over a layer's heads, mean 1."""
+        lost = self._starved
+        return tuple(
+            _shares([sum(lost[i : i + self.heads]) for i in range(0, len(lost), self.heads)])
+        )
+
+    @property
+    def _starved(self) -> list[float]:
+        at = self.sizes.index(self.starved)
+        return [max(row[at], 0.0) for row in self.slots]
 
     def plain(self) -> dict[str, Any]:
         """Data for a JSON file, four digits a number."""
@@ -69,7 +74,6 @@ class HeadLosses:
                 sizes=tuple(int(x) for x in data["sizes"]),
                 bits=tuple(int(x) for x in data["bits"]),
                 starved=int(data["starved"]),
-                measured=int(data["measured"]),
                 **rows,
             )
         except (KeyError, TypeError) as e:
@@ -86,3 +90,11 @@ class HeadLosses:
         if not found.slots or found.heads < 1 or len(found.slots) % found.heads:
             raise ValueError("no losses of heads: not one row for every head")
         return found
+
+
+def _shares(lost: list[float]) -> list[float]:
+    """Losses in units of their mean, four digits, each at least about `LEAST`."""
+    mean = max(sum(lost) / len(lost), 1e-12)
+    lost = [max(x, LEAST * mean) for x in lost]
+    mean = sum(lost) / len(lost)
+    return [float(f"{x / mean:.4g}") for x in lost]

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from kvsearch.policy import HeadLosses
 from kvsearch.records import Interval, Row, Summary, Throughput, Trial
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed
@@ -117,6 +118,20 @@ def results_table(document: dict[str, Any]) -> str:
         "dNLL in nats/token"
     )
     lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
+    return "\n".join(lines)
+
+
+def head_lines(losses: HeadLosses, where: str) -> str:
+    """What every KV head loses, a row a layer, in units of the mean."""
+    rows = losses.sensitivity
+    lines = [
+        f"loss of each KV head with {losses.starved} slots, in units of the mean ({where})",
+        f"{'layer':<7}" + "".join(f"{f'head {h}':>8}" for h in range(losses.heads)),
+    ]
+    lines += [f"{i:<7}" + "".join(f"{x:>8.2f}" for x in row) for i, row in enumerate(rows)]
+    flat = sorted((x for row in rows for x in row), reverse=True)
+    top = sum(flat[: max(1, len(flat) // 10)]) / sum(flat)
+    lines.append(f"a tenth of the heads has {100 * top:.0f} % of the loss")
     return "\n".join(lines)
 
 

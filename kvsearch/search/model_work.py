@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import lacks_memory
-from kvsearch.evaluate.probes import Prober
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import Replay
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
-from kvsearch.search.work import Job, Measured, ProbeJob, Unusable
+from kvsearch.search.work import Job, Measured, Unusable
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +56,9 @@ class ModelSession:
     def __init__(self, evaluator: Evaluator, parts: Mapping[str, NDArray[np.int64]]) -> None:
         self.evaluator, self.parts = evaluator, parts
         self._last: tuple[str, int, Policy, Replay] | None = None
-        self._prober = Prober(evaluator)
 
     def run(self, job: Job) -> Measured:
         """Evaluate one job, going on from the last one where that is the same policy and part."""
-        self._prober.forget()
         windows, asked = self.parts[job.part][job.first :], (job.part, job.first, job.policy)
         if self._last is not None and self._last[:3] == asked:
             replay = self._last[3]
@@ -76,11 +73,6 @@ class ModelSession:
         self._last = None if last else (*asked, replay)
         return Measured(nll, replay.spent - before, held, replay.impls)
 
-    def probe(self, job: ProbeJob) -> NDArray[np.float64]:
-        """Answer a part of a sensitivity measurement."""
-        self._last = None
-        return self._prober.answer(self.parts[job.part], job.probe)
-
     def forget(self) -> None:
         """Drop the caches of a job that failed, so that the next one has all the memory.
 
@@ -89,7 +81,6 @@ class ModelSession:
                 follows in a process, and the next policies are not the cause.
         """
         self._last = None
-        self._prober.forget()
         gpus = [x for x in self.evaluator.loaded.devices.split(",") if x.startswith("cuda")]
         if not gpus:
             return

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
-from kvsearch.evaluate.probes import Probe
 from kvsearch.policy import Policy
 
 Status = Literal["ok", "failed", "oom", "died", "unopened"]
@@ -43,21 +42,6 @@ class Job:
     first: int = 0
 
 
-@dataclass(frozen=True)
-class ProbeJob:
-    """A part of a sensitivity measurement; picklable.
-
-    Attributes:
-        key: identity of the job; its outcome has the same.
-        part: name of the text part that has the window.
-        probe: what is asked.
-    """
-
-    key: int
-    part: str
-    probe: Probe
-
-
 @dataclass(frozen=True, eq=False)
 class Measured:
     """What came out of a job that worked.
@@ -83,10 +67,9 @@ class Outcome:
         key: of the job.
         status: `oom` keeps the model loaded; `died` means that the evaluator is gone; `unopened`
             that it ended before the job began, so the policy is not the cause.
-        measured: present when `ok`, after a `Job`.
+        measured: present when `ok`.
         error: one sentence otherwise.
         seconds: wall time.
-        answer: present when `ok`, after a `ProbeJob`.
     """
 
     key: int
@@ -94,7 +77,6 @@ class Outcome:
     measured: Measured | None = None
     error: str = ""
     seconds: float = 0.0
-    answer: NDArray[np.float64] | None = None
 
 
 class Unusable(RuntimeError):
@@ -106,9 +88,6 @@ class Session(Protocol):
 
     def run(self, job: Job) -> Measured:
         """Evaluate; any exception becomes a failed outcome."""
-
-    def probe(self, job: ProbeJob) -> NDArray[np.float64]:
-        """Answer; any exception becomes a failed outcome."""
 
     def forget(self) -> None:
         """Drop what a failed job left, so that the next job has all the memory.
@@ -125,7 +104,7 @@ class Work(Protocol):
         """Load what is needed on the device of `slot`."""
 
 
-def attempt(session: Session, job: Job | ProbeJob) -> Outcome:
+def attempt(session: Session, job: Job) -> Outcome:
     """Run a job; every exception becomes an outcome, and the session stays usable.
 
     Raises:
@@ -134,17 +113,10 @@ def attempt(session: Session, job: Job | ProbeJob) -> Outcome:
     start = time.perf_counter()
     status: Status = "failed"
     try:
-        if isinstance(job, ProbeJob):
-            answer = session.probe(job)
-            if np.isfinite(answer).all():
-                seconds = time.perf_counter() - start
-                return Outcome(job.key, "ok", seconds=seconds, answer=answer)
-            error = "the model gave a loss that is not finite"
-        else:
-            measured = session.run(job)
-            if np.isfinite(measured.nll).all():
-                return Outcome(job.key, "ok", measured, seconds=time.perf_counter() - start)
-            error = f"policy {job.policy.name or job.key} gave an NLL that is not finite"
+        measured = session.run(job)
+        if np.isfinite(measured.nll).all():
+            return Outcome(job.key, "ok", measured, seconds=time.perf_counter() - start)
+        error = f"policy {job.policy.name or job.key} gave an NLL that is not finite"
     except KvsearchError as e:
         status, error = "oom" if isinstance(e, OutOfMemory) else "failed", str(e)
     except Exception as e:  # a bug in kvsearch must not end the study

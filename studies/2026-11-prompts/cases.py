@@ -43,9 +43,8 @@ def chosen(name: str, loaded: Any) -> Policy:
     length = sum(PARTS.values())
     slots = SLOTS + (length - first if "prompt" in name else 0)  # these keep all that follows
     draw = random.Random(0)
-    made_up = tuple(draw.uniform(0.5, 2) for _ in range(shape.layers))
     setting = Setting(
-        shape, shape.budget_bytes(slots), length, made_up, prompt=first, heads=_heads(shape, draw),
+        shape, shape.budget_bytes(slots), length, prompt=first, heads=_heads(shape, draw),
         importance=_importance(shape, draw),
     )  # fmt: skip
     return at(name, setting)

@@ -57,9 +57,7 @@ def main() -> None:
 def benchmark() -> tuple[Setting, dict[str, Policy], list[Run]]:
     """The live runs of `records/surrogate.json` that measured something to the end."""
     about = json.loads((RECORDS / "about.json").read_text())
-    setting = Setting(
-        ModelShape(**about["shape"]), about["budget_bytes"], 1024, tuple(about["sensitivity"])
-    )
+    setting = Setting(ModelShape(**about["shape"]), about["budget_bytes"], 1024)
     runs: dict[str, Run] = {}
     mine = surrogate_runs()
     for t in pq.read_table(RECORDS / "trials.parquet").to_pylist():
@@ -71,13 +69,11 @@ def benchmark() -> tuple[Setting, dict[str, Policy], list[Run]]:
 def journal(place: Path) -> tuple[Setting, dict[str, Policy], Run]:
     """One of the first four searches of the outcome study."""
     asked = json.loads((place / "study.json").read_text())
-    sensitivity = json.loads((place / "sensitivity.json").read_text())["per_layer"]
     settings = asked["settings"]
     setting = Setting(
         ModelShape(**asked["model"]["shape"]),
         settings["budget_bytes"],
         settings["context"],
-        tuple(sensitivity),
     )
     done = [json.loads(line) for line in (place / "trials.jsonl").read_text().splitlines()]
     done = [t for t in done if t["state"] == "complete" and t["number"] >= 0]

@@ -56,9 +56,7 @@ class Truth:
     def __init__(self, keep: np.ndarray | None = None) -> None:
         about = json.loads((RECORDS / "about.json").read_text())
         self.shape = ModelShape(**about["shape"])
-        self.setting = Setting(
-            self.shape, about["budget_bytes"], CONTEXT, tuple(about["sensitivity"])
-        )
+        self.setting = Setting(self.shape, about["budget_bytes"], CONTEXT)
         sums = {
             r["fingerprint"]: np.asarray(r["sums"])
             for r in pq.read_table(RECORDS / "blocks.parquet").to_pylist()

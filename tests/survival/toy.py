@@ -23,7 +23,7 @@ import numpy as np
 from kvsearch.errors import KvsearchError
 from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses, ModelShape, Policy
-from kvsearch.search.work import Job, Measured, ProbeJob
+from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Toy:
         log: where.
         seconds: of one evaluation.
         bad: how some policies misbehave: `kill`, `nan`, `raise`, `oom`, or
-            `kill-late` for a kill on other text than the search's. Probes of window 1 do so, too.
+            `kill-late` for a kill on other text than the search's.
     """
 
     log: Path
@@ -111,16 +111,6 @@ class Session:
                 found[:] = float(self.toy.bad)
         self._write("end", job)
         return Measured(found, _windows(job) * job.stop)
-
-    def probe(self, job: ProbeJob) -> np.ndarray:
-        self._say("start", job.key, "probe", job.probe.window)
-        time.sleep(self.toy.seconds)
-        if job.probe.window == 1 and self.toy.bad == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if job.probe.window == 1 and self.toy.bad == "nan":
-            return np.array([np.nan])
-        self._say("end", job.key, "probe", job.probe.window)
-        return np.array([job.probe.window, job.probe.tokens])
 
     def forget(self) -> None:
         self.forgot += 1

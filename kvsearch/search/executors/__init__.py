@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from kvsearch.search.work import Job, Outcome, ProbeJob
+from kvsearch.search.work import Job, Outcome
 
 
 class Executor(Protocol):
@@ -17,7 +17,7 @@ class Executor(Protocol):
     def open(self) -> None:
         """Start all evaluators that are not there, so that they load side by side."""
 
-    def submit(self, slot: int, job: Job | ProbeJob) -> None:
+    def submit(self, slot: int, job: Job) -> None:
         """Start a job on a slot that is free; a slot whose evaluator died is opened anew."""
 
     def wait(self) -> tuple[int, Outcome]:

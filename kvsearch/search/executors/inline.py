@@ -3,7 +3,7 @@
 from collections import deque
 
 from kvsearch.errors import RunError
-from kvsearch.search.work import Job, Outcome, ProbeJob, Session, Unusable, attempt
+from kvsearch.search.work import Job, Outcome, Session, Unusable, attempt
 
 
 class Inline:
@@ -15,13 +15,13 @@ class Inline:
 
     def __init__(self, session: Session) -> None:
         self.session, self.slots = session, 1
-        self._jobs: deque[tuple[int, Job | ProbeJob]] = deque()
+        self._jobs: deque[tuple[int, Job]] = deque()
         self._refusal = ""
 
     def open(self) -> None:
         """It is."""
 
-    def submit(self, slot: int, job: Job | ProbeJob) -> None:
+    def submit(self, slot: int, job: Job) -> None:
         """Remember the job."""
         self._jobs.append((slot, job))
 
@@ -39,7 +39,7 @@ class Inline:
         try:
             return slot, attempt(self.session, job)
         except Unusable as e:
-            what = f"policy {job.policy.name or job.key}" if isinstance(job, Job) else "a probe"
+            what = f"policy {job.policy.name or job.key}"
             self._refusal = f"the GPU refuses all work after {what} ({e})"
             died = Outcome(job.key, "died", error=self._refusal)
             self._refusal += "; run the same command again to go on"

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from kvsearch.search.executors.parent_watch import die_with_parent, undisturbed
-from kvsearch.search.work import Job, Outcome, ProbeJob, Unusable, Work, attempt, why_unopened
+from kvsearch.search.work import Job, Outcome, Unusable, Work, attempt, why_unopened
 
 _SPAWN = multiprocessing.get_context("spawn")  # forked CUDA and OpenMP states do not work
 _OPENED = "opened"
@@ -43,7 +43,7 @@ class Processes:
     def __init__(self, work: Work, slots: int) -> None:
         self.work, self.slots = work, slots
         self._children: dict[int, _Child] = {}
-        self._jobs: dict[int, Job | ProbeJob] = {}
+        self._jobs: dict[int, Job] = {}
         self._starts: dict[int, int] = {}
 
     def open(self) -> None:
@@ -52,7 +52,7 @@ class Processes:
             if slot not in self._starts:
                 self._start(slot)
 
-    def submit(self, slot: int, job: Job | ProbeJob) -> None:
+    def submit(self, slot: int, job: Job) -> None:
         """Send a job; a process that has died starts again."""
         self._jobs[slot] = job
         child = self._children.get(slot)

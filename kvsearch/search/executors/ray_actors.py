@@ -10,7 +10,7 @@ from typing import Any
 
 from kvsearch.errors import KvsearchError
 from kvsearch.search.executors.cluster import Cluster
-from kvsearch.search.work import Job, Outcome, ProbeJob, Session, Work, attempt, why_unopened
+from kvsearch.search.work import Job, Outcome, Session, Work, attempt, why_unopened
 
 STARTS = 3  # times in a row that a slot may die before it has opened its work
 
@@ -51,7 +51,7 @@ class RayActors:
         self._work = self._ray.put(work)
         self._actors: dict[int, tuple[Any, Any]] = {}  # slot -> actor, and whether it has opened
         self._refs: dict[Any, int] = {}
-        self._jobs: dict[int, Job | ProbeJob] = {}
+        self._jobs: dict[int, Job] = {}
         self._starts: dict[int, int] = {}
 
     def open(self) -> None:
@@ -60,7 +60,7 @@ class RayActors:
             if slot not in self._starts:
                 self._start(slot)
 
-    def submit(self, slot: int, job: Job | ProbeJob) -> None:
+    def submit(self, slot: int, job: Job) -> None:
         """Send a job; an actor that has died starts again."""
         self._jobs[slot] = job
         if slot not in self._actors:
@@ -131,7 +131,7 @@ class _Evaluator:
         except Exception as e:
             self.error = why_unopened(e)
 
-    def run(self, job: Job | ProbeJob) -> Outcome:
+    def run(self, job: Job) -> Outcome:
         """One job."""
         if self.session is None:
             return Outcome(job.key, "unopened", error=self.error)
