@@ -10,6 +10,7 @@ All of it follows from the sums over blocks, so every function takes losses per 
 `Blocks`, with the same result for 256 tokens or more.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 from typing import Any
@@ -169,3 +170,30 @@ def _fine(x: Losses) -> Blocks:
 def _merged(x: Blocks, starts: NDArray[np.int64]) -> Blocks:
     """Blocks joined; each of the new ones begins with the block at one of `starts`."""
     return Blocks(np.add.reduceat(x.sums, starts, axis=1), np.add.reduceat(x.tokens, starts))
+
+
+def clustered(values: Array, groups: Sequence[str], level: float = 0.95) -> Interval:
+    """Mean of values with an interval in which groups count as independent, not their members.
+
+    Args:
+        values: one for each ask `[N]`.
+        groups: the document of each.
+        level: of the two-sided interval; Student's t with a degree of freedom less than groups.
+    """
+    mean, known = float(values.mean()), sorted({*groups})
+    at = np.array([known.index(g) for g in groups])
+    sums = np.bincount(at, weights=values - mean, minlength=len(known))
+    n = len(known)
+    if n < 2:
+        return Interval(mean, float("nan"), float("nan"))
+    error = float(np.sqrt(n / (n - 1) * (sums**2).sum()) / len(values))
+    half = quantile((1 + level) / 2, n - 1) * error
+    return Interval(mean, mean - half, mean + half)
+
+
+def wilson(successes: int, n: int) -> Interval:
+    """A share with its 95 % interval by Wilson (1927), which holds near 0 and 1 as well."""
+    z, share = 1.959964, successes / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * float(np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)))
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))

@@ -11,6 +11,7 @@ with one token: does every layer hand its keys over, and how does it turn them w
 
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -238,6 +239,17 @@ class PolicyCache(Cache):
     def bytes_peak_resident(self) -> int:
         """Most bytes of each layer after any call, summed; a call of many tokens may hold less."""
         return sum(state.peak_bytes for state in self.states)
+
+    def fork(self) -> "PolicyCache":
+        """A copy that goes on by itself, exactly as this one would.
+
+        A prefix that several prompts share is taken in once; each prompt continues in a fork. What
+        the cache holds is copied, so a fork has the memory of a cache.
+        """
+        same: list[Any] = [self._config, self.shape, self.policy]
+        for state in self.states:
+            same += [state.layer, state.rule, state.rotary]
+        return deepcopy(self, {id(x): x for x in same if x is not None})
 
 
 def full_cache(model: PreTrainedModel) -> Cache:

@@ -27,6 +27,7 @@ COMMANDS = {
     "adapt": "train a model to live with a policy, or without the channels it removes",
     "bench": "decode speed of a policy against the full cache",
     "check": "prove on this machine what computes, op by op",
+    "tasks": "the tasks that eval measures answers on",
     "heads": "measure what every KV head of a model loses, once",
     "methods": "the published methods as points of the space",
     "study": "check that a kept study's tables follow from its records",

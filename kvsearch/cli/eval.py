@@ -1,6 +1,7 @@
 """`kvsearch eval`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -31,6 +32,27 @@ from kvsearch.cli.output import print_json
     show_default=True,
     help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
 )
+@click.option(
+    "--task",
+    multiple=True,
+    metavar="NAME[:N][,tokens=N]",
+    help="measure answers to prompts instead of a text: see `kvsearch tasks`; repeatable",
+)
+@click.option(
+    "--prompts",
+    type=PLACE,
+    multiple=True,
+    metavar="FILE",
+    help="the same on your own prompts (.jsonl, .json, .csv, .parquet); repeatable",
+)
+@click.option(
+    "--see",
+    type=click.Choice(["agnostic", "aware"]),
+    default="agnostic",
+    show_default=True,
+    help="whether a question arrives after the context was compressed, or is part of the prompt",
+)
+@click.option("--items", default=25, show_default=True, help="contexts of a task")
 @heads_options
 @batch_option
 @click.option(
@@ -54,6 +76,10 @@ def command(
     windows: int | None,
     score_from: int | None,
     prompt: int,
+    task: tuple[str, ...],
+    prompts: tuple[Path, ...],
+    see: str,
+    items: int,
     heads: Path | None,
     measure_heads: bool,
     batch: int | None,
@@ -61,7 +87,14 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Measure methods and policy files against the full cache, paired token by token."""
+    """Measure methods and policy files against the full cache: on a text, or on prompts."""
+    if task or prompts:
+        _on_prompts(
+            policies, model, task, prompts, as_json, progress=not quiet, see=see, items=items,
+            text=text, budget_slots=budget_slots, budget_bytes=budget_bytes, heads=heads,
+            measure_heads=measure_heads, dtype=dtype, device=device,
+        )  # fmt: skip
+        return
     from kvsearch.app.evaluate import NotWritten, evaluate
     from kvsearch.report.terminal import results_table
 
@@ -96,3 +129,21 @@ def command(
         click.echo(results_table(document))
     if failed is not None:
         raise failed
+
+
+def _on_prompts(
+    policies: tuple[str, ...],
+    model: str,
+    tasks: tuple[str, ...],
+    prompts: tuple[Path, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    from kvsearch.app.prompts import evaluate_prompts
+    from kvsearch.report.terminal import answers_table
+
+    document = evaluate_prompts(policies, model, tasks=tasks, prompts=prompts, **options).document()
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(answers_table(document))

@@ -121,6 +121,46 @@ def results_table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def answers_table(document: dict[str, Any]) -> str:
+    """The results of `kvsearch eval` on prompts: one block a workload."""
+    lines: list[str] = []
+    for w in document["workloads"]:
+        lines.append(
+            f"{w['name']}, question-{w['see']}: {w['asks']} answers on {w['items']} contexts, up "
+            f"to {w['tokens']} tokens; full cache exact {100 * w['full_exact']:.0f} %, NLL "
+            f"{w['full']:.2f}, without the context {w['empty']:.2f}"
+            + ("" if w["passes"] else "; NOT USABLE: this model does not need the context here")
+        )
+        lines.append(
+            f"  {'policy':<20}{'context lost, % (95 %)':<26}{'exact, % (95 %)':<20}{'NLL':>6}"
+            f"{'flips, %':>10}{'fp16 slots':>12}{'MiB':>8}{'s':>7}"
+        )
+        for r in document["results"]:
+            if r["workload"] != w["name"]:
+                continue
+            over = "  over budget" if r["within_budget"] is False else ""
+            lines.append(
+                f"  {r['policy']:<20}{_percent(r['lost']):<26}{_percent(r['exact']):<20}"
+                f"{r['nll']:>6.2f}{100 * r['flips']:>10.0f}{r['slots16']:>12.1f}"
+                f"{r['bytes_peak'] / 2**20:>8.2f}{r['seconds']:>7.1f}{over}"
+            )
+    lines.append(
+        "context lost: rise of the answers' NLL over the full cache, in shares of the rise without "
+        "the context"
+    )
+    lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
+    return "\n".join(lines)
+
+
+def _percent(d: dict[str, float | None]) -> str:
+    mean, lo, hi = (d[k] for k in ("mean", "lo", "hi"))
+    if mean is None or not math.isfinite(mean):
+        return "-"
+    if lo is None or hi is None or not (math.isfinite(lo) and math.isfinite(hi)):
+        return f"{100 * mean:.0f} [no interval]"
+    return f"{100 * mean:.0f} [{100 * lo:.0f}, {100 * hi:.0f}]"
+
+
 def head_lines(losses: HeadLosses, where: str) -> str:
     """What every KV head loses, a row a layer, in units of the mean."""
     rows = losses.sensitivity

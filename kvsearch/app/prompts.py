@@ -1,0 +1,297 @@
+"""Methods and policy files on prompts and answers: `kvsearch eval --task` and `--prompts`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsearch.app import heads as of_heads
+from kvsearch.app import inputs
+from kvsearch.app.budget import check_budget, in_both_units, sized_for
+from kvsearch.app.options import check_counts
+from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
+from kvsearch.app.progress import Shown
+from kvsearch.errors import KvsearchError
+from kvsearch.evaluate.answers import Answers, answers
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy, layout
+from kvsearch.records import Interval, plain
+from kvsearch.stats import clustered, wilson
+from kvsearch.text import TextLike, tokenize
+from kvsearch.workloads import SEES, Material, Prompts, See, TaskSpec, make, parse
+from kvsearch.workloads.encode import greedy_of, items_of
+from kvsearch.workloads.files import read
+from kvsearch.workloads.items import without_context
+
+ITEMS = 25  # of a task
+GATE = 0.2  # nats per token by which the context must help, at least
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One policy on one workload, against the full cache and the empty context.
+
+    Attributes:
+        workload: name of the task or file.
+        policy: its name.
+        lost: share of what the context is worth that the policy loses: 0 is the full cache, 1 is
+            no context.
+        exact: share of answers that greedy decoding gives, with its Wilson interval.
+        nll: mean over asks of the answers' NLL, nats per token.
+        flips: share of answer tokens whose most likely token is not the full cache's.
+        bytes_peak: exact, between calls, for the longest item.
+        bytes_prompt, bytes_resident: of the real tensors, after the prompt and at the end of the
+            longest item.
+        slots16: `bytes_peak` in fp16 slots per layer.
+        within_budget: whether `bytes_peak` is at most the budget; None without one.
+        asks: answers measured.
+        seconds: wall time.
+    """
+
+    workload: str
+    policy: str
+    lost: Interval
+    exact: Interval
+    nll: float
+    flips: float
+    bytes_peak: int
+    bytes_prompt: int
+    bytes_resident: int
+    slots16: float
+    within_budget: bool | None
+    asks: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a workload is for this model.
+
+    Attributes:
+        name: of the task or file.
+        see: `agnostic` or `aware`.
+        items, asks: how many.
+        tokens: of the longest sequence.
+        digest: SHA-256 of its tokens.
+        full, empty: NLL of the answers with the full cache, and without the context.
+        full_exact: share of answers that the full cache gives.
+        passes: whether the context certainly helps, by `GATE` at least.
+    """
+
+    name: str
+    see: See
+    items: int
+    asks: int
+    tokens: int
+    digest: str
+    full: float
+    empty: float
+    full_exact: float
+    passes: bool
+
+
+@dataclass(frozen=True)
+class PromptsResult:
+    """What an evaluation on prompts measured.
+
+    Attributes:
+        rows: a policy on a workload each, workload by workload.
+        workloads: what each is for this model.
+        model: name, digest, dtype and device.
+        left_out: methods without a row, which model or budget refuses, and why.
+    """
+
+    rows: list[Asked]
+    workloads: list[Known]
+    model: dict[str, str]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """What `kvsearch eval --json` prints."""
+        return {
+            "model": self.model, "workloads": plain(self.workloads), "results": plain(self.rows),
+            "left_out": self.left_out,
+        }  # fmt: skip
+
+
+def evaluate_prompts(
+    policies: PolicyLike | Sequence[PolicyLike],
+    model: str | PathLike[str] | LoadedModel = DEFAULT,
+    *,
+    tasks: Sequence[str] = (),
+    prompts: Sequence[str | PathLike[str]] = (),
+    text: TextLike | Sequence[TextLike] | None = None,
+    see: See = "agnostic",
+    items: int = ITEMS,
+    budget_slots: float | None = None,
+    budget_bytes: int | None = None,
+    heads: str | PathLike[str] | None = None,
+    measure_heads: bool = False,
+    dtype: str = "auto",
+    device: str = "auto",
+    seed: int = 0,
+    progress: bool = False,
+) -> PromptsResult:
+    """Measure policies on prompts and answers, paired with the full cache.
+
+    Args:
+        policies: method names, `.json` files or `Policy` objects.
+        model: as for `kvsearch.search`.
+        tasks: such as `needle:4,tokens=2000`; `kvsearch tasks` lists them.
+        prompts: files of prompts, see `kvsearch.workloads.files`.
+        text: in which tasks hide facts; by default Python's own reference.
+        see: `agnostic`: a question arrives after the context was compressed; `aware`: both are one
+            prompt.
+        items: contexts of a task.
+        budget_slots: size methods to this many fp16 slots per layer.
+        budget_bytes: size methods to this many bytes per sequence, instead.
+        heads, measure_heads: as for `kvsearch.evaluate`.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        seed: of what tasks draw.
+        progress: print progress to stderr.
+
+    Raises:
+        KvsearchError: something that the caller can mend, in one sentence.
+    """
+    shown, names = Shown(quiet=not progress), listed(policies)
+    check_budget(budget_slots, budget_bytes)
+    check_counts(items=items)
+    if see not in SEES:
+        raise KvsearchError(f"--see must be one of {', '.join(SEES)}, got {str(see)[:40]!r}")
+    check_names(names, sized=budget_slots is not None or budget_bytes is not None)
+    specs = [parse(spec) for spec in tasks]
+    records = {Path(fspath(f)).name: read(Path(fspath(f))) for f in prompts}
+    if not specs and not records:
+        raise KvsearchError("give a task or a file of prompts")
+    inputs.require_files(text)
+    least = max((spec.tokens for spec in specs), default=1)
+    loaded = inputs.model(
+        model if isinstance(model, LoadedModel) else str(model),
+        dtype=dtype, device=device, context=least, say=shown.say,
+    )  # fmt: skip
+    asked = [
+        *made(loaded, specs, text, see, items, seed, shown),
+        *(items_of(loaded, name, rows, see, greedy_of(loaded)) for name, rows in records.items()),
+    ]
+    evaluator, rows, known = Evaluator(loaded), list[Asked](), list[Known]()
+    left_out: dict[str, str] = {}
+    for workload in asked:
+        budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
+        setting = sized_for(loaded.shape, budget, workload.longest, workload.prompt)
+        setting = of_heads.for_policies(
+            setting, names, loaded, shown, file=heads, anew=measure_heads
+        )
+        chosen, refused = resolve_some(names, setting)
+        left_out |= refused
+        with shown.step(workload.name, (len(chosen) + 2) * len(workload.items)) as step:
+            full = answers(evaluator, Policy(name="full"), workload, progress=step.advance)
+            bare = _bare(workload, loaded)
+            empty = answers(evaluator, Policy(), bare, resident=False, progress=step.advance)
+            about = _known(workload, full, empty)
+            known.append(about)
+            if not about.passes:
+                shown.say(
+                    f"{workload.name}: {loaded.name} does not need the context for these answers "
+                    f"(NLL {about.full:.2f} with it, {about.empty:.2f} without): shares lost say "
+                    "nothing here"
+                )
+            for policy in chosen:
+                found = answers(evaluator, policy, workload, progress=step.advance)
+                rows.append(_row(workload, policy, found, full, empty, setting, budget))
+    about_model = {
+        "name": loaded.name,
+        "digest": loaded.digest,
+        "dtype": loaded.dtype,
+        "device": loaded.device,
+    }
+    return PromptsResult(rows, known, about_model, left_out)
+
+
+def made(
+    loaded: LoadedModel,
+    specs: Sequence[TaskSpec],
+    text: TextLike | Sequence[TextLike] | None,
+    see: See,
+    count: int,
+    seed: int,
+    shown: Shown,
+) -> list[Prompts]:
+    """The prompts of tasks, of the part that no search sees."""
+    if not specs:
+        return []
+    tokens = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), None, shown.say))
+    prose = tokens.ids[round(0.7 * tokens.ids.size) :].astype(np.int64)
+
+    def encode(words: str) -> list[int]:
+        found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
+        return found
+
+    return [
+        make(spec, Material(encode, tokens.start, prose, spec.tokens, "report", seed), count, see)
+        for spec in specs
+    ]
+
+
+def _bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
+    first = loaded.tokenizer("a")["input_ids"][:1]
+    bos = loaded.tokenizer.bos_token_id
+    start = [bos] if bos is not None and first == [bos] else []
+    items = tuple(without_context(item, start) for item in workload.items)
+    return Prompts(workload.name, items, "aware")
+
+
+def _groups(workload: Prompts) -> list[str]:
+    return [item.group for item in workload.items for _ in item.asks]
+
+
+def _known(workload: Prompts, full: Answers, empty: Answers) -> Known:
+    gain = clustered(empty.nll - full.nll, _groups(workload))
+    return Known(
+        name=workload.name,
+        see=workload.see,
+        items=len(workload.items),
+        asks=workload.asks,
+        tokens=workload.longest,
+        digest=workload.digest,
+        full=float(full.nll.mean()),
+        empty=float(empty.nll.mean()),
+        full_exact=float(full.exact.mean()),
+        passes=gain.mean >= GATE and not gain.lo <= 0,
+    )
+
+
+def _row(
+    workload: Prompts,
+    policy: Policy,
+    found: Answers,
+    full: Answers,
+    empty: Answers,
+    setting: Any,
+    budget: Any,
+) -> Asked:
+    worth = float((empty.nll - full.nll).mean())
+    gap = clustered(found.nll - full.nll, _groups(workload))
+    scale = worth if worth > 0 else float("nan")
+    peak = layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
+    flips = np.concatenate([a != b for a, b in zip(found.first, full.first, strict=True)])
+    return Asked(
+        workload=workload.name,
+        policy=policy.name or "",
+        lost=Interval(gap.mean / scale, gap.lo / scale, gap.hi / scale),
+        exact=wilson(int(found.exact.sum()), len(found.exact)),
+        nll=float(found.nll.mean()),
+        flips=float(flips.mean()),
+        bytes_peak=peak,
+        bytes_prompt=found.bytes_prompt,
+        bytes_resident=found.bytes_end,
+        slots16=peak / setting.shape.budget_bytes(1),
+        within_budget=None if budget is None else peak <= budget.bytes,
+        asks=workload.asks,
+        seconds=found.seconds,
+    )

@@ -1,0 +1,155 @@
+"""From records of text to items of tokens; answers that are missing are the full cache's own."""
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from kvsearch.errors import TextError
+from kvsearch.models.disk_cache import remembered
+from kvsearch.models.load import LoadedModel, max_context
+from kvsearch.workloads.files import Record, Turn
+from kvsearch.workloads.items import Ask, Ids, Item, Prompts, See, ids
+
+NEW_TOKENS = 32  # of an answer that the full cache gives
+
+Greedy = Callable[[Ids], Ids]  # tokens of a sequence -> the answer that follows
+
+
+def items_of(
+    loaded: LoadedModel, name: str, records: Sequence[Record], see: See, greedy: Greedy
+) -> Prompts:
+    """Items of the records of one file.
+
+    Args:
+        loaded: the model.
+        name: of the file.
+        records: in their order.
+        see: whether the question is seen before the context is compressed.
+        greedy: answers of the full cache, for records without one.
+
+    Raises:
+        TextError: a record is longer than the model's positions, an answer has no tokens, or the
+            tokenizer has no usable chat template.
+    """
+    made = []
+    for record in records:
+        item = (_chat if record.messages else _asked)(loaded, record, greedy)
+        most = max_context(loaded.model.config)
+        if most is not None and item.longest > most:
+            raise TextError(
+                f"{record.where}: {item.longest} tokens with the answer, and the model's positions "
+                f"reach {most}; shorten the prompt, or leave this record out"
+            )
+        made.append(item)
+    return Prompts(name, tuple(made), see)
+
+
+def greedy_of(loaded: LoadedModel, tokens: int = NEW_TOKENS) -> Greedy:
+    """Greedy answers of so many tokens by the full cache, kept on disk by model and prompt."""
+
+    def answer(given: Ids) -> Ids:
+        words = f"answer/{loaded.digest}/{loaded.dtype}/{tokens}"
+
+        def make() -> list[int]:
+            import torch
+
+            with torch.inference_mode():
+                x = torch.from_numpy(given)[None].to(loaded.device)
+                out = loaded.model.generate(
+                    x, attention_mask=torch.ones_like(x), max_new_tokens=tokens, do_sample=False,
+                    pad_token_id=0,
+                )  # fmt: skip
+            return [int(t) for t in out[0, given.size :].tolist()]
+
+        def read(data: Any) -> Ids:
+            if not isinstance(data, list) or not data:
+                raise ValueError("no answer")
+            return ids(int(t) for t in data)
+
+        return remembered("answers", words, given.astype("<i4").tobytes(), read, make)
+
+    return answer
+
+
+def _asked(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
+    context = _start(loaded, _encoded(loaded, record.context))
+    asks = tuple(_ask(loaded, context, turn, record, greedy) for turn in record.turns)
+    name = sha256(record.group.encode()).hexdigest()[:12]
+    return Item(name, name, context, asks)
+
+
+def _ask(loaded: LoadedModel, context: Ids, turn: Turn, record: Record, greedy: Greedy) -> Ask:
+    question = ids(_encoded(loaded, turn.question))
+    if turn.answer is None:
+        return Ask(question, greedy(np.concatenate([context, question])))
+    before = turn.question or record.context
+    gap = "" if before[-1:].isspace() or turn.answer[:1].isspace() else " "
+    answer = ids(_encoded(loaded, gap + turn.answer))
+    if not answer.size:
+        raise TextError(f"{record.where}: field answer: the tokenizer finds nothing in it")
+    return Ask(question, answer)
+
+
+def _chat(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
+    """A chat as turns: each answer of the assistant, after all that was said before it."""
+    messages = list(record.messages)
+    ends = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i > 0]
+    context: Ids | None = None
+    asks, said = list[Ask](), ids([])
+    for i in ends or [len(messages)]:
+        before = _templated(loaded, messages[:i], record, prompt=True)
+        if context is None:
+            context, question = before, ids([])
+        else:
+            question = _rest(before, said, record)
+        if i == len(messages):
+            answer = greedy(before)
+        else:
+            said = _templated(loaded, messages[: i + 1], record, prompt=False)
+            answer = _rest(said, before, record)
+        asks.append(Ask(question, answer, follows=bool(asks)))
+    assert context is not None
+    name = sha256(str(messages).encode()).hexdigest()[:12]
+    return Item(name, name, context, tuple(asks))
+
+
+def _rest(whole: Ids, begin: Ids, record: Record) -> Ids:
+    if whole.size <= begin.size or (whole[: begin.size] != begin).any():
+        raise TextError(
+            f"{record.where}: the model's chat template changes earlier turns when one is added, "
+            "so turns cannot follow each other in a cache; give `prompt` and `answer` instead"
+        )
+    return whole[begin.size :]
+
+
+def _templated(
+    loaded: LoadedModel, messages: list[dict[str, str]], record: Record, *, prompt: bool
+) -> Ids:
+    if not getattr(loaded.tokenizer, "chat_template", None):
+        raise TextError(
+            f"{record.where}: field messages: the tokenizer of {loaded.name} has no chat template; "
+            "give `prompt` and `answer` instead"
+        )
+    try:
+        text = loaded.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=prompt
+        )
+    except Exception as e:  # templates raise what they like
+        raise TextError(
+            f"{record.where}: field messages: the chat template refuses them "
+            f"({' '.join(str(e).split())[:150]})"
+        ) from e
+    return ids(_encoded(loaded, text))
+
+
+def _encoded(loaded: LoadedModel, text: str) -> list[int]:
+    found: list[int] = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return found
+
+
+def _start(loaded: LoadedModel, tokens: list[int]) -> Ids:
+    first = loaded.tokenizer("a")["input_ids"][:1]
+    bos = getattr(loaded.tokenizer, "bos_token_id", None)
+    return ids([bos, *tokens] if bos is not None and first == [bos] else tokens)

@@ -1,0 +1,188 @@
+"""A person's own prompts: JSONL, JSON, CSV and Parquet, in the field names that people have.
+
+A record has `prompt`, or `context` with `question` or `questions`, or `messages`; the answer is in
+`answer` (a text, or a list of which the first counts) or `answers`. These are kvpress' names, and
+those of chat data. Records of one context are one item, which is taken in once.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsearch.errors import TextError
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+ASKED = ("prompt", "context", "messages")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question and its answer, as text; an answer of None is to be generated."""
+
+    question: str
+    answer: str | None
+    follows: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """A context as text, and what is asked.
+
+    Attributes:
+        context: before every question; of a chat it is empty.
+        turns: the questions.
+        messages: of a chat, up to and with the last answer; the template makes the text.
+        group: the document, for statistics: the context, or the record.
+        where: file and line, for messages.
+    """
+
+    context: str
+    turns: tuple[Turn, ...]
+    messages: tuple[dict[str, str], ...]
+    group: str
+    where: str
+
+
+def read(file: Path) -> list[Record]:
+    """All records of a file, those of one context together.
+
+    Raises:
+        TextError: the file cannot be read, or a record lacks a field; the sentence has the line
+            and the field.
+    """
+    if file.suffix not in SUFFIXES:
+        raise TextError(f"{file} is no file of prompts: give one of {', '.join(SUFFIXES)}")
+    try:
+        rows = list(_ROWS[file.suffix](file))
+    except OSError as e:
+        raise TextError(f"cannot read {file}: {e.strerror or e}") from e
+    except (UnicodeDecodeError, csv.Error, RecursionError) as e:
+        raise TextError(f"cannot read {file}: {' '.join(str(e).split())[:200]}") from e
+    found: dict[str, Record] = {}
+    for where, row in rows:
+        record = _record(row, where)
+        before = found.get(record.group)
+        if before is not None and record.context and not record.messages:
+            both = (*before.turns, *record.turns)
+            record = Record(record.context, both, (), record.group, before.where)
+        found[record.group] = record
+    if not found:
+        raise TextError(f"{file} has no prompts")
+    return list(found.values())
+
+
+def _record(row: Any, where: str) -> Record:
+    if not isinstance(row, Mapping):
+        raise TextError(f"{where}: a prompt is an object with fields, got {str(row)[:60]!r}")
+    if row.get("messages"):
+        return _chat(row["messages"], where)
+    if row.get("context"):
+        context, prefix = _text(row, "context", where), str(row.get("answer_prefix") or "")
+        questions = row.get("questions") or [row.get("question") or ""]
+        if not isinstance(questions, Sequence) or isinstance(questions, str):
+            raise TextError(f"{where}: field questions: give a list")
+        answers = _answers(row, len(questions), where)
+        turns = tuple(_turn(q, prefix, a, where) for q, a in zip(questions, answers, strict=True))
+        return Record(context, turns, (), context, where)
+    if row.get("prompt"):
+        answer = _answers(row, 1, where)[0]
+        return Record(_text(row, "prompt", where), (Turn("", answer),), (), where, where)
+    have = ", ".join(map(str, row))[:100] or "none"
+    raise TextError(f"{where}: no field of {', '.join(ASKED)}; it has {have}")
+
+
+def _turn(question: Any, prefix: str, answer: str | None, where: str) -> Turn:
+    if isinstance(question, Mapping):
+        answers = _answers(question, 1, where)
+        return Turn(_text(question, "question", where) + prefix, answers[0] or answer)
+    if not isinstance(question, str):
+        raise TextError(f"{where}: field question: give a text, got {str(question)[:60]!r}")
+    return Turn(question + prefix, answer)
+
+
+def _answers(row: Mapping[str, Any], many: int, where: str) -> list[str | None]:
+    found = row.get("answers", row.get("answer"))
+    if found is None:
+        return [None] * many
+    if many > 1:
+        if not isinstance(found, list) or len(found) != many:
+            raise TextError(f"{where}: field answers: give one for each of {many} questions")
+        return [_first(x, where) for x in found]
+    return [_first(found, where)]
+
+
+def _first(answer: Any, where: str) -> str:
+    while isinstance(answer, list) and answer:
+        answer = answer[0]
+    if not isinstance(answer, str | int | float) or not str(answer).strip():
+        raise TextError(f"{where}: field answer: an answer is empty or no text; leave it out to "
+                        "compare with what the full cache answers")  # fmt: skip
+    return str(answer)
+
+
+def _text(row: Mapping[str, Any], field: str, where: str) -> str:
+    found = row.get(field)
+    if not isinstance(found, str) or not found.strip():
+        raise TextError(f"{where}: field {field}: give a text, got {str(found)[:60]!r}")
+    return found
+
+
+def _chat(messages: Any, where: str) -> Record:
+    if not isinstance(messages, list) or not all(
+        isinstance(m, Mapping)
+        and isinstance(m.get("role"), str)
+        and isinstance(m.get("content"), str)
+        for m in messages
+    ):
+        raise TextError(f"{where}: field messages: give a list of objects with role and content")
+    plain = tuple({"role": m["role"], "content": m["content"]} for m in messages)
+    if not any(m["role"] == "user" for m in plain):
+        raise TextError(f"{where}: field messages: no message of role user")
+    return Record("", (), plain, where, where)
+
+
+def _lines(file: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(file.read_text("utf-8-sig").splitlines(), 1):
+        if line.strip():
+            try:
+                yield f"{file}: line {number}", json.loads(line)
+            except ValueError as e:
+                raise TextError(f"{file}: line {number} is no JSON: {e}") from e
+
+
+def _json(file: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        found = json.loads(file.read_text("utf-8-sig"))
+    except ValueError as e:
+        raise TextError(f"{file} is no JSON: {e}; a file with an object a line is .jsonl") from e
+    rows = found if isinstance(found, list) else [found]
+    yield from ((f"{file}: record {i}", row) for i, row in enumerate(rows, 1))
+
+
+def _csv(file: Path) -> Iterator[tuple[str, Any]]:
+    with open(file, newline="", encoding="utf-8-sig") as f:
+        reader = csv.DictReader(f)
+        for row in reader:
+            yield f"{file}: line {reader.line_num}", {k: v for k, v in row.items() if k and v}
+
+
+def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(file).to_pylist()
+    except pa.ArrowException as e:
+        raise TextError(f"{file} is no Parquet file: {' '.join(str(e).split())[:200]}") from e
+    yield from ((f"{file}: row {i}", row) for i, row in enumerate(rows, 1))
+
+
+_ROWS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
+    ".jsonl": _lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}

