@@ -29,7 +29,7 @@ from kvsearch.rules import RULES, Attention, Rule
 from tests.heads import losses
 from tests.importance import importance
 from tests.launches import kernels
-from tests.random_policies import policies
+from tests.random_policies import covering, policies
 from tests.tagged import Device, here, tagged
 
 T, PROMPT = 130, 90
@@ -112,8 +112,11 @@ def small(name: str) -> Policy:
     raise AssertionError(name)
 
 
+NAMES = covering({name: small(name) for name in METHODS})
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_methods_run_on_another_device_and_never_wait(name: str, way: str, lane: Device) -> None:
     holds(small(name), way, WAYS[way][2], lane)
 
@@ -184,7 +187,7 @@ def test_who_looks_at_heads_that_share_finds_them_compacted(
         assert all(state.store.residual == 0 for state in states)
 
 
-@pytest.mark.parametrize("name", [*METHODS])
+@pytest.mark.parametrize("name", NAMES)
 def test_each_layer_is_held_where_its_layer_is(name: str, lane: Device) -> None:
     """Layers of one model on two devices: what they share is copied, nothing else crosses."""
     policy = small(name)
