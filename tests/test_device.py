@@ -124,7 +124,7 @@ def test_methods_run_on_another_device_and_never_wait(name: str, way: str, lane:
 @pytest.mark.parametrize("way", WAYS)
 def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: Device) -> None:
     calls = [32, 14] if way != "deployed" else [32, *[1] * 6]  # the least has 28 slots
-    for policy in policies(100, SHAPE):
+    for policy in policies(40, SHAPE):
         holds(policy, way, calls, lane)
 
 
@@ -135,7 +135,7 @@ def test_a_text_is_attended_at_once_by_age(monkeypatch: pytest.MonkeyPatch) -> N
     device, seen = Device(), Counter[int]()
     shape = replace(SHAPE, head_dim=64)  # which kernels take
     named = [small(name) for name, method in METHODS.items() if method.baseline]
-    drawn = policies(100, shape)
+    drawn = policies(60, shape)
     moved = [p.model_copy(update={"positions": "cache"}) for p in drawn if p.anchors is None]
     for policy in filter(plans.applies, [*named, *drawn, *moved]):
         turns = policy.drops and policy.positions == "cache"

@@ -55,7 +55,7 @@ def kill_who_begins(log: Path, key: int) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("kind", ["processes", "ray"])
+@pytest.mark.parametrize("kind", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_killed_evaluator_costs_its_part_alone(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
