@@ -64,9 +64,9 @@ def test_random_policies_equal_token_by_token(part: int, models: dict[int, Loade
     """In one pass, too: of every rule, tier, trigger and budget."""
     loaded = models[0]
     for policy in policies(RANDOM, loaded.shape, seed=17)[part * PART : (part + 1) * PART]:
-        want = equal(policy, loaded, (60, 1, 23, 9, 7))
+        want = equal(policy, loaded, (50, 1, 13, 9, 7))
         if policy.trigger == "stream":
-            once, _ = taken(policy, loaded, (100,), packed=False)
+            once, _ = taken(policy, loaded, (80,), packed=False)
             assert (once - want).abs().max() < 1e-4, policy.to_json()
 
 
@@ -74,7 +74,7 @@ def test_random_policies_have_every_rule_trigger_and_budget(
     models: dict[int, LoadedModel],
 ) -> None:
     drawn = policies(RANDOM, models[0].shape, seed=17)
-    assert {type(p.rule) for p in drawn} == {type(None), *map(type, RULES.values())}
+    assert {type(p.rule) for p in drawn} == {type(None), *RULES.values()}
     assert {p.trigger for p in drawn} == {"stream", "prompt", "prompt+stream"}
     assert {p.budgets.kind for p in drawn} == {"uniform", "pyramid", "sensitivity"}
     assert {p.quantizer.levels for p in drawn} == {*CODEBOOKS}
