@@ -52,7 +52,9 @@ def loaded(request: pytest.FixtureRequest, models: dict[int, LoadedModel]) -> Lo
     return models[16 if name is None else head_dim(name)]
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW)) for name in NAMED]
+)
 def test_one_pass_equals_token_by_token(name: str, loaded: LoadedModel) -> None:
     policy = policy_of(name)
     prompt = PROMPT if policy.trigger != "stream" else 1
@@ -253,7 +255,8 @@ def real_text(loaded: LoadedModel, tokens: int) -> np.ndarray:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "name", ["full", "streamingllm", "lacache", "h2o", "tova", "snapkv", "xmu-evict", "h2o-cache"]
+    "name",
+    ["h2o", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lacache", "snapkv", "h2o-cache"))],
 )
 def test_real_model_replay_is_exact_in_fp32(name: str, real_model: LoadedModel) -> None:
     """Without any rounding of what is stored; fp16 storage is a quantiser too, see below."""
@@ -266,7 +269,8 @@ def test_real_model_replay_is_exact_in_fp32(name: str, real_model: LoadedModel) 
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", ["streamingllm", "h2o+int4-fine", "int4", "xmu-0.4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h2o+int4-fine", "xmu-0.4"])
 def test_real_model_replay_is_exact_in_fp64_with_real_bytes(
     name: str, real_model: LoadedModel
 ) -> None:

@@ -120,6 +120,7 @@ def test_methods_run_on_another_device_and_never_wait(name: str, way: str, lane:
     holds(small(name), way, WAYS[way][2], lane)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: Device) -> None:
     calls = [32, 14] if way != "deployed" else [32, *[1] * 6]  # the least has 28 slots
@@ -134,7 +135,7 @@ def test_a_text_is_attended_at_once_by_age(monkeypatch: pytest.MonkeyPatch) -> N
     device, seen = Device(), Counter[int]()
     shape = replace(SHAPE, head_dim=64)  # which kernels take
     named = [small(name) for name, method in METHODS.items() if method.baseline]
-    drawn = policies(60, shape)
+    drawn = policies(30, shape)
     moved = [p.model_copy(update={"positions": "cache"}) for p in drawn if p.anchors is None]
     for policy in filter(plans.applies, [*named, *drawn, *moved]):
         turns = policy.drops and policy.positions == "cache"

@@ -68,7 +68,9 @@ def steps(
     return found, torch.cat(outs, 2)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OWN)) for name in CASES]
+)
 def test_two_steps_differ_in_data_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     policy, device = OWN.get(name) or small(name), Device()

@@ -135,7 +135,9 @@ def counts(name: str) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-@pytest.mark.parametrize("name", [*NAMES, *KINDS, *OWN, TURNED])
+@pytest.mark.parametrize(
+    "name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS), *OWN, TURNED]
+)
 def test_a_layer_launches_no_more_than_its_budget(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
