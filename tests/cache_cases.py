@@ -21,13 +21,15 @@ T = 168
 K4 = (Tier(key_bits=4, value_bits=4),)
 
 
-def tiny(seed: int = 0, dtype: torch.dtype = torch.float64, head_dim: int = 16) -> LoadedModel:
+def tiny(
+    seed: int = 0, dtype: torch.dtype = torch.float64, head_dim: int = 16, layers: int = 4
+) -> LoadedModel:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=97,
         hidden_size=48,
         intermediate_size=64,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=head_dim,

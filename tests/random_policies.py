@@ -8,6 +8,7 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.policy import (
     Budgets,
+    Channels,
     HeadTiers,
     Ladder,
     ModelShape,
@@ -115,3 +116,35 @@ def policies(count: int, shape: ModelShape, seed: int = 0) -> list[Policy]:
     """`count` policies; the same ones for the same arguments."""
     draw = random.Random(seed)
     return [policy(draw, shape) for _ in range(count)]
+
+
+def traits(policy: Policy) -> set[tuple[str, Any]]:
+    """What a policy is made of: each field with its value, and of numbers whether 0, 1 or more.
+
+    Which channels it removes says nothing about its cache but that there are fewer.
+    """
+    found = set()
+
+    def see(field: str, x: Any) -> None:
+        if isinstance(x, dict):
+            for key, value in x.items():
+                see(f"{field}.{key}", value)
+        elif isinstance(x, list | tuple):
+            found.add((field, min(len(x), 2)))
+            for value in x:
+                see(field, value)
+        else:
+            exact = isinstance(x, str | bool | None) or field.endswith("bits")
+            found.add((field, x if exact or x in (0, 1) else "more"))
+
+    see("", policy.model_dump(exclude={"name", "about", "channels"}))
+    return found | {("channels", policy.channels == Channels())}
+
+
+def covering(named: dict[str, Policy]) -> list[str]:
+    """Few of these policies that have among them every trait of all: each rule, tier, trigger."""
+    left, chosen = set().union(*map(traits, named.values())), list[str]()
+    while left:
+        chosen.append(max(named, key=lambda name: len(traits(named[name]) & left)))
+        left -= traits(named[chosen[-1]])
+    return chosen

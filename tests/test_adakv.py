@@ -57,8 +57,7 @@ def replay(states: list[LayerState], cuts: list[int], cap: float | None) -> torc
     return torch.cat([advance(states, *x, scale=0.3, softcap=cap) for x in pieces], 2)
 
 
-@pytest.mark.parametrize("cap", [None, 4.0])
-@pytest.mark.parametrize("cuts", [[], [64], [61, 75, 200]])
+@pytest.mark.parametrize(("cuts", "cap"), [([], None), ([61, 75, 200], 4.0)])
 @pytest.mark.parametrize("name", POLICIES)
 def test_all_heads_at_once_hold_what_each_does_in_segments(
     name: str, cuts: list[int], cap: float | None, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +91,7 @@ def test_all_heads_at_once_hold_what_each_does_in_segments(
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
 @pytest.mark.parametrize("name", POLICIES)
 def test_in_16_bits_only_the_result_is_rounded(name: str, dtype: torch.dtype) -> None:
     """As in segments: rounded probabilities would share the slots out otherwise."""

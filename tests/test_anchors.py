@@ -24,6 +24,7 @@ from kvsearch.report.describe import describe
 from kvsearch.rules import Attention
 from kvsearch.text.endings import endings, sentence_ends
 from tests.cache_cases import tiny
+from tests.random_policies import covering
 from tests.tagged import Device
 from tests.test_device import WAYS, holds
 
@@ -160,7 +161,7 @@ def test_one_pass_equals_token_by_token(name: str, loaded: LoadedModel) -> None:
     assert cache.bytes_resident == quality.bytes_resident
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covering(ALL))
 def test_bytes_are_those_of_the_text_at_every_step_and_never_above_the_ceiling(
     name: str, loaded: LoadedModel
 ) -> None:

@@ -199,6 +199,7 @@ def test_the_unified_space_has_every_knob_but_a_few() -> None:
     assert set(names_for(UNIFIED)) == set(every_name())
 
 
+@pytest.mark.slow
 def test_features_tell_all_policies_of_the_unified_space_apart() -> None:
     price, rng, moved = Context(UNIFIED, SETTING).price, random.Random(0), set[str]()
     for _ in range(60):

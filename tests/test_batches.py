@@ -1,6 +1,5 @@
 """Windows that share a forward pass on a GPU: as many as fit, and fewer where they do not."""
 
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -89,18 +88,6 @@ def test_a_device_that_the_model_fills_is_one_sentence(
     monkeypatch.setattr(LOADED.model, "forward", forward)
     with pytest.raises(OutOfMemory, match="no memory left beside the model"):
         Evaluator(LOADED)
-
-
-def test_a_smaller_pass_may_have_what_the_larger_one_held(
-    passes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    emptied: list[int] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(passes)))
-    replay = Evaluator(LOADED).replay(POLICY, IDS)
-    group = replay._group(0, 0, 7)  # its ids are on the CPU
-    monkeypatch.setattr(replay, "_loaded", replace(LOADED, device="cuda:0"))
-    assert not replay._advanced(group, 48)
-    assert passes == [7] and emptied == [1]
 
 
 def test_a_number_that_was_asked_for_is_kept(passes: list[int]) -> None:

@@ -32,8 +32,10 @@ from tests.cache_cases import (
     policy_of,
     tiny,
 )
+from tests.random_policies import covering
 
 CPU = torch.device("cpu")
+FEW = covering({name: policy_of(name) for name in NAMED})
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,9 @@ def loaded(request: pytest.FixtureRequest, models: dict[int, LoadedModel]) -> Lo
     return models[16 if name is None else head_dim(name)]
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW)) for name in NAMED]
+)
 def test_one_pass_equals_token_by_token(name: str, loaded: LoadedModel) -> None:
     policy = policy_of(name)
     prompt = PROMPT if policy.trigger != "stream" else 1
@@ -66,7 +70,7 @@ def test_one_pass_equals_token_by_token(name: str, loaded: LoadedModel) -> None:
     assert cache.bytes_peak_resident >= sizes.bytes_peak(T, prompt)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", FEW)
 def test_the_cut_of_the_stream_does_not_matter_and_bytes_hold_at_every_step(
     name: str, loaded: LoadedModel
 ) -> None:
@@ -87,7 +91,7 @@ def test_the_cut_of_the_stream_does_not_matter_and_bytes_hold_at_every_step(
             assert (torch.cat(parts, 1) - once).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", FEW)
 def test_the_future_changes_nothing(name: str, loaded: LoadedModel) -> None:
     policy = policy_of(name)
     changed = IDS.copy()
@@ -251,7 +255,8 @@ def real_text(loaded: LoadedModel, tokens: int) -> np.ndarray:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "name", ["full", "streamingllm", "lacache", "h2o", "tova", "snapkv", "xmu-evict", "h2o-cache"]
+    "name",
+    ["h2o", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lacache", "snapkv", "h2o-cache"))],
 )
 def test_real_model_replay_is_exact_in_fp32(name: str, real_model: LoadedModel) -> None:
     """Without any rounding of what is stored; fp16 storage is a quantiser too, see below."""
@@ -264,7 +269,8 @@ def test_real_model_replay_is_exact_in_fp32(name: str, real_model: LoadedModel) 
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", ["streamingllm", "h2o+int4-fine", "int4", "xmu-0.4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h2o+int4-fine", "xmu-0.4"])
 def test_real_model_replay_is_exact_in_fp64_with_real_bytes(
     name: str, real_model: LoadedModel
 ) -> None:

@@ -19,7 +19,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs
 SAYS = {"search": "SearchResult", "generate": "full cache: ", "own_rule": "value-norm"}
 
 
-@pytest.mark.parametrize("name", sorted(f.stem for f in EXAMPLES.glob("*.py") if f.stem != "tiny"))
+NAMES = sorted(f.stem for f in EXAMPLES.glob("*.py") if f.stem != "tiny")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "generate")) for n in NAMES]
+)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     here, temporary = tmp_path / "here", tmp_path / "tmp"
     here.mkdir()

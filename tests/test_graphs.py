@@ -32,9 +32,6 @@ OWN = {
         slots=90, interval=16, sinks=2, recent_window=16, tiers=TIERS, quantizer=ROTATED,
         rule=Attention(alpha=0.5, beta=1, horizon=8, share="layer"),
     ),
-    "decay": Policy(
-        slots=90, interval=16, recent_window=16, rule=Attention(horizon=20, kind="decay"),
-    ),
     "positions of the cache": Policy(
         slots=90, interval=16, sinks=2, recent_window=16, tiers=TIERS, quantizer=ROTATED,
         rule=Attention(), positions="cache",
@@ -42,10 +39,9 @@ OWN = {
 }  # fmt: skip
 # most launches of a step; whether a full cache repeats its addresses across compactions
 CASES = {
-    "full": (3, False), "int4": (3, False), "window+int4": (3, True), "h2o+int4": (4, True),
-    "xmu+int4": (4, True), "xmu": (4, True), "keydiff": (3, True), "rotated+heads": (4, True),
-    "window of rows, heads together, tiers by rank": (4, True), "decay": (4, True),
-    "positions of the cache": (5, True), "expected-attention": (4, True), "kivi4": (3, False),
+    "full": (3, False), "window+int4": (3, True), "h2o+int4": (4, True), "rotated+heads": (4, True),
+    "window of rows, heads together, tiers by rank": (4, True), "positions of the cache": (5, True),
+    "expected-attention": (4, True), "kivi4": (3, False),
 }  # fmt: skip
 
 
@@ -72,7 +68,9 @@ def steps(
     return found, torch.cat(outs, 2)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OWN)) for name in CASES]
+)
 def test_two_steps_differ_in_data_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     policy, device = OWN.get(name) or small(name), Device()

@@ -224,13 +224,6 @@ def test_a_gpu_without_kernels_is_found_when_the_model_is_there(tiny_folder, mon
     assert "\n" not in str(caught.value) and tried == [torch.device("cuda", 1)]
 
 
-def test_what_is_tried_on_a_gpu_waits_for_it(monkeypatch):
-    waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    load._multiply(torch.device("cpu"))
-    assert waited == [torch.device("cpu")]
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import PolicyCache, engine, heads
-from kvsearch.cache.state import LayerState
+from kvsearch.cache import PolicyCache
 from kvsearch.models.load import LoadedModel
-from kvsearch.policy import Budgets, HeadTiers, ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.rules import Attention
+from kvsearch.policy import HeadTiers, Policy, Quantizer, Tier, layout
+from kvsearch.rules import RULES
+from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.cache_cases import head_dim, policy_of, tiny
 from tests.random_policies import policies
 
 CUTS = (60, 1, 37, 9, 45)  # a prompt, a token, chunks that end beside compactions
 IDS = torch.from_numpy(np.random.default_rng(1).integers(0, 97, size=(1, sum(CUTS))))
-RANDOM = {f"random {i}": i for i in range(20)}
+RANDOM, PART = 400, 20  # policies, and those of one test
+QUICK = 2  # parts that are tested each time
 NAMES = [
     *("window", "streamingllm", "lacache", "int4", "kivi2", "h2o+int4", "tova", "snapkv-prompt"),
     *("h2o-cache", "xmu", "xmu-0.8", "key-norm", "expected-attention", "q8_0-q4_0"),
@@ -29,21 +30,19 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def models() -> dict[int, LoadedModel]:
-    """By head size."""
-    return {D: tiny(head_dim=D) for D in (16, 32)}
+    """By head size; the one of random policies has fewer layers."""
+    return {D: tiny(head_dim=D) for D in (16, 32)} | {0: tiny(head_dim=32, layers=2)}
 
 
 def case(name: str, models: dict[int, LoadedModel]) -> tuple[Policy, LoadedModel]:
-    if name in RANDOM:
-        return policies(20, models[32].shape, seed=17)[RANDOM[name]], models[32]
     return policy_of(name), models[head_dim(name)]
 
 
 def taken(
-    policy: Policy, loaded: LoadedModel, cuts: tuple[int, ...]
+    policy: Policy, loaded: LoadedModel, cuts: tuple[int, ...], packed: bool = True
 ) -> tuple[torch.Tensor, PolicyCache]:
     """Losses in nats of all tokens but the first, and the cache after them."""
-    cache, seen, parts = PolicyCache(policy, loaded.model), 0, []
+    cache, seen, parts = PolicyCache(policy, loaded.model, packed=packed), 0, []
     with torch.inference_mode():
         for m in cuts:
             parts.append(loaded.model(IDS[:, seen : seen + m], past_key_values=cache).logits)
@@ -52,21 +51,51 @@ def taken(
     return torch.nn.functional.cross_entropy(logits, IDS[0, 1:seen], reduction="none"), cache
 
 
-@pytest.mark.parametrize("name", [*NAMES, *RANDOM])
+@pytest.mark.parametrize("name", NAMES)
 def test_chunks_equal_token_by_token(name: str, models: dict[int, LoadedModel]) -> None:
-    policy, loaded = case(name, models)
-    first = CUTS[0] if policy.trigger != "stream" else 1
-    want, slow = taken(policy, loaded, (first, *[1] * (sum(CUTS) - first)))
-    got, fast = taken(policy, loaded, CUTS)
-    assert (got - want).abs().max() < 1e-4
-    held = layout(policy, loaded.shape).bytes_at(sum(CUTS), CUTS[0])
+    equal(*case(name, models), CUTS)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(i, marks=[pytest.mark.slow] * (i >= QUICK)) for i in range(RANDOM // PART)],
+)
+def test_random_policies_equal_token_by_token(part: int, models: dict[int, LoadedModel]) -> None:
+    """In one pass, too: of every rule, tier, trigger and budget."""
+    loaded = models[0]
+    for policy in policies(RANDOM, loaded.shape, seed=17)[part * PART : (part + 1) * PART]:
+        want = equal(policy, loaded, (50, 1, 13, 9, 7))
+        if policy.trigger == "stream":
+            once, _ = taken(policy, loaded, (80,), packed=False)
+            assert (once - want).abs().max() < 1e-4, policy.to_json()
+
+
+def test_random_policies_have_every_rule_trigger_and_budget(
+    models: dict[int, LoadedModel],
+) -> None:
+    drawn = policies(RANDOM, models[0].shape, seed=17)
+    assert {type(p.rule) for p in drawn} == {type(None), *RULES.values()}
+    assert {p.trigger for p in drawn} == {"stream", "prompt", "prompt+stream"}
+    assert {p.budgets.kind for p in drawn} == {"uniform", "pyramid", "sensitivity"}
+    assert {p.quantizer.levels for p in drawn} == {*CODEBOOKS}
+    assert {len(p.tiers) for p in drawn} == {1, 2, 3}
+
+
+def equal(policy: Policy, loaded: LoadedModel, cuts: tuple[int, ...]) -> torch.Tensor:
+    """Assert that calls of such sizes leave what single tokens do; gives these tokens' losses."""
+    first = cuts[0] if policy.trigger != "stream" else 1
+    want, slow = taken(policy, loaded, (first, *[1] * (sum(cuts) - first)))
+    got, fast = taken(policy, loaded, cuts)
+    assert (got - want).abs().max() < 1e-4, policy.to_json()
+    held = layout(policy, loaded.shape).bytes_at(sum(cuts), cuts[0])
     assert fast.bytes_resident == slow.bytes_resident == held
     for a, b in zip(fast.states, slow.states, strict=True):
         assert (a.seen, a.store.n, a.store.residual) == (b.seen, b.store.n, b.store.residual)
         assert policy.ladder is None or a.cursor == b.cursor
         assert bool((a.store.slot_pools() == b.store.slot_pools()).all())
         for x, y in zip(a.store.read(), b.store.read(), strict=True):
-            assert (x - y).abs().max() < 1e-4
+            assert (x - y).abs().max() < 1e-4, policy.to_json()
+    return want
 
 
 def test_policies_that_behave_alike_share_no_pools(models: dict[int, LoadedModel]) -> None:
@@ -78,25 +107,3 @@ def test_policies_that_behave_alike_share_no_pools(models: dict[int, LoadedModel
         want, _ = taken(policy, loaded, (1,) * 60)
         got, _ = taken(policy, loaded, (20, 1, 39))
         assert (got - want).abs().max() < 1e-9
-
-
-def test_heads_that_differ_are_scanned_in_longer_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ModelShape(layers=1, kv_heads=2, head_dim=16, heads=2)
-    policy = Policy(
-        slots=40,
-        interval=4,
-        rule=Attention(),
-        budgets=Budgets(kind="sensitivity", weights=((1.0, 2.0),)),
-    )
-    states = [LayerState(part, packed=True) for part in layout(policy, shape).layers]
-    assert len(states) == 2
-    found, whole = [], engine._piecewise
-
-    def counted(state: LayerState, q: torch.Tensor, *args: object, **kwargs: object) -> object:
-        found.append(q.shape[2])
-        return whole(state, q, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(engine, "_piecewise", counted)
-    q, k, v = (torch.randn(1, 2, 2 * engine.PIECE, 16) for _ in "qkv")
-    heads.advance(states, q, k, v, scale=0.25)
-    assert found == [2 * engine.PIECE] * 2  # half of the heads, so pieces are twice as long

@@ -22,7 +22,7 @@ from kvsearch.search.hypervolume import log_hypervolume
 from kvsearch.search.samplers import SAMPLERS, Context, Priced, make
 from kvsearch.search.samplers.ehvi import expected_gain
 from kvsearch.search.samplers.features import names_for
-from kvsearch.search.samplers.gp import FITTED, GP, fit, lowest, misfit
+from kvsearch.search.samplers.gp import GP, fit, lowest, misfit
 from kvsearch.search.samplers.history import History, Seen, read
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.samplers.one_at_a_time import next_move
@@ -451,21 +451,3 @@ def test_rules_and_formats_outside_the_space_do_not_widen_the_process() -> None:
     axes = {**SPACE.axes, "rule": space.Axis(choice=("none", "key-norm"))}
     wider = names_for(SPACE.model_copy(update={"axes": axes}))
     assert "key norm" in wider and "pooled" not in wider
-
-
-def test_hyper_parameters_of_many_observations_cost_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes: list[int] = []
-
-    def counted(x: Any, *rest: Any) -> Any:
-        sizes.append(len(x))
-        return misfit(x, *rest)
-
-    monkeypatch.setattr("kvsearch.search.samplers.gp.misfit", counted)
-    rng = np.random.default_rng(0)
-    x = rng.random((2 * FITTED, 3))
-    fitted = fit(x, x.sum(1), np.zeros(len(x)))
-    assert {*sizes} == {FITTED}
-    mean, _ = fitted.posterior(x)  # of all observations, not of those it was fitted to
-    assert len(fitted.x) == len(x) and np.abs(mean - x.sum(1)).max() < 0.05

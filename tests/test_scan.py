@@ -87,8 +87,9 @@ def assert_same(fast: LayerState, slow: LayerState) -> None:
         assert torch.equal(fast.scorer.born, slow.scorer.born)
 
 
-@pytest.mark.parametrize("cap", [None, 4.0])
-@pytest.mark.parametrize("cuts", [[], [1], [64, 101], [37, 38, 75, 149], [16, 32, 48, 96]])
+@pytest.mark.parametrize(
+    ("cuts", "cap"), [([], None), ([1, 64, 101], 4.0), ([16, 32, 37, 38, 75, 149], None)]
+)
 @pytest.mark.parametrize("name", POLICIES)
 def test_fast_equals_segments_from_any_state(name: str, cuts: list[int], cap: float | None) -> None:
     if "trigger" in POLICIES[name]:
@@ -100,7 +101,7 @@ def test_fast_equals_segments_from_any_state(name: str, cuts: list[int], cap: fl
     assert_same(fast, slow)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
 @pytest.mark.parametrize("name", POLICIES)
 def test_in_16_bits_only_the_result_is_rounded(name: str, dtype: torch.dtype) -> None:
     """Rounded probabilities, of which a row no longer adds up to 1, would evict other slots."""

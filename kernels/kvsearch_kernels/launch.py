@@ -13,7 +13,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2E = 1.4426950408889634
 INT32_MAX = 2**31 - 1
 # Option of every launch. Triton 3.9 warns where it is not given, since 3.10 will not fuse products
-# with sums, and kernels would take more instructions than `kernels/budgets.json` says.
+# with sums, and kernels would take more instructions.
 FUSED = {"enable_fp_fusion": True}
 
 

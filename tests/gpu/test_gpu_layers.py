@@ -8,13 +8,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from kvsearch.cache import captures, turns
-from kvsearch.methods import METHODS
 from kvsearch.policy import ModelShape, Policy
 from kvsearch_kernels.room import Room
 from tests import test_evict_in_place, test_graphs, test_launches, test_turns
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
-from tests.test_device import PROMPT, SHARED, WAYS
+from tests.test_device import NAMES, PROMPT, SHARED, WAYS
 from tests.test_device import SHAPE as NARROW
 from tests.test_launches import FILE, KINDS, OWN, SHAPE, STEPS, TURNED, small
 
@@ -38,7 +37,7 @@ def alike(policy: Policy, way: str, shape: ModelShape = WIDE) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_methods_give_what_they_give_on_a_cpu_and_never_wait(name: str, way: str) -> None:
     alike(small(name), way)
 
@@ -55,7 +54,7 @@ def test_heads_that_share_slots_do_too() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_kernels_give_what_references_give_on_a_cpu(name: str, dtype: torch.dtype) -> None:
     """Both attend in fp32, and round what they give once."""
     calls = [PROMPT, *[1] * 40]

@@ -13,15 +13,14 @@ from kvsearch.cache import PolicyCache
 from kvsearch.cache.cuda_graphs import cuda_graphs
 from kvsearch.cli import main
 from kvsearch.evaluate.quality import Evaluator, stepwise
-from kvsearch.methods import METHODS
 from kvsearch.models.load import LoadedModel
 from tests.cache_cases import PROMPT, T, tiny
 from tests.gpu.layers import GPU
-from tests.test_device import small
+from tests.test_device import NAMES, small
 
 # what falls back would give the same
 pytestmark = pytest.mark.filterwarnings("error:(auto passes over|no CUDA graphs)")
-NAMED = [n for n in METHODS if small(n).anchors is None]  # these ask the tokenizer
+NAMED = [n for n in NAMES if small(n).anchors is None]  # these ask the tokenizer
 IDS = np.random.default_rng(0).integers(0, 97, size=(2, T))
 
 

@@ -28,6 +28,7 @@ def bench():
             os.environ["KVSEARCH_TRITON"] = before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["run.py", "end_to_end.py", "tune.py"])
 def test_the_dry_run_runs_every_case_and_writes_nothing(script, tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -40,6 +41,7 @@ def test_the_dry_run_runs_every_case_and_writes_nothing(script, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_host_time_is_that_of_the_op_which_a_token_asks():
     pytest.importorskip("triton", reason="triton is not installed")
     run = subprocess.run(

@@ -18,6 +18,7 @@ from kvsearch_kernels.decode_attention.splits import cost_of
 from kvsearch_kernels.decode_step import table
 from kvsearch_kernels.decode_step.reference import Heads, Stores
 from kvsearch_kernels.quantize_kv import Format
+from tests.launches import KERNELS
 
 RUNS = {
     "lifetime_attention": ["attend"], "score_keys": ["score"],
@@ -29,16 +30,6 @@ RUNS = {
     "gather_rows": ["gather_all"], "copy_rows": ["copy_all"], "sum_queries": ["add_queries"],
     "decode_step": ["enter", "attend_heads", "combine_heads", "count"],
     "evict_in_place": ["evict"],
-}  # fmt: skip
-HOMES = {
-    "attend": "lifetime_attention", "score": "score_keys", "quantize": "quantize_kv",
-    "dequantize": "quantize_kv", "gather": "gather_kv", "decode": "decode_attention",
-    "combine": "decode_attention", "receive": "scored_decode", "turn": "decode_attention",
-    "append": "append_kv", "add": "tally", "repack": "repack_kv",
-    "gather_all": "gather_rows", "copy_all": "copy_rows", "add_queries": "sum_queries",
-    "settle": "settle_kv", "choose": "choose_slots", "enter": "decode_step",
-    "attend_heads": "decode_step", "combine_heads": "decode_step", "count": "decode_step",
-    "turn_heads": "decode_step", "evict": "evict_in_place",
 }  # fmt: skip
 
 
@@ -87,10 +78,10 @@ def test_every_kernel_is_launched_on_the_device_of_its_tensors_and_fused(op, mon
                 (self.name, current[-1], kwargs["enable_fp_fusion"])
             )
 
-    for kernel, home in HOMES.items():
+    for kernel, home in KERNELS.items():
         module = importlib.import_module(f"kvsearch_kernels.{home}.triton_kernels")
         monkeypatch.setattr(module, kernel, Kernel(kernel))
-    for home in {*HOMES.values()}:
+    for home in {*KERNELS.values()}:
         module = importlib.import_module(f"kvsearch_kernels.{home}.triton_impl")
         monkeypatch.setattr(module, "on", on)
     monkeypatch.setattr("kvsearch_kernels.quantize_kv.triton_inverse.on", on)

@@ -12,7 +12,8 @@ KERNELS = HERE.parents[1] / "kernels"
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that lane")
-def test_the_kernels_agree_with_their_references_in_the_interpreter():
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_kernels_agree_with_their_references_in_the_interpreter(which):
     # Triton reads the variable when it decorates a kernel, hence a process of its own
     run = subprocess.run(
         [
@@ -20,6 +21,8 @@ def test_the_kernels_agree_with_their_references_in_the_interpreter():
             "-m",
             "pytest",
             "-n0",
+            "-m",
+            which,
             "-p",
             "no:cacheprovider",
             str(HERE / "interpreter"),

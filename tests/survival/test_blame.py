@@ -262,6 +262,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_no_process(tmp_path: Path) -> N
     raise AssertionError(f"orphans: {pids}")
 
 
+@pytest.mark.slow
 def test_a_killed_driver_of_ray_leaves_no_process_and_its_folder_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

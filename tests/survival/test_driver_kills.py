@@ -88,7 +88,9 @@ def options(where: str, workers: int, address: str) -> list[str]:
     return how.get(where, ["--workers", str(workers), "--ray", address])
 
 
-@pytest.mark.parametrize("where", ["inline", "processes", "ray"])
+@pytest.mark.parametrize(
+    "where", ["inline", *(pytest.param(x, marks=pytest.mark.slow) for x in ("processes", "ray"))]
+)
 def test_the_driver_is_killed_and_ends_like_an_uninterrupted_one(
     where: str, fork: Fork, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_the_driver_is_killed_and_ends_like_an_uninterrupted_one(
     check(tmp_path / "run.log", flying, address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["processes", "ray"])
 def test_the_driver_of_two_is_killed_and_leaves_no_orphans(
     where: str, fork: Fork, request: pytest.FixtureRequest, tmp_path: Path

@@ -39,6 +39,7 @@ def rows(found: dict) -> list[tuple[str, str]]:
     return [(row["name"], row["fingerprint"]) for row in found["rows"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_policy_that_kills_the_final_evaluation_is_left_out(
     workers: str, uninterrupted: Path, fork: Fork, tmp_path: Path
@@ -67,6 +68,7 @@ def in_flight(lines: list[list[str]]) -> set[str]:
     return {key for (_, key), n in begun.items() if n}
 
 
+@pytest.mark.slow
 def test_kills_by_chance_change_nothing_in_the_final_evaluation(
     uninterrupted: Path, fork: Fork, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_who_was_once_a_contender_is_not_alone_in_having_the_most_windows(tmp_pa
         assert {t.name for t in best} <= {t.name for t in most}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["inline", "processes"])
 def test_the_driver_is_killed_and_ends_like_an_uninterrupted_one(
     where: str, calm: Path, fork: Fork, tmp_path: Path
@@ -134,6 +135,7 @@ def test_the_driver_is_killed_and_ends_like_an_uninterrupted_one(
         assert times <= 1 + flying[key]  # only what was in flight was evaluated again
 
 
+@pytest.mark.slow
 def test_the_evaluator_is_killed_and_the_run_ends_like_an_uninterrupted_one(
     calm: Path, tmp_path: Path
 ) -> None:

@@ -107,7 +107,7 @@ def check(trials: list[Trial], log: Path, folder: Path, flying: Counter[str]) ->
         assert times <= 1 + flying[key]  # only what was in flight was evaluated again
 
 
-@pytest.fixture(params=["processes", "ray"])
+@pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -129,6 +129,7 @@ def test_the_evaluator_is_killed_and_the_run_ends_like_an_uninterrupted_one(
     assert outcomes(folder) == calm(tmp_path, wanted)  # losses and with them the front, too
 
 
+@pytest.mark.slow
 def test_one_of_two_evaluators_is_killed(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

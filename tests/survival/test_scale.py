@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "2026-1
 
 from measure import Simulated, Timed, reached, search, toy
 
+pytestmark = pytest.mark.slow
 PYTHON = 0.04  # CPU seconds of `python_work` where the bound was set
 
 

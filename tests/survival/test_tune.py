@@ -13,6 +13,7 @@ from kvsearch.search.driver import Search
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.folder import RunFolder
 
+pytestmark = pytest.mark.slow  # Ray starts
 DONE = {optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.COMPLETE}
 
 

@@ -148,7 +148,8 @@ def decode(model, policy, prompt=PROMPT, new=NEW, mode=torch.no_grad):
 
 
 OWN = Budgets(kind="sensitivity", weights=((0.5, 1.0, 2.0), (1.0, 1.5, 1.0)))
-CASES = ("as the tool recommends", "full", "queries", "positions of the cache, by votes")
+SLOW = ("as the tool recommends", "queries", "positions of the cache, by votes")
+CASES = ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -90,29 +90,3 @@ def test_stores_are_read_at_once_on_a_kernel(kernels_alone):
         assert store.ran["repack_kv"] == "triton"
         for x, y in zip(kv, right, strict=True):
             torch.testing.assert_close(x, y)
-
-
-def test_a_compaction_encodes_only_where_slots_are_new(kernels_alone, monkeypatch):
-    """New slots are the last of a pool, so most programs of `repack_kv` only move bytes."""
-    from kvsearch_kernels.repack_kv import triton_kernels
-
-    encoded = []
-    write = triton_kernels.write_codes
-
-    def count(*args):
-        encoded.append(args[-1])
-        return write(*args)
-
-    monkeypatch.setattr(triton_kernels, "write_codes", count)
-    kernels_alone()
-    tier = Tier(key_bits=4, value_bits=4)
-    policy = Policy(slots=100, interval=4, tiers=(tier,), quantizer=Quantizer())
-    state = LayerState(layout(policy, SHAPE).layers[0], packed=True)
-    counts = []
-    for m in (104, *[1] * 8):
-        encoded.clear()
-        advance(state, *(torch.randn(2, h, m, D).half() for h in (6, 2, 2)), scale=0.2)
-        counts.append(len(encoded))
-    assert state.store.ran["repack_kv"] == "triton"
-    # keys and values of four heads: one program of seven each, for four new slots
-    assert counts[1:] == [0, 0, 0, 8, 0, 0, 0, 8]

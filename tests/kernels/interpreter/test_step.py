@@ -41,7 +41,13 @@ def replay(policy, dtype, softcap=None, room=None):
 
 
 # fp16 rounding may change which token is dropped, and all that follows: scores are run in fp32
-CASES = [(name, F32 if p.active_rule else F16) for name, p in POLICIES.items()]
+QUICK = ("full", "tiers of heads, two votes", "positions of the cache, by age", "queries")
+CASES = [
+    pytest.param(
+        name, F32 if p.active_rule else F16, marks=[pytest.mark.slow] * (name not in QUICK)
+    )
+    for name, p in POLICIES.items()
+]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
@@ -113,10 +119,12 @@ def layer(dtype, *, votes=True, turns=False, B=2, room=9, used=4):
     return q, k, v, Stores(stores)
 
 
-@pytest.mark.parametrize("votes", [True, False])
-@pytest.mark.parametrize("dtype", [F16, F32])
-@pytest.mark.parametrize("more", [{"scale": 0.125}, {"scale": 0.3, "softcap": 3.0}])
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize(
+    ("votes", "dtype", "more", "turns"),
+    [(True, F16, {"scale": 0.125}, False), (True, F32, {"scale": 0.3, "softcap": 3.0}, True),
+     (False, F16, {"scale": 0.3, "softcap": 3.0}, True), (False, F32, {"scale": 0.125}, False),
+     (True, F16, {"scale": 0.125}, True)],
+)  # fmt: skip
 def test_every_store_is_served(votes, dtype, more, turns):
     q, k, v, got = layer(dtype, votes=votes, turns=turns)
     with poisoned():

@@ -13,7 +13,6 @@ from kvsearch_kernels.quantize_kv import (
     quantize_kv,
 )
 from kvsearch_kernels.repack_kv import NewPool, takes
-from kvsearch_kernels.settle_kv import settle_kv
 
 FORMATS = [
     Format(bits, group, levels, rotate)
@@ -142,28 +141,6 @@ def test_gather_moves_codes_and_scales_of_any_width(kind, width):
     with poisoned():
         got = gather_kv.run("triton", x, slots)
     assert torch.equal(got, gather_kv.reference(x, slots))
-
-
-def test_settling_encodes_only_where_slots_change_their_tier(monkeypatch):
-    from kvsearch_kernels.settle_kv import triton_kernels
-
-    encoded = []
-    encode = triton_kernels.to_codes
-
-    def count(g, *args):
-        encoded.append(args)
-        return encode(g, *args)
-
-    monkeypatch.setattr(triton_kernels, "to_codes", count)
-    k, v = torch.randn(2, 1, 1, 64, 64).half()
-    before = torch.ones(64, dtype=torch.uint8)
-    after = before.clone()
-    after[20] = 0
-    tiers = [(Format(4, 64), Format(4, 64))]
-    out = settle_kv.run("triton", k, v, before, after, tiers)
-    assert len(encoded) == 2, "keys and values in one program of four"
-    for new, old in zip(out, (k, v), strict=True):
-        assert (new != old).any(-1).flatten().nonzero().tolist() == [[20]]
 
 
 def test_more_places_than_32_bits_count_are_refused():
