@@ -1,0 +1,268 @@
+"""What the portfolio loses when its head budgets follow one measurement or another.
+
+    python measure.py text --wikitext wikitext2-test.raw --sotu sotu.txt [--model gemma.gguf]
+    python measure.py controls --wikitext FILE --sotu FILE
+    python measure.py needles --wikitext FILE --sotu FILE
+
+`text`: the points of the portfolio as it is, with the losses of `kvsearch heads`, and those of the
+portfolio before (`before.yaml`) with losses estimated on 512 tokens of the search text, on four
+windows of 1536 tokens of the report part of six texts. `controls`: the first point with even
+budgets, AdaKV, budgets per layer, and losses measured on other texts, on two windows of three.
+`needles`: facts in prose, one asked after the context. Records that are there are kept.
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kvsearch.app.heads import heads
+from kvsearch.app.inputs import TextOptions, text
+from kvsearch.errors import PolicyError
+from kvsearch.evaluate import head_losses
+from kvsearch.evaluate.prices import SINKS, price
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluate.replay import deployed
+from kvsearch.knobs import Setting, build
+from kvsearch.methods import METHODS
+from kvsearch.models import load_model
+from kvsearch.policy import HeadLosses, Policy, Quantizer
+from kvsearch.search.portfolio import DEFAULT, load
+from kvsearch.text import read_file, tokenize
+
+HERE = Path(__file__).parent
+CONTEXT, WINDOWS = 1536, 4
+BUDGETS = (128, 64, 256)
+CELLS = [(tokens, part, facts) for tokens in (640, 1000) for part in (8, 16) for facts in (1, 4)]
+NEEDLES, TOGETHER = 50, 10
+WORDS = (
+    "otter lantern violet copper meadow falcon granite cedar marble thunder willow amber".split()
+)
+PLACES = "museum station library garden market castle school theatre bakery airport".split()
+Knobs = dict[str, object]
+
+
+class Records:
+    """JSON lines; a row that is there is not measured again."""
+
+    def __init__(self, name: str) -> None:
+        self.file = HERE / "records" / f"{name}.jsonl"
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        self.keys = {tuple(json.loads(line)["key"]) for line in lines}
+
+    def add(self, key: tuple[object, ...], **row: object) -> None:
+        """One row, written at once."""
+        self.keys.add(key)
+        with open(self.file, "a", newline="\n") as f:
+            f.write(json.dumps({"key": key, **row}) + "\n")
+        print(*key, flush=True)
+
+
+def points() -> dict[str, tuple[str, Knobs]]:
+    """Name -> which losses its head budgets follow, and its knobs."""
+    now = {f"now-{n[-1]}": ("recall", dict(m.knobs)) for n, m in load(DEFAULT).items()}
+    past = load(str(HERE / "before.yaml"))
+    return {**now, **{f"before-{n[-1]}": ("text", dict(m.knobs)) for n, m in past.items()}}
+
+
+def texts(wikitext: Path, sotu: Path) -> dict[str, tuple[str, ...]]:
+    """The six texts of `studies/2026-11-first-command`."""
+    sys.path.insert(0, str(HERE.parent / "2026-11-first-command"))
+    from measure import texts as six
+
+    return {name: tuple(options[1:]) for name, options in six(wikitext, sotu).items()}
+
+
+def on_text(evaluator: Evaluator, ids: np.ndarray, first: int = 0) -> HeadLosses:
+    """Losses estimated on any text; the loss counts from `first` on."""
+    T = len(ids)
+    if first:
+        return head_losses.measure(evaluator, [head_losses.Recall(ids, first)])
+    sizes = sorted({max(SINKS + 4, int(share * T)) for share in head_losses.SIZES})
+    found = price(evaluator, ids, sizes=sizes, quantizer=Quantizer(group=None, rotate=True))
+    rows = [
+        tuple(map(tuple, x.reshape(-1, x.shape[-1]).tolist()))
+        for x in (found.slots, found.keys, found.values)
+    ]
+    starved = max(SINKS + 4, int(head_losses.STARVED * T))
+    heads_of = evaluator.loaded.shape.kv_heads
+    return HeadLosses(heads_of, found.sizes, rows[0], found.bits, rows[1], rows[2], starved)
+
+
+def built(knobs: Knobs, evaluator: Evaluator, slots: int, T: int, of: HeadLosses) -> Policy:
+    """The policy of these knobs in the bytes of so many fp16 slots."""
+    shape = evaluator.loaded.shape
+    return build(knobs, Setting(shape, shape.budget_bytes(slots), T, heads=of))
+
+
+def measure_text(o: argparse.Namespace, evaluator: Evaluator) -> None:
+    """The portfolio now and before, on four windows of each report text."""
+    records, recall = Records(f"text-{o.name}"), heads(evaluator.loaded).losses
+    for name, files in texts(o.wikitext, o.sotu).items():
+        given = TextOptions(files=files, windows=1, fewer=True, report_windows=WINDOWS)
+        parts = text(evaluator.loaded, given, lambda _: None).windows
+        plain = on_text(evaluator, parts["sensitivity"][0, :512])
+        report = parts["report"][:WINDOWS]
+        rows: dict[tuple[object, ...], Policy] = {(name, 0, "full"): Policy(name="full")}
+        for slots in BUDGETS:
+            for point, (of, knobs) in points().items():
+                losses = recall if of == "recall" else plain
+                try:
+                    rows[name, slots, point] = built(knobs, evaluator, slots, CONTEXT, losses)
+                except PolicyError as e:
+                    print(name, slots, point, e)
+        for key, policy in rows.items():
+            if key not in records.keys:
+                add_nll(records, key, evaluator, policy, report)
+
+
+def add_nll(
+    records: Records, key: tuple[object, ...], evaluator: Evaluator, policy: Policy, ids: np.ndarray
+) -> None:
+    """Sums of NLL after 64, 128 and 256 tokens, of every window."""
+    nll = evaluator.quality(policy, ids, resident=False).nll.astype(np.float64)
+    sums = {n: [round(float(x), 3) for x in nll[:, n - 1 :].sum(1)] for n in sorted(BUDGETS)}
+    records.add(key, sums=sums, tokens={n: nll.shape[1] - n + 1 for n in sorted(BUDGETS)})
+
+
+def measure_controls(o: argparse.Namespace, evaluator: Evaluator) -> None:
+    """The first point with budgets of other kinds and from other measurements."""
+    records, recall = Records(f"controls-{o.name}"), heads(evaluator.loaded).losses
+    knobs = points()["now-1"][1]
+    rng, size = np.random.default_rng(0), len(evaluator.loaded.tokenizer)
+    repeated = np.tile(rng.integers(100, size - 100, 450), 2)
+    for name in ("built-in", "wikitext-3", "sotu-2"):
+        given = TextOptions(
+            files=texts(o.wikitext, o.sotu)[name], windows=1, fewer=True, report_windows=2
+        )
+        parts = text(evaluator.loaded, given, lambda _: None).windows
+        aside, ids = parts["sensitivity"][0], parts["report"][:2]
+        kinds: dict[str, tuple[HeadLosses, Knobs]] = {
+            "recall": (recall, knobs),
+            "even": (recall, {**knobs, "budgets": "uniform"}),
+            "adakv": (recall, {**knobs, "budgets": "adakv"}),
+            "layers": (recall, {**knobs, "budgets": "sensitivity"}),
+            "marginal": (recall, {**knobs, "budgets": "marginal"}),
+            "text, 512 tokens": (on_text(evaluator, aside[:512]), knobs),
+            "text, 1024 tokens": (on_text(evaluator, aside[:1024]), knobs),
+            "text twice, 450 tokens": (on_text(evaluator, np.tile(aside[:450], 2), 450), knobs),
+            "random tokens twice (RazorAttention)": (on_text(evaluator, repeated, 450), knobs),
+        }
+        for kind, (losses, how) in kinds.items():
+            key = (name, 128, kind)
+            if key not in records.keys:
+                policy = built(how, evaluator, 128, CONTEXT, losses)
+                add_nll(records, key, evaluator, policy, ids)
+        if (name, 0, "full") not in records.keys:
+            add_nll(records, (name, 0, "full"), evaluator, Policy(name="full"), ids)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A context with facts, a question after it, and the answer, as token ids."""
+
+    context: list[int]
+    question: list[int]
+    answer: list[int]
+
+
+def asked(tokenizer: object, prose: np.ndarray, tokens: int, facts: int) -> Iterator[Asked]:
+    """Contexts of so many tokens; each fact is a number of seven digits."""
+    rng = random.Random(f"{tokens}/{facts}")
+
+    def ids(words: str) -> list[int]:
+        found: list[int] = tokenizer(words, add_special_tokens=False).input_ids  # type: ignore
+        return found
+
+    while True:
+        names = rng.sample([f"{w} {p}" for w in WORDS for p in PLACES], facts)
+        known = [
+            (f"The special number of the {n} is", f" {rng.randrange(10**6, 10**7)}") for n in names
+        ]
+        said = [ids(f"\n{what}{number}.\n") for what, number in known]
+        room = tokens - sum(map(len, said))
+        begin = rng.randrange(len(prose) - room)
+        body, at = prose[begin : begin + room].tolist(), 0
+        context: list[int] = []
+        cuts = sorted(rng.sample(range(room // 20, room * 9 // 10), facts))
+        for fact, cut in zip(said, cuts, strict=True):
+            context += [*body[at:cut], *fact]
+            at = cut
+        one = rng.randrange(facts)
+        what, number = known[one]
+        question = f"\nQuestion: what is the special number of the {names[one]}? Answer: {what}"
+        yield Asked(context + body[at:], ids(question), ids(number))
+
+
+@torch.inference_mode()
+def answers(evaluator: Evaluator, policy: Policy, items: list[Asked]) -> list[tuple[float, bool]]:
+    """NLL of each answer, and whether greedy decoding would give it."""
+    found: dict[int, tuple[float, bool]] = {}
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for i, x in enumerate(items):
+        size = len(x.context) + len(x.question) + len(x.answer)
+        shapes.setdefault((size, len(x.answer)), []).append(i)
+    for (_, last), which in shapes.items():
+        for start in range(0, len(which), TOGETHER):
+            mine = which[start : start + TOGETHER]
+            rows = [[*items[i].context, *items[i].question, *items[i].answer] for i in mine]
+            ids = torch.tensor(rows)
+            cache = deployed(evaluator.loaded, policy, packed=False)
+            hidden = evaluator.head.hidden(ids, cache)[:, -last - 1 : -1]
+            log = evaluator.head.logits(hidden).log_softmax(-1)
+            target = ids[:, -last:]
+            lost = -log.gather(-1, target[..., None])[..., 0].mean(-1)
+            right = (log.argmax(-1) == target).all(-1)
+            for i, nll, exact in zip(mine, lost.tolist(), right.tolist(), strict=True):
+                found[i] = round(nll, 4), exact
+    return [found[i] for i in range(len(items))]
+
+
+def measure_needles(o: argparse.Namespace, evaluator: Evaluator) -> None:
+    """Facts in prose of a text that no measurement of heads saw."""
+    records, recall = Records(f"needles-{o.name}"), heads(evaluator.loaded).losses
+    loaded = evaluator.loaded
+    prose = tokenize(loaded.tokenizer, read_file(f"{o.wikitext}:900000-")).ids.astype(np.int64)
+    aside = tokenize(loaded.tokenizer, read_file(f"{o.wikitext}:0-100000")).ids.astype(np.int64)
+    plain = on_text(evaluator, aside[:512])
+    for tokens, part, facts in CELLS:
+        source = asked(loaded.tokenizer, prose, tokens, facts)
+        items = [next(source) for _ in range(NEEDLES)]
+        rows: dict[str, Policy] = {"full": Policy(name="full")} if part == 8 else {}
+        T, slots = tokens + 64, tokens // part
+        try:
+            rows["h2o"] = built(dict(METHODS["h2o"].knobs), evaluator, slots, T, plain)
+            for point, (of, knobs) in points().items():
+                rows[point] = built(knobs, evaluator, slots, T, recall if of == "recall" else plain)
+        except PolicyError as e:
+            print(tokens, part, facts, e)
+        for name, policy in rows.items():
+            key = (tokens, part, facts, name)
+            if key not in records.keys and (not o.only or name in o.only):
+                found = answers(evaluator, policy, items)
+                records.add(key, nll=[x for x, _ in found], exact=[int(x) for _, x in found])
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("what", choices=("text", "controls", "needles"))
+    ask.add_argument("--wikitext", type=Path, required=True)
+    ask.add_argument("--sotu", type=Path, required=True)
+    ask.add_argument("--model", default="smollm2-135m")
+    ask.add_argument("--name", default="smollm2-135m", help="of the model, in the records")
+    ask.add_argument("--only", nargs="*", default=[], help="policies, of the needles")
+    o = ask.parse_args()
+    evaluator = Evaluator(load_model(o.model))
+    {"text": measure_text, "controls": measure_controls, "needles": measure_needles}[o.what](
+        o, evaluator
+    )
+
+
+if __name__ == "__main__":
+    main()
