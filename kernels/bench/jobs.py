@@ -1,68 +1,33 @@
 """What a quarter of an hour asks of the whole program: its tests, the main job, a large model."""
 
-import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch
 from decoding import built, config, emptied, require_room, weight_bytes
-from pool import ROOT, emit, output
+from pool import ROOT, emit
 from timing import device, stands_in
 
-from kvsearch_kernels.ahead import ops
-
-PACKAGES = ("torch", "triton", "transformers", "numba", "numpy", "flash-attn", "kvsearch")
 ROW_SECONDS = 0.5  # between looks at what a search has written
-# Decoding, evictions in place and replays of graphs come first.
+# Tests of decoding, of evictions in place and of replayed graphs come first.
 FIRST = (
-    "test_gpu_layers.py::test_kernels_give_what_references_give_on_a_cpu",
-    "test_gpu_layers.py::test_one_launch_for_all_intervals_evicts_what_turns_evict",
-    "test_gpu_layers.py::test_a_captured_step_gives_the_tokens_until_the_next_compaction",
-    "test_gpu_models.py::test_replayed_tokens_are_those_that_are_computed",
-    "test_gpu_models.py::test_generate_replays_tokens",
-    "test_gpu_layers.py::test_a_token_launches_no_more_than_was_counted_without_a_gpu",
+    "test_kernels_give_what_references_give_on_a_cpu",
+    "test_one_launch_for_all_intervals_evicts_what_turns_evict",
+    "test_a_captured_step_gives_the_tokens_until_the_next_compaction",
+    "test_replayed_tokens_are_those_that_are_computed",
+    "test_generate_replays_tokens",
+    "test_a_token_launches_no_more_than_was_counted_without_a_gpu",
 )
 LANE = "tests/test_device.py::test_the_lane_sees"  # what stands in
-
-
-def about() -> None:
-    """The GPU and versions; raises in one sentence where nothing can run."""
-    found: dict[str, Any] = {
-        name: _version(name) for name in PACKAGES
-    } | {"python": platform.python_version(), "cpus": os.cpu_count(), "ops": [*ops()]}  # fmt: skip
-    if stands_in():
-        emit(**found, gpu="no GPU: a CPU stands in", driver="", memory=0, capability="")
-        return
-    if not torch.cuda.is_available():
-        raise RuntimeError("there is no GPU here; --stand-in tries the command on the CPU")
-    torch.zeros(1, device="cuda")
-    card = torch.cuda.get_device_properties(0)
-    if (card.major, card.minor) < (8, 0):
-        raise RuntimeError(
-            f"{card.name} has compute capability {card.major}.{card.minor}, and kernels need 8.0"
-        )
-    driver = output(
-        ["nvidia-smi", "-i", "0", "--query-gpu=driver_version", "--format=csv,noheader"]
-    )
-    emit(
-        **found, gpu=card.name, driver=driver, memory=card.total_memory,
-        capability=f"{card.major}.{card.minor}", cuda=torch.version.cuda,
-    )  # fmt: skip
-
-
-def _version(name: str) -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return None
 
 
 def tests(workers: int, done: list[str], proved: bool) -> None:
@@ -78,17 +43,23 @@ def tests(workers: int, done: list[str], proved: bool) -> None:
     if stands_in():
         asked = [LANE + "_a_wait", LANE + "_tensors_of_two_devices"]
     else:
-        asked = [f"tests/gpu/{name}" for name in FIRST] + ["tests/gpu"]
+        asked = ["tests/gpu"]
     how = ["-n", str(workers), "--dist", "load", "--maxschedchunk", "1"] if workers > 1 else ["-n0"]
     left_out = [x for name in done for x in ("--deselect", name)]
     # the project's own options are for a suite of files
-    plain = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-q", "-rf"]
+    plain = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-p", "jobs", "-q"]
     os.chdir(ROOT)
     code = pytest.main([*plain, *how, *asked, *left_out], plugins=[_Told()])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not (
         done and code == pytest.ExitCode.NO_TESTS_COLLECTED
     ):
         raise RuntimeError(f"pytest ended with code {int(code)}; the log has its output")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """As pytest calls it, in each of its processes: the tests of `FIRST` come first."""
+    worth = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: worth.get(item.originalname, len(FIRST)))
 
 
 class _Told:
@@ -201,16 +172,19 @@ def local_text() -> str:
 
 
 def tokenizer() -> Any:
-    """One token a byte."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
+    """One token a byte, and 256 ends a text."""
     from transformers import PreTrainedTokenizerFast
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
+    words = {"type": "Split", "pattern": {"Regex": r"\s+|\S+"}, "behavior": "Isolated",
+             "invert": False}  # fmt: skip
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    core = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True}
+    plain = {"version": "1.0", "model": core, "pre_tokenizer": words, "added_tokens": [],
+             "decoder": {"type": "ByteFallback"}}  # fmt: skip
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tokenizer.json"
+        file.write_text(json.dumps(plain))
+        return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<end>")
 
 
 def _save(name: str, folder: Path) -> None:

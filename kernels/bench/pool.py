@@ -199,7 +199,9 @@ class Pool:
     def __init__(self, log: Path) -> None:
         self.log, self.method, self._workers = log, "forkserver", list[Worker]()
         self._lock = Lock()
-        path = [str(HERE), str(ROOT), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+        ours = [str(HERE), str(ROOT), str(HERE.parent)]  # before what is installed
+        sys.path[:] = [*ours, *(x for x in sys.path if x not in ours)]
+        path = [*ours, os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # an import asks without CUDA
         get_context("forkserver").set_forkserver_preload([*PRELOADED])

@@ -225,7 +225,7 @@ class Quarter:
             def heard(_: Unit, said: Row | Ended, rows: Any = rows, ends: Any = ends) -> None:
                 (ends if isinstance(said, Ended) else rows).append(said)
 
-            self.pool.run([Unit("about", "jobs:about", {}, 180)], heard)
+            self.pool.run([Unit("about", "timing:about", {}, 180)], heard)
             if rows:
                 self.about = rows[0]
                 return None

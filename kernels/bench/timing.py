@@ -1,6 +1,8 @@
-"""Times of calls on a GPU, by its events; on a CPU, which stands in for one, by the clock."""
+"""The GPU, and times of calls on it; a CPU stands in for one where there is none."""
 
+import importlib.metadata
 import os
+import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -8,8 +10,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from pool import output
+from pool import emit, output
 
+from kvsearch_kernels.ahead import ops
+
+PACKAGES = ("torch", "triton", "transformers", "numba", "numpy", "flash-attn", "kvsearch")
 CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
 
 
@@ -98,3 +103,34 @@ def peak(reset: bool = False) -> int:
     if reset:
         torch.cuda.reset_peak_memory_stats()
     return torch.cuda.max_memory_allocated()
+
+
+def about() -> None:
+    """The GPU and versions; raises in one sentence where nothing can run."""
+    found: dict[str, Any] = {
+        name: _version(name) for name in PACKAGES
+    } | {"python": platform.python_version(), "cpus": os.cpu_count(), "ops": [*ops()]}  # fmt: skip
+    if stands_in():
+        emit(**found, gpu="no GPU: a CPU stands in", driver="", memory=0, capability="")
+        return
+    if not torch.cuda.is_available():
+        raise RuntimeError("there is no GPU here; --stand-in tries the command on the CPU")
+    torch.zeros(1, device="cuda")
+    card = torch.cuda.get_device_properties(0)
+    if (card.major, card.minor) < (8, 0):
+        raise RuntimeError(
+            f"{card.name} has compute capability {card.major}.{card.minor}, and kernels need 8.0"
+        )
+    driver = output(
+        ["nvidia-smi", "-i", "0", "--query-gpu=driver_version", "--format=csv,noheader"]
+    )
+    emit(
+        **found, gpu=card.name, driver=driver, memory=card.total_memory,
+        capability=f"{card.major}.{card.minor}", cuda=torch.version.cuda,
+    )  # fmt: skip
+
+
+def _version(name: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None

@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with TemporaryDirectory() as folder:
         pool = Pool(Path(folder) / "log.txt")
-        pool.run([Unit("about", "jobs:about", {}, 180)], heard)
+        pool.run([Unit("about", "timing:about", {}, 180)], heard)
         if not rows:
             return 1
         about = rows.pop()

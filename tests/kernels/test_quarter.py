@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ def bench():
     """The command's modules, whose folder is no package."""
     before = dict(os.environ)
     sys.path.insert(0, str(BENCH))
-    names = ("quarter", "pool", "derive", "jobs", "counters")
+    names = ("quarter", "pool", "derive", "timing", "counters", "jobs")
     yield SimpleNamespace(**{name: import_module(name) for name in names})
     sys.path.remove(str(BENCH))
     os.environ.clear()
@@ -231,13 +232,13 @@ def test_what_cannot_run_is_said_in_one_sentence(bench, tmp_path, monkeypatch, c
     assert not Path(out).exists()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="there is no GPU here"):
-        bench.jobs.about()
+        bench.timing.about()
     old = SimpleNamespace(name="T4", major=7, minor=5)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: old)
     with pytest.raises(RuntimeError, match=r"T4 has compute capability 7.5, and kernels need 8.0"):
-        bench.jobs.about()
+        bench.timing.about()
     monkeypatch.setattr(bench.quarter.Quarter, "look", lambda self: "there is no GPU here")
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
@@ -270,6 +271,18 @@ def test_what_changed_runs_anew(bench, tmp_path, monkeypatch):
     quarter.about["gpu"] = "H"
     source.write_text("2")
     assert len(quarter.due(stage)) == 2
+
+
+def test_tests_of_decoding_come_first(bench):
+    """By names that are there."""
+    files = [
+        (BENCH.parents[1] / f"tests/gpu/test_gpu_{x}.py").read_text() for x in ("layers", "models")
+    ]
+    there = re.findall(r"^def (test_\w+)", "\n".join(files), re.MULTILINE)
+    assert {*bench.jobs.FIRST} < {*there}
+    items = [SimpleNamespace(originalname=name) for name in there]
+    bench.jobs.pytest_collection_modifyitems(items)
+    assert [item.originalname for item in items[: len(bench.jobs.FIRST)]] == [*bench.jobs.FIRST]
 
 
 def test_counters_are_read_from_what_ncu_prints(bench):
