@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from kvsearch_kernels.scored_attention import scored_attention  # noqa: E402
 from kvsearch_kernels.scored_decode import scored_decode  # noqa: E402
 
 NEVER = 1 << 40
-os.environ["KVSEARCH_TRITON"] = "1"  # the gate in run.py runs the probe of every op itself
+os.environ["KVSEARCH_TRITON"] = "1"  # kernels are asked for by name, and compared before
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,6 @@ def cases() -> Iterator[Case]:
         for op in compactions.OPS:
             for slots, batch, variant in compactions.shapes(op.name):
                 yield Case(op.name, model, batch, slots, variant)
-
-
-def implementations(op: str) -> tuple[str, ...]:
-    """What is timed of an op: Triton, and the 16-bit baselines of those that attend."""
-    return ("triton", *(BASELINES if op in ("decode_attention", "lifetime_attention") else ()))
-
-
-BASELINES = ("sdpa", "flash-attn", "flex")
 
 
 def form(name: str, D: int) -> Format | None:
@@ -297,19 +289,6 @@ def _baselines(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Calla
     causal = q.shape[2] > 1
 
     @cache
-    def flex() -> Callable[[], Any]:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return i >= j
-
-        n, mask = q.shape[2], None
-        if causal:
-            mask = create_block_mask(seen, None, None, n, n, device=q.device.type)
-        run = torch.compile(flex_attention)
-        return lambda: run(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
-
-    @cache
     def flash() -> Callable[[], Any]:
         from flash_attn import flash_attn_func
 
@@ -318,7 +297,6 @@ def _baselines(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Calla
 
     return {
         "sdpa": lambda: sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=True),
-        "flex": lambda: flex()(),
         "flash-attn": lambda: flash()(),
     }
 
@@ -326,15 +304,3 @@ def _baselines(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Calla
 def size(*tensors: Tensor) -> int:
     """Bytes of all of them."""
     return sum(x.nbytes for x in tensors)
-
-
-def tensors(result: Any) -> list[Tensor]:
-    """What an op returned, one by one."""
-    if isinstance(result, Tensor):
-        return [result]
-    if result is None:
-        return []
-    if isinstance(result, tuple | list):
-        return [x for part in result for x in tensors(part)]
-    parts = [getattr(result, x.name) for x in fields(result)]  # packed, or a choice
-    return [x for x in parts if isinstance(x, Tensor)]

@@ -10,15 +10,14 @@ the table says what to write into `configs.py`.
 
 import argparse
 import csv
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -27,8 +26,9 @@ if str(HERE) not in sys.path:
 
 import torch  # noqa: E402
 from cases import MODELS, Case, build  # noqa: E402
-from run import SLACK, child, environment  # noqa: E402
-from worker import emit, examine, replay, sentence  # noqa: E402
+from pool import Ended, Pool, Row, Unit, emit, output, sentence  # noqa: E402
+from timing import replay  # noqa: E402
+from worker import examine  # noqa: E402
 
 from kvsearch_kernels import configs  # noqa: E402
 from kvsearch_kernels.configs import Tile  # noqa: E402
@@ -39,6 +39,7 @@ SHAPES = (("llama2-7b", 8, 4096), ("llama3-8b", 8, 32768))
 HEADS = {m.name: m for m in MODELS}
 ROWS = 8  # least query heads of a group
 SECONDS = 0.1  # of replays of a setting
+SLACK = 45.0  # seconds beyond a third of all, to import and to compile
 
 
 @dataclass(frozen=True)
@@ -89,26 +90,20 @@ def case(variant: str, shape: tuple[str, int, int]) -> Case:
 
 
 def check(at: dict[str, int], variant: str) -> None:
-    """Compile a tile and compare it with the reference."""
+    """Compile a tile and compare it with the reference; raises if it is wrong."""
     use(Setting(**at))
-    try:
-        reason = examine(case(variant, SHAPES[0]), "cuda", torch.bfloat16, "triton")
-    except Exception as error:  # whatever a compiler or a launch may raise
-        reason = sentence(error)
-    emit(reason=reason)
+    if reason := examine(case(variant, SHAPES[0]), "cuda", torch.bfloat16, "triton"):
+        raise AssertionError(reason)
 
 
-def clock(todo: list[tuple[str, dict[str, int]]], seconds: float) -> None:
-    """Time settings, shape by shape, until time is up."""
-    end = time.monotonic() + seconds
+def clock(todo: list[tuple[str, dict[str, int]]]) -> None:
+    """Time settings, shape by shape."""
     for shape in SHAPES:
         for variant in dict.fromkeys(v for v, _ in todo):
             torch.cuda.empty_cache()
             work = build(case(variant, shape), "cuda", 0, tiny=False, dtype=torch.bfloat16)
             other = build(case(variant, shape), "cuda", 1, tiny=False, dtype=torch.bfloat16)
             for at in [a for v, a in todo if v == variant]:
-                if time.monotonic() + SECONDS > end:
-                    return
                 use(Setting(**at))
                 row = {"variant": variant, "model": shape[0], "batch": shape[1],
                        "slots": shape[2], **at}  # fmt: skip
@@ -120,27 +115,23 @@ def clock(todo: list[tuple[str, dict[str, int]]], seconds: float) -> None:
                 emit(**row, us=median(times) * 1e3)
 
 
-def started(stage: str, limit: float, **asked: Any) -> tuple[list[dict[str, Any]], str | None]:
-    """A stage in a process of its own."""
-    command = [sys.executable, __file__, "--stage", stage, json.dumps(asked)]
-    return child(command, limit, None if stage == "clock" else 1)
-
-
-def agreeing(limit: float, workers: int) -> list[tuple[str, dict[str, int]]]:
+def agreeing(pool: Pool, limit: float, workers: int) -> list[tuple[str, dict[str, int]]]:
     """Variants and settings whose tile agrees with the reference; says why others do not."""
     tiles = {at.tile: at for at in settings()}
-    every = list(product(VARIANTS, tiles))
+    every = {f"{v} {tile}": (v, tile) for v, tile in product(VARIANTS, tiles)}
+    units = [
+        Unit(name, "tune:check", {"at": asdict(tiles[tile]), "variant": v}, limit)
+        for name, (v, tile) in every.items()
+    ]
+    good = set[tuple[str, tuple[int, int, int]]]()
 
-    def one(x: tuple[str, tuple[int, int, int]]) -> str | None:
-        rows, died = started("check", limit, at=asdict(tiles[x[1]]), variant=x[0])
-        return died or (rows[-1]["reason"] if rows else "it said nothing")
+    def heard(unit: Unit, said: Row | Ended) -> None:
+        if isinstance(said, Ended) and said.how == "done":
+            good.add(every[unit.name])
+        elif isinstance(said, Ended):
+            print(f"{unit.name}: {said.reason}", file=sys.stderr)
 
-    with ThreadPoolExecutor(workers) as pool:
-        reasons = dict(zip(every, pool.map(one, every), strict=True))
-    for (variant, tile), reason in reasons.items():
-        if reason is not None:
-            print(f"{variant} {tile}: {reason}", file=sys.stderr)
-    good = {x for x, reason in reasons.items() if reason is None}
+    pool.run(units, heard, width=workers, end=time.monotonic() + limit)
     return [(v, asdict(at)) for v in VARIANTS for at in settings() if (v, at.tile) in good]
 
 
@@ -164,24 +155,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, no timing")
     parser.add_argument("--out", type=Path, default=HERE / "tiles.csv")
-    parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.stage:
-        {"check": check, "clock": clock}[args.stage[0]](**json.loads(args.stage[1]))
-        return 0
     if args.dry_run:
         return dry_run()
-    if not torch.cuda.is_available():
-        print("no GPU here; try --dry-run", file=sys.stderr)
-        return 1
     end = time.monotonic() + args.seconds
-    todo = agreeing(args.seconds / 3 + SLACK, args.workers)
-    left = max(5.0, end - time.monotonic())
-    rows, died = started("clock", left + SLACK, todo=todo, seconds=left)
-    if died:
-        print(f"timing ended early: {died}", file=sys.stderr)
+    rows: list[Row] = []
+
+    def heard(unit: Unit, said: Row | Ended) -> None:
+        if not isinstance(said, Ended):
+            rows.append(said)
+        elif said.how != "done":
+            print(f"{unit.name}: {said.reason}", file=sys.stderr)
+
+    with TemporaryDirectory() as folder:
+        pool = Pool(Path(folder) / "log.txt")
+        pool.run([Unit("about", "timing:about", {}, 180)], heard)
+        if not rows:
+            return 1
+        about = rows.pop()
+        todo = agreeing(pool, args.seconds / 3 + SLACK, args.workers)
+        pool.run([Unit("timing", "tune:clock", {"todo": todo}, args.seconds)], heard, end=end)
+    always = {k: about[k] for k in ("gpu", "driver", "torch", "triton")}
+    always["commit"] = output(["git", "describe", "--always", "--dirty"], cwd=HERE)
     columns = ("variant", "model", "batch", "slots", *asdict(PRESENT), "us", "note")
-    always = environment()
     with args.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, (*columns, *always), restval="", lineterminator="\n")
         writer.writeheader()

@@ -1,52 +1,30 @@
-"""One stage of the benchmark in a process of its own; `run.py` starts it, with a time limit.
+"""What a quarter of an hour asks of the kernels: are they right, and how long do they take?
 
-    python worker.py gate '{"op": ..., "dtype": ...}'
-
-Rows go to stdout, one JSON object a line, as soon as they are known, so those of a process that
-hangs or dies later are kept.
+Each function is a unit of `quarter.py`, in a process of its own.
 """
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from multiprocessing import get_context
-from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
+import steps
 import torch
+from cases import OPS, Case, Work, build, cases
+from pool import emit, sentence
+from timing import device, replay, spread, stands_in
 from torch import Tensor
 
-HERE = Path(__file__).parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
+from kvsearch_kernels.ahead import ops
+from kvsearch_kernels.probing import on_cpu
+from kvsearch_kernels.trust import prove
 
-import steps  # noqa: E402
-from cases import OPS, Case, Work, build, cases, tensors  # noqa: E402
-
-from kvsearch_kernels.probing import on_cpu  # noqa: E402
-from kvsearch_kernels.trust import prove  # noqa: E402
-
-MARK = "row "
 # Input sets in rotation: at most so many, and no more than it takes that caches of 60 MB do not
 # hold what is read next.
 SETS, ROTATED = 4, 512 << 20
 CASE_SECONDS = 0.2  # of replays
-
-
-def emit(**row: Any) -> None:
-    """Hand a row to the parent."""
-    print(MARK + json.dumps(row), flush=True)
-
-
-def sentence(error: BaseException) -> str:
-    """The first line of an error, with its type."""
-    line = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {line}"
 
 
 @contextmanager
@@ -100,113 +78,98 @@ def distinct(op: str) -> list[Case]:
 
 def gate(op: str, dtype: str) -> None:
     """The op's probe, with outputs and scratch set to NaN, and its first case."""
-    device, kind = torch.device("cuda", torch.cuda.current_device()), getattr(torch, dtype)
-    with poisoned():
-        reason = prove(OPS[op], "triton", device, kind)
-    emit(reason=reason or examine(distinct(op)[0], "cuda", kind, "triton"))
-
-
-def _examined(case: Case, dtype: str) -> str | None:
+    kind, impl = getattr(torch, dtype), "reference" if stands_in() else "triton"
+    start, reason = time.monotonic(), None
     try:
-        return examine(case, "cuda", getattr(torch, dtype), "triton")
-    except Exception as error:  # whatever a compiler or a launch may raise
-        return sentence(error)
+        with poisoned():
+            reason = prove(ops()[op], impl, device(), kind)
+        if reason is None and op in OPS:
+            reason = examine(distinct(op)[0], str(device()), kind, impl)
+    finally:
+        emit(
+            op=op, dtype=dtype, impl=impl, reason=reason, seconds=round(time.monotonic() - start, 2)
+        )
+    if reason is not None:
+        raise AssertionError(reason)
 
 
-def check(op: str, dtype: str, workers: int) -> None:
-    """Compile every kernel of an op, in parallel, and compare each with the reference."""
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        todo = {pool.submit(_examined, case, dtype): case for case in distinct(op)}
-        for done in as_completed(todo):
-            case = todo[done]
-            emit(model=case.model.name, variant=case.variant, reason=done.result())
+def loops() -> None:
+    """Compile the loops of the CPU, which tests compare kernels with; numba keeps them."""
+    for name, op in ops().items():
+        if "numba" in op.impls and not stands_in():
+            with suppress(Exception):  # shows where they are used
+                prove(op, "numba", torch.device("cpu"), torch.float32)
+                emit(op=name, impl="numba")
 
 
-def replay(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """Milliseconds a call, of CUDA graphs that are replayed in turn."""
-    graphs = []
-    for run in runs:
-        for _ in range(3):
-            run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        graphs.append(graph)
-    times: list[float] = []
-    end = time.monotonic() + seconds
-    while len(times) < 20 or (time.monotonic() < end and len(times) < 400):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for graph in graphs:
-            graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / len(graphs))
-    return times
+def compare(op: str, model: str, variant: str, dtype: str) -> None:
+    """Compile one kernel of an op, and compare it with the reference; raises if it is wrong."""
+    (case,) = (c for c in distinct(op) if (c.model.name, c.variant) == (model, variant))
+    impl = "reference" if stands_in() else "triton"
+    if reason := examine(case, str(device()), getattr(torch, dtype), impl):
+        raise AssertionError(reason)
 
 
 def roof() -> None:
     """Bytes per second that a plain sum over 4 GiB reads."""
-    x = torch.ones(1 << 30, device="cuda")
+    x = torch.ones(1 << (10 if stands_in() else 30), device=device())
     emit(roof=x.nbytes / median(replay([lambda: x.sum()], 1.0)) * 1e3)
 
 
-def clock(op: str, impls: list[str], dtype: str, kernels: list[list[str]], seconds: float) -> None:
-    """Time the cases of an op whose model and variant are among `kernels`, until time is up."""
-    end = time.monotonic() + seconds
-    for i, impl in enumerate(impls):
-        now = time.monotonic()
-        _clock(op, impl, getattr(torch, dtype), kernels, now + (end - now) / (len(impls) - i))
-
-
-def _clock(op: str, impl: str, dtype: torch.dtype, kernels: list[list[str]], end: float) -> None:
-    wanted = {(model, variant) for model, variant in kernels}
+def clock(
+    op: str, impls: list[str], dtype: str, models: list[str], contexts: list[int] | None = None
+) -> None:  # fmt: skip
+    """Time cases of an op; kernels are compared with the reference before."""
+    kind, verdicts, over = getattr(torch, dtype), dict[tuple[str, str], str | None](), set[str]()
     for case in cases():
-        if case.op != op or (case.model.name, case.variant) not in wanted:
+        if case.op != op or case.model.name not in models:
             continue
-        row: dict[str, Any] = {
-            "impl": impl, "model": case.model.name, "batch": case.batch, "context": case.context,
-            "variant": case.variant,
-        }  # fmt: skip
-        if time.monotonic() + CASE_SECONDS > end:
-            emit(**row, reason="there was no time left for this and what follows")
-            return
-        try:
-            sets = [build(case, "cuda", 0, tiny=False, dtype=dtype)]
-            if impl != "triton" and impl not in sets[0].baselines:
+        if contexts is not None and (case.context not in contexts or case.batch != 8):
+            continue
+        for impl in impls:
+            row = {"op": op, "impl": impl, "dtype": dtype, "model": case.model.name}
+            row |= {"batch": case.batch, "context": case.context, "variant": case.variant}
+            key = case.model.name, case.variant
+            if impl == "triton" and key not in verdicts:
+                verdicts[key] = _verdict(case, kind)
+            if impl in over:
                 continue
-            more = min(SETS, -(-ROTATED // sets[0].nbytes)) - 1
-            sets += [build(case, "cuda", 1 + i, tiny=False, dtype=dtype) for i in range(more)]
-            times = replay([s.run(impl) for s in sets], CASE_SECONDS)
-        except torch.OutOfMemoryError:
-            sets = []
-            torch.cuda.empty_cache()
-            emit(**row, reason="it does not fit into the memory of the device")
-            continue
-        except Exception as error:
-            emit(**row, reason=sentence(error))
-            if isinstance(error, ImportError) or "CUDA error" in str(error):
-                return  # the others cannot run either
-            continue
-        p20, _, _, p80 = quantiles(times, n=5)
-        emit(**row, nbytes=sets[0].nbytes, ms=[p20, median(times), p80])
+            found: dict[str, Any] = {"reason": verdicts.get(key) if impl == "triton" else None}
+            try:
+                if found["reason"] is None:
+                    found = _timed(case, impl, kind)
+            except torch.OutOfMemoryError:
+                found = {"reason": "it does not fit into the memory of the device"}
+            except Exception as error:  # whatever a compiler or a launch may raise
+                found = {"reason": sentence(error)}
+                if isinstance(error, ImportError):
+                    over.add(impl)
+                if "CUDA error" in found["reason"]:
+                    raise  # nothing more runs in this process
+            if found:
+                emit(**row, **found)
+            if not stands_in():
+                torch.cuda.empty_cache()
 
 
-def results_are_finite(case: Case, device: str, dtype: torch.dtype) -> bool:
-    """Whether the reference runs on a tiny case; for dry runs."""
-    return all(
-        x.isfinite().all()
-        for peaked in (False, True)
-        for x in tensors(
-            build(case, device, 0, tiny=True, dtype=dtype, peaked=peaked).run("reference")()
-        )
-    )
+def _verdict(case: Case, dtype: torch.dtype) -> str | None:
+    try:
+        impl = "reference" if stands_in() else "triton"
+        return examine(case, str(device()), dtype, impl)
+    except Exception as error:  # whatever a compiler or a launch may raise
+        return sentence(error)
 
 
-STAGES: dict[str, Callable[..., None]] = {
-    "gate": gate, "check": check, "roof": roof, "clock": clock,
-}  # fmt: skip
+def _timed(case: Case, impl: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Times and bytes of a case, or nothing if it has no such baseline."""
+    small = stands_in()
 
-if __name__ == "__main__":
-    STAGES[sys.argv[1]](**json.loads(sys.argv[2]))
+    def made(seed: int) -> Work:
+        return build(case, str(device()), seed, tiny=small, dtype=dtype)
+
+    sets = [made(0)]
+    if impl != "triton" and impl not in sets[0].baselines:
+        return {}
+    sets += [made(i) for i in range(1, 1 if small else min(SETS, -(-ROTATED // sets[0].nbytes)))]
+    runs = [x.run("reference" if small and impl == "triton" else impl) for x in sets]
+    return {"nbytes": sets[0].nbytes, "ms": spread(replay(runs, CASE_SECONDS))}
