@@ -64,13 +64,15 @@ POLICIES = {
 }  # fmt: skip
 
 
-def make(dtype: torch.dtype = torch.float64, windowed: bool = False) -> PreTrainedModel:
+def make(
+    dtype: torch.dtype = torch.float64, windowed: bool = False, **more: Any
+) -> PreTrainedModel:
     torch.manual_seed(0)
     if windowed:
         mixed = ["sliding_attention", "full_attention", "full_attention"]
         model: Any = Gemma2ForCausalLM(Gemma2Config(**SIZES, sliding_window=8, layer_types=mixed))
     else:
-        model = LlamaForCausalLM(LlamaConfig(**SIZES))
+        model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **more}))
     model = model.to(dtype).eval().requires_grad_(False)
     for p in model.parameters():
         if p.dim() > 1:
@@ -86,7 +88,8 @@ def model() -> PreTrainedModel:
 
 def generate(model: PreTrainedModel, ids: Tensor, cache: Any, new: int = NEW, **more: Any) -> Any:
     more = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0, **more}
-    return model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **more)
+    more = {"attention_mask": torch.ones_like(ids), **more}
+    return model.generate(ids, past_key_values=cache, **more)
 
 
 def greedy(model: PreTrainedModel, ids: Tensor, cache: Any, new: int = NEW) -> Tensor:
@@ -239,7 +242,7 @@ def test_other_caches_still_work_on_an_installed_model(windowed: bool) -> None:
         text = generate(model, PROMPT, None)
         PolicyCache(POLICIES["h2o"], model)
         after = model(PROMPT, past_key_values=DynamicCache(config=model.config)).logits
-        assert (after - before).abs().max() < 1e-5 * before.abs().max()
+        assert torch.equal(after, before)
         assert torch.equal(generate(model, PROMPT, None), text)
         assert torch.equal(
             generate(model, PROMPT, PolicyCache(Policy(), model, native=torch.float32)), text
@@ -279,28 +282,34 @@ def test_masks_and_positions_of_the_callers_own_are_refused(model: PreTrainedMod
         assert torch.equal(by_hand, plain)
 
 
-def test_another_attention_implementation_is_noticed() -> None:
+@pytest.mark.parametrize("name", POLICIES)
+def test_any_attention_implementation_attends_through_the_cache(name: str) -> None:
     model = make()
-    cache = PolicyCache(POLICIES["h2o"], model)
-    model.set_attn_implementation("eager")  # would attend to the new tokens only
-    with pytest.raises(ModelError, match="make a new cache"):
-        generate(model, PROMPT, cache)
-    generate(model, PROMPT, PolicyCache(POLICIES["h2o"], model))
+    cache = PolicyCache(POLICIES[name], model)
+    want = generate(model, PROMPT, cache)
+    for other in ("eager", "flex_attention", "sdpa"):
+        model.set_attn_implementation(other)  # also after the cache was made
+        cache.reset()
+        assert torch.equal(generate(model, PROMPT, cache), want)
+        padded = torch.ones_like(PROMPT)
+        padded[0, :3] = 0
+        with pytest.raises(ModelError, match="equal length"):
+            generate(model, PROMPT, PolicyCache(POLICIES[name], model), attention_mask=padded)
 
 
 def test_a_cache_of_another_model_is_noticed() -> None:
-    """The other one attends through SDPA, to the new tokens only: no error, and other tokens."""
-    mine, other = make(), make()
-    cache = PolicyCache(POLICIES["h2o"], mine)
-    with pytest.raises(ModelError, match="made for another model"):
-        generate(other, PROMPT, cache)
-    cache.reset()
-    want = generate(mine, PROMPT, PolicyCache(POLICIES["h2o"], mine))
-    assert torch.equal(generate(mine, PROMPT, cache), want)
+    """Which would attend by other angles, or over heads of another shape; a copy is the same."""
+    mine, same, other, wide = make(), make(), make(rope_theta=77.0), make(head_dim=32)
+    cache = PolicyCache(POLICIES["window re-indexed"], mine)
+    for model in (other, wide):
+        with pytest.raises(ModelError, match="made for another model"):
+            generate(model, PROMPT, cache)
+        cache.reset()
+    want = generate(mine, PROMPT, PolicyCache(POLICIES["window re-indexed"], mine))
     again = copy.deepcopy(cache)  # which has a config of its own
-    mine.set_attn_implementation("sdpa")
-    with pytest.raises(ModelError, match="another attention implementation"):
-        mine(PROMPT[:, :1], past_key_values=again)
+    for model, held in ((mine, cache), (same, cache), (mine, again), (copy.deepcopy(mine), cache)):
+        held.reset()
+        assert torch.equal(generate(model, PROMPT, held), want)
 
 
 def test_rolling_back_is_refused(model: PreTrainedModel) -> None:

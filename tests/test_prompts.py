@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
+from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.load import LoadedModel
-from kvsearch.policy import HeadTiers, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Anchors, HeadTiers, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES
 from kvsearch_kernels.codebooks import CODEBOOKS
-from tests.cache_cases import head_dim, policy_of, tiny
+from tests.cache_cases import NAMED, head_dim, policy_of, tiny
 from tests.random_policies import policies
 
 CUTS = (60, 1, 37, 9, 45)  # a prompt, a token, chunks that end beside compactions
@@ -96,6 +97,35 @@ def equal(policy: Policy, loaded: LoadedModel, cuts: tuple[int, ...]) -> torch.T
         for x, y in zip(a.store.read(), b.store.read(), strict=True):
             assert (x - y).abs().max() < 1e-4, policy.to_json()
     return want
+
+
+PROMPTED = [name for name in NAMED if policy_of(name).prompted]
+QUESTIONS = [(7, 1, 1, 20, 1), (33, 12), (1, 9, 1, 40)]  # what follows the prompt, call by call
+
+
+@pytest.mark.parametrize("name", [*PROMPTED, "protected prompt"])
+@pytest.mark.parametrize("calls", QUESTIONS)
+def test_a_question_of_any_length_follows_a_prompt(
+    name: str, calls: tuple[int, ...], models: dict[int, LoadedModel]
+) -> None:
+    """A document in one call, then questions: the evaluator's own case, bytes after every call."""
+    protected = Policy(anchors=Anchors(at=6, protected="prompt"))
+    policy, loaded = (protected, models[16]) if name == "protected prompt" else case(name, models)
+    prompt, stop = 72, 72 + sum(calls)
+    cache, sizes, seen, parts = PolicyCache(policy, loaded.model), None, 0, []
+    if policy.anchors is None:  # with which the text decides the bytes
+        sizes = layout(policy, loaded.shape)
+    with torch.inference_mode():
+        for m in (prompt, *calls):
+            parts.append(loaded.model(IDS[:, seen : seen + m], past_key_values=cache).logits)
+            seen += m
+            assert sizes is None or cache.bytes_resident == sizes.bytes_at(seen, prompt)
+    got = torch.nn.functional.cross_entropy(
+        torch.cat(parts, 1)[0, :-1], IDS[0, 1:stop], reduction="none"
+    )
+    quality = Evaluator(loaded).quality(policy, IDS[:, :stop].numpy(), prompt=prompt)
+    assert np.abs(got.numpy() - quality.nll[0]).max() < 1e-5
+    assert cache.bytes_resident == quality.bytes_resident
 
 
 def test_policies_that_behave_alike_share_no_pools(models: dict[int, LoadedModel]) -> None:

@@ -72,20 +72,6 @@ def test_a_policy_that_waits_for_a_prompt_is_refused_without_one(loaded: LoadedM
         Evaluator(loaded).quality(policy, IDS, prompt=0)
 
 
-def test_a_prompt_in_pieces_is_refused(loaded: LoadedModel) -> None:
-    """`prefill_chunk_size` compacted after the first piece and kept all that followed."""
-    policy = Policy(slots=60, interval=8, recent_window=8, trigger="prompt", rule=Attention())
-    cache, ids = PolicyCache(policy, loaded.model), torch.from_numpy(IDS[:1])
-    with torch.inference_mode():
-        loaded.model(ids[:, :80], past_key_values=cache)
-        with pytest.raises(PolicyError, match="in one call"):
-            loaded.model(ids[:, 80:160], past_key_values=cache)
-    cache = PolicyCache(policy, loaded.model)
-    with torch.inference_mode():  # a second turn, after decoding, is none of that
-        for a, b in ((0, 80), (80, 81), (81, 120)):
-            loaded.model(ids[:, a:b], past_key_values=cache)
-
-
 def test_a_prompt_shows_in_the_peak(loaded: LoadedModel) -> None:
     cache = PolicyCache(Policy(slots=40, sinks=4, interval=8), loaded.model)
     with torch.inference_mode():

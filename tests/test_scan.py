@@ -1,7 +1,7 @@
 """The fast ways through a scored stream decide and hold exactly what the segments do."""
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -9,8 +9,9 @@ import torch
 from kvsearch.cache import one_by_one, scan
 from kvsearch.cache.engine import advance
 from kvsearch.cache.state import LayerState
+from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.rules import Attention
+from kvsearch.rules import RULES, Attention, Need, Place, Rule, Scorer, Slots
 from kvsearch.rules.attention import AttentionScorer
 
 B, HQ, H, D, T = 2, 6, 2, 16, 150
@@ -166,3 +167,47 @@ def test_a_continued_stream_is_fast_too(name: str, monkeypatch: pytest.MonkeyPat
     replay(state(name, fast=True), tokens(tokens=2 * T), [T], None)
     assert len(taken) == (1 if "trigger" in POLICIES[name] else 2)
     assert taken[-1] > T - 2 * Policy(**POLICIES[name]).interval
+
+
+class Own(Scorer):
+    """Sums that the fast ways know nothing of."""
+
+    def row_weights(self, visible: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        return visible.float() ** 0
+
+
+class Newest(AttentionScorer):
+    def ranks(self, slots: Slots) -> torch.Tensor:
+        return 1 / (1 + super().ranks(slots))
+
+
+class Promises(Rule):
+    name: str = "promises"
+    needs: ClassVar[frozenset[Need]] = frozenset({"attention"})
+    fast: ClassVar[frozenset[str]] = frozenset({"scan"})
+
+    def scorer(self, place: Place) -> Scorer:
+        return Own()
+
+
+class Inherits(Attention):
+    name: str = "inherits"
+
+    def scorer(self, place: Place) -> AttentionScorer:
+        return Newest(self, place)
+
+
+@pytest.mark.parametrize(
+    ("rule", "part"), [(Promises, "Own is none"), (Inherits, r"Newest has ranks\(\) of its own")]
+)
+@pytest.mark.parametrize("interval", [1, 4])
+def test_a_promise_of_scan_that_a_scorer_does_not_keep_is_named(
+    rule: type[Rule], part: str, interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended in an AssertionError, or ranks of its own were passed over."""
+    monkeypatch.setitem(RULES, rule().name, rule)
+    policy = Policy(slots=40, interval=interval, rule=rule())
+    for packed in (False, True):
+        held = LayerState(layout(policy, SHAPE).layers[0], packed=packed, native=torch.float64)
+        with pytest.raises(PolicyError, match=part + r".*set fast = frozenset\(\)"):
+            replay(held, tokens(), [], None)

@@ -44,9 +44,24 @@ def why_not_memory(*tensors: Tensor) -> str | None:
     return None
 
 
-def why_not_levels(fmt: Format) -> str | None:
-    """Reason why values of this format cannot be read, or None."""
-    return None if fmt.levels in LEVELS else f"there is no loop for levels {fmt.levels!r}"
+def why_not_packed(held: Packed, fmt: Format) -> str | None:
+    """Reason why packed vectors of this format cannot be read, or None."""
+    codes, scales = held.codes, held.scales
+    if reason := why_not_memory(codes, scales):
+        return reason
+    if codes.dtype is not torch.uint8 or codes.dim() != 4:
+        return f"codes must be uint8 with 4 axes, got {tuple(codes.shape)} {codes.dtype}"
+    if fmt.levels not in LEVELS:
+        return f"there is no loop for levels {fmt.levels!r}"
+    n, width = codes.shape[2], codes.shape[3] * 8 // fmt.bits
+    groups = (n, width // fmt.group)
+    if fmt.along == "tokens":
+        groups = (-(-(held.lead + n) // fmt.group), width)
+    wanted = (*codes.shape[:2], *groups, fmt.numbers)
+    if scales.dtype is not torch.float16 or scales.shape != wanted:
+        got = f"{tuple(scales.shape)} {scales.dtype}"
+        return f"scales of these codes must be float16 {wanted}, got {got}"
+    return None
 
 
 def side(held: Tensor | Packed, fmt: Format | None) -> tuple[int, ...]:
@@ -96,10 +111,10 @@ def constants(fmt: Format, width: int) -> tuple[int, ...]:
 def levels(name: str, bits: int) -> tuple[int, int]:
     """What codes stand for: the first level if all are one apart, or the address of a table."""
     book = CODEBOOKS[name]
-    codes = torch.arange(2**bits, dtype=torch.uint8)
-    scales = torch.tensor([[1.0, 0.0][: book.numbers]])
-    found = book.decode(codes[None], scales, bits)[0]
-    if torch.equal(found, found[0] + torch.arange(2**bits)):
+    codes = torch.arange(2**bits, dtype=torch.uint8, device="cpu")
+    scales = torch.tensor([[1.0, 0.0][: book.numbers]], dtype=torch.float32, device="cpu")
+    found = book.decode(codes[None], scales, bits)[0].float()
+    if torch.equal(found, found[0] + torch.arange(2**bits, device="cpu")):
         return int(found[0]), 0
     _tables.append(torch.nn.functional.pad(found, (0, 256 - len(found))))
     return 0, _tables[-1].data_ptr()

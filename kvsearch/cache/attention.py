@@ -1,20 +1,25 @@
-"""The attention function behind the name `kvsearch`: a policy layer's, or SDPA for everything else.
+"""How keys find the policy layer that marked them, whatever a model attends with.
 
-A cache layer marks the keys it returns with itself; the function finds the mark and lets the layer
-attend over what it holds. What a policy layer would silently get wrong is refused here.
+A cache layer marks the keys it returns with itself. Models ask transformers' `AttentionInterface`
+for a function by the name in their config; what they are given is wrapped, once a process: it looks
+for the mark and lets the layer attend over what it holds, or else calls the function that was asked
+for. So nothing of a model is changed. What a policy layer would silently get wrong is refused here.
 """
 
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch.nn.attention.flex_attention import BlockMask, create_mask
+from transformers import AttentionInterface
 
+from kvsearch.cache.continuing import again
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError
+from kvsearch.models.shape import shape_of, text_config
 
-NAME = "kvsearch"
 MARK = "kvsearch_layer"
 _PLAIN = "kvsearch_plain"
 _BEYOND = {  # what a model may ask of attention that a policy layer does not do
@@ -33,6 +38,7 @@ class Attending(Protocol):
 
     state: LayerState
     waits: bool
+    config: Any
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
@@ -40,13 +46,33 @@ class Attending(Protocol):
         """Take in new tokens and attend from them, as `engine.advance` does."""
 
 
-def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """SDPA's mask: policy layers only look for padding in it, other layers need it."""
-    made: Tensor | None = sdpa_mask(*args, **kwargs)
-    return made
+def route() -> None:
+    """Let every attention function that a model asks for look for marked keys first."""
+    plain = AttentionInterface.get_interface
+    if hasattr(plain, MARK):
+        return
+
+    @wraps(plain)
+    def get_interface(self: Any, name: Any, default: Any) -> Callable[..., Any]:
+        return partial(attention, plain(self, name, default))
+
+    setattr(get_interface, MARK, True)
+    AttentionInterface.get_interface = get_interface
 
 
 def attention(
+    plain: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor, *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Attend through the policy layer that marked `key`, or through `plain` if none did."""
+    layer: Attending | None = getattr(key, MARK, None)
+    if layer is None:
+        return plain(module, query, key, *args, **kwargs)
+    return _attend(layer, module, query, key, *args, **kwargs)
+
+
+def _attend(
+    layer: Attending,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -56,21 +82,32 @@ def attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend through the policy layer that marked `key`, or through SDPA if none did."""
-    layer: Attending | None = getattr(key, MARK, None)
-    if layer is None:
-        if softcap is not None:
-            return _softcapped(query, key, value, attention_mask, scaling, softcap)
-        result: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-        return result
     layer.waits = False
+    if (config := getattr(module, "config", None)) is not layer.config:
+        _refuse_other(layer, config)
     kwargs.setdefault("is_causal", getattr(module, "is_causal", None))
     _refuse(layer.state, query, attention_mask, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = layer.attend(query, key, value, scale=scale, softcap=softcap)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse_other(layer: Attending, config: Any) -> None:
+    """Refuse a model whose layers have another shape or other angles than the cache's own."""
+    if config is None:
+        return
+    if layer.config is not None and _kind(config) != _kind(layer.config):
+        raise ModelError(
+            "this cache was made for another model, with layers of another shape or other "
+            "rotary angles; make one with PolicyCache(policy, model)"
+        )
+    layer.config = config
+
+
+def _kind(config: Any) -> tuple[object, ...]:
+    """What a cache relies on of a model."""
+    text = text_config(config)
+    return shape_of(config), text.model_type, getattr(text, "rope_parameters", None)
 
 
 def _refuse(state: LayerState, query: Tensor, mask: Tensor | None, extra: dict[str, Any]) -> None:
@@ -80,46 +117,64 @@ def _refuse(state: LayerState, query: Tensor, mask: Tensor | None, extra: dict[s
             raise ModelError(f"models with {what} are not supported by a policy cache")
     if extra.get("is_causal") is False:
         raise ModelError("models whose attention is not causal are not supported by a policy cache")
-    if mask is not None and not getattr(mask, _PLAIN, False):
-        m, n = query.shape[2], state.seen + query.shape[2]
-        plain = torch.ones(m, n, dtype=torch.bool, device=mask.device).tril(n - m)
-        seen = mask if mask.dtype == torch.bool else mask == 0
-        if seen.shape[-2:] != plain.shape or not bool((seen == plain).all()):
-            raise ModelError(
-                "a policy cache attends to all earlier tokens, and this mask hides some or shows "
-                "later ones: padded batches are not supported; give prompts of equal length"
-            )
-        setattr(mask, _PLAIN, True)  # all layers of one call are given the same mask
     ids = extra.get("position_ids")
-    cheap = query.shape[2] > 1 or query.device.type == "cpu"  # one look costs a GPU a wait
-    checked = getattr(ids, _PLAIN, None) == state.seen  # all layers of a call share the positions
-    if state.reindex and ids is not None and cheap and not checked:
-        want = torch.arange(state.seen, state.seen + query.shape[2], device=ids.device)
+    if state.seen:  # padding is refused at the first tokens
+        _compare(state, query, ids)
+    if mask is not None and not getattr(mask, _PLAIN, False):
+        _refuse_hidden(state, query, mask)
+        setattr(mask, _PLAIN, True)  # all layers of one call are given the same mask
+    if not state.seen:
+        _compare(state, query, ids)
+
+
+def _refuse_hidden(state: LayerState, query: Tensor, mask: Tensor | BlockMask) -> None:
+    """Refuse a mask, of whatever attention function, that is not the causal one."""
+    m, n = query.shape[2], state.seen + query.shape[2]
+    if isinstance(mask, BlockMask):
+        if m == 1:
+            return  # what it hides, it hid from the first tokens
+        if mask.shape[-2:] == (m, n):
+            mask = create_mask(mask.mask_mod, len(query), 1, m, n, device=str(query.device))
+    elif mask.dtype == torch.bool or mask.dim() == 2:
+        mask = mask.bool()
+    elif m > 1 or mask.device.type == "cpu":  # one look costs a GPU a wait
+        mask = mask == 0
+    else:
+        return
+    if isinstance(mask, Tensor) and mask.dim() == 2:  # flash attention's, of the tokens so far
+        plain = torch.ones(n, dtype=torch.bool, device=mask.device)
+    else:
+        plain = torch.ones(m, n, dtype=torch.bool, device=query.device).tril(n - m)
+    if mask.shape[-plain.dim() :] == plain.shape and bool((mask == plain).all()):
+        return
+    if state.seen and isinstance(mask, Tensor) and not bool(mask[..., -1].all()):
+        raise ModelError(
+            f"the attention mask of this call has no columns for all of the {state.seen} tokens "
+            f"that the cache has seen and the {m} of the call; give one for all of them, or none, "
+            "and if the call repeats tokens, call the cache's reset() before it"
+        )
+    raise ModelError(
+        "a policy cache attends to all earlier tokens, and this mask hides some or shows "
+        "later ones: padded batches are not supported; give prompts of equal length"
+    )
+
+
+def _compare(state: LayerState, query: Tensor, ids: Tensor | None) -> None:
+    """Compare positions `[B or 1, M]`, where the model hands them over, with what was seen."""
+    m, seen = query.shape[2], state.seen
+    cheap = m > 1 or query.device.type == "cpu"  # one look costs a GPU a wait
+    if ids is None or ids.dim() != 2 or not cheap or not (seen or state.reindex):
+        return
+    if getattr(ids, _PLAIN, None) == seen:  # all layers of a call share the positions
+        return
+    first = int(ids[:, 0].min())
+    if first < seen:
+        raise ModelError(again(seen, first, m))
+    if state.reindex:
+        want = torch.arange(seen, seen + m, device=ids.device)
         if not bool((ids == want).all()):
             raise ModelError(
                 f"positions 'cache' counts tokens from the start of the stream: expected position "
-                f"{state.seen} for the next token, got {int(ids.flatten()[0])}"
+                f"{seen} for the next token, got {first}"
             )
-        setattr(ids, _PLAIN, state.seen)
-
-
-def _softcapped(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float,
-) -> tuple[Tensor, None]:
-    """Plain attention with bounded products, which SDPA cannot do (Gemma 2's windowed layers)."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    s = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    s = softcap * torch.tanh(s / softcap)
-    n, m = key.shape[2], query.shape[2]
-    if mask is None:
-        mask = torch.ones(m, n, dtype=torch.bool, device=s.device).tril(n - m)
-    low = torch.finfo(s.dtype).min  # not -inf: a row of padding sees nothing and must stay finite
-    s = s.masked_fill(~mask, low) if mask.dtype == torch.bool else s + mask
-    p = s.softmax(-1, dtype=torch.promote_types(s.dtype, torch.float32)).to(value.dtype)
-    return (p @ value).transpose(1, 2).contiguous(), None
+    setattr(ids, _PLAIN, seen)

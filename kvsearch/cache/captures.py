@@ -69,7 +69,7 @@ def _holder() -> torch.cuda.CUDAGraph:
     with the first one, and other threads may write to it outside of that mode.
     """
     with torch.inference_mode(False):
-        return _record(lambda: torch.zeros(1, device="cuda"), None)
+        return _record(lambda: torch.zeros(1, dtype=torch.float32, device="cuda"), None)
 
 
 def _graph(step: Callable[[], object], holder: torch.cuda.CUDAGraph) -> torch.cuda.CUDAGraph:

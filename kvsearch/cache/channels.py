@@ -34,10 +34,10 @@ class View:
         if self.removed:
             return
         if (pairs := channels.pairs(layer)) is not None:
-            self.pairs = torch.tensor(pairs)
+            self.pairs = torch.tensor(pairs, device="cpu")
             self.keys = torch.cat([self.pairs, self.pairs + head_dim // 2], -1)
         if (values := channels.values(layer)) is not None:
-            self.values = torch.tensor(values)
+            self.values = torch.tensor(values, device="cpu")
 
     def _to(self, device: torch.device) -> None:
         """Hold indices where the layer is: the host waits for a copy, so there is one."""

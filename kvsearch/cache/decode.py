@@ -45,7 +45,10 @@ def decode(
         )
         if state.scorer.tally(state.seen, found):
             return out.unsqueeze(2), Segment(state.seen, 1, taken=True)
-    visible, rows = torch.full((1,), store.n), torch.full((1,), left)  # on the host: no launch
+    visible, rows = (
+        torch.full((1,), store.n, device="cpu"),
+        torch.full((1,), left, device="cpu"),
+    )  # on the host: no launch
     weight = float(state.scorer.row_weights(visible, rows))
     received = store.in_time(received) * weight  # a tensor of its own, also where there is a room
     return out.unsqueeze(2), Segment(state.seen, 1, received)

@@ -36,7 +36,7 @@ class DenseStore:
         self.k: Tensor | None = None
         self.v: Tensor | None = None
         self.quantised: tuple[Tensor, Tensor] | None = None
-        self.pools = torch.empty(0, dtype=torch.uint8)
+        self.pools = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]`, see `Store.append`."""

@@ -12,7 +12,6 @@ from torch import Tensor
 from kvsearch.cache import lifetimes, scan, segments, staging
 from kvsearch.cache.gradients import straight
 from kvsearch.cache.state import LayerState
-from kvsearch.errors import PolicyError
 
 PIECE = 192  # tokens of a whole layer that are scanned at once: copies beside the cache
 
@@ -43,9 +42,6 @@ def advance(
 
     Returns:
         Attention output `[B, Hq, M, Dv]`.
-
-    Raises:
-        PolicyError: a prompt comes in pieces, and the policy compacts after a prompt.
     """
     q, k, v = arriving(state, q, k, v)
     if state.fast and q.shape[2] > 1 and lifetimes.serves(state, q.shape[2]):
@@ -73,22 +69,10 @@ def _piecewise(
 
 
 def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as the cache takes them in: rounded, and turned back if re-indexed.
-
-    Raises:
-        PolicyError: a prompt comes in pieces, and the policy compacts after a prompt.
-    """
-    m, policy = q.shape[2], state.layer.policy
+    """Queries, keys and values as a cache takes them in: rounded, turned back if re-indexed."""
+    m = q.shape[2]
     if state.seen == 0:
         state.begin(q, k)
-    elif state.packed and m > 1 and policy.prompted and state.seen == state.prompt:
-        waits = f"trigger {policy.trigger!r} compacts after the first call"
-        if policy.trigger == "stream":
-            waits = "anchors.protected 'prompt' keeps the first call"
-        raise PolicyError(
-            f"{waits}, and a second piece of several tokens follows it: give the prompt in one "
-            "call (no prefill_chunk_size)"
-        )
     if state.reindex:
         assert state.rotary is not None
         stop = state.seen + m

@@ -1,9 +1,11 @@
 """`PolicyCache`: a policy as a Hugging Face cache. The only file that imports their interface.
 
 transformers hands new keys and values to a cache layer, and the result to an attention function
-chosen by name. Our layer returns the new keys marked with itself; our attention function finds
-the mark and lets the layer attend over what it holds. Unmarked calls (other caches, sliding-window
-layers) go to SDPA untouched.
+chosen by name. Our layer returns the new keys marked with itself; `attention` finds the mark and
+lets the layer attend over what it holds. Unmarked calls (other caches, sliding-window layers) go to
+the model's own attention function. Nothing of the model changes, but for policies with anchors,
+which need hooks on it; what transformers is given, once a process, are two wrappers that do nothing
+for other caches (`attention.route`, `continuing.watch_generate`).
 
 Models differ in what they do around attention, and lists of names age. So a model is asked once,
 with one token: does every layer hand its keys over, and how does it turn them with position?
@@ -17,19 +19,19 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from kvsearch.cache.anchors import stream
-from kvsearch.cache.attention import MARK, NAME, attention, mask
+from kvsearch.cache.attention import MARK, route
 from kvsearch.cache.channels import View, views
+from kvsearch.cache.continuing import Given, require_tokens, watch_generate
 from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.cache.turning import frequencies, rotaries
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.models.read import quiet
-from kvsearch.models.shape import policy_layers, shape_of, text_config
+from kvsearch.models.shape import policy_layers, shape_of, text_config, unwrapped
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check
 
@@ -42,14 +44,18 @@ class PolicyLayer(CacheLayerMixin):
         view: what it loses of the model's channels, or None.
         waits: whether it was given keys that nobody has attended to since.
         rows: sequences that it holds.
+        config: of the model that it is for, as far as that is known.
     """
 
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, states: Sequence[LayerState], view: View | None = None) -> None:
+    def __init__(
+        self, states: Sequence[LayerState], view: View | None = None, config: Any = None
+    ) -> None:
         super().__init__()
         self.states, self.view, self.waits, self.rows = states, view, False, 0
+        self.config = config
 
     @property
     def state(self) -> LayerState:
@@ -91,6 +97,7 @@ class PolicyLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Lengths for a mask, as if nothing had been evicted."""
+        require_tokens(query_length, self.state.seen)
         return self.state.seen + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -120,7 +127,7 @@ class PolicyLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every batch row."""
-        self.reorder_cache(torch.arange(self.rows).repeat_interleave(repeats))
+        self.reorder_cache(torch.arange(self.rows, device="cpu").repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: what was evicted cannot be brought back."""
@@ -133,12 +140,12 @@ class PolicyCache(Cache):
     """A cache that really holds what a policy says; goes into `model.generate(past_key_values=)`.
 
     Layers with full attention follow the policy; sliding-window and linear-attention layers keep
-    the cache that transformers gives them. The model's attention implementation is set to ours,
-    which serves every other cache through SDPA as before.
+    the cache that transformers gives them. A cache holds one sequence, or one batch of them: call
+    `reset()` before the next prompt. The model stays as it was for every other use.
 
     Args:
         policy: what to hold.
-        model: the model that will use the cache.
+        model: the model that will use the cache, or a PEFT or compiled model around it.
         packed: hold real formats; False holds equal dense values, for evaluation.
         native: 16-bit storage type; by default the model's type, or fp16 for an fp32 model.
         fast: use one-pass replays for many tokens at once.
@@ -165,9 +172,10 @@ class PolicyCache(Cache):
                 f"PolicyCache takes a Policy, got {type(policy).__name__}; read a file with "
                 "PolicyCache.from_json(file, model)"
             )
+        model = unwrapped(model)
         shape = shape_of(model.config)
         check(policy, shape)
-        install(model)
+        require_attention(model)
         turns: list[Rotary | None] = [None] * shape.layers
         rule = policy.active_rule
         if policy.drops and policy.positions == "cache":
@@ -183,10 +191,13 @@ class PolicyCache(Cache):
             policy, shape, turns, lost, packed=packed, native=native, fast=fast,
             stream=self.stream,
         )  # fmt: skip
-        super().__init__(layers=_layers(model, [PolicyLayer(x.states, x.view) for x in made]))
+        config = text_config(model.config)
+        super().__init__(
+            layers=_layers(model, [PolicyLayer(x.states, x.view, config) for x in made])
+        )
         self.policy = policy
         self.shape = shape
-        self._config = text_config(model.config)
+        self.given = Given(whole=policy.prompted)
         self._waiting: PolicyLayer | None = None  # the layer that was last given keys
 
     @classmethod
@@ -207,22 +218,43 @@ class PolicyCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Hand new keys and values to their layer, if the model still attends through ours."""
-        if self._config._attn_implementation != NAME:
-            raise ModelError(
-                "the model's attention implementation was changed after this cache was made; make "
-                "a new cache"
-            )
+        """Hand new keys and values to their layer, if the layer before it was attended through."""
         if self._waiting is not None and self._waiting.waits:
             self._waiting.waits = False
             raise ModelError(
-                "the model does not attend through this cache, which was made for another model, "
-                "or for another attention implementation; make one with PolicyCache(policy, model)"
+                "the model does not attend through this cache: its attention does not ask "
+                "transformers' attention interface for a function; choose another one, as with "
+                "model.set_attn_implementation('sdpa')"
             )
         layer = self.layers[layer_idx]
         self._waiting = layer if isinstance(layer, PolicyLayer) else None
         found = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return cast(tuple[Tensor, Tensor], found)
+
+    def reset(self) -> None:
+        """Forget everything: the next call brings the first tokens of a sequence."""
+        super().reset()
+        self.given.forget()
+        self._waiting = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Select batch rows (beam search)."""
+        super().reorder_cache(beam_idx)
+        self.given.forget()
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Select batch rows."""
+        super().batch_select_indices(indices)
+        self.given.forget()
+
+    @property
+    def _is_user_defined(self) -> bool:
+        """Set by `generate` when it begins with a cache that it did not make."""
+        return True
+
+    @_is_user_defined.setter
+    def _is_user_defined(self, value: bool) -> None:
+        self.given.begin()
 
     @property
     def states(self) -> list[LayerState]:
@@ -257,8 +289,8 @@ def full_cache(model: PreTrainedModel) -> Cache:
     return DynamicCache(config=model.config)
 
 
-def install(model: PreTrainedModel) -> None:
-    """Let `model` attend through policy caches; every other cache keeps working.
+def require_attention(model: PreTrainedModel) -> None:
+    """Let models attend through policy caches, and ask `model` once whether it does.
 
     Raises:
         ModelError: some layer of the model would not attend through its policy cache.
@@ -268,24 +300,16 @@ def install(model: PreTrainedModel) -> None:
             "a model with gradient checkpointing does not use caches while it trains; call "
             "model.eval() or model.gradient_checkpointing_disable()"
         )
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, mask)
-    if model.config._attn_implementation != NAME:
-        with quiet():
-            model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
-        raise ModelError(
-            f"{type(model).__name__} does not attend through transformers' attention interface, so "
-            "no policy cache can serve it"
-        )
-    if model not in _installed:
+    route()
+    watch_generate()
+    if model not in _attends:
         _check_wiring(model, shape_of(model.config))
-        _installed[model] = None
+        _attends[model] = None
 
 
 # -- asking a model once -----------------------------------------------------------------------
 
-_installed: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
+_attends: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
 
 
 class _Blank:
@@ -317,7 +341,7 @@ class _Recorder(Watching):
 
 def watched(model: PreTrainedModel, layers: Sequence[PolicyLayer]) -> Cache:
     """A cache for one call of `model`, whose layers with full attention are `layers`."""
-    install(model)
+    require_attention(model)
     return Cache(layers=_layers(model, layers))
 
 
@@ -372,6 +396,11 @@ def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
         H = shape.kv_heads
         want = [(1, shape.heads, 1, key), (1, H, 1, key), (1, H, 1, value)]
         got = [[tuple(x.shape) for x in call] for call in recorder.calls]
+        if key and not got and not model._can_set_attn_implementation():
+            raise ModelError(
+                f"{type(model).__name__} does not attend through transformers' attention "
+                "interface, so no policy cache can serve it"
+            )
         if got != ([want] if key else []):
             raise ModelError(
                 f"layer {i} of {type(model).__name__} does not hand {H} keys and values of {key} "

@@ -50,7 +50,7 @@ class PackedStore:
         self._keys: list[Held | None] = [None] * len(self.codecs)
         self._values: list[Held | None] = [None] * len(self.codecs)
         self._grown: NativePool | None = None  # the 16-bit pool, if tokens came since it was shown
-        self.pools = torch.empty(0, dtype=torch.uint8)  # of compacted slots
+        self.pools = torch.empty(0, dtype=torch.uint8, device="cpu")  # of compacted slots
         self.native_pool: NativePool | None = None  # the 16-bit pool, once tokens come one by one
         self._lengths: dict[int, tuple[int, Tensor]] = {}  # slots of each tier, on the device too
         self._parts: list[_Told | None] = [None] * len(self.codecs)  # what `parts` said last

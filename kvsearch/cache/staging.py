@@ -131,7 +131,7 @@ class StagedStore(DenseStore):
                     0, head * T + slot, codec.decode(new, x.dtype, self.packed.ran)[0, 0]
                 )
                 codes.append(new)
-            at = torch.arange(self.ends[i], self.ends[i] + len(slot))
+            at = torch.arange(self.ends[i], self.ends[i] + len(slot), device="cpu")
             self.rows.view(-1).index_copy_(0, head * n + slot, at)
             self.ends[i] += len(slot)
 
@@ -182,4 +182,4 @@ def _rows(store: PackedStore, k: Tensor) -> Tensor:
     sizes = [0 if x is None else x[0].shape[2] for x in store.keys]
     heads = torch.arange(B * H, device=k.device).view(B, H, 1)
     place = place_in_pool(pools, len(sizes)).expand(B, H, -1)
-    return place + heads * torch.tensor(sizes)[pools.long()]
+    return place + heads * torch.tensor(sizes, device="cpu")[pools.long()]

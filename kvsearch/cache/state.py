@@ -17,6 +17,7 @@ from kvsearch.policy import LayerLayout
 from kvsearch.policy.budgets import require_prompt
 from kvsearch.policy.closings import Sequences
 from kvsearch.rules import Place, Scorer
+from kvsearch.rules.attention import require_scannable
 from kvsearch_kernels.room import Room
 
 
@@ -135,6 +136,7 @@ class LayerState:
                     inv_freq=None if rotary is None else rotary.inv_freq.to(q.device),
                 )
             )
+            require_scannable(self.rule, self.scorer)
 
     @property
     def nbytes(self) -> int:

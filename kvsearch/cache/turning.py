@@ -57,7 +57,10 @@ def _find(model: PreTrainedModel, seen: Seen, what: str, instead: str) -> list[T
     layers = policy_layers(model.config)
     options = rotary_candidates(model)
     if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
-        options = []  # positions cannot be shown to it
+        raise ModelError(
+            f"{what} needs a model that can be shown positions, and the forward function of "
+            f"{type(model.base_model).__name__} takes no position_ids; {instead}"
+        )
     found = [options for _ in layers]
     reach = getattr(text_config(model.config), "max_position_embeddings", None) or 0
     # near first: a model with a table of positions fails there and is not asked beyond its table
@@ -67,8 +70,13 @@ def _find(model: PreTrainedModel, seen: Seen, what: str, instead: str) -> list[T
                 [f for f in fits if _turns(f, given, positions)]
                 for fits, given in zip(found, seen(model, positions), strict=True)
             ]
-    if not all(found) or not any(bool(fits[0].any()) for fits in found):
-        layer = next((i for i, fits in zip(layers, found, strict=True) if not fits), layers[0])
+    if all(found) and not any(bool(fits[0].any()) for fits in found):
+        raise ModelError(
+            f"{what} needs rotary embeddings, and no layer of this {kind!r} model turns its keys "
+            f"by position; {instead}"
+        )
+    if not all(found):
+        layer = next(i for i, fits in zip(layers, found, strict=True) if not fits)
         raise ModelError(
             f"{what} needs rotary embeddings that turn channel c with channel c + D/2 by position "
             f"alone, and layer {layer} of this {kind!r} model does something else; {instead}"
@@ -78,7 +86,7 @@ def _find(model: PreTrainedModel, seen: Seen, what: str, instead: str) -> list[T
 
 def _turns(inv_freq: Tensor, given: Sequence[Tensor], positions: list[int]) -> bool:
     """Whether `inv_freq` turned what was given at position 0 into what was at the others."""
-    by = torch.tensor(positions).view(-1, 1, 1)
+    by = torch.tensor(positions, device="cpu").view(-1, 1, 1)
     for x in given:
         if 2 * inv_freq.shape[0] > x.shape[-1]:
             return False

@@ -99,10 +99,11 @@ def same(device: torch.device) -> bool:
     """Whether turns of what evictions do give the same captured and launch by launch."""
     found = []
     for captured in (False, True):
-        draw = torch.Generator().manual_seed(0)
-        x = torch.randn(6, 3, 4, 16, generator=draw).to(device)
-        keys = torch.randn(3, 40, 16, generator=draw).to(device)
-        sums, out = torch.zeros(3, 40, device=device), torch.empty(6, 3, 4, 16, device=device)
+        draw, kind = torch.Generator("cpu").manual_seed(0), torch.float32
+        x = torch.randn(6, 3, 4, 16, generator=draw, device="cpu", dtype=kind).to(device)
+        keys = torch.randn(3, 40, 16, generator=draw, device="cpu", dtype=kind).to(device)
+        sums = torch.zeros(3, 40, device=device, dtype=kind)
+        out = torch.empty(6, 3, 4, 16, device=device, dtype=kind)
         seen = torch.zeros((), dtype=torch.int64, device=device)
 
         def turn(query: Tensor, result: Tensor, keys: Tensor = keys, sums: Tensor = sums,

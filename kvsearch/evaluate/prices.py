@@ -119,7 +119,8 @@ class _Noted(Watching):
         """Estimated loss `[H]` of returning `out` `[1, Hq, M, D]` from row `first` on."""
         rows = slice(first, first + out.shape[2])
         change = out - self.out[:, :, rows]
-        groups, lost = (self.k.shape[1], -1), torch.zeros(self.k.shape[1], device=out.device)
+        groups = (self.k.shape[1], -1)
+        lost = torch.zeros(self.k.shape[1], dtype=torch.float32, device=out.device)
         for gradient in self.gradients:
             felt = (change * gradient[:, :, rows]).sum(-1)[0].unflatten(0, groups).sum(1)
             lost += felt.square().mean(-1) / 2 / len(self.gradients)

@@ -30,7 +30,7 @@ def digest(model: Any) -> str:
         state.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
         flat = tensor.detach().reshape(-1)
         if flat.numel() > WHOLE:
-            places = torch.linspace(0, flat.numel() - 1, SAMPLES, dtype=torch.float64)
+            places = torch.linspace(0, flat.numel() - 1, SAMPLES, dtype=torch.float64, device="cpu")
             flat = flat[places.long().to(flat.device)]
         state.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return MEMORY + state.hexdigest()

@@ -196,7 +196,7 @@ def load_model(
 
 def _multiply(device: torch.device) -> None:
     """Multiply on a GPU, which fails on one that torch has no kernels for."""
-    x = torch.ones(8, 8, device=device)
+    x = torch.ones(8, 8, dtype=torch.float32, device=device)
     torch.mm(x, x)
     torch.cuda.synchronize(device)
 

@@ -72,6 +72,31 @@ def _widths(attention: Any, head_dim: int) -> tuple[int, int]:
     )
 
 
+def unwrapped(model: Any) -> Any:
+    """The transformers model inside of a PEFT, compiled or parallel model, which shares its layers.
+
+    Raises:
+        ModelError: the model is tuned by a prefix, a cache of its own.
+    """
+    from transformers import PreTrainedModel
+
+    while not isinstance(model, PreTrainedModel):
+        tuned = getattr(model, "active_peft_config", None)
+        kind = getattr(getattr(tuned, "peft_type", None), "value", None)
+        if kind in ("PREFIX_TUNING", "CARTRIDGE"):
+            raise ModelError(
+                f"a PEFT model of kind {kind} begins with keys and values of its own, which no "
+                "policy cache holds; use another kind, such as LoRA"
+            )
+        inside = (getattr(model, name, None) for name in ("_orig_mod", "module"))
+        get = getattr(model, "get_base_model", None)
+        found = next((x for x in inside if isinstance(x, nn.Module)), get() if get else None)
+        if found is None:
+            return model
+        model = found
+    return model
+
+
 def decoder_layers(model: Any) -> list[nn.Module]:
     """The decoder layers: the first list of as many modules as the model says it has layers."""
     count = text_config(model.config).num_hidden_layers
@@ -106,7 +131,7 @@ def rotary_candidates(model: nn.Module) -> list[Tensor]:
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq") and buffer.dim() == 1 and not _known(buffer, found):
             found.append(buffer)
-    return [*found, torch.zeros(1)]
+    return [*found, torch.zeros(1, dtype=torch.float32, device="cpu")]
 
 
 def _known(x: Tensor, others: list[Tensor]) -> bool:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from kvsearch.rules.base import Ledger, Need, Place, Rule, Segment, Slots, Votes
+from kvsearch.errors import PolicyError
+from kvsearch.rules.base import Ledger, Need, Place, Rule, Scorer, Segment, Slots, Votes
 from kvsearch.rules.roomy import RoomySums
 
 if TYPE_CHECKING:
@@ -351,6 +352,24 @@ class AttentionScorer(RoomySums):
         """Select batch rows (beam search)."""
         self.sums = self.sums[:, rows]
         self.born = None if self.born is None else self.born[rows]
+
+
+def require_scannable(rule: Rule, scorer: Scorer) -> None:
+    """Raise a `PolicyError` if a rule names `scan` in `fast` and its scorer has no such sums."""
+    if "scan" not in rule.fast:
+        return
+    what = "is none"
+    if isinstance(rule, Attention) and isinstance(scorer, AttentionScorer):
+        own = ("observe", "ranks", "keep")
+        mine = [x for x in own if getattr(type(scorer), x) is not getattr(AttentionScorer, x)]
+        if not mine:
+            return
+        what = f"has {mine[0]}() of its own"
+    raise PolicyError(
+        f"rule {rule.name!r} names 'scan' in `fast`, which replays the sums of an AttentionScorer, "
+        f"and {type(scorer).__name__} {what}: set fast = frozenset(), or derive rule and scorer "
+        "from Attention and AttentionScorer"
+    )
 
 
 _tables: dict[tuple[object, ...], "Tensor"] = {}

@@ -234,8 +234,8 @@ class Rule(Frozen):
             shows it. Bounds are the field's own.
         feature_names: features in which the presets differ, or which tell the rule from others;
             rules that mean the same by a name share it.
-        fast: replays that support this rule; others run it segment by segment. `scan` serves sums
-            of attention, which are never negative.
+        fast: replays that support this rule; others run it segment by segment. `scan` serves
+            the sums of an `AttentionScorer`, which are never negative, and no other scorer.
     """
 
     name: str

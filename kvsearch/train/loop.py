@@ -1,5 +1,6 @@
 """Training steps, by transformers' Trainer: its optimizer, schedule, accumulation, checkpoints."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ class _Watch(TrainerCallback):
         loss = (logs or {}).get("loss")
         if loss is None:
             return
-        if not torch.isfinite(torch.tensor(loss)):
+        if not math.isfinite(loss):
             raise KvsearchError(
                 f"the loss of step {state.global_step} is not finite; lower --lr or raise --warmup"
             )

@@ -38,9 +38,9 @@ def forward(asks: Sequence[Ask]) -> list[Choice]:
         scores, pools = ranks(ask).contiguous(), ask.pools
         B, V, N = scores.shape
         if pools is None:
-            pools = torch.zeros(N, dtype=torch.uint8)
-        keep = torch.empty(B, V, N - ask.gone, dtype=torch.int64)
-        tiers = torch.empty(keep.shape if ask.counts else 0, dtype=torch.uint8)
+            pools = torch.zeros(N, dtype=torch.uint8, device="cpu")
+        keep = torch.empty(B, V, N - ask.gone, dtype=torch.int64, device="cpu")
+        tiers = torch.empty(keep.shape if ask.counts else 0, dtype=torch.uint8, device="cpu")
         numbers = ask.gone, ask.sinks, ask.recent, ask.fp16_sinks, ask.fp16_recent
         if keep.numel():
             choose(

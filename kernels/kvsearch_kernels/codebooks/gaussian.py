@@ -27,8 +27,8 @@ def lloyd_levels(bits: int) -> "Tensor":
 
     with torch.inference_mode(False):  # where they are first asked for says nothing of later
         if bits == 8:  # at 8 bits an optimal codebook gains nothing over even steps to 4.2 sigma
-            return torch.linspace(-4.2, 4.2, 256, dtype=torch.float32)
-        half = torch.tensor(_HALVES[bits], dtype=torch.float32)
+            return torch.linspace(-4.2, 4.2, 256, dtype=torch.float32, device="cpu")
+        half = torch.tensor(_HALVES[bits], dtype=torch.float32, device="cpu")
         return torch.cat([-half.flip(0), half])
 
 

@@ -31,6 +31,6 @@ def _grid(bits: int) -> tuple[Tensor, Tensor, float]:
     gap = 1.0 if len(edges) == 1 else float((edges[1:] - edges[:-1]).min())
     width = gap / 4
     cells = int((edges[-1] - edges[0]) / width) + 1
-    centres = edges[0] + (torch.arange(cells) + 0.5) * width
+    centres = edges[0] + (torch.arange(cells, dtype=edges.dtype, device="cpu") + 0.5) * width
     nearest = (centres.unsqueeze(-1) - edges).abs().argmin(-1)
     return edges, nearest.int(), width

@@ -25,7 +25,7 @@ def tables(bits: int, lloyd: bool = True) -> list[int]:
     import torch
 
     if not lloyd:
-        uppers = torch.arange(8).half().view(torch.int16) >> 8
+        uppers = torch.arange(8, device="cpu").half().view(torch.int16) >> 8
         return [int.from_bytes(bytes(uppers[i : i + 4].tolist()), "little") for i in (0, 4)]
     levels = lloyd_levels(bits) * (SCALE if bits == 2 else 1.0)
     chosen = levels if bits < 4 else levels[: 2 ** (bits - 1)].neg()

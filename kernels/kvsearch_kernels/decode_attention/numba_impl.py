@@ -11,8 +11,8 @@ from kvsearch_kernels.numba_args import (
     KINDS,
     Integers,
     side,
-    why_not_levels,
     why_not_memory,
+    why_not_packed,
 )
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.room import Room, kept
@@ -71,7 +71,7 @@ def _why_not_held(
             return f"there is no loop for {held.dtype}"
         return why_not_memory(held)
     assert fmt is not None
-    return why_not_levels(fmt) or why_not_memory(held.codes, held.scales)
+    return why_not_packed(held, fmt)
 
 
 def forward(
@@ -100,8 +100,11 @@ def attend(
     kind = torch.float64 if q.dtype is torch.float64 else torch.float32
     table = np.array([row_of_part(part) for part in parts])
     slots = int(table[:, SLOTS].sum()) if scores else 0
-    out = torch.zeros(B, Hq, width, dtype=kind)
-    lse, received = torch.empty(B, Hq, dtype=kind), torch.empty(B, heads, slots, dtype=kind)
+    out = torch.zeros(B, Hq, width, dtype=kind, device="cpu")
+    lse, received = (
+        torch.empty(B, Hq, dtype=kind, device="cpu"),
+        torch.empty(B, heads, slots, dtype=kind, device="cpu"),
+    )
     loop(
         q.detach().to(kind).contiguous().numpy(), table, heads, np.zeros(TURN, np.int64),
         float(scale), float(softcap or 0.0), kind is torch.float64, out.numpy(), lse.numpy(),

@@ -143,8 +143,8 @@ def eager(
     used = []
     for part in parts:
         n = widened(part, q.dtype)[0].shape[2]
-        lengths = torch.full((B, H), n) if part.lengths is None else part.lengths
-        used.append(torch.arange(n) < lengths.unsqueeze(-1))
+        lengths = torch.full((B, H), n, device="cpu") if part.lengths is None else part.lengths
+        used.append(torch.arange(n, device="cpu") < lengths.unsqueeze(-1))
     s = s.masked_fill(~torch.cat(used, -1).unsqueeze(2), float("-inf"))
     p = s.softmax(-1).nan_to_num()
     return (p @ v).flatten(1, 2), s.logsumexp(-1).flatten(1, 2), p.mean(2)

@@ -142,9 +142,9 @@ def levels_on(device: torch.device) -> Tensor:
     """
     if device not in _levels:
         levels = [lloyd_levels(b) for b in (1, 2, 3, 4, 5, 8)]
-        powers = torch.exp2(torch.arange(8, dtype=torch.float32))
+        powers = torch.exp2(torch.arange(8, dtype=torch.float32, device="cpu"))
         words = [*tables(2), *tables(3), *tables(4), *tables(5), *tables(3, lloyd=False)]
-        twice = torch.tensor(words * 2, dtype=torch.int32).view(torch.float32)
+        twice = torch.tensor(words * 2, dtype=torch.int32, device="cpu").view(torch.float32)
         _levels[device] = sent(torch.cat([*levels, powers, twice]).numpy(), device)
     return _levels[device]
 

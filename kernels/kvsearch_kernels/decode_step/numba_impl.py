@@ -38,23 +38,27 @@ def why_not(
         return None
     if k.shape[:3] != v.shape[:3] or k.dim() != 4 or k.shape[2] != 1:
         return f"k and v must be one token [B, H, 1, D], got {tuple(k.shape)}, {tuple(v.shape)}"
+    if q.dim() != 3 or (q.shape[0], q.shape[2]) != (k.shape[0], k.shape[3]):
+        return f"q must be [B, Hq, D] like k {tuple(k.shape)}, got {tuple(q.shape)}"
     first, group = 0, q.shape[1] // max(1, k.shape[1])
     for heads in stores.heads:
         count = _count(heads)
         mine = q[:, first * group : (first + count) * group]
         more = {"scale": scale, "softcap": softcap}
-        if reason := why_not_attend(mine, heads.parts, **more) or _why_not(heads, mine):  # type: ignore[arg-type]
+        if reason := why_not_attend(mine, heads.parts, **more) or _why_not(heads, mine, v):  # type: ignore[arg-type]
             return reason
         first += count
     if first != k.shape[1]:
         return f"stores of {first} KV heads do not take {k.shape[1]}"
     if reason := why_not_alike(stores):
         return reason
+    if len({heads.parts[-1].keys.dtype for heads in stores.heads}) > 1:  # type: ignore[union-attr]
+        return "the last parts of all heads must be of one type"
     stores.known["taken by numba"] = asked
     return None
 
 
-def _why_not(heads: Heads, q: Tensor) -> str | None:
+def _why_not(heads: Heads, q: Tensor, v: Tensor) -> str | None:
     """Reason why a token cannot be stored in these heads, or counted there."""
     pool, found = heads.parts[-1], heads.sums
     if heads.turned is not None and (reason := _why_not_turned(heads.turned)):
@@ -65,10 +69,16 @@ def _why_not(heads: Heads, q: Tensor) -> str | None:
         return "the last part must have int32 lengths"
     if not pool.lengths.is_contiguous() or pool.keys.dtype is not pool.values.dtype:
         return "lengths must be contiguous, and keys and values of one type"
+    if pool.values.shape[3] != v.shape[3]:
+        return f"values must have {pool.values.shape[3]} channels, got {v.shape[3]}"
     if found is None:
         return None
     if found.sums.dtype is not torch.float32 or q.dtype is torch.float64:
         return f"sums of {q.dtype} attention are kept in fp32 only"
+    B, H, slots = *pool.keys.shape[:2], sum(map(slots_of, heads.parts))
+    got = tuple(found.sums.shape)
+    if len(got) != 3 or got[0] != B or got[1] == 0 or H % got[1] or got[2] > slots:
+        return f"sums must be [{B}, {H} or 1, {slots} or fewer], got {got}"
     return why_not_memory(found.sums, *([] if found.order is None else [found.order]))
 
 
@@ -97,13 +107,13 @@ def forward(
     turned, B, Hq, D = stores.heads[0].turned is not None, *q.shape
     H, width = v.shape[1], v.shape[3]
     if dtype is torch.float16 and not turned and all(map(_plain, (q, k, v))):
-        out = torch.empty(B, Hq, width)
+        out = torch.empty(B, Hq, width, dtype=torch.float32, device="cpu")
         at = (x.data_ptr() for x in (q, k, v, out))
         shape = (B, H, Hq // H, D, width)
         step_at(*at, shape, parts, rows, numbers, float(scale), float(softcap or 0.0))
         return kept(room, "out", out)
     kind = torch.float64 if q.dtype is torch.float64 else torch.float32
-    out = torch.empty(B, Hq, width, dtype=kind)
+    out = torch.empty(B, Hq, width, dtype=kind, device="cpu")
     query = q.detach()
     if turned:
         from kvsearch_kernels.numba_loops.turning import arrive
@@ -191,7 +201,9 @@ def _waves(stores: Stores, query: torch.dtype, key: torch.dtype, batch: int) -> 
 def back(inv_freq: bytes, position: int, dtype: torch.dtype) -> NDArray[np.float64]:
     """Cosine and sine `[2, R / 2]` of `turned.plain_waves`; one token's are those of all layers."""
     freq = torch.frombuffer(bytearray(inv_freq), dtype=torch.float32)
-    return torch.stack(plain_waves(torch.tensor(position), freq, dtype)).double().numpy()
+    return (
+        torch.stack(plain_waves(torch.tensor(position, device="cpu"), freq, dtype)).double().numpy()
+    )
 
 
 @lru_cache(maxsize=64)

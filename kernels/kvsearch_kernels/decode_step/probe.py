@@ -66,7 +66,7 @@ def before(
         parts.append(Part(keys, values, lengths=lengths))
         sums, held, V = None, n * len(tiers), min(voters, heads)
         if voters:
-            ones = torch.ones(2, V, held + ROOM, device=device)
+            ones = torch.ones(2, V, held + ROOM, dtype=torch.float32, device=device)
             if D == 64:
                 order = torch.arange(held + ROOM, device=device).flip(0)
                 order = order.expand(2, V, -1).contiguous()
@@ -76,7 +76,8 @@ def before(
         how = None
         if turns:
             # a GPU's powers differ in the last bit, and 5000 times that is an angle
-            inv_freq = (100.0 ** (-torch.arange(24 if D == 64 else 64) / 64)).to(device)
+            pair = torch.arange(24 if D == 64 else 64, dtype=torch.float32, device="cpu")
+            inv_freq = (100.0 ** (-pair / 64)).to(device)
             index = draw.whole(0, 3000, 2, heads, held + ROOM) if D == 64 else None
             how = Turned(inv_freq, index, held, 5000)
         kinds.append(Heads(parts, sums, how))

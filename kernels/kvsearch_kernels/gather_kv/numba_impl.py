@@ -30,7 +30,7 @@ def forward(
 
     check_slots(slots, x.shape[2])
     B, H, N, D = x.shape
-    out = torch.empty(B, H, slots.shape[-1], D, dtype=x.dtype)
+    out = torch.empty(B, H, slots.shape[-1], D, dtype=x.dtype, device="cpu")
     size = x.element_size()
     source = (x.data_ptr(), *(size * stride for stride in x.stride()[:3]))
     at, _held = slots_at(slots, B, H)  # `at` points to what it holds

@@ -31,7 +31,8 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         return  # codes are not turned
     for D, R, n in TURNS:
         x = draw.normal(1, 70, 2, D).transpose(1, 2)
-        inv_freq = 10000.0 ** (-torch.arange(R // 2, device=device) / (R // 2))
+        pair = torch.arange(R // 2, dtype=torch.float32, device=device)
+        inv_freq = 10000.0 ** (-pair / (R // 2))
         for shape in ((n,), (1, 2, n)):
             turn = {"by": draw.whole(-500, 500, *shape), "inv_freq": inv_freq}
             yield (x, draw.whole(0, 70, *shape)), turn

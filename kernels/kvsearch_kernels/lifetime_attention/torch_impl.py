@@ -61,7 +61,7 @@ def forward(
     q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
     H = k.shape[1]
     G = Hq // H
-    rows = torch.arange(first_query, first_query + M)
+    rows = torch.arange(first_query, first_query + M, device="cpu")
     plain = anchors is None
     everything = plain and bool(birth.max() <= first_query) and bool(death.min() >= first_query + M)
     if (
@@ -77,7 +77,9 @@ def forward(
         out, lse = _fused(q.reshape(B, H, G * M, D), k, v, 0.0, False, scale=scale)
         return out.reshape(B, Hq, M, D).to(dtype), lse.reshape(B, Hq, M)
     visible = visibility(birth, death, anchors, first_query, M)
-    mask = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))
+    mask = torch.zeros(visible.shape, dtype=q.dtype, device="cpu").masked_fill_(
+        ~visible, float("-inf")
+    )
     out, lse = _fused(*_shared(q, k, v), 0.0, False, attn_mask=mask[None, None], scale=scale)
     out, lse = out.reshape(B, Hq, M, D), lse.reshape(B, Hq, M)
     blind = ~visible.any(-1)

@@ -38,16 +38,16 @@ def forward(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
     if slots is not None:
         check_slots(slots, N)
     n = N if slots is None else slots.shape[-1]
-    values = torch.empty(B, H, n, D)
+    values = torch.empty(B, H, n, D, dtype=torch.float32, device="cpu")
     at, _held = slots_at(slots, B, H)  # `at` points to what it holds
     block = rotation_block(D, fmt.block) if fmt.rotate else 0
     if not loops.vectors(row_of(x, None), N, at, block, values.numpy()):
         assert slots is not None
         raise out_of_range(slots, N)
-    packed = torch.empty(B, H, n, D * fmt.bits // 8, dtype=torch.uint8)
+    packed = torch.empty(B, H, n, D * fmt.bits // 8, dtype=torch.uint8, device="cpu")
     if fmt.levels == "uniform" and fmt.bits > 1:
-        codes = torch.empty(B * H * n, D, dtype=torch.uint8)
-        scales = torch.empty(B, H, n, D // fmt.group, 2, dtype=torch.float16)
+        codes = torch.empty(B * H * n, D, dtype=torch.uint8, device="cpu")
+        scales = torch.empty(B, H, n, D // fmt.group, 2, dtype=torch.float16, device="cpu")
         numbers = scales.view(torch.uint16).view(B * H * n, D // fmt.group, 2)
         loops.quantize_uniform(
             values.view(-1, D).numpy(), fmt.bits, fmt.group, codes.numpy(), numbers.numpy()

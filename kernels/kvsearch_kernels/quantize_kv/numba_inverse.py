@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.numba_args import row_of, why_not_levels, why_not_memory
+from kvsearch_kernels.numba_args import row_of, why_not_packed
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 
 __all__ = ["forward", "why_not"]
@@ -11,11 +11,7 @@ __all__ = ["forward", "why_not"]
 
 def why_not(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) -> str | None:
     """Reason why these arguments cannot be taken, or None."""
-    if reason := why_not_memory(packed.codes, packed.scales):
-        return reason
-    if packed.codes.dim() != 4:
-        return f"codes must have 4 axes, got shape {tuple(packed.codes.shape)}"
-    return why_not_levels(fmt)
+    return why_not_packed(packed, fmt)
 
 
 def forward(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -23,6 +19,6 @@ def forward(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) 
     from kvsearch_kernels.numba_loops.reading import dequantize
 
     B, H, n, size = packed.codes.shape
-    out = torch.empty(B, H, n, size * 8 // fmt.bits)
+    out = torch.empty(B, H, n, size * 8 // fmt.bits, dtype=torch.float32, device="cpu")
     dequantize(row_of(packed, fmt), out.numpy())
     return out.to(dtype)

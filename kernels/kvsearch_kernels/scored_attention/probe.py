@@ -37,7 +37,7 @@ def differs(
     exact = reference(q.double(), k.double(), v.double(), weights.double(), **kwargs)
     high = reference(q.float(), k.float(), v.float(), weights, **kwargs)
     N = k.shape[2]
-    causal = torch.arange(N), torch.full((N,), N)
+    causal = torch.arange(N, device="cpu"), torch.full((N,), N, device="cpu")
     low = eager(q, k, v, *causal, first_query=N - q.shape[2], **kwargs)
     if got[0].dtype is not q.dtype or got[1].dtype is not torch.float32:
         return f"types are {got[0].dtype} and {got[1].dtype}"

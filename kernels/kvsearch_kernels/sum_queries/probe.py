@@ -20,8 +20,10 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     lengths = torch.full((2, 2), 7, dtype=torch.int32, device=device)  # so 12 is a position
     for D, products, place in zip((64, 128, 256, 64), (1, 1, 1, 0), PLACES, strict=True):
         pairs = D // 2 if products else D // 4
-        inv_freq = 10_000 ** -(torch.arange(pairs, device=device) / pairs)
-        ones = [torch.ones(2, 6, n, device=device) for n in (D, D * (D + 1) // 2)]
+        pair = torch.arange(pairs, dtype=torch.float32, device=device)
+        inv_freq = 10_000 ** -(pair / pairs)
+        widths, kind = (D, D * (D + 1) // 2), torch.float32
+        ones = [torch.ones(2, 6, n, dtype=kind, device=device) for n in widths]
         place = dict(place)
         ahead = torch.full((1,), place.pop("ahead"), dtype=torch.int32, device=device)
         asked = ones[0], ones[1] if products else None, inv_freq, lengths, ahead
@@ -36,7 +38,7 @@ def differs(
     pair = (total, outer)
 
     def run(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        ones = [None if y is None else torch.ones(y.shape, dtype=kind) for y in pair]
+        ones = [None if y is None else torch.ones(y.shape, dtype=kind, device="cpu") for y in pair]
         assert ones[0] is not None
         return reference(x, ones[0], ones[1], inv_freq, lengths, ahead, **place)
 

@@ -28,7 +28,7 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for voters, orders in ((H, (None, every, mixed)), (1, (every, mixed[:1, :1]))):
         for rule, order in zip(RULES * 2, (*orders, *orders, *orders), strict=False):
             received = draw.normal(B, H, N).abs()
-            sums = torch.ones(2, B, voters, N + 8, device=device)[0, :, :, :N]
+            sums = torch.ones(2, B, voters, N + 8, dtype=torch.float32, device=device)[0, :, :, :N]
             yield (sums, received, order, lengths), dict(rule)
 
 
@@ -37,7 +37,7 @@ def differs(
     **rule: float,
 ) -> str | None:  # fmt: skip
     """Why the sums are wrong, or None."""
-    before = torch.ones(sums.shape)
+    before = torch.ones(sums.shape, dtype=torch.float32, device="cpu")
     eager = reference(before.clone(), received, order, lengths, **rule)  # type: ignore[arg-type]
     wide = received.double()
     exact = reference(before.double(), wide, order, lengths, **rule)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ def forward(pools: Tensor) -> Tensor:
     """As `reference`."""
     from kvsearch_kernels.numba_loops.choosing import time_order
 
-    out = torch.empty(pools.shape, dtype=torch.int64)
+    out = torch.empty(pools.shape, dtype=torch.int64, device="cpu")
     if out.numel():
         n = pools.shape[-1]
         time_order(pools.reshape(-1, n).numpy(), out.view(-1, n).numpy())

@@ -31,7 +31,7 @@ def frequencies(layers: int, what: str, instead: str) -> list[Tensor]:
         except (AttributeError, TypeError):
             pass  # it computes its angles in another way
         else:
-            at = torch.tensor([0, 1, 29, table.shape[0] - 1])
+            at = torch.tensor([0, 1, 29, table.shape[0] - 1], device="cpu")
             angle = at.unsqueeze(-1) * inv_freq
             want = torch.cat([angle.cos(), angle.sin()], -1)
             if want.shape[-1] == table.shape[-1] and torch.allclose(table[at], want, atol=0.01):
