@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
-from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.sensitivity import starving
+from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import policy_layers, shape_of
 from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout

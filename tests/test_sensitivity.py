@@ -12,9 +12,9 @@ import torch
 from kvsearch.app.sensitivity import measure, read
 from kvsearch.errors import KvsearchError, OutOfMemory
 from kvsearch.evaluate import sensitivity
-from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.sensitivity import Plan
+from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.policy import ModelShape, Policy
 
@@ -67,7 +67,7 @@ def test_where_memory_is_short_fewer_tokens_are_measured(tiny, monkeypatch, room
 
 
 def test_divergence_is_the_textbook_sum_across_slices(tiny, monkeypatch) -> None:
-    monkeypatch.setattr("kvsearch.evaluate.head.ROWS", 3)
+    monkeypatch.setattr("kvsearch.models.head.ROWS", 3)
     head, gen = Head(tiny.model), torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 2, 7, 32, generator=gen)
     with torch.inference_mode():

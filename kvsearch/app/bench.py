@@ -13,7 +13,7 @@ from kvsearch.evaluate import throughput
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.load import require_context
 from kvsearch.records import Throughput
-from kvsearch.text import TextLike, tokenize, windows
+from kvsearch.text import TextLike, windows
 
 
 def bench(
@@ -45,7 +45,7 @@ def bench(
         throughput.require_graphs(loaded)
     budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
     setting = sized_for(loaded.shape, budget, need)
-    tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
+    tokens = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
     inputs.kernels(loaded, shown.say)
     setting = with_sensitivity(
         setting, (policy,), Evaluator(loaded), tokens, count=1, length=need, file=sensitivity,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvsearch.errors import ModelError, TextError
 from kvsearch.models.load import LoadedModel, load_model, require_context
+from kvsearch.models.vocabulary import require_ids
 from kvsearch.text import (
     Source,
     Text,
@@ -151,6 +152,18 @@ def kernels(loaded: LoadedModel, say: Say) -> None:
         compile_ahead(torch.device(loaded.device), getattr(torch, loaded.dtype), say)
 
 
+def tokenized(loaded: LoadedModel, found: Source) -> Tokens:
+    """Tokens of a text, all of which the model has.
+
+    Raises:
+        TextError: there are none.
+        ModelError: the model and its tokenizer do not fit.
+    """
+    tokens = tokenize(loaded.tokenizer, found)
+    require_ids(loaded.model, loaded.tokenizer, tokens.ids, tokens.name, tokens.start)
+    return tokens
+
+
 def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     """Tokenise, split and window the text.
 
@@ -158,9 +171,9 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         TextError: it is too short; the sentence says what would fit. Or a report or further text
             has a window in common with the search text.
     """
-    tokens = tokenize(loaded.tokenizer, source(options.files, options.dataset, say))
+    tokens = tokenized(loaded, source(options.files, options.dataset, say))
     if options.report_files:
-        report = tokenize(loaded.tokenizer, read_files(options.report_files))
+        report = tokenized(loaded, read_files(options.report_files))
         search, chosen_on = cut(tokens, {"search": 0.7, "select": 0.3})
         parts = Parts(search, chosen_on, report)
     else:
@@ -171,7 +184,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     W, own = search_windows(parts.search, options, say)
     S = min(options.select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"
-    further = tuple(tokenize(loaded.tokenizer, read_text(spec)) for spec in options.extra)
+    further = tuple(tokenized(loaded, read_text(spec)) for spec in options.extra)
     searched = windows(parts.search, count=W + own, length=T)
     found = {
         "search": searched[:W],

@@ -10,6 +10,7 @@ from kvsearch.errors import KvsearchError, TextError, nearest
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
 from kvsearch.search.executors.cluster import require_ray
+from kvsearch.search.executors.spawning import require_main
 from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 
@@ -66,6 +67,7 @@ class RunOptions:
             raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
         if self.ray is None and self.engine != "tune":
             check_workers(self.workers or 0)
+            require_main(self.workers)
         check_batch(self.batch)
         check_counts(
             context=self.text.context, windows=self.text.windows,
