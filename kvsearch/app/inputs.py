@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.errors import ModelError, TextError
+from kvsearch.errors import ModelError, TextError, quoted
 from kvsearch.models.load import LoadedModel, load_model, require_context
 from kvsearch.models.vocabulary import require_ids
 from kvsearch.text import (
@@ -87,7 +87,16 @@ def texts(given: TextLike | Sequence[TextLike] | None) -> tuple[TextLike, ...]:
     """One text or several, as a caller gave them."""
     if given is None:
         return ()
-    return (given,) if isinstance(given, str | PathLike | Text) else tuple(given)
+    found = (given,) if isinstance(given, str | PathLike | Text) else given
+    if not isinstance(found, Sequence) or isinstance(found, bytes | bytearray):
+        found = (given,)  # refused below, as what is in a sequence
+    for spec in found:
+        if not isinstance(spec, str | PathLike | Text):
+            raise TextError(
+                f"a text is a path, kvsearch.Text(...) for the text itself, or several of these, "
+                f"not {quoted(spec)} of type {type(spec).__name__}"
+            )
+    return tuple(found)
 
 
 def names(given: str | Sequence[str]) -> tuple[str, ...]:

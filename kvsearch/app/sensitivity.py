@@ -15,7 +15,7 @@ from kvsearch.app.aside import aside
 from kvsearch.app.evaluators import park
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
-from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
+from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory, quoted
 from kvsearch.evaluate import head_losses, sensitivity
 from kvsearch.evaluate.prices import Estimate
 from kvsearch.evaluate.probes import Ask, Probe, here
@@ -82,7 +82,7 @@ def read(file: Path, shape: ModelShape) -> Sensitivity:
     except OSError as e:
         raise KvsearchError(f"cannot read {file}: {e.strerror or e}") from e
     except (ValueError, TypeError, KeyError, RecursionError) as e:
-        raise KvsearchError(f"{file} is no sensitivity.json of a run: {e!r}"[:300]) from e
+        raise KvsearchError(f"{file} is no sensitivity.json of a run: {quoted(e)}"[:300]) from e
     fits = len(layers) == shape.layers or (not layers and heads is not None)
     if not fits or not all(LEAST <= v <= 1 / LEAST for v in layers):
         raise KvsearchError(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from kvsearch.errors import ModelError, lacks_memory
+from kvsearch.errors import ModelError, lacks_memory, quoted
 from kvsearch.models.read import brief
 from kvsearch.models.vocabulary import rows
 
@@ -58,7 +58,7 @@ def _instead(model: Any) -> str:
     inner = model.named_modules() if isinstance(model, nn.Module) else _attributes(model)
     for path, found in inner:
         if isinstance(found, PreTrainedModel) and found.can_generate():
-            return f"give the {type(found).__name__} inside it, its attribute {path!r}"
+            return f"give the {type(found).__name__} inside it, its attribute {quoted(path)}"
     return "load one with AutoModelForCausalLM"
 
 

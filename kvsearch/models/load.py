@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from kvsearch.errors import ModelError, TextError, nearest
+from kvsearch.errors import ModelError, TextError, nearest, quoted
 from kvsearch.models import given, products
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.gguf import converted, dequantised
@@ -280,7 +280,9 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"unknown device {name!r}; give auto, cpu, cuda or cuda:N") from error
+        raise ModelError(
+            f"unknown device {quoted(name)}; give auto, cpu, cuda or cuda:N"
+        ) from error
     if device.type == "meta":
         raise ModelError("device meta holds no numbers; give auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
@@ -306,7 +308,7 @@ def dtype_named(name: str, device: torch.device) -> torch.dtype:
             return torch.float32
         return torch.float16 if _before_ampere(device) else torch.bfloat16
     if name not in DTYPES:
-        raise ModelError(f"unknown dtype {name!r}{nearest(name, ['auto', *DTYPES])}")
+        raise ModelError(f"unknown dtype {quoted(name)}{nearest(name, ['auto', *DTYPES])}")
     return DTYPES[name]
 
 

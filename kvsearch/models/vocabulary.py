@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.errors import ModelError
+from kvsearch.errors import ModelError, quoted
 from kvsearch.models.shape import text_config
 
 FAR = 1.25  # times as many tokens in a model as in its tokenizer; padding adds 2 % at most
@@ -47,7 +47,7 @@ def require_ids(
         return
     word, size, wanted = "", "", last + 1
     if tokenizer is not None:
-        word = f" ({tokenizer.convert_ids_to_tokens(last)!r:.40})"
+        word = f" ({quoted(tokenizer.convert_ids_to_tokens(last))})"
         size = f" of a tokenizer with {len(tokenizer)}"
         wanted = max(wanted, len(tokenizer))
     raise ModelError(

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from kvsearch.errors import RunError
+from kvsearch.errors import RunError, quoted
 from kvsearch.files import remove_drafts, write_atomic
 from kvsearch.records import Trial
 from kvsearch.search import written
@@ -96,7 +96,7 @@ class RunFolder:
         before = written.study(file)
         was, now = question(before), question(json.loads(json.dumps(asked)))
         differing = [
-            f"{key} was {was.get(key)!r}, now {now.get(key)!r}"
+            f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
             for key in sorted(set(was) | set(now))
             if was.get(key) != now.get(key)
         ]

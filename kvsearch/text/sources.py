@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from kvsearch.errors import TextError
+from kvsearch.errors import TextError, named, quoted
 from kvsearch.text.hub import DATASETS
 from kvsearch.text.source import Source, Text
 
@@ -45,7 +45,7 @@ def read_text(spec: TextLike) -> Source:
     if not isinstance(spec, Text):
         return read_file(os.fspath(spec))
     if not spec.text.strip():
-        raise TextError(f"the text {spec.name!r} is empty; give a longer one")
+        raise TextError(f"the text {quoted(spec.name)} is empty; give a longer one")
     return Source.of(spec.name, spec.text, f"text: {spec.name}, {len(spec.text):,} characters")
 
 
@@ -96,7 +96,7 @@ def located(spec: str) -> tuple[Path, re.Match[str] | None]:
     if os.path.isdir(path):
         raise TextError(f"{path} is a folder; name the text files in it")
     if not os.path.exists(path):  # false also of a name that is too long, as of a text itself
-        raise TextError(f"there is no text file {path}{_meant(spec)}")
+        raise TextError(f"there is no text file {_meant(spec, path)}")
     return path, found
 
 
@@ -123,8 +123,13 @@ def _bytes(f: BinaryIO, start: int, end: int | None, spec: str) -> tuple[bytes, 
     return f.read(last - first), first, last
 
 
-def _meant(spec: str) -> str:
-    return f"; the dataset of that name is --dataset {spec}" if spec in DATASETS else ""
+def _meant(spec: str, path: Path) -> str:
+    """The name of no file, and what to give instead."""
+    if spec in DATASETS:
+        return f"{spec}; the dataset of that name is --dataset {spec}"
+    if re.search(r"\s", spec) or not re.search(r"[./\\]", spec):  # no name as files have them
+        return f"{quoted(spec)}; name one, or in Python give a text itself as kvsearch.Text(...)"
+    return named(path)
 
 
 def builtin() -> Source:
