@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from kvsearch.text import (
     Text,
     TextLike,
     builtin,
-    located,
     read_dataset,
     read_files,
     read_text,
@@ -105,14 +104,13 @@ def names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:
-    """Files that are named are there; seen before the model is loaded, which may take minutes.
+    """Texts that are named can be read; seen before the model is loaded, which may take minutes.
 
     Raises:
-        TextError: one of them is missing, or is a folder.
+        TextError: one of them is missing, is a folder, or is no text.
     """
     for spec in (spec for some in given for spec in texts(some)):
-        if not isinstance(spec, Text):
-            located(fspath(spec))
+        read_text(spec)
 
 
 def source(files: tuple[TextLike, ...], dataset: str | None, say: Say) -> Source:

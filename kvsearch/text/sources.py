@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import BinaryIO
 
 from kvsearch.errors import TextError, named, quoted
 from kvsearch.text.hub import DATASETS
+from kvsearch.text.records import binary, data, markup
 from kvsearch.text.source import Source, Text
 
 LARGEST = 256 << 20  # bytes of one file or range; a tokenizer takes about 1 s per MB
@@ -58,7 +60,8 @@ def read_file(spec: str) -> Source:
             and leave nothing between them. A file whose name looks like that is taken whole.
 
     Raises:
-        TextError: there is no such file, it is not text, or the range is empty or too large.
+        TextError: there is no such file, it is not text but data, or the range is empty or too
+            large.
     """
     path, found = located(spec)
     start, end = (found[k].replace("_", "") if found else "" for k in ("start", "end"))
@@ -68,6 +71,8 @@ def read_file(spec: str) -> Source:
     except OSError as error:
         why = error.strerror or "it is a pipe; save what it gives to a file"
         raise TextError(f"{path} cannot be read: {why}") from error
+    if first == 0 and (kind := binary(raw)):
+        raise TextError(f"{path} is not UTF-8 text but {kind}; write its text into a plain file")
     try:
         text = raw.decode("utf-8-sig" if first == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -79,8 +84,21 @@ def read_file(spec: str) -> Source:
         raise TextError(f"{path} is not text: it has zero bytes")
     if not text.strip():
         raise TextError(f"{spec} holds no text")
+    if found_data := data(text):
+        kind, command = found_data
+        raise TextError(
+            f"{path} looks like {kind}, whose field names and separators would be evaluated as "
+            "text, and no option reads records: write the texts into a plain file, as with "
+            f"`{command.replace('FILE', shlex.quote(str(path)))}`, and give that"
+        )
     name = f"{path.name}:{first}-{last}" if found else path.name
-    return Source.of(name, text, f"text: {path}, bytes {first:,} to {last:,}")
+    return Source.of(name, text, f"text: {path}, bytes {first:,} to {last:,}{_tags(text)}")
+
+
+def _tags(text: str) -> str:
+    """A warning for what is said about a text with tags, which a model may well see, too."""
+    kind = markup(text)
+    return f"; warning: it looks like {kind}, whose tags are evaluated as text" if kind else ""
 
 
 def located(spec: str) -> tuple[Path, re.Match[str] | None]:
