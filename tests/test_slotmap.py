@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvsearch.cache import plans
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Tier, layout
 from kvsearch.report.slotmap import caption, held, slot_map
 from kvsearch.rules.attention import Attention
@@ -42,7 +43,6 @@ POSITION_ONLY = [
 
 @pytest.mark.parametrize("policy", POSITION_ONLY)
 def test_slot_map_is_what_the_cache_holds(policy):
-    plans = pytest.importorskip("kvsearch.cache.plans")
     for layer in layout(policy, SHAPE).layers[:8]:
         for tokens in (10, 61, 97, 400):
             prompt = 0 if policy.trigger == "stream" else 90

@@ -22,7 +22,7 @@ def rows(model: Any) -> int:
         else:
             count = getattr(layer, "num_embeddings", None) or getattr(layer, "out_features", None)
             counts += [int(count)] if count else []
-    return min(counts, default=text_config(model.config).vocab_size)
+    return min(counts) if counts else int(text_config(model.config).vocab_size)
 
 
 def require_ids(
