@@ -7,9 +7,17 @@ The command line prints the sentence and exits with code 2; anything that is not
 import difflib
 from collections.abc import Iterable
 
+SHORT, LONG = 60, 1000  # characters of a value in a message, and of a message
+
 
 class KvsearchError(ValueError):
-    """Root of every error caused by the input; picklable, so workers can raise it."""
+    """Root of every error caused by the input; picklable, so workers can raise it.
+
+    Its message is one line whatever values it names.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class PolicyError(KvsearchError):
@@ -43,10 +51,36 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, OutOfMemory) or says_so(error)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def quoted(value: object, most: int = SHORT) -> str:
+    """A value of the user's as it stands in a message: as Python writes it, on one line, cut."""
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[:most]!r}... ({len(value):,} characters)"
+    text = repr(value)
+    return text if len(text) <= most + 20 else f"{text[:most]}..."
+
+
+def named(path: object) -> str:
+    """A path as it stands in a message: as it is, unless it is far too long for one."""
+    return str(path) if len(str(path)) <= LONG // 3 else quoted(str(path))
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, without the name that an error of the system repeats."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def one_line(message: str) -> str:
+    """A message without line ends and control characters; what is too long loses its middle."""
+    line = " ".join(str(message).splitlines())
+    if len(line) > LONG:
+        line = f"{line[: LONG // 2]} ... {line[-LONG // 3 :]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
     """Return a hint such as `; did you mean 'lacache'?` for a misspelt `name`, or the choices."""
     choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:SHORT], choices, n=3, cutoff=0.5)
     if close:
         return "; did you mean " + " or ".join(repr(c) for c in close) + "?"
     return "; known are " + ", ".join(choices)

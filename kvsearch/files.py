@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from kvsearch.errors import RunError
+from kvsearch.errors import RunError, named, reason
 
 _FILE = "a part of the path is a file, not a folder; choose another folder with --out"
 _ADVICE = {
@@ -199,11 +199,13 @@ def _try(remove: Callable[[], None]) -> None:
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
     """Say in one sentence why a file cannot be written."""
+    if "\0" in str(path):
+        raise RunError(f"cannot write {named(path)}: no name has a zero byte")
     try:
         yield
     except OSError as e:
-        why = _ADVICE.get(e.errno or 0, e.strerror or str(e))
-        raise RunError(f"cannot write {path}: {why}") from e
+        why = _ADVICE.get(e.errno or 0, reason(e))
+        raise RunError(f"cannot write {named(path)}: {why}") from e
 
 
 def sync_folder(folder: Path) -> None:

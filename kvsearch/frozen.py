@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from kvsearch.errors import KvsearchError
+from kvsearch.errors import KvsearchError, quoted
 
 MOST = 1 << 60  # no count of tokens or bytes is larger, and what is made of it stays in range
 
@@ -81,7 +81,7 @@ def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise KvsearchError(f"field {name!r:.80} is given twice")
+            raise KvsearchError(f"field {quoted(name)} is given twice")
         found[name] = value
     return found
 
@@ -108,7 +108,7 @@ def first_error(error: ValidationError, whole: str = "policy") -> str:
     places = [str(p) for p in first["loc"] if "[" not in str(p)]
     path = ".".join(" ".join(p.split()) or "''" for p in places)
     given = first.get("input")
-    shown = "" if isinstance(given, dict | list) else f", got {given!r}"
+    shown = "" if isinstance(given, dict | list) else f", got {quoted(given)}"
     message = why(first)
     if own := re.match(r"([a-z_]+(\.[\w']+)*): ", message):  # rules, and fields together
         message = message[own.end() :]

@@ -8,7 +8,7 @@ search must beat to be worth its time; `earlier` marks what we measured best.
 from dataclasses import dataclass
 from typing import Literal
 
-from kvsearch.errors import PolicyError, nearest
+from kvsearch.errors import PolicyError, nearest, quoted
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.policy import Policy
 from kvsearch.rules import RULES
@@ -260,7 +260,7 @@ METHODS: dict[str, Method] = {
 def find(name: str) -> Method:
     """The method called `name`; a misspelt name raises a `PolicyError` with the nearest ones."""
     if name not in METHODS:
-        raise PolicyError(f"unknown method {name!r}{nearest(name, METHODS)}")
+        raise PolicyError(f"unknown method {quoted(name)}{nearest(name, METHODS)}")
     return METHODS[name]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from kvsearch.errors import KvsearchError
+from kvsearch.errors import KvsearchError, named, quoted, reason
 from kvsearch.frozen import has_half
 
 
@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if (word := (key.tag, key.value)) in seen:
-                problem = f"key {key.value!r:.80} is given twice; keep one"
+                problem = f"key {quoted(key.value)} is given twice; keep one"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(word)
         return node
@@ -54,7 +54,7 @@ def read_mapping(path: Path, what: str, error: type[KvsearchError]) -> dict[Any,
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as e:
-        raise error(f"cannot read {what} {path}: {e}") from e
+        raise error(f"cannot read {what} {named(path)}: {reason(e)}") from e
     except RecursionError as e:
         raise error(f"{path}: nested too deeply for a {what}") from e
     except yaml.YAMLError as e:

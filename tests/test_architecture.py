@@ -1,5 +1,6 @@
 """The house: floors, light imports, no shadowing, what ships."""
 
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -71,6 +72,12 @@ def test_importing_changes_nothing_in_transformers() -> None:
         "print(set(A()) == before)"
     )
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_no_test_is_skipped_where_a_module_of_ours_is_missing() -> None:
+    skips = re.compile(r"importorskip\(\s*[\"']kvsearch")
+    found = [f.name for f in (ROOT / "tests").rglob("*.py") if skips.search(f.read_text())]
+    assert not found
 
 
 def test_only_one_file_imports_the_cache_interface() -> None:

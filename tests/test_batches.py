@@ -9,8 +9,8 @@ import torch
 from kvsearch.cli import main
 from kvsearch.errors import OutOfMemory
 from kvsearch.evaluate.batches import MOST, SHARE, Batches
-from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.head import Head
 from kvsearch.policy import Policy
 from kvsearch.rules import Attention
 from kvsearch.search.work import Job, attempt

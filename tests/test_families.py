@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
-from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import policy_layers, shape_of
 from kvsearch.policy import Budgets, Ladder, Policy, Quantizer, Tier, layout

@@ -63,13 +63,25 @@ def test_several_files_are_one_text(tmp_path):
 @pytest.mark.parametrize(
     ("content", "spec", "words"),
     [
-        (b"\xff\xfe12", "{}", "is not UTF-8 text (byte 0 is 0xff)"),
+        (b"a\xff12", "{}", "is not UTF-8 text (byte 1 is 0xff)"),
+        (b"\xff\xfe1\0", "{}", "is not UTF-8 text but text in UTF-16; write"),
+        (b"PAR1\0\0", "{}", "is not UTF-8 text but a Parquet file; write its text into"),
+        (b"%PDF-1.7\n", "{}", "is not UTF-8 text but a PDF file"),
         (b"ok\0", "{}", "zero bytes"),
         (b" \n\n", "{}", "holds no text"),
         (b"a\nb\n", "{}:9-", "is empty: the file has 4 bytes"),
         (b"a\nb\n", "{}:3-1", "is empty"),
         (None, "{}", "there is no text file"),
-        (None, "a text, not a file " * 99, "there is no text file"),
+        (
+            None,
+            "a text, not a file " * 99,
+            "(1,881 characters); name one, or in Python give a text",
+        ),
+        (
+            None,
+            "a text\nof lines",
+            "'a text\\nof lines'; name one, or in Python give a text itself",
+        ),
         (None, "wikitext2", "the dataset of that name is --dataset wikitext2"),
         (None, ".", "is a folder"),
         (None, "~no-such-user/a.txt", "there is no text file"),
@@ -221,7 +233,7 @@ def test_a_part_without_a_window_says_once_what_would_do_for_all(own, tiny_token
         found = text(loaded, TextOptions(**given, context=context), said.append)
         return {name: len(rows) for name, rows in found.windows.items()}
 
-    said, loaded = [], SimpleNamespace(tokenizer=tiny_tokenizer)
+    said, loaded = [], with_model(tiny_tokenizer)
     search, report = squares(0, 100 if own else 4000), squares(5000, 5040)
     with pytest.raises(TextError) as caught:
         windowed(1024, search, report)
@@ -246,7 +258,7 @@ def test_no_window_of_a_text_of_its_own_is_in_the_search_text(option, tiny_token
     def squares(begin, end):
         return Text(" ".join(str(i * i) for i in range(begin, end)), f"from {begin}")
 
-    loaded = SimpleNamespace(tokenizer=tiny_tokenizer)
+    loaded = with_model(tiny_tokenizer)
     for begin, end in ((0, 3000), (500, 900), (2500, 4000), (3000, 4000)):
         given = {"files": (squares(0, 3000),), option: (squares(begin, end),)}
         options = TextOptions(**given, context=256)
@@ -255,6 +267,13 @@ def test_no_window_of_a_text_of_its_own_is_in_the_search_text(option, tiny_token
             continue
         with pytest.raises(TextError, match=rf"^from {begin} and from 0 have text in common"):
             text(loaded, options, lambda _: None)
+
+
+def with_model(tokenizer):
+    """As much of a loaded model as windows of text need."""
+    rows = SimpleNamespace(num_embeddings=len(tokenizer))
+    model = SimpleNamespace(get_input_embeddings=lambda: rows, get_output_embeddings=lambda: None)
+    return SimpleNamespace(tokenizer=tokenizer, model=model)
 
 
 def _ids(tokenizer, given):

@@ -21,9 +21,10 @@ from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, device_named
 from kvsearch.policy import Policy
-from kvsearch.text import TextLike, cut, read_files, tokenize
+from kvsearch.text import TextLike, cut, read_files
 from kvsearch.text import windows as cut_windows
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import require_schedule
@@ -105,6 +106,7 @@ def adapt(
         dtype=dtype, device=device, context=context, say=shown.say,
     )  # fmt: skip
     _check_device(loaded.devices)
+    require_plain(loaded.model, "kvsearch adapt")
     if lora is None and loaded.shape.widths:
         replace(how, lora=rank).check()
     texts = _texts(loaded, text, dataset, held_out, context, windows, shown)
@@ -156,9 +158,9 @@ def _texts(
     count: int | None,
     shown: Shown,
 ) -> Texts:
-    tokens = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+    tokens = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
     if held_out:
-        held = tokenize(loaded.tokenizer, read_files(inputs.texts(held_out)))
+        held = inputs.tokenized(loaded, read_files(inputs.texts(held_out)))
         if held.token_sha256 == tokens.token_sha256:
             raise TextError("--held-out is the text that is trained on; give another one")
     else:

@@ -13,7 +13,7 @@ from kvsearch.evaluate import throughput
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.load import require_context
 from kvsearch.records import Throughput
-from kvsearch.text import TextLike, tokenize, windows
+from kvsearch.text import TextLike, windows
 
 
 def bench(
@@ -46,7 +46,7 @@ def bench(
         throughput.require_graphs(loaded)
     budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
     setting = sized_for(loaded.shape, budget, need)
-    tokens = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
+    tokens = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
     inputs.kernels(loaded, shown.say)
     setting = of_heads.for_policies(
         setting, (policy,), loaded, shown, file=heads, anew=measure_heads

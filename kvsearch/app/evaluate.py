@@ -26,7 +26,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Interval, columns, plain
 from kvsearch.stats import paired, standard_error
-from kvsearch.text import TextLike, tokenize
+from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def evaluate(
     if not 1 <= start < T:
         raise KvsearchError(f"--score-from {start} lies outside a window of {T}")
     start = max(start, prompt)
-    source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+    source = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
     ids = cut_windows(source, count=W, length=T)
     inputs.kernels(loaded, shown.say)
     evaluator = Evaluator(loaded, batch=batch)

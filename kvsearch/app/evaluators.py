@@ -13,6 +13,7 @@ from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.models.memory import free_memory
 from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
+from kvsearch.search.executors.spawning import can_spawn
 from kvsearch.search.model_work import ModelSession, ModelWork
 
 LONG = 1e12  # operations of a run that is worth the start of processes: half a minute of one core
@@ -69,7 +70,7 @@ def processes(loaded: LoadedModel, tokens: int) -> int:
         loaded: the driver's own model.
         tokens: that the run will evaluate, about.
     """
-    if loaded.device != "cpu" or loaded.in_memory:
+    if loaded.device != "cpu" or loaded.in_memory or not can_spawn():
         return 0
     sizes = [p.numel() for p in loaded.model.parameters()]
     held = sum(p.nbytes for p in loaded.model.parameters())

@@ -27,7 +27,7 @@ from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.records import Interval
 from kvsearch.stats import paired
-from kvsearch.text import TextLike, tokenize
+from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
 
 CONTEXT = 2048  # tokens, for bytes and losses
@@ -280,7 +280,7 @@ def _ids(
     windows: int,
     shown: Shown,
 ) -> tuple[NDArray[np.int64], str]:
-    source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+    source = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
     return cut_windows(source, count=windows, length=context), source.name
 
 

@@ -3,20 +3,20 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.errors import ModelError, TextError
+from kvsearch.errors import ModelError, TextError, quoted
 from kvsearch.models.load import LoadedModel, load_model, require_context
+from kvsearch.models.vocabulary import require_ids
 from kvsearch.text import (
     Source,
     Text,
     TextLike,
     builtin,
-    located,
     read_dataset,
     read_files,
     read_text,
@@ -86,7 +86,16 @@ def texts(given: TextLike | Sequence[TextLike] | None) -> tuple[TextLike, ...]:
     """One text or several, as a caller gave them."""
     if given is None:
         return ()
-    return (given,) if isinstance(given, str | PathLike | Text) else tuple(given)
+    found = (given,) if isinstance(given, str | PathLike | Text) else given
+    if not isinstance(found, Sequence) or isinstance(found, bytes | bytearray):
+        found = (given,)  # refused below, as what is in a sequence
+    for spec in found:
+        if not isinstance(spec, str | PathLike | Text):
+            raise TextError(
+                f"a text is a path, kvsearch.Text(...) for the text itself, or several of these, "
+                f"not {quoted(spec)} of type {type(spec).__name__}"
+            )
+    return tuple(found)
 
 
 def names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -95,14 +104,13 @@ def names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:
-    """Files that are named are there; seen before the model is loaded, which may take minutes.
+    """Texts that are named can be read; seen before the model is loaded, which may take minutes.
 
     Raises:
-        TextError: one of them is missing, or is a folder.
+        TextError: one of them is missing, is a folder, or is no text.
     """
     for spec in (spec for some in given for spec in texts(some)):
-        if not isinstance(spec, Text):
-            located(fspath(spec))
+        read_text(spec)
 
 
 def source(files: tuple[TextLike, ...], dataset: str | None, say: Say) -> Source:
@@ -151,6 +159,18 @@ def kernels(loaded: LoadedModel, say: Say) -> None:
         compile_ahead(torch.device(loaded.device), getattr(torch, loaded.dtype), say)
 
 
+def tokenized(loaded: LoadedModel, found: Source) -> Tokens:
+    """Tokens of a text, all of which the model has.
+
+    Raises:
+        TextError: there are none.
+        ModelError: the model and its tokenizer do not fit.
+    """
+    tokens = tokenize(loaded.tokenizer, found)
+    require_ids(loaded.model, loaded.tokenizer, tokens.ids, tokens.name, tokens.start)
+    return tokens
+
+
 def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     """Tokenise, split and window the text.
 
@@ -158,9 +178,9 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         TextError: it is too short; the sentence says what would fit. Or a report or further text
             has a window in common with the search text.
     """
-    tokens = tokenize(loaded.tokenizer, source(options.files, options.dataset, say))
+    tokens = tokenized(loaded, source(options.files, options.dataset, say))
     if options.report_files:
-        report = tokenize(loaded.tokenizer, read_files(options.report_files))
+        report = tokenized(loaded, read_files(options.report_files))
         search, chosen_on = cut(tokens, {"search": 0.7, "select": 0.3})
         parts = Parts(search, chosen_on, report)
     else:
@@ -171,7 +191,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
     W, own = search_windows(parts.search, options, say)
     S = min(options.select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"
-    further = tuple(tokenize(loaded.tokenizer, read_text(spec)) for spec in options.extra)
+    further = tuple(tokenized(loaded, read_text(spec)) for spec in options.extra)
     searched = windows(parts.search, count=W + own, length=T)
     found = {
         "search": searched[:W],

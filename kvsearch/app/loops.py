@@ -9,8 +9,10 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from tempfile import TemporaryFile
 
 from kvsearch.search.executors.parent_watch import die_with_parent, undisturbed
+from kvsearch.search.executors.spawning import stderr_into
 
 _SPAWN = multiprocessing.get_context("spawn")  # as for evaluators
 
@@ -25,7 +27,7 @@ def compiling(wanted: bool) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     process = _SPAWN.Process(target=_compile, daemon=True)
-    with undisturbed():
+    with TemporaryFile() as file, undisturbed(), stderr_into(file):
         process.start()
     try:
         yield process.join

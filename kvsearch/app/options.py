@@ -6,10 +6,11 @@ from pathlib import Path
 
 from kvsearch.app.budget import check_budget
 from kvsearch.app.inputs import TextOptions
-from kvsearch.errors import KvsearchError, TextError, nearest
+from kvsearch.errors import KvsearchError, TextError, named, nearest, quoted
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
 from kvsearch.search.executors.cluster import require_ray
+from kvsearch.search.executors.spawning import require_main
 from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 
@@ -68,6 +69,7 @@ class RunOptions:
             raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
         if self.ray is None and self.engine != "tune":
             check_workers(self.workers or 0)
+            require_main(self.workers)
         check_batch(self.batch)
         check_counts(
             context=self.text.context, windows=self.text.windows,
@@ -76,10 +78,12 @@ class RunOptions:
         if self.objectives not in (OBJECTIVES[:2], OBJECTIVES):
             raise KvsearchError(
                 f"--objectives must be {','.join(OBJECTIVES[:2])} or {','.join(OBJECTIVES)}, "
-                f"got {','.join(self.objectives)}"
+                f"got {named(','.join(self.objectives))}"
             )
         if self.engine not in ENGINES:
-            raise KvsearchError(f"unknown engine {self.engine!r}{nearest(self.engine, ENGINES)}")
+            raise KvsearchError(
+                f"unknown engine {quoted(self.engine)}{nearest(self.engine, ENGINES)}"
+            )
         if self.engine == "tune" or self.ray is not None:
             require_ray()
         if self.engine == "tune" and self.gpus_per_evaluator > 1:

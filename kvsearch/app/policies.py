@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 
-from kvsearch.errors import KvsearchError, PolicyError, nearest
+from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
 from kvsearch.knobs import Setting
 from kvsearch.methods import METHODS, at
 from kvsearch.policy import Policy, check
@@ -128,4 +128,4 @@ def _about(name: str) -> Iterator[None]:
 
 
 def _unknown(name: str) -> str:
-    return f"{name!r} is neither a method nor a .json policy file{nearest(name, METHODS)}"
+    return f"{quoted(name)} is neither a method nor a .json policy file{nearest(name, METHODS)}"

@@ -18,11 +18,12 @@ from kvsearch.folders import drafted
 from kvsearch.knobs import Setting
 from kvsearch.models import surgery
 from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.models.pruned import PrunedForCausalLM
 from kvsearch.models.read import quiet
 from kvsearch.policy import Channels, Policy
-from kvsearch.text import TextLike, tokenize
+from kvsearch.text import TextLike
 from kvsearch.train.work import saving
 
 CONTEXT = 512  # tokens of the windows that a method is measured on
@@ -87,9 +88,10 @@ def prune(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=0, say=shown.say,
     )  # fmt: skip
+    require_plain(loaded.model, "kvsearch prune")
     setting = Setting(loaded.shape, None, CONTEXT)
     if of_method(policy):
-        source = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+        source = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
         there = source.ids.size + (source.start is not None)
         length = min(CONTEXT, max_context(loaded.model.config) or CONTEXT, there)
         if length < 2:

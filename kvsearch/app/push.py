@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from kvsearch.app import summary as summaries
-from kvsearch.errors import RunError
+from kvsearch.errors import RunError, quoted
 from kvsearch.export import TARGETS, find, project, verdicts
 from kvsearch.files import write_all
 from kvsearch.models.read import brief
@@ -61,7 +61,7 @@ def push(
     if (repository is None) == (out is None):
         raise RunError("give either a hub id owner/name or a folder with -o")
     if repository is not None and not is_repository(repository):
-        raise RunError(f"{repository!r} is no hub id owner/name; a folder is given with -o")
+        raise RunError(f"{quoted(repository)} is no hub id owner/name; a folder is given with -o")
     file = policy_file(str(source))
     policy = Policy.from_json(file)
     found = _measured(file, policy)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from kvsearch.errors import KvsearchError, nearest
+from kvsearch.errors import KvsearchError, nearest, one_line, quoted
 
 # Threads that wait for each other spin for a moment and then sleep, which leaves the core to other
 # work (studies/2026-11-busy-machine). Read by GNU's OpenMP when torch is loaded: not yet, here.
@@ -49,7 +49,9 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command called `cmd_name`."""
         if cmd_name not in COMMANDS:
-            raise click.UsageError(f"unknown command {cmd_name!r}{nearest(cmd_name, COMMANDS)}")
+            raise click.UsageError(
+                f"unknown command {quoted(cmd_name)}{nearest(cmd_name, COMMANDS)}"
+            )
         from importlib import import_module
 
         command: click.Command = import_module(f"kvsearch.cli.{cmd_name}").command
@@ -92,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         text = e.format_message() if isinstance(e, click.ClickException) else str(e)
-        click.echo(f"kvsearch: {text}", err=True)
+        click.echo(f"kvsearch: {one_line(text)}", err=True)
         sys.exit(2)
     except Exception as e:
         if debug:
@@ -111,9 +113,9 @@ def _bug(error: BaseException, debug: bool) -> NoReturn:
     """Say what should not have happened, and end."""
     if debug:
         traceback.print_exception(error)
+    what = one_line(f"{type(error).__name__}: {error}")
     click.echo(
-        f"kvsearch: this should not have happened ({type(error).__name__}: {error}); "
-        "run again with --debug and report it",
+        f"kvsearch: this should not have happened ({what}); run again with --debug and report it",
         err=True,
     )
     sys.exit(1)

@@ -14,7 +14,7 @@ import yaml
 from click.core import ParameterSource
 
 from kvsearch.cli.options import PLACE, Bytes, F
-from kvsearch.errors import KvsearchError, nearest
+from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.yaml_file import kind, read_mapping
 
 EXCLUSIVE = (("budget_slots", "budget_bytes"), ("text", "dataset"))  # only one of each is used
@@ -55,7 +55,7 @@ def read(path: Path, command: click.Command) -> dict[str, Any]:
     for key, value in read_mapping(path, "configuration", KvsearchError).items():
         if not isinstance(key, str) or key not in known:
             hint = nearest(str(key)[:80], _shown(known))
-            raise KvsearchError(f"{path}: unknown key {key!r:.80}{hint}")
+            raise KvsearchError(f"{path}: unknown key {quoted(key)}{hint}")
         option, opposite = known[key]
         name = option.name or key
         if name in keys:
@@ -147,8 +147,8 @@ def _scalar(where: str, option: click.Option, value: Any) -> Any:
         got = repr(value) if isinstance(value, int | float) else kind(value)
         raise KvsearchError(f"{where}: expected {words}, got {got:.80}")
     if isinstance(value, str) and "\0" in value:
-        raise KvsearchError(f"{where}: a zero byte is in no name, got {value!r:.80}")
+        raise KvsearchError(f"{where}: a zero byte is in no name, got {quoted(value)}")
     if isinstance(option.type, click.Choice) and value not in option.type.choices:
         hint = nearest(str(value)[:80], option.type.choices)
-        raise KvsearchError(f"{where}: unknown value {value!r:.80}{hint}")
+        raise KvsearchError(f"{where}: unknown value {quoted(value)}{hint}")
     return value

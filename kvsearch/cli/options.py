@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kvsearch.errors import quoted
 from kvsearch.models.aliases import DEFAULT
 
 F = Callable[..., Any]
@@ -88,7 +89,7 @@ class Slots(click.types.FloatParamType):
             return float(value)
         except ValueError:
             told = "is not a number of fp16 slots per layer; a size in bytes is --budget-bytes"
-            self.fail(f"{value!r} {told}", param, ctx)
+            self.fail(f"{quoted(value)} {told}", param, ctx)
 
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9} | {
@@ -104,13 +105,13 @@ class Bytes(click.types.IntParamType):
         told = "is not a size in bytes per sequence, such as 5000000, 5MB or 4.8MiB"
         found = re.fullmatch(r"([-+]?[\d_]+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
         if found is None or found[2].lower() not in UNITS:
-            self.fail(f"{value!r} {told}", param, ctx)
+            self.fail(f"{quoted(value)} {told}", param, ctx)
         try:
             size = Fraction(found[1]) * UNITS[found[2].lower()]
         except ValueError:  # underscores where Python has none
-            self.fail(f"{value!r} {told}", param, ctx)
+            self.fail(f"{quoted(value)} {told}", param, ctx)
         if size.denominator > 1 and not found[2]:
-            self.fail(f"{value!r} {told}", param, ctx)
+            self.fail(f"{quoted(value)} {told}", param, ctx)
         return int(size)
 
 

@@ -29,8 +29,10 @@ def command(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
             click.echo(f"{file}: a valid {kind}, {digest}")
     if as_json:
         print_json(found)
+    for error in wrong[:-1]:
+        click.echo(f"kvsearch: {error}", err=True)
     if wrong:
-        raise KvsearchError("; ".join(wrong))
+        raise KvsearchError(wrong[-1])
 
 
 def _digest(file: Path, kind: str) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.evaluate.head import Head
+from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import decoder_layers
 from kvsearch.policy import Policy

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvsearch.cache.anchors import finder, new_token
 from kvsearch.models.load import LoadedModel, require_context
+from kvsearch.models.vocabulary import require_ids
 from kvsearch.policy import Policy
 from kvsearch.policy.closings import Flags
 from kvsearch.text.endings import endings, sentence_ends
@@ -63,9 +64,12 @@ def feed(loaded: LoadedModel, policy: Policy, window: Ids) -> Fed:
 
 
 def require_anchors(loaded: LoadedModel, policy: Policy) -> None:
-    """Raise a `PolicyError` if the model's tokenizer has no tokens such as the policy's anchors."""
+    """Raise a `KvsearchError` if tokenizer or model has no tokens such as the policy's anchors."""
     if policy.anchors is not None:
         finder(policy.anchors, loaded.model, loaded.tokenizer)
+        if policy.anchors.insert and loaded.silent is not None:
+            new = np.array([loaded.silent])
+            require_ids(loaded.model, loaded.tokenizer, new, "a text with inserted anchors")
 
 
 def flags(loaded: LoadedModel, policy: Policy, ids: Ids) -> Flags:

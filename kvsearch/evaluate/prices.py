@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvsearch.cache.huggingface import Watching, watched
-from kvsearch.evaluate.head import ROWS, Head
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.head import ROWS, Head
 from kvsearch.models.shape import policy_layers
 from kvsearch.policy import Quantizer
 from kvsearch.policy.schedule import NEVER

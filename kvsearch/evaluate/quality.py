@@ -19,9 +19,10 @@ from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
 from kvsearch.evaluate.batches import Batches
 from kvsearch.evaluate.divergence import Divergence
 from kvsearch.evaluate.fed import feed
-from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.replay import Anchored, Replay, deployed
+from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
+from kvsearch.models.vocabulary import require_ids
 from kvsearch.policy import Policy
 
 Progress = Callable[[int], None]
@@ -77,7 +78,12 @@ class Evaluator:
     def replay(
         self, policy: Policy, windows: NDArray[np.int64], *, prompt: int = 0, **options: Any
     ) -> Replay:
-        """A replay of `policy` over token windows `[W, T]` that can stop and go on."""
+        """A replay of `policy` over token windows `[W, T]` that can stop and go on.
+
+        Raises:
+            ModelError: the model lacks a token of the windows; and what `Replay` raises.
+        """
+        self._require(windows)
         return Replay(
             self.head, self.loaded, policy, windows, batches=self.batches, prompt=prompt, **options
         )
@@ -112,7 +118,11 @@ class Evaluator:
 
     def divergence(self, windows: NDArray[np.int64]) -> Divergence:
         """What policies lose against the full cache on token windows `[W, T]`, all in one pass."""
+        self._require(windows)
         return Divergence(self.head, self.loaded, windows)
+
+    def _require(self, windows: NDArray[np.int64]) -> None:
+        require_ids(self.loaded.model, self.loaded.tokenizer, windows, "a window")
 
 
 def stepwise(

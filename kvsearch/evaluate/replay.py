@@ -19,7 +19,7 @@ from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory, lacks_memory
 from kvsearch.evaluate.batches import Batches
 from kvsearch.evaluate.fed import Fed, feed, flags
-from kvsearch.evaluate.head import Head
+from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, check, layout
 from kvsearch.policy.closings import TextBytes, text_bytes

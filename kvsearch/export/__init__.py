@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from importlib import import_module
 
-from kvsearch.errors import KvsearchError, nearest
+from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.export.fields import Verdict, verdicts
 from kvsearch.export.project import project
 from kvsearch.export.target import PROOFS, Artefact, Job, Target, unknown_options
@@ -54,7 +54,7 @@ def find(name: str, beside: Iterable[str] = ()) -> Target:
         KvsearchError: there is no such target; the nearest names are named.
     """
     if name not in TARGETS:
-        raise KvsearchError(f"unknown target {name!r}{nearest(name, [*TARGETS, *beside])}")
+        raise KvsearchError(f"unknown target {quoted(name)}{nearest(name, [*TARGETS, *beside])}")
     target: Target = import_module(TARGETS[name]).TARGET
     return target
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 from typing import Any
 
-from kvsearch.errors import KvsearchError, SpaceError, nearest
+from kvsearch.errors import KvsearchError, SpaceError, nearest, quoted
 from kvsearch.export import TARGETS, find
 from kvsearch.export.capability import Capability, Eviction, Format
 from kvsearch.export.layers import others_of
@@ -73,7 +73,7 @@ def searched(name: str) -> Target:
     """
     if name not in TARGETS:
         known = [n for n in TARGETS if why_not(find(n)) is None]
-        raise KvsearchError(f"unknown target {name!r}{nearest(name, known)}")
+        raise KvsearchError(f"unknown target {quoted(name)}{nearest(name, known)}")
     target = find(name)
     if (reason := why_not(target)) is not None:
         raise _refusal(target, reason)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from kvsearch.errors import PolicyError
+from kvsearch.errors import PolicyError, quoted
 from kvsearch.knobs import channels
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.rule_axes import NONE
@@ -81,7 +81,7 @@ def changes(base: str, get: Mapping[str, Value | None]) -> Changes:
         value = get[knob]
         if value is not None:
             if not has_field(base, get[base], field):
-                raise PolicyError(f"knob {knob}: {base} {get[base]!r} has no {field}")
+                raise PolicyError(f"knob {knob}: {base} {quoted(get[base])} has no {field}")
             found.append((field, value))
     return tuple(found)
 

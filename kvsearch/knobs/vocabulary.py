@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, get_args
 
-from kvsearch.errors import nearest
+from kvsearch.errors import nearest, quoted
 from kvsearch.frozen import MOST
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.rule_axes import rule_axes
@@ -134,29 +134,28 @@ KNOBS: dict[str, Knob] = {
 def check_value(knob: str, value: Any) -> str | None:
     """Why `value` is not admitted for `knob`, or None."""
     if knob not in KNOBS:
-        return f"unknown knob {knob!r}{nearest(knob, KNOBS)}"
+        return f"unknown knob {quoted(knob)}{nearest(knob, KNOBS)}"
     known = KNOBS[knob]
     if known.number is bool:
-        return None if isinstance(value, bool) else f"{value!r} is not true or false"
+        return None if isinstance(value, bool) else f"{quoted(value)} is not true or false"
     if isinstance(value, str):
         if value in known.names:
             return None
         hint = nearest(value, known.names) if known.names else ": a number is needed"
-        return f"unknown value {value!r}{hint}"
+        return f"unknown value {quoted(value)}{hint}"
     fits = isinstance(value, int | float) and not isinstance(value, bool)
     if known.number is None or not fits:
-        return (
-            f"{value!r} is not {'one of ' + ', '.join(known.names) if known.names else 'a number'}"
-        )
+        wanted = f"one of {', '.join(known.names)}" if known.names else "a number"
+        return f"{quoted(value)} is not {wanted}"
     if isinstance(value, int) and abs(value) > MOST:
         return "whole numbers go to 2^60"
     if not isfinite(value) or (known.number is int and value != int(value)):
-        return f"{value!r} is not a {'whole' if known.number is int else 'finite'} number"
+        return f"{quoted(value)} is not a {'whole' if known.number is int else 'finite'} number"
     if not known.low <= value <= known.high:
         limit = f"at least {known.low:g}" if value < known.low else f"at most {known.high:g}"
-        return f"{value!r} must be {limit}"
+        return f"{quoted(value)} must be {limit}"
     if known.only and value not in known.only:
-        return f"{value!r} is not one of {', '.join(map(str, known.only))}"
+        return f"{quoted(value)} is not one of {', '.join(map(str, known.only))}"
     return None
 
 

@@ -1,6 +1,7 @@
 """Loading a causal language model by name, on the dtype and device asked for."""
 
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,15 +10,17 @@ from typing import Any, Literal
 
 import torch
 
-from kvsearch.errors import ModelError, TextError, nearest
+from kvsearch.errors import ModelError, TextError, nearest, quoted
 from kvsearch.models import given, products
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.gguf import converted, dequantised
+from kvsearch.models.head import Head
 from kvsearch.models.locate import locate
 from kvsearch.models.memory import ELSEWHERE, require_memory
 from kvsearch.models.read import brief, configuration, read
 from kvsearch.models.shape import shape_of, text_config
 from kvsearch.models.spread import spread
+from kvsearch.models.vocabulary import misfit
 from kvsearch.models.weights import digest, parameters, weight_files
 from kvsearch.policy import ModelShape
 from kvsearch.policy.anchors import NEW
@@ -75,21 +78,28 @@ class LoadedModel:
         Only this process can evaluate on it: other processes load a model by its name.
 
         Args:
-            model: a causal language model, on any device and in any dtype.
+            model: a causal language model, on any device and in any dtype; with adapters of PEFT
+                in its layers, such as LoRA, and dynamically quantised, too. What `torch.compile`
+                and `DataParallel` return is evaluated as the model inside it.
             tokenizer: its tokenizer.
             name: for records.
 
         Raises:
-            ModelError: it is of a family that policies cannot be run on.
+            ModelError: it is none that policies can be run on, or its weights are not in memory.
         """
+        model = given.unwrapped(model)
+        shape, digest = shape_of(model.config), given.digest(model)
         first = next(model.parameters())
+        Head(model.eval())  # or an evaluation would find out later
+        if warning := misfit(model, tokenizer):
+            warnings.warn(warning, RuntimeWarning, stacklevel=2)
         return cls(
-            model=model.eval(),
+            model=model,
             tokenizer=tokenizer,
-            shape=shape_of(model.config),
+            shape=shape,
             name=name,
             origin="given in memory",
-            digest=given.digest(model),
+            digest=digest,
             revision=None,
             dtype=str(first.dtype).removeprefix("torch."),
             device=str(first.device),
@@ -177,6 +187,8 @@ def load_model(
     except (RuntimeError, AssertionError) as error:
         hint = f"; {ELSEWHERE}" if any(p.type == "cuda" for p in places) else ""
         raise ModelError(f"{name} cannot be put on {device}: {brief(error)}{hint}") from error
+    if warning := misfit(model, tokenizer):
+        announce(f"warning: {warning}")
     least = products.suits()
     if places == [cpu] and kind == torch.float32 and least is not None:
         products.by_onednn(model, least)
@@ -268,7 +280,9 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"unknown device {name!r}; give auto, cpu, cuda or cuda:N") from error
+        raise ModelError(
+            f"unknown device {quoted(name)}; give auto, cpu, cuda or cuda:N"
+        ) from error
     if device.type == "meta":
         raise ModelError("device meta holds no numbers; give auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
@@ -294,7 +308,7 @@ def dtype_named(name: str, device: torch.device) -> torch.dtype:
             return torch.float32
         return torch.float16 if _before_ampere(device) else torch.bfloat16
     if name not in DTYPES:
-        raise ModelError(f"unknown dtype {name!r}{nearest(name, ['auto', *DTYPES])}")
+        raise ModelError(f"unknown dtype {quoted(name)}{nearest(name, ['auto', *DTYPES])}")
     return DTYPES[name]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvsearch.errors import ModelError, nearest
+from kvsearch.errors import ModelError, named, nearest, quoted
 from kvsearch.models import wheel
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import check
@@ -51,16 +51,16 @@ def locate(name: str, announce: Announce, refuse: Refuse) -> Located:
     if short in ALIASES:
         return _on_hub(ALIASES[short], announce, refuse)
     path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
-    if path.is_file():
+    if os.path.isfile(path):  # false, too, of what is no name of a file at all
         return _file(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folder(path)
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not short.endswith(".gguf"):
         return _on_hub(name, announce, refuse)
     if short.endswith(".gguf") or "/" in name or "\\" in name or name.startswith(("~", ".")):
-        raise ModelError(f"there is no file or folder {name}")
+        raise ModelError(f"there is no file or folder {named(name)}")
     raise ModelError(
-        f"unknown model {name!r}{nearest(short, ALIASES)}; otherwise give a hub id such as "
+        f"unknown model {quoted(name)}{nearest(short, ALIASES)}; otherwise give a hub id such as "
         "Qwen/Qwen3-0.6B, a local folder or a .gguf file"
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvsearch.errors import ModelError
+from kvsearch.errors import ModelError, quoted
 from kvsearch.policy import ModelShape
 from kvsearch.policy.channels import ALL, kept_in
 
@@ -36,16 +36,18 @@ def shape_of(config: Any) -> ModelShape:
     cfg = text_config(config)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(
-            f"model type {config.model_type!r} has an encoder and a decoder; kvsearch serves "
+            f"model type {quoted(config.model_type)} has an encoder and a decoder; kvsearch serves "
             "decoders only"
         )
     heads = getattr(cfg, "num_attention_heads", None)
     if not heads:
-        raise ModelError(f"model type {cfg.model_type!r} has no attention heads, so no KV cache")
+        raise ModelError(
+            f"model type {quoted(cfg.model_type)} has no attention heads, so no KV cache"
+        )
     layers = policy_layers(config)
     if not layers:
         raise ModelError(
-            f"every layer of this {cfg.model_type!r} model has a sliding window or linear "
+            f"every layer of this {quoted(cfg.model_type)} model has a sliding window or linear "
             "attention; its cache is bounded already and there is nothing to search"
         )
     dim = getattr(cfg, "head_dim", None) or cfg.hidden_size // heads

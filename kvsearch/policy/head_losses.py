@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Self
 
+from kvsearch.errors import quoted
+
 Rows = tuple[tuple[float, ...], ...]
 LEAST = 0.03  # of the mean: what any head is taken to lose
 
@@ -77,7 +79,7 @@ class HeadLosses:
                 **rows,
             )
         except (KeyError, TypeError) as e:
-            raise ValueError(f"no losses of heads: {e!r}") from e
+            raise ValueError(f"no losses of heads: {quoted(e)}") from e
         if found.starved not in found.sizes:
             raise ValueError("no losses of heads: no loss of starved heads")
         wide = [(found.slots, found.sizes), (found.keys, found.bits), (found.values, found.bits)]

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from kvsearch.errors import KvsearchError, PolicyError
+from kvsearch.errors import KvsearchError, PolicyError, named, reason
 from kvsearch.frozen import Frozen, first_error, has_half, named_once
 from kvsearch.policy.anchors import Anchors
 from kvsearch.policy.channels import Channels
@@ -350,8 +350,8 @@ class Policy(Frozen):
         """
         try:
             text = Path(source).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise PolicyError(f"cannot read policy file {source}: {e}") from e
+        except (OSError, ValueError) as e:  # also of a name with a zero byte
+            raise PolicyError(f"cannot read policy file {named(source)}: {reason(e)}") from e
         return cls.parse(text, where=str(source))
 
     @classmethod

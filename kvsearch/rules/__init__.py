@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvsearch.errors import nearest
+from kvsearch.errors import nearest, quoted
 from kvsearch.frozen import why
 from kvsearch.rules.attention import Attention
 from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
@@ -57,7 +57,7 @@ def read(data: Any) -> Any:
         return data
     name = data.get("name", DEFAULT)
     if not isinstance(name, str) or name not in RULES:
-        raise ValueError(f"rule.name: unknown rule {name!r:.80}{nearest(str(name)[:80], RULES)}")
+        raise ValueError(f"rule.name: unknown rule {quoted(name)}{nearest(name, RULES)}")
     try:
         return RULES[name].model_validate(data)
     except ValidationError as e:  # its path would be lost on the way up

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from kvsearch.errors import quoted
 from kvsearch.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class Rule(Frozen):
     @model_validator(mode="after")
     def _own_name(self) -> "Rule":
         if self.name != (own := type(self).model_fields["name"].default):
-            raise ValueError(f"name must be {own!r}, got {self.name!r}")
+            raise ValueError(f"name must be {quoted(own)}, got {quoted(self.name)}")
         return self
 
     # -- integers ------------------------------------------------------------------------------

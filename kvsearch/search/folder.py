@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from kvsearch.errors import RunError
+from kvsearch.errors import RunError, named, quoted, reason
 from kvsearch.files import remove_drafts, write_atomic
 from kvsearch.records import Trial
 from kvsearch.search import written
@@ -68,8 +68,8 @@ class RunFolder:
             self._lock.acquire(timeout=0)
         except Timeout as e:
             raise RunError(f"another kvsearch is working in {path}; give another --out") from e
-        except OSError as e:
-            raise RunError(f"cannot write to {path}: {e.strerror or e}; give another --out") from e
+        except (OSError, ValueError) as e:  # also of a name with a zero byte
+            raise RunError(f"cannot write to {named(path)}: {reason(e)}; give another --out") from e
         for place in (path, path / "nll", path / "policies"):
             remove_drafts(place)
 
@@ -96,7 +96,7 @@ class RunFolder:
         before = written.study(file)
         was, now = question(before), question(json.loads(json.dumps(asked)))
         differing = [
-            f"{key} was {was.get(key)!r}, now {now.get(key)!r}"
+            f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
             for key in sorted(set(was) | set(now))
             if was.get(key) != now.get(key)
         ]

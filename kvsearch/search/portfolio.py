@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kvsearch.errors import SpaceError
+from kvsearch.errors import SpaceError, quoted
 from kvsearch.frozen import Frozen, first_error
 from kvsearch.knobs import Value, check_value
 from kvsearch.methods import METHODS, Method
@@ -56,8 +56,8 @@ def load(where: str) -> dict[str, Method]:
     data = read_mapping(path, "portfolio", SpaceError)
     if data.get("version") != VERSION:
         raise SpaceError(
-            f"{path}: a portfolio of version {data.get('version')!r}; this kvsearch reads version "
-            f"{VERSION}: --portfolio none goes on without"
+            f"{path}: a portfolio of version {quoted(data.get('version'))}; this kvsearch reads "
+            f"version {VERSION}: --portfolio none goes on without"
         )
     try:
         found = _File.model_validate(data)
@@ -67,7 +67,7 @@ def load(where: str) -> dict[str, Method]:
         raise SpaceError(f"{path}: nested too deeply for a portfolio") from e
     for i, point in enumerate(found.points):
         if point.name in METHODS or point.name in [p.name for p in found.points[:i]]:
-            raise SpaceError(f"{path}: field points.{i}.name: {point.name!r} is taken")
+            raise SpaceError(f"{path}: field points.{i}.name: {quoted(point.name)} is taken")
         for knob, value in point.knobs.items():
             if reason := check_value(knob, value):
                 raise SpaceError(f"{path}: field points.{i}.knobs.{knob}: {reason}")

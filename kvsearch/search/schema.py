@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvsearch.errors import RunError
+from kvsearch.errors import RunError, quoted
 from kvsearch.records import modern_kind
 from kvsearch.search.samplers import OLD_NAMES
 
@@ -53,5 +53,7 @@ def _current(data: dict[str, Any]) -> bool:
     """Whether this is the present version; the first one had no `schema`."""
     found = data.get("schema")
     if found not in (None, _BEFORE, SCHEMA):
-        raise RunError(f"the run was written as {found!r}, and this kvsearch reads {SCHEMA!r}")
+        raise RunError(
+            f"the run was written as {quoted(found)}, and this kvsearch reads {quoted(SCHEMA)}"
+        )
     return bool(found == SCHEMA)

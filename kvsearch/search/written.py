@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, RootModel, ValidationError
 
-from kvsearch.errors import RunError
+from kvsearch.errors import RunError, quoted
 from kvsearch.frozen import MOST, first_error
 from kvsearch.records import Interval, Kind, Throughput
 from kvsearch.search import schema
@@ -100,7 +100,7 @@ def measured(file: Path) -> dict[str, Any]:
     others = [n for extra in found["extra_text"].values() for n in extra["names"]]
     for name in (*([] if best is None else [best]), *others):
         if name not in names:
-            raise RunError(f"{file} is damaged: there is no row {name!r:.80}; restore it")
+            raise RunError(f"{file} is damaged: there is no row {quoted(name)}; restore it")
     return found
 
 
@@ -132,5 +132,5 @@ def _read(
     except ValueError as e:
         raise RunError(f"{file} is damaged: not JSON ({e}); restore it") from e
     except (KeyError, TypeError, AttributeError) as e:
-        raise RunError(f"{file} is damaged: {e!r:.200}; restore it") from e
+        raise RunError(f"{file} is damaged: {quoted(e)}; restore it") from e
     return found

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from kvsearch.errors import quoted
 from kvsearch.frozen import Frozen
 from kvsearch.knobs import Value
 
@@ -53,7 +54,7 @@ class Axis(Frozen):
                 raise ValueError("choice is empty")
             for i, value in enumerate(self.choice):
                 if value in self.choice[:i]:  # samplers compare by value: 1, 1.0 and true are one
-                    raise ValueError(f"choice names {value!r} twice")
+                    raise ValueError(f"choice names {quoted(value)} twice")
             if self.log:
                 raise ValueError("log goes with int or float, not with choice")
             return self

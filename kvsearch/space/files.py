@@ -1,11 +1,12 @@
 """Files of search spaces: those that come with kvsearch, and people's own."""
 
 from importlib.resources import files
+from os.path import isfile
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from kvsearch.errors import SpaceError, nearest
+from kvsearch.errors import SpaceError, nearest, quoted
 from kvsearch.frozen import why
 from kvsearch.space.search_space import SearchSpace
 from kvsearch.yaml_file import read_mapping
@@ -30,9 +31,9 @@ def load(name: str) -> SearchSpace:
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        found = [f / f"{name}.yaml" for f in _folders() if (f / f"{name}.yaml").is_file()]
+        found = [p for f in _folders() if isfile(p := f / f"{name}.yaml")]
         if not found:
-            raise SpaceError(f"unknown search space {name!r}{nearest(name, names())}")
+            raise SpaceError(f"unknown search space {quoted(name)}{nearest(name, names())}")
         path = found[0]
     data = read_mapping(path, "search space", SpaceError)
     try:

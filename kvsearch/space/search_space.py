@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from kvsearch.errors import quoted
 from kvsearch.frozen import Frozen
 from kvsearch.knobs import BASES, KNOBS, Value, check_value, effective, has_field, modern, respelled
 from kvsearch.space.axis import Axis, Words
@@ -66,7 +67,7 @@ class SearchSpace(Frozen):
                 raise ValueError(f"axes.{knob}: whole numbers are needed; give int, not float")
             for other, wanted in axis.when.items():
                 if other not in seen:
-                    raise ValueError(f"axes.{knob}.when: {other!r} is not an earlier axis")
+                    raise ValueError(f"axes.{knob}.when: {quoted(other)} is not an earlier axis")
                 self._words(f"axes.{knob}.when", other, wanted)
             self._refines(knob, seen)
             seen.append(knob)
@@ -94,8 +95,8 @@ class SearchSpace(Frozen):
         for preset in self._presets(base, knob):
             if not has_field(base, preset, field):
                 raise ValueError(
-                    f"axes.{knob}: {base} {preset!r} has no {field}; let `when` name the values of "
-                    f"{base} that have"
+                    f"axes.{knob}: {base} {quoted(preset)} has no {field}; let `when` name the "
+                    f"values of {base} that have"
                 )
 
     def _presets(self, base: str, knob: str) -> list[Value | None]:

@@ -3,7 +3,7 @@
 from kvsearch.text.hub import DATASETS, read_dataset
 from kvsearch.text.parts import Parts, Tokens, beside, cut, split, tokenize, windows
 from kvsearch.text.source import Source, Text
-from kvsearch.text.sources import TextLike, builtin, located, read_file, read_files, read_text
+from kvsearch.text.sources import TextLike, builtin, read_file, read_files, read_text
 
 __all__ = [
     "DATASETS",
@@ -15,7 +15,6 @@ __all__ = [
     "beside",
     "builtin",
     "cut",
-    "located",
     "read_dataset",
     "read_file",
     "read_files",

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.errors import PolicyError
+from kvsearch.errors import PolicyError, quoted
 
 Ids = NDArray[np.int64]
 
@@ -26,7 +26,9 @@ def endings(tokenizer: Any, marks: Sequence[str]) -> Ids:
     texts = [text.strip() for text in vocabulary(tokenizer)]
     for mark in marks:
         if not any(text.endswith(mark) for text in texts):
-            raise PolicyError(f"field anchors.marks: no token of this tokenizer ends in {mark!r}")
+            raise PolicyError(
+                f"field anchors.marks: no token of this tokenizer ends in {quoted(mark)}"
+            )
     found = [i for i, text in enumerate(texts) if text.endswith(tuple(marks))]
     return np.array(found, dtype=np.int64)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kvsearch.errors import TextError, nearest
+from kvsearch.errors import TextError, nearest, quoted
 from kvsearch.text.source import Source
 
 LIMIT = 8_000_000  # characters, about 2 M tokens
@@ -78,7 +78,9 @@ def read_dataset(
         TextError: the name is unknown, or the dataset is neither cached nor reachable.
     """
     if name not in DATASETS:
-        raise TextError(f"unknown dataset {name!r}{nearest(name, DATASETS)}; or give --text FILE")
+        raise TextError(
+            f"unknown dataset {quoted(name)}{nearest(name, DATASETS)}; or give --text FILE"
+        )
     spec = DATASETS[name]
     if announce:
         announce(f"dataset {name}: fetching {spec.repo} ({spec.split}) unless it is cached")

@@ -2,13 +2,15 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from kvsearch.errors import TextError
+from kvsearch.errors import TextError, named, quoted
 from kvsearch.text.hub import DATASETS
+from kvsearch.text.records import binary, data, markup
 from kvsearch.text.source import Source, Text
 
 LARGEST = 256 << 20  # bytes of one file or range; a tokenizer takes about 1 s per MB
@@ -45,7 +47,7 @@ def read_text(spec: TextLike) -> Source:
     if not isinstance(spec, Text):
         return read_file(os.fspath(spec))
     if not spec.text.strip():
-        raise TextError(f"the text {spec.name!r} is empty; give a longer one")
+        raise TextError(f"the text {quoted(spec.name)} is empty; give a longer one")
     return Source.of(spec.name, spec.text, f"text: {spec.name}, {len(spec.text):,} characters")
 
 
@@ -58,7 +60,8 @@ def read_file(spec: str) -> Source:
             and leave nothing between them. A file whose name looks like that is taken whole.
 
     Raises:
-        TextError: there is no such file, it is not text, or the range is empty or too large.
+        TextError: there is no such file, it is not text but data, or the range is empty or too
+            large.
     """
     path, found = located(spec)
     start, end = (found[k].replace("_", "") if found else "" for k in ("start", "end"))
@@ -68,6 +71,8 @@ def read_file(spec: str) -> Source:
     except OSError as error:
         why = error.strerror or "it is a pipe; save what it gives to a file"
         raise TextError(f"{path} cannot be read: {why}") from error
+    if first == 0 and (kind := binary(raw)):
+        raise TextError(f"{path} is not UTF-8 text but {kind}; write its text into a plain file")
     try:
         text = raw.decode("utf-8-sig" if first == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -79,8 +84,21 @@ def read_file(spec: str) -> Source:
         raise TextError(f"{path} is not text: it has zero bytes")
     if not text.strip():
         raise TextError(f"{spec} holds no text")
+    if found_data := data(text):
+        kind, command = found_data
+        raise TextError(
+            f"{path} looks like {kind}, whose field names and separators would be evaluated as "
+            "text, and no option reads records: write the texts into a plain file, as with "
+            f"`{command.replace('FILE', shlex.quote(str(path)))}`, and give that"
+        )
     name = f"{path.name}:{first}-{last}" if found else path.name
-    return Source.of(name, text, f"text: {path}, bytes {first:,} to {last:,}")
+    return Source.of(name, text, f"text: {path}, bytes {first:,} to {last:,}{_tags(text)}")
+
+
+def _tags(text: str) -> str:
+    """A warning for what is said about a text with tags, which a model may well see, too."""
+    kind = markup(text)
+    return f"; warning: it looks like {kind}, whose tags are evaluated as text" if kind else ""
 
 
 def located(spec: str) -> tuple[Path, re.Match[str] | None]:
@@ -96,7 +114,7 @@ def located(spec: str) -> tuple[Path, re.Match[str] | None]:
     if os.path.isdir(path):
         raise TextError(f"{path} is a folder; name the text files in it")
     if not os.path.exists(path):  # false also of a name that is too long, as of a text itself
-        raise TextError(f"there is no text file {path}{_meant(spec)}")
+        raise TextError(f"there is no text file {_meant(spec, path)}")
     return path, found
 
 
@@ -123,8 +141,13 @@ def _bytes(f: BinaryIO, start: int, end: int | None, spec: str) -> tuple[bytes, 
     return f.read(last - first), first, last
 
 
-def _meant(spec: str) -> str:
-    return f"; the dataset of that name is --dataset {spec}" if spec in DATASETS else ""
+def _meant(spec: str, path: Path) -> str:
+    """The name of no file, and what to give instead."""
+    if spec in DATASETS:
+        return f"{spec}; the dataset of that name is --dataset {spec}"
+    if re.search(r"\s", spec) or not re.search(r"[./\\]", spec):  # no name as files have them
+        return f"{quoted(spec)}; name one, or in Python give a text itself as kvsearch.Text(...)"
+    return named(path)
 
 
 def builtin() -> Source:

@@ -17,7 +17,7 @@ from kvsearch.cache import plans
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import PolicyError
 from kvsearch.evaluate.fed import feed
-from kvsearch.evaluate.head import LOW
+from kvsearch.models.head import LOW
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, check
 

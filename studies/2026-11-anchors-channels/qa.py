@@ -20,7 +20,7 @@ from setting import FULL, keep, kept, loaded, options
 
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.anchors import new_token
-from kvsearch.evaluate.head import Head
+from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 

@@ -16,9 +16,9 @@ import torch
 from variants import variants
 
 from kvsearch.cache import PolicyCache
-from kvsearch.evaluate.head import Head
 from kvsearch.knobs import Setting
 from kvsearch.models import load_model
+from kvsearch.models.head import Head
 from kvsearch.text import read_file, tokenize, windows
 
 HERE = Path(__file__).parent

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from kvsearch.cache import PolicyCache
-from kvsearch.evaluate.head import Head
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.export import find
 from kvsearch.export.environments import require
 from kvsearch.export.proof import TOLERANCE, ours
 from kvsearch.files import write_atomic
 from kvsearch.models import LoadedModel, load_model
+from kvsearch.models.head import Head
 from kvsearch.models.load import folder_of
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch.serving.account import account

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from kvsearch.errors import KvsearchError
+from kvsearch.errors import KvsearchError, quoted
 
 _STORE = 256 * 2**20  # bytes of Ray's object store on this machine; only NLL passes through it
 _PREFIX, _LOCK = "kvray-", ".lock"  # folders of clusters started here; the driver holds the lock
@@ -81,7 +81,7 @@ class Cluster:
             with contextlib.suppress(Exception):
                 self.close()
             text = " ".join(str(e).split())[:200]
-            raise KvsearchError(f"cannot reach the Ray cluster {address!r}: {text}") from e
+            raise KvsearchError(f"cannot reach the Ray cluster {quoted(address)}: {text}") from e
         finally:  # Ray's handler raises `SystemExit`
             if callable(ours) and signal.getsignal(signal.SIGTERM) is not ours:
                 signal.signal(signal.SIGTERM, ours)

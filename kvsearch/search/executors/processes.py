@@ -1,20 +1,32 @@
 """Jobs in spawned processes, one per device. The driver never loads a model for them.
 
 A process ends with its driver, however that ends. A process that is killed ends its job as `died`,
-and its slot opens anew with the next job. A process that dies before the work is open does not end
-the job: it is started again, and after a few times the run ends with a sentence.
+and its slot opens anew with the next job. A process that is killed before the work is open does not
+end the job: it is started again, and after a few times the run ends with a sentence. One that ends
+by itself before that would do so again, as where the script that it imports fails: the run ends.
 """
 
 import multiprocessing
 import os
 import signal
+import sys
+import tempfile
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import IO, Any
 
 from kvsearch.search.executors.parent_watch import die_with_parent, undisturbed
-from kvsearch.search.work import Job, Outcome, Unusable, Work, attempt, why_unopened
+from kvsearch.search.executors.spawning import last_line, stderr_into, why_not_started, written
+from kvsearch.search.work import (
+    Job,
+    Outcome,
+    Session,
+    Unusable,
+    Work,
+    attempt,
+    why_unopened,
+)  # fmt: skip
 
 _SPAWN = multiprocessing.get_context("spawn")  # forked CUDA and OpenMP states do not work
 _OPENED = "opened"
@@ -25,10 +37,12 @@ _REFUSED = 70  # exit code of a process whose device refuses all work
 
 @dataclass
 class _Child:
-    """A process and the driver's end of its pipe."""
+    """A process, the driver's end of its pipe, and what it writes to stderr from `begin` on."""
 
     process: Any
     pipe: Connection
+    stderr: IO[bytes]
+    begin: int
     opened: bool = False
 
 
@@ -93,26 +107,35 @@ class Processes:
         if isinstance(said, Outcome):
             return said
         child.process.join(5)  # it is ending; killed below if it cannot
-        why = _exit(child.process.exitcode)
-        self._remove(slot)
+        code, stderr = child.process.exitcode, written(child.stderr, child.begin)
+        how = _exit(code)
+        self._remove(slot, tell=child.opened)
         if child.opened:
-            return Outcome(-1, "died", error=f"its evaluator died ({why})")
+            return Outcome(-1, "died", error=f"its evaluator died ({how})")
+        if code is not None and code >= 0 and code != _REFUSED:
+            why = f"evaluator {slot} could not start: {why_not_started(stderr, how)}"
+            return Outcome(-1, "unopened", error=why)
         if self._starts[slot] < STARTS:
             self._send(self._start(slot), self._jobs[slot])
             return None
-        return Outcome(
-            -1, "unopened", error=f"evaluator {slot} died {STARTS} times while it started ({why})"
-        )
+        why = f"evaluator {slot} died {STARTS} times while it started ({how})"
+        if line := last_line(stderr):
+            why += f": {line}"
+        elif code == -signal.SIGKILL:
+            why += "; if memory is short, take fewer --workers"
+        return Outcome(-1, "unopened", error=why)
 
     def _start(self, slot: int) -> _Child:
         self._starts[slot] = self._starts.get(slot, 0) + 1
         resource_tracker.ensure_running()  # its start would let Ctrl-C through again
         mine, theirs = _SPAWN.Pipe()
-        with undisturbed():
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process lives
+        with undisturbed(), stderr_into(stderr):
             process = _SPAWN.Process(target=_serve, args=(slot, theirs), daemon=True)
             process.start()
+            begin = os.fstat(stderr.fileno()).st_size  # before it: of other threads of this one
         theirs.close()
-        child = self._children[slot] = _Child(process, mine)
+        child = self._children[slot] = _Child(process, mine, stderr, begin)
         self._send(child, self.work)
         return child
 
@@ -122,12 +145,16 @@ class Processes:
         except OSError:  # it has just died; `wait` notices
             return
 
-    def _remove(self, slot: int) -> None:
+    def _remove(self, slot: int, *, tell: bool = True) -> None:
+        """End a process; pass on what it wrote to stderr, unless a sentence says what counts."""
         child = self._children.pop(slot, None)
         if child is not None:
             child.process.kill()
             child.process.join()
             child.pipe.close()
+            if tell and (text := written(child.stderr, child.begin)):
+                sys.stderr.write(text)
+            child.stderr.close()
 
 
 def _exit(code: int | None) -> str:
@@ -141,16 +168,27 @@ def _serve(slot: int, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
     die_with_parent()
     try:
-        work: Work = pipe.recv()
         try:
+            work: Work = pipe.recv()
             session = work.open(slot)
-        except Exception as e:
+        except Exception as e:  # if the driver is gone, it cannot be told either
             pipe.send(Outcome(-1, "unopened", error=why_unopened(e)))
             return
         pipe.send(_OPENED)
         while True:
-            pipe.send(attempt(session, pipe.recv()))
+            pipe.send(_answer(session, pipe))
     except Unusable:
         os._exit(_REFUSED)  # at once: what ends a process in order would ask the device, too
     except (EOFError, OSError):  # the driver is gone
         return
+
+
+def _answer(session: Session, pipe: Connection) -> Outcome:
+    """The outcome of the next job; also of one that this process cannot read."""
+    try:
+        job = pipe.recv()
+    except (EOFError, OSError):
+        raise
+    except Exception as e:  # such as a rule that only the driver's session has
+        return Outcome(-1, "failed", error=f"an evaluator cannot read the policy ({e})")
+    return attempt(session, job)

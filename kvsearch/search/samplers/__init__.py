@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from kvsearch.errors import KvsearchError, nearest
+from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.knobs import Setting
 from kvsearch.search.samplers.pricing import Context, Priced, Pricer, Speed
 from kvsearch.space import SearchSpace
@@ -130,7 +130,7 @@ def check_name(name: str) -> None:
     """Raise a `KvsearchError` if there is no such sampler, or what it needs is not installed."""
     name = modern_name(name)
     if name not in SAMPLERS:
-        raise KvsearchError(f"unknown sampler {name!r}{nearest(name, SAMPLERS)}")
+        raise KvsearchError(f"unknown sampler {quoted(name)}{nearest(name, SAMPLERS)}")
     if name == "gp" and find_spec("scipy") is None:
         raise KvsearchError("the sampler gp needs SciPy: pip install 'kvsearch[gp]'")
 
@@ -145,7 +145,7 @@ def check_space(name: str, space: SearchSpace) -> None:
     if modern_name(name) == "gp" and 2 * active < len(space.axes):
         raise KvsearchError(
             f"the sampler gp models only axes without conditions, {active} of the "
-            f"{len(space.axes)} of the space {space.name!r}; use kvei or tpe"
+            f"{len(space.axes)} of the space {quoted(space.name)}; use kvei or tpe"
         )
 
 

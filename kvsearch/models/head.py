@@ -1,17 +1,26 @@
 """The model's own logits, taken in slices, so that long windows need no `T x vocabulary` tensor."""
 
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.errors import ModelError
+from kvsearch.errors import ModelError, lacks_memory
+from kvsearch.models.read import brief
 
 ROWS = 128  # tokens whose logits are held at once; glibc keeps freed memory of up to 32 MB
 LOW = -1e30  # logit of a token that is never predicted; finite, for differences of logits
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Runs what `torch.compile` has made as it was: every call has another length here."""
+    if "torch._dynamo" not in sys.modules:  # and importing it takes seconds
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 class Head:
@@ -22,29 +31,45 @@ class Head:
         silent: a token that is never predicted, which has no logit and no loss: probabilities are
             those of the others.
 
+    Attributes:
+        vocabulary: tokens that have a logit.
+
     Raises:
-        ModelError: the family computes its logits in a way that slices would not repeat.
+        ModelError: the model has no logits, or computes them in a way that slices would not repeat.
     """
 
     def __init__(self, model: Any, silent: int | None = None) -> None:
         self.silent: int | None = None
         self.model, self.body, self.out = model, model.base_model, model.get_output_embeddings()
-        self.vocabulary: int = self.out.weight.shape[0]
+        if self.out is None or self.body is model:
+            raise ModelError(
+                f"{type(model).__name__} has no body and output layer apart from each other; load "
+                "a causal language model with AutoModelForCausalLM"
+            )
         cfg = model.config.get_text_config(decoder=True)
         self.cap = getattr(cfg, "final_logit_softcapping", None)
         self.factor = float(getattr(cfg, "logit_scale", None) or 1.0)
         self.factor /= float(getattr(cfg, "logits_scaling", None) or 1.0)
-        self._verify()
-        self.silent = silent
+        self.vocabulary: int = self._verify()
+        if silent is not None and silent < self.vocabulary:  # without a logit it is never predicted
+            self.silent = silent
 
-    def _verify(self) -> None:
+    def _verify(self) -> int:
         """The slices must equal the model's own logits; a family with another head is refused."""
-        device = next(self.model.parameters()).device
+        name, device = type(self.model).__name__, next(self.model.parameters()).device
         ids = torch.arange(4, device=device)[None]
-        with torch.inference_mode():
-            hidden = self.body(ids, use_cache=False).last_hidden_state
-            mine = self.logits(hidden)
-            theirs = self.model(ids, use_cache=False).logits.float()
+        try:
+            with torch.inference_mode(), _eagerly():
+                hidden = self.body(ids, use_cache=False).last_hidden_state
+                mine = self.logits(hidden)
+                theirs = self.model(ids, use_cache=False).logits.float()
+        except Exception as error:  # whatever the code of a model raises
+            if lacks_memory(error):
+                raise
+            raise ModelError(
+                f"{name} cannot be evaluated ({brief(error)}); kvsearch evaluates causal language "
+                "models whose base_model returns hidden states of token ids"
+            ) from error
         if not (theirs < float("inf")).all():  # minus infinity hides entries that are no tokens
             raise ModelError(
                 "the model's logits are not finite: its weights are damaged, or too large for this "
@@ -53,14 +78,21 @@ class Head:
         # the model scales and caps in its own type, rounding up to four times, the slices in fp32
         near = max(1e-3, 4 * torch.finfo(hidden.dtype).eps)
         largest = float(theirs.nan_to_num(neginf=0.0).abs().max())
-        if not torch.allclose(mine, theirs, rtol=near, atol=1e-3 * largest):
+        same = mine.shape == theirs.shape
+        if not same or not torch.allclose(mine, theirs, rtol=near, atol=1e-3 * largest):
+            replaced = "forward" in vars(self.model)
             raise ModelError(
-                f"{type(self.model).__name__} computes its logits in a way kvsearch does not know"
-            )
+                f"{name} computes its logits in a way kvsearch does not know"
+                + ("; its forward was replaced, as for mixed precision: give it without that"
+                   if replaced else "")
+            )  # fmt: skip
+        return theirs.shape[-1]
 
-    def hidden(self, ids: Tensor, cache: PolicyCache) -> Tensor:
-        """Last hidden states `[B, T, hidden]`."""
-        result: Tensor = self.body(ids, past_key_values=cache, use_cache=True).last_hidden_state
+    def hidden(self, ids: Tensor, cache: Any) -> Tensor:
+        """Last hidden states `[B, T, hidden]` of tokens `[B, T]` that a cache takes in."""
+        with _eagerly():
+            out = self.body(ids, past_key_values=cache, use_cache=True)
+        result: Tensor = out.last_hidden_state
         return result
 
     def logits(self, hidden: Tensor) -> Tensor:
