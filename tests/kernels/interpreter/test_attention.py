@@ -1,6 +1,6 @@
 import pytest
 import torch
-from kernel_tools import arena, close, poisoned
+from kernel_tools import arena, close, few, poisoned
 
 from kvsearch_kernels.lifetime_attention import lifetime_attention, probe
 from kvsearch_kernels.lifetime_attention.triton_impl import plan
@@ -39,7 +39,9 @@ def lives(E, first, M):
     return arena(birth), arena(death)
 
 
-@pytest.mark.parametrize(("M", "E", "D", "G", "dtype", "first", "softcap"), CASES)
+@pytest.mark.parametrize(
+    ("M", "E", "D", "G", "dtype", "first", "softcap"), few(CASES, 0, 1, 2, 6, 7)
+)
 def test_attention_and_scores_stay_in_the_error_budget(M, E, D, G, dtype, first, softcap):
     q, k, v = inputs(M, E, D, G, dtype, H=1 if D == 256 else 2)
     birth, death = lives(E, first, M)

@@ -19,6 +19,7 @@ from kvsearch.policy import Budgets, Policy
 from kvsearch_kernels.op import Op
 from tests.tagged import COMPOSITE, WAITS
 
+pytestmark = pytest.mark.slow
 SIZES = dict(
     vocab_size=97, hidden_size=48, intermediate_size=32, num_hidden_layers=2, head_dim=64,
     num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=512,
@@ -148,8 +149,7 @@ def decode(model, policy, prompt=PROMPT, new=NEW, mode=torch.no_grad):
 
 
 OWN = Budgets(kind="sensitivity", weights=((0.5, 1.0, 2.0), (1.0, 1.5, 1.0)))
-SLOW = ("as the tool recommends", "queries", "positions of the cache, by votes")
-CASES = ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+CASES = ("as the tool recommends", "full", "queries", "positions of the cache, by votes")
 
 
 @pytest.mark.parametrize("name", CASES)

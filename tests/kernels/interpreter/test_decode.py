@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 import torch
-from kernel_tools import arena, close, poisoned
+from kernel_tools import arena, close, few, poisoned
 
 from kvsearch_kernels.decode_attention import Part, decode_attention, probe, triton_impl
 from kvsearch_kernels.op import UnsupportedError
@@ -60,7 +60,10 @@ def verify(q, parts, scale, softcap=None):
 
 @pytest.mark.parametrize(
     ("bits", "D", "G"),
-    [(8, 64, 3), (4, 128, 4), (3, 64, 3), (2, 128, 4), (1, 64, 3), (8, 256, 1), (1, 256, 1)],
+    few(
+        [(8, 64, 3), (4, 128, 4), (3, 64, 3), (2, 128, 4), (1, 64, 3), (8, 256, 1), (1, 256, 1)],
+        *range(5),
+    ),
 )
 def test_every_bit_width_of_even_levels_in_registers(bits, D, G):
     q, parts = build(G, D, F16, [(uniform(bits, D), uniform(bits, D), 150)], H=1)
@@ -106,8 +109,8 @@ def verify_flat_and_peaked(D, G, key, value):
 
 @pytest.mark.parametrize(
     ("keys", "values", "group", "D", "G"),
-    [(4, 4, 32, 64, 3), (5, 4, 128, 128, 4), (2, 2, 64, 128, 4), (3, 3, 64, 64, 3),
-     (4, 5, 32, 128, 4), (2, 2, 32, 64, 3), (3, 3, 128, 128, 4)],
+    few([(4, 4, 32, 64, 3), (5, 4, 128, 128, 4), (2, 2, 64, 128, 4), (3, 3, 64, 64, 3),
+         (4, 5, 32, 128, 4), (2, 2, 32, 64, 3), (3, 3, 128, 128, 4)], 0, 3),
 )  # fmt: skip
 def test_lloyd_levels_are_looked_up(keys, values, group, D, G):
     key, value = lloyd(keys, D, min(group, D)), lloyd(values, D, min(group, D))
@@ -117,7 +120,18 @@ def test_lloyd_levels_are_looked_up(keys, values, group, D, G):
 
 @pytest.mark.parametrize(
     ("keys", "values", "D", "G"),
-    [(4, 4, 128, 4), (3, 3, 64, 3), (2, 2, 128, 4), (4, 2, 64, 3), (1, 1, 128, 4), (8, 8, 64, 3)],
+    few(
+        [
+            (4, 4, 128, 4),
+            (3, 3, 64, 3),
+            (2, 2, 128, 4),
+            (4, 2, 64, 3),
+            (1, 1, 128, 4),
+            (8, 8, 64, 3),
+        ],
+        1,
+        3,
+    ),
 )
 def test_groups_of_32(keys, values, D, G):
     key, value = uniform(keys, D, 32), uniform(values, D, 32)
@@ -125,6 +139,7 @@ def test_groups_of_32(keys, values, D, G):
     verify_flat_and_peaked(D, G, key, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -148,7 +163,8 @@ def test_every_other_format(key, value):
 
 
 @pytest.mark.parametrize(
-    ("fmt", "G"), [(None, 12), (uniform(4, 64), 20), (lloyd(4, 64), 40), (lloyd(4, 64), 12)]
+    ("fmt", "G"),
+    few([(None, 12), (uniform(4, 64), 20), (lloyd(4, 64), 40), (lloyd(4, 64), 12)], 1, 3),
 )
 def test_more_than_eight_query_heads(fmt, G):
     """They have tiles of their own."""

@@ -10,13 +10,18 @@ from kvsearch_kernels.trust import prove
 F16, F32 = torch.float16, torch.float32
 
 
-@pytest.mark.parametrize("op", TRITON, ids=lambda op: op.name)
+LONG = ("decode_step", "scored_decode", "settle_kv", "score_keys")  # the others have their lines
+PROBED = [pytest.param(op, marks=[pytest.mark.slow] * (op.name in LONG)) for op in TRITON]
+
+
+@pytest.mark.parametrize("op", PROBED, ids=lambda op: op.name)
 def test_interpreted_kernels_pass(op):
     with poisoned():
         assert prove(op, "triton", torch.device("cpu"), F16) is None
 
 
 # score_keys and the scored ones take fp32 through the same lines as these
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("lifetime_attention", F32), ("decode_attention", F32), ("quantize_kv", F32),

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from kernel_tools import arena, close, poisoned
+from kernel_tools import arena, close, few, poisoned
 
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.gather_kv import gather_kv
@@ -34,7 +34,7 @@ def exact(fmt):
     return fmt.levels == "uniform" and fmt.bits > 1
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=name)
+@pytest.mark.parametrize("fmt", few(FORMATS, 0, 6, 9, 13, 18, 20, 25), ids=name)
 def test_packing_writes_the_bytes_of_the_reference(fmt):
     torch.manual_seed(fmt.bits)
     x = arena(torch.randn(1, 2, 65, 128).half())
