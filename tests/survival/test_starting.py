@@ -13,6 +13,7 @@ from toy import Session, Toy
 
 from kvsearch.policy import Policy
 from kvsearch.search.executors.processes import Processes
+from kvsearch.search.executors.ray_actors import why_lost
 from kvsearch.search.work import Job
 
 SCRIPT = """
@@ -106,6 +107,19 @@ def test_a_search_without_a_main_guard_ends_at_once(tmp_path: Path, tiny_folder:
     said = out.splitlines()[-1]  # the processes print on stdout what the script prints
     assert re.match(r"evaluator \d could not start: it imports .*mine.py again, which starts", said)
     assert "Traceback" not in err and log.read_text().count("imported") <= 3
+
+
+def test_an_actor_that_fails_by_itself_is_not_started_again() -> None:
+    """As Ray 2.60 words it where the work cannot be read on a node."""
+    said = (
+        "The actor died because of an error raised in its creation task, \x1b[36mray::_Evaluator"
+        ".__init__()\x1b[39m (pid=11135)\n  At least one of the input arguments for this task "
+        "could not be computed:\nray.exceptions.RaySystemError: System error: libghost.so\n"
+        '  File "ghost.py", line 3\nImportError: libghost.so: cannot open shared object file'
+    )
+    assert why_lost(said) == ("ImportError: libghost.so: cannot open shared object file", False)
+    killed = "The actor died unexpectedly before finishing this task.\n\tclass_name: _Evaluator"
+    assert why_lost(killed) == ("The actor died unexpectedly before finishing this task.", True)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from typing import Any
 
 from kvsearch.errors import KvsearchError
 from kvsearch.search.executors.cluster import Cluster
+from kvsearch.search.executors.spawning import last_line
 from kvsearch.search.work import Job, Outcome, Session, Work, attempt, why_unopened
 
 STARTS = 3  # times in a row that a slot may die before it has opened its work
+SHOWN = 160  # characters of Ray's messages
 
 
 class RayActors:
@@ -76,9 +78,12 @@ class RayActors:
             try:
                 outcome: Outcome = self._ray.get(ready[0])
             except self._ray.exceptions.RayError as e:
-                what = (str(e).splitlines() or [type(e).__name__])[0][:160]
+                what, again = why_lost(str(e) or type(e).__name__)
                 opened = self._opened(slot)
                 self._drop(slot)
+                if not opened and not again:
+                    error = f"evaluator {slot} could not start on the cluster: {what}"
+                    return slot, Outcome(job.key, "unopened", error=error)
                 if opened:
                     return slot, Outcome(job.key, "died", error=f"its evaluator died ({what})")
                 if self._starts[slot] < STARTS:
@@ -115,6 +120,17 @@ class RayActors:
         actor, _ = self._actors.pop(slot)
         with contextlib.suppress(Exception):  # it may be gone, and so may the cluster
             self._ray.kill(actor, no_restart=True)
+
+
+def why_lost(message: str) -> tuple[str, bool]:
+    """Why an actor was lost, and whether another one may start.
+
+    Args:
+        message: of Ray's error: of an actor that failed by itself, with a traceback.
+    """
+    if "error raised in its creation task" in message or "failed to import" in message:
+        return last_line(message)[:SHOWN], False
+    return message.splitlines()[0][:SHOWN], True
 
 
 class _Evaluator:
