@@ -73,10 +73,26 @@ def test_a_text_given_as_a_path_is_told_about_texts(value: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("value", [3, b"abc", [1], {"a": 1}, Path])
+@pytest.mark.parametrize("value", [3, b"abc", [1], {"a": 1}, Path, Text(b"abc")])
 def test_other_types_are_told_what_a_text_is(value: Any) -> None:
-    with pytest.raises(KvsearchError, match=r"a text is a path, kvsearch\.Text\(\.\.\.\) for"):
+    with pytest.raises(KvsearchError, match=r"(a path, kvsearch|the text of kvsearch)\.Text\("):
         kvsearch.evaluate("full", text=value)
+
+
+def test_a_model_of_transformers_itself_is_told_how_it_is_given() -> None:
+    class Model:
+        def __repr__(self) -> str:
+            return "(layer)\n" * 9000
+
+    given: Any = Model()
+    for call in (
+        lambda: kvsearch.evaluate("full", given),
+        lambda: kvsearch.search(given),
+        lambda: adapt(Policy(slots=40), given, WORDS, "out", progress=False),
+        lambda: prune("kvpruner-01-20", given, "out", progress=False),
+    ):
+        with pytest.raises(ModelError, match=r"not a Model; give LoadedModel\.of\(model, tok"):
+            call()
 
 
 def test_folders_with_impossible_names_are_refused(tiny_folder: Path) -> None:

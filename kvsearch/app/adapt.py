@@ -102,7 +102,7 @@ def adapt(
         raise KvsearchError(f"--prompt {prompt} must be at least 0 and below --context {context}")
     _check_device(",".join(str(device_named(x)) for x in device.split(",") if x != "auto"))
     loaded = inputs.model(
-        model if isinstance(model, LoadedModel) else str(model),
+        inputs.which(model),
         dtype=dtype, device=device, context=context, say=shown.say,
     )  # fmt: skip
     _check_device(loaded.devices)

@@ -195,7 +195,7 @@ def evaluate(
     if nll_out is not None:
         require_writable(Path(nll_out))
     loaded = inputs.model(
-        model if isinstance(model, LoadedModel) else str(model),
+        inputs.which(model),
         dtype=dtype, device=device, context=T, say=shown.say,
     )  # fmt: skip
     budget = in_both_units(loaded.shape, budget_slots, budget_bytes)

@@ -125,6 +125,22 @@ def source(files: tuple[TextLike, ...], dataset: str | None, say: Say) -> Source
     return found
 
 
+def which(given: str | PathLike[str] | LoadedModel) -> str | LoadedModel:
+    """A model as a caller gave it: a loaded one, or a name.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if isinstance(given, LoadedModel):
+        return given
+    if not isinstance(given, str | PathLike):
+        raise ModelError(
+            f"a model is a name, a path or a LoadedModel, not a {type(given).__name__}; give "
+            "LoadedModel.of(model, tokenizer)"
+        )
+    return str(given)
+
+
 def model(
     name: str | LoadedModel, *, dtype: str, device: str, context: int, say: Say
 ) -> LoadedModel:

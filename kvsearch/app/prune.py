@@ -85,7 +85,7 @@ def prune(
     inputs.require_files(text)
     require_writable(folder)
     loaded = inputs.model(
-        model if isinstance(model, LoadedModel) else str(model),
+        inputs.which(model),
         dtype=dtype, device=device, context=0, say=shown.say,
     )  # fmt: skip
     require_plain(loaded.model, "kvsearch prune")

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsearch.app.inputs import TextOptions, names, texts
+from kvsearch.app.inputs import TextOptions, names, texts, which
 from kvsearch.app.options import SLOTS, RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.run import Run
@@ -209,7 +209,7 @@ def search(
         report_windows=report_windows,
     )
     options = RunOptions(
-        model=model if isinstance(model, LoadedModel) else str(model),
+        model=which(model),
         text=parts,
         budget_slots=budget_slots,
         budget_bytes=budget_bytes,

@@ -143,9 +143,12 @@ def _cells(lines: Sequence[str]) -> tuple[str, str] | None:
 
 def _rows(lines: Sequence[str], mark: str) -> bool:
     before = csv.field_size_limit(sys.maxsize)
-    how = csv.QUOTE_NONE if mark == "\t" else csv.QUOTE_MINIMAL
+    each = (f"{line}\n" for line in lines)
     try:
-        rows = list(csv.reader((f"{x}\n" for x in lines), delimiter=mark, quoting=how))
+        if mark == "\t":
+            rows = list(csv.reader(each, delimiter=mark, quoting=csv.QUOTE_NONE))
+        else:
+            rows = list(csv.reader(each, delimiter=mark))
     except csv.Error:
         return False
     finally:

@@ -46,6 +46,9 @@ def read_text(spec: TextLike) -> Source:
     """
     if not isinstance(spec, Text):
         return read_file(os.fspath(spec))
+    if not isinstance(spec.text, str):
+        kind = type(spec.text).__name__
+        raise TextError(f"the text of kvsearch.Text(...) is a string, not of type {kind}")
     if not spec.text.strip():
         raise TextError(f"the text {quoted(spec.name)} is empty; give a longer one")
     return Source.of(spec.name, spec.text, f"text: {spec.name}, {len(spec.text):,} characters")

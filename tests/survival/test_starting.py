@@ -1,5 +1,6 @@
 """Processes that cannot start: one sentence says why, at the first one if others would fail too."""
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 from conftest import HERE
 from toy import Session, Toy
 
+import kvsearch
+from kvsearch.errors import RunError
 from kvsearch.policy import Policy
 from kvsearch.search.executors.processes import Processes
 from kvsearch.search.executors.ray_actors import why_lost
@@ -91,22 +94,29 @@ def test_a_script_from_standard_input_is_named(tmp_path: Path) -> None:
     assert out.endswith("<stdin> is no file; save the script to one, or leave out --workers")
 
 
-def test_a_search_without_a_main_guard_ends_at_once(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_search_that_is_imported_again_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the script does about the error, the driver hears of it."""
     script, log = tmp_path / "mine.py", tmp_path / "imports"
-    script.write_text(
-        "import pathlib, sys, kvsearch\n"
-        "log, model, out = sys.argv[1:]\n"
-        "pathlib.Path(log).open('a').write('imported\\n')\n"
-        "text = kvsearch.Text(' '.join(str(i * i) for i in range(2000)))\n"
-        "try:\n"
-        "    kvsearch.search(model, text, budget_slots=40, context=128, workers=2, out=out,\n"
-        "        trials=1, warm_start=False, space='h2o-int4', bench=False)\n"
-        "except kvsearch.errors.RunError as e: print(e); raise SystemExit(1)\n"
+    top = (
+        "from kvsearch.search.executors.spawning import require_main\n"
+        "try: require_main(2)\n"
+        "except ValueError: sys.exit(0)"
     )
-    out, err = run(str(script), str(log), str(tiny_folder), str(tmp_path / "run"))
-    said = out.splitlines()[-1]  # the processes print on stdout what the script prints
-    assert re.match(r"evaluator \d could not start: it imports .*mine.py again, which starts", said)
-    assert "Traceback" not in err and log.read_text().count("imported") <= 3
+    script.write_text(SCRIPT.replace("TOP", top).replace("GUARD", "True"))
+    out, err = run(str(script), str(log))
+    assert re.match(r"evaluator 0 could not start: it imports .*mine.py again, which starts", out)
+    assert not err and log.read_text().count("imported") == 1
+    process = multiprocessing.current_process()
+    monkeypatch.setattr(process, "_inheriting", True, raising=False)
+    for workers in (2, None):
+        with pytest.raises(RunError, match="put what the script runs under"):
+            kvsearch.search("no model is loaded", workers=workers, out=tmp_path / "run")
+    monkeypatch.undo()
+    monkeypatch.setitem(process._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(RunError, match="a daemonic process, as of a multiprocessing pool, starts"):
+        kvsearch.search("no model is loaded", workers=2, out=tmp_path / "run")
 
 
 def test_an_actor_that_fails_by_itself_is_not_started_again() -> None:
