@@ -130,24 +130,16 @@ def _refuse(state: LayerState, query: Tensor, mask: Tensor | None, extra: dict[s
 def _refuse_hidden(state: LayerState, query: Tensor, mask: Tensor | BlockMask) -> None:
     """Refuse a mask, of whatever attention function, that is not the causal one."""
     m, n = query.shape[2], state.seen + query.shape[2]
-    if isinstance(mask, BlockMask):
-        if m == 1:
-            return  # what it hides, it hid from the first tokens
-        if mask.shape[-2:] == (m, n):
-            mask = create_mask(mask.mask_mod, len(query), 1, m, n, device=str(query.device))
-    elif mask.dtype == torch.bool or mask.dim() == 2:
-        mask = mask.bool()
-    elif m > 1 or mask.device.type == "cpu":  # one look costs a GPU a wait
-        mask = mask == 0
-    else:
+    shown = _shown(mask, query, n)
+    if shown is None:
         return
-    if isinstance(mask, Tensor) and mask.dim() == 2:  # flash attention's, of the tokens so far
-        plain = torch.ones(n, dtype=torch.bool, device=mask.device)
+    if shown.dim() == 2:  # flash attention's, of the tokens so far
+        plain = torch.ones(n, dtype=torch.bool, device=shown.device)
     else:
-        plain = torch.ones(m, n, dtype=torch.bool, device=query.device).tril(n - m)
-    if mask.shape[-plain.dim() :] == plain.shape and bool((mask == plain).all()):
+        plain = torch.ones(m, n, dtype=torch.bool, device=shown.device).tril(n - m)
+    if shown.shape[-plain.dim() :] == plain.shape and bool((shown == plain).all()):
         return
-    if state.seen and isinstance(mask, Tensor) and not bool(mask[..., -1].all()):
+    if state.seen and not bool(shown[..., -1].all()):
         raise ModelError(
             f"the attention mask of this call has no columns for all of the {state.seen} tokens "
             f"that the cache has seen and the {m} of the call; give one for all of them, or none, "
@@ -157,6 +149,20 @@ def _refuse_hidden(state: LayerState, query: Tensor, mask: Tensor | BlockMask) -
         "a policy cache attends to all earlier tokens, and this mask hides some or shows "
         "later ones: padded batches are not supported; give prompts of equal length"
     )
+
+
+def _shown(mask: Tensor | BlockMask, query: Tensor, n: int) -> Tensor | None:
+    """What a mask shows, as booleans; None where it costs too much to look at a single token's.
+
+    Of eager and flex attention these are made whether or not they hide anything, and what hides
+    something hid it from the prompt.
+    """
+    m = query.shape[2]
+    if isinstance(mask, BlockMask):
+        return None if m == 1 else create_mask(mask.mask_mod, len(query), 1, m, n, query.device)
+    if mask.dtype == torch.bool or mask.dim() == 2:
+        return mask.bool()
+    return mask == 0 if m > 1 or mask.is_cpu else None
 
 
 def _compare(state: LayerState, query: Tensor, ids: Tensor | None) -> None:

@@ -141,7 +141,7 @@ def watch_generate() -> None:
 
     @wraps(plain)
     def prepare(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("past_key_values")
+        cache: Any = kwargs.get("past_key_values")
         given: Given | None = getattr(cache, "given", None)
         prompt = bool(kwargs.get("is_first_iteration"))
         embedded = prompt and kwargs.get("inputs_embeds") is not None
