@@ -15,7 +15,14 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel, pipeline
+from transformers import (
+    ContinuousBatchingConfig,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    pipeline,
+)
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
@@ -244,7 +251,10 @@ def test_batches_are_generated_beside_a_cache() -> None:
     want = model.generate(ONE, **KW)[0, 40:].tolist()
     PolicyCache(POLICIES["h2o in 4 bits"], model)
     config = transformers.GenerationConfig(**KW, eos_token_id=-1)
-    found = model.generate_batch([ONE[0].tolist()], generation_config=config)
+    few = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=256)  # else most of the memory
+    found = model.generate_batch(
+        [ONE[0].tolist()], generation_config=config, continuous_batching_config=few
+    )
     assert [x.generated_tokens for x in found.values()] == [want]
 
 

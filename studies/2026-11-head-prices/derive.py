@@ -1,56 +1,69 @@
 """From the records to the tables. `python derive.py --out FOLDER`.
 
-`controls.csv`: the first point of the portfolio at 128 slots with head budgets from different
-measurements, dNLL to the full cache a text, means of two windows.
+`candidates.csv`: dNLL to the full cache of every candidate with head budgets by `kvsearch heads`.
+`before.csv`: the same policies on the same windows, with losses of heads estimated on 512 tokens of
+the text, out of the records of `studies/2026-11-portfolio`. Nats per token, means of two windows.
 """
 
 import argparse
 import csv
 import json
-from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
+
+import numpy as np
 
 HERE = Path(__file__).parent
+BEFORE = HERE.parent / "2026-11-portfolio" / "records"
+SAME = {  # candidates that the portfolio before had, too
+    "mean, 0.5": "mean",
+    "b384, 0.25": "b384",
+    "designed, h2o, 0.5": "designed, h2o",
+    "designed, 0.5": "designed",
+}
 
 
-def rows(name: str) -> dict[tuple[object, ...], dict[str, object]]:
-    """Key -> record of one file; nothing where it was not measured yet."""
-    file = HERE / "records" / f"{name}.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {tuple(row["key"]): row for row in map(json.loads, lines)}
-
-
-def controls() -> list[dict[str, object]]:
-    """A row a measurement, a column a text, nats per token after the 128th."""
-    found = rows("controls-smollm2-135m")
-    losses: dict[str, dict[str, float]] = defaultdict(dict)
-    for (text, slots, kind), row in found.items():
-        if not slots:
-            continue
-        mine, full = row["sums"], found[text, 0, "full"]["sums"]
-        tokens = row["tokens"]["128"]
-        gaps = [(a - b) / tokens for a, b in zip(mine["128"], full["128"], strict=True)]
-        losses[kind][text] = fmean(gaps)
-    return [
-        {
-            "heads": kind,
-            **{t: f"{x:.4f}" for t, x in each.items()},
-            "mean": f"{fmean(each.values()):.4f}",
+def losses(folder: Path) -> dict[str, dict[str, float]]:
+    """Task -> policy -> loss over the full cache."""
+    found = {}
+    for file in sorted(folder.glob("*-b*.json")):
+        rows = json.loads(file.read_text())
+        full = np.array(rows["full"]["sums"]).sum(1)
+        found[file.stem] = {
+            name: float(((np.array(row["sums"]).sum(1) - full) / row["tokens"]).mean())
+            for name, row in rows.items()
+            if name != "full"
         }
-        for kind, each in losses.items()
-    ]
+    return found
+
+
+def tables() -> dict[str, list[dict[str, object]]]:
+    """Tables by name."""
+    now, before = losses(HERE / "records" / "candidates"), losses(BEFORE)
+    return {
+        "candidates.csv": [
+            {"task": task, "policy": name, "dnll": f"{x:.4f}"}
+            for task, each in now.items()
+            for name, x in each.items()
+        ],
+        "before.csv": [
+            {"task": task, "policy": name, "heads_on_text": f"{before[task][old]:.4f}",
+             "heads_on_recall": f"{now[task][name]:.4f}"}
+            for task in now
+            for name, old in SAME.items()
+            if task in before and name in now[task] and old in before[task]
+        ],
+    }  # fmt: skip
 
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, default=HERE)
     o = ask.parse_args()
-    for name, table in {"controls.csv": controls()}.items():
+    for name, rows in tables().items():
         with open(o.out / name, "w", newline="") as f:
-            writer = csv.DictWriter(f, table[0], lineterminator="\n")
+            writer = csv.DictWriter(f, rows[0], lineterminator="\n")
             writer.writeheader()
-            writer.writerows(table)
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":

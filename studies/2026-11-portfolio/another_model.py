@@ -11,9 +11,10 @@ Writes records/gemma3-270m/TEXT-bBUDGET.json; rows that a file has are kept.
 import argparse
 from pathlib import Path
 
+from kvsearch.app.sensitivity import Sensitivity
 from measure import CONTEXT, HERE, PARTS, TEXTBOOK, WINDOWS, row
 
-from kvsearch.app.heads import heads
+from kvsearch.evaluate import head_losses
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS
@@ -24,7 +25,7 @@ from kvsearch.text import read_file, tokenize, windows
 
 MODEL = "gemma3-270m"
 PUBLISHED = ("streamingllm", "h2o")
-BUDGETS = (256, 128, 64)
+BUDGETS = (256, 128)
 
 
 def main() -> None:
@@ -35,13 +36,14 @@ def main() -> None:
     o = ask.parse_args()
     (HERE / "records" / MODEL).mkdir(exist_ok=True)
     loaded = load_model(o.model)
-    evaluator, losses = Evaluator(loaded), heads(loaded).losses
+    evaluator = Evaluator(loaded)
     for text, part in PARTS.items():
         tokens = tokenize(loaded.tokenizer, read_file(f"{getattr(o, text)}:{part}"))
         ids = windows(tokens, count=2 * (WINDOWS + 1), length=CONTEXT)[: WINDOWS + 1]
+        heads = head_losses.measure(evaluator, ids[0, :512], 0)
         for budget in BUDGETS:
-            size = loaded.shape.budget_bytes(budget)
-            setting = Setting(loaded.shape, size, CONTEXT, heads=losses)
+            plain = Setting(loaded.shape, loaded.shape.budget_bytes(budget), CONTEXT)
+            setting = Sensitivity(heads=heads).put_into(plain)
             wanted = {"full": Policy(name="full")}
             wanted |= {n: build(METHODS[n].knobs, setting) for n in (*PUBLISHED, *TEXTBOOK)}
             wanted |= {n: build(m.knobs, setting) for n, m in load(DEFAULT).items()}

@@ -2,9 +2,9 @@
 
     python studies/2026-11-portfolio/measure.py --wikitext wikitext2-test.raw --sotu sotu.txt
 
-A task is a text at a budget: two windows of 1536 tokens, as in the first command. What the KV heads
-lose is what `kvsearch heads` gives. Writes sums of NLL over blocks of 128 tokens to
-records/TEXT-bBUDGET.json; rows that the file has are kept.
+A task is a text at a budget: two windows of 1536 tokens, as in the first command. What a KV head
+loses is measured on a window before them, as in a short search. Writes sums of NLL over blocks of
+128 tokens to records/TEXT-bBUDGET.json; rows that the file has are kept.
 """
 
 import argparse
@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 from candidates import candidates
+from kvsearch.app.sensitivity import Sensitivity
 
-from kvsearch.app.heads import heads
 from kvsearch.errors import PolicyError
+from kvsearch.evaluate import head_losses
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS
@@ -28,7 +29,7 @@ from kvsearch.text.sources import builtin
 
 HERE = Path(__file__).parent
 CONTEXT, BLOCK, WINDOWS = 1536, 128, 2
-BUDGETS = (128, 64, 256)
+BUDGETS = (256, 128)
 PARTS = {"wikitext": "0-300000", "sotu": "0-400000"}  # bytes; of the built-in text its search part
 TEXTBOOK = ("h2o+int4-fine", "xmu+int4")
 
@@ -39,23 +40,29 @@ def main() -> None:
         ask.add_argument(f"--{text}", type=Path, required=True)
     o = ask.parse_args()
     loaded = load_model()
-    evaluator, losses = Evaluator(loaded), heads(loaded).losses
+    evaluator = Evaluator(loaded)
     texts = {t: read_file(f"{getattr(o, t)}:{part}") for t, part in PARTS.items()}
     own = builtin()
     for text, source in {**texts, "builtin": own}.items():
         tokens = tokenize(loaded.tokenizer, source)
         ids = windows(tokens, count=2 * (WINDOWS + 1), length=CONTEXT)[: WINDOWS + 1]
+        heads = head_losses.measure(evaluator, ids[0, :512], 0)
         for budget in BUDGETS:
-            size = loaded.shape.budget_bytes(budget)
-            setting = Setting(loaded.shape, size, CONTEXT, heads=losses)
-            row(evaluator, text, budget, ids[1:], policies(setting))
+            setting = Setting(loaded.shape, loaded.shape.budget_bytes(budget), CONTEXT)
+            row(
+                evaluator,
+                text,
+                budget,
+                ids[1:],
+                policies(Sensitivity(heads=heads).put_into(setting)),
+            )
 
 
 def policies(setting: Setting) -> dict[str, Policy]:
     """The full cache, textbook combinations and candidates at the setting's budget."""
     found = {"full": Policy(name="full")}
-    wanted = {name: METHODS[name].knobs for name in TEXTBOOK}
-    for name, knobs in {**wanted, **{n: k for n, (_, k) in candidates().items()}}.items():
+    found |= {name: build(METHODS[name].knobs, setting) for name in TEXTBOOK}
+    for name, (_, knobs) in candidates().items():
         with contextlib.suppress(PolicyError):  # a recent window that the budget does not pay for
             found[name] = build(knobs, setting)
     return found
