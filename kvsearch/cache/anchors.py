@@ -36,6 +36,7 @@ class Stream:
         self._which = which
         self._flags = np.empty(0, dtype=np.bool_)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # works on the host
     def tell(self, ids: Tensor, seen: int) -> None:
         """Take the ids `[B, M]` of the call that follows `seen` tokens.
 

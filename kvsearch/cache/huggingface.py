@@ -2,13 +2,10 @@
 
 transformers hands new keys and values to a cache layer, and the result to an attention function
 chosen by name. Our layer returns the new keys marked with itself; `attention` finds the mark and
-lets the layer attend over what it holds. Unmarked calls (other caches, sliding-window layers) go to
-the model's own attention function. Nothing of the model changes, but for policies with anchors,
-which need hooks on it; what transformers is given, once a process, are two wrappers that do nothing
-for other caches (`attention.route`, `continuing.watch_generate`).
-
-Models differ in what they do around attention, and lists of names age. So a model is asked once,
-with one token: does every layer hand its keys over, and how does it turn them with position?
+lets the layer attend over what it holds. Unmarked calls go to the model's own attention function.
+Nothing of the model changes, but for policies with anchors, which need hooks on it, and for two
+wrappers that do nothing for other caches (`attention.route`, `continuing.watch_generate`). A model
+is asked once, with one token: does every layer hand its keys over, and how are they turned?
 """
 
 import os
@@ -273,14 +270,9 @@ class PolicyCache(Cache):
         return sum(state.peak_bytes for state in self.states)
 
     def fork(self) -> "PolicyCache":
-        """A copy that goes on by itself, exactly as this one would.
-
-        A prefix that several prompts share is taken in once; each prompt continues in a fork. What
-        the cache holds is copied, so a fork has the memory of a cache.
-        """
-        same: list[Any] = [self._config, self.shape, self.policy]
-        for state in self.states:
-            same += [state.layer, state.rule, state.rotary]
+        """A copy that goes on by itself, exactly as this one would: for prompts with one prefix."""
+        same = [self.shape, self.policy, *(getattr(x, "config", None) for x in self.layers)]
+        same += [x for s in self.states for x in (s.layer, s.rule, s.rotary)]
         return deepcopy(self, {id(x): x for x in same if x is not None})
 
 
