@@ -44,6 +44,7 @@ DATA = {
     "CSV, three rows": (table(",", [["id", "text"], [1, LONG], [2, LONG]]), "(CSV)"),
     "CSV, not quoted": ("id,text\n" + "".join(f"{i},So, {i}, no\n" for i in range(9)), "(CSV)"),
     "CSV without names": (table(",", [[i, LONG, "x"] for i in range(9)]), "(CSV)"),
+    "CSV of hexadecimal numbers": ("\n".join(f"{i}, {i * i:#x}" for i in range(50)), "(CSV)"),
     "CSV of numbers": ("\n".join(f"{i}, {i * i}, {i / 7}" for i in range(50)), "(CSV)"),
     "CSV of a long text": (table(",", [["a", "body"], [1, LONG * 4000], [2, LONG]]), "(CSV)"),
     "semicolons": (table(";", [["name", "value"], *([f"n{i}", i] for i in range(9))]), "(CSV)"),
@@ -57,6 +58,9 @@ TEXTS = {
     "subtitles": "\n".join(f"[00:0{i % 10}] and then, she said" for i in range(60)),
     "Markdown": "# Title\n\n| a | b |\n|---|---|\n" + "| x, y | 2 |\n" * 20 + "\nProse.\n",
     "a Markdown table": "| a | b |\n|---|---|\n" + "| x | 2 |\n" * 40,
+    "a page of commands": "To list them:\n\n    aws list\n\nOutput::\n\n"
+    + json.dumps({"found": [{"name": f"n{i}", "size": i} for i in range(40)]}, indent=4),
+    "imports": "# Copyright (c) A. Company, Inc.\n" + "    name,\n" * 60,
     "a poem": "\n".join("Shall I compare thee, to a summer day" for _ in range(14)),
     "Markdown with JSON": 'Use:\n\n```json\n{\n  "a": 1,\n  "b": 2\n}\n```\n\nIt works.\n' * 9,
     "dialogue": "\n".join(f'"Go," he said {i} times, "now!"' for i in range(40)),

@@ -29,10 +29,9 @@ def command(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
             click.echo(f"{file}: a valid {kind}, {digest}")
     if as_json:
         print_json(found)
-    for error in wrong[:-1]:
-        click.echo(f"kvsearch: {error}", err=True)
-    if wrong:
-        raise KvsearchError(wrong[-1])
+    if wrong:  # each is one line, and none may be cut because of the others
+        click.echo(f"kvsearch: {'; '.join(wrong)}", err=True)
+        raise click.exceptions.Exit(2)
 
 
 def _digest(file: Path, kind: str) -> str:

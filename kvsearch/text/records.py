@@ -37,6 +37,7 @@ FIELDS = frozenset("id text title content body sentence prompt question answer l
 _KEY = re.compile(r'\s*"(?:[^"\\]|\\.)*"\s*:')
 _REST = re.compile(r'[\s\[\]{},]+|\s*(?:"(?:[^"\\]|\\.)*"|-?[\d.eE+-]+|true|false|null)\s*,?\s*')
 _PYTHON = re.compile(r"\{\s*'\w+'\s*:.*\}", re.DOTALL)
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*([eE][-+]?\d+)?|\.\d+|nan|inf|0x[\da-fA-F]+)")
 _NAME = re.compile(r"[\w.\-/()%#:@ ]{1,40}")
 _TAG = re.compile(r"<(\?xml|!doctype|[a-z][\w:.-]*)\b[^>]*>", re.IGNORECASE)
 _MARKS = {
@@ -104,7 +105,7 @@ def _json(text: str, lines: Sequence[str]) -> tuple[str, str] | None:
             return "JSON", f"jq -r '{field}' FILE > text.txt"
     keys = sum(_KEY.match(line) is not None for line in lines)
     others = sum(_REST.fullmatch(line) is not None for line in lines)
-    if keys >= ROWS and others and keys + others >= MOST * len(lines):
+    if keys >= ROWS and others and keys + others >= len(lines) - 2:  # cut at both ends
         return "a part of a JSON file", "jq -r '.. | strings' FILE > text.txt"
     return None
 
@@ -163,14 +164,12 @@ def _rows(lines: Sequence[str], mark: str) -> bool:
     if header and not FIELDS.isdisjoint(cell.lower() for cell in names):
         return sum(len(row) >= width for row in rows) >= MOST * len(rows)
     later = [cell for row in rows for cell in row[1:]]
+    if 2 * sum(not cell.strip() for cell in later) > len(later):  # lines of code that end in commas
+        return False
     if 2 * sum(cell.startswith(" ") for cell in later) > len(later):  # as behind a comma in prose
         return even and len(rows) >= ROWS and 2 * sum(map(_number, later)) > len(later)
     return even and len(rows) >= ROWS and (header or width > 2 or any(map(_number, later)))
 
 
 def _number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    return _NUMBER.fullmatch(cell.strip()) is not None
