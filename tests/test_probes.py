@@ -58,6 +58,7 @@ def two(work: ModelWork) -> Iterator[Watched]:
     executor.close()
 
 
+@pytest.mark.slow
 def test_two_evaluators_measure_what_one_does_even_if_one_is_killed(
     evaluator: Evaluator, work: ModelWork, two: Watched
 ) -> None:
