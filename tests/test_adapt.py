@@ -234,7 +234,8 @@ def test_a_model_in_memory_stays_as_it_is(tiny_folder: Path, tmp_path: Path) -> 
 # -- interruptions -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", ["--lora", pytest.param("--no-lora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", ["--lora", "--no-lora"])
 def test_a_killed_training_goes_on_to_the_same_losses(
     lora: str, tiny_folder: Path, files: Path, capsys
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_search_in_python(mine: LoadedModel, tmp_path: Path, capfd: Any) -> No
         kvsearch.search(mine, WORDS, budget_slots=40, workers=2, out=tmp_path / "b", **how)
 
 
+@pytest.mark.slow
 def test_evaluators_of_their_own_and_whatever_a_search_measures_first(
     tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -367,6 +367,7 @@ def test_gradient_checkpointing_is_named_where_it_keeps_caches_out() -> None:
     assert fed(model, PolicyCache(POLICIES["h2o"], model.eval()), 0, 2).shape[1] == 2
 
 
+@pytest.mark.slow
 def test_a_compiled_model_decodes_the_same(model: PreTrainedModel) -> None:
     policy = Policy(slots=32, interval=4)
     ids = torch.arange(3, 67).view(1, -1)

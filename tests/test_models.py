@@ -315,6 +315,7 @@ def test_importing_asks_nothing_of_the_device_or_the_network():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_the_kept_copy_is_bit_equal_to_the_gguf_file(real_model, capfd):
     path, _ = wheel.find()

@@ -102,6 +102,7 @@ def test_whole_layers_are_gone_as_nemotron_nas_says_it(tiny_tokenizer, tmp_path:
     assert not any("self_attn" in k or "input_layernorm" in k for k in names)
 
 
+@pytest.mark.slow
 def test_a_pruned_model_generates_and_needs_nothing_of_kvsearch(tiny_tokenizer, tmp_path) -> None:
     loaded, out = made(LlamaConfig, tiny_tokenizer), tmp_path / "small"
     prune(Policy(channels=WORDS["channels"]), loaded, out, progress=False)

@@ -5,7 +5,7 @@ chosen by name. Our layer returns the new keys marked with itself; `attention` f
 lets the layer attend over what it holds. Unmarked calls go to the model's own attention function.
 Nothing of the model changes, but for policies with anchors, which need hooks on it, and for two
 wrappers that do nothing for other caches (`attention.route`, `continuing.watch_generate`). A model
-is asked once, with one token: does every layer hand its keys over, and how are they turned?
+is asked once, with one token, whether every layer hands its keys over, and how they are turned.
 """
 
 import os

@@ -60,7 +60,7 @@ def replay(policy, dtype, softcap=None):
 CASES = [(name, torch.float32 if p.scored else torch.float16) for name, p in POLICIES.items()]
 
 
-@pytest.mark.parametrize(("name", "dtype"), few([*CASES, ("re-indexed", torch.float32)], 3, 4))
+@pytest.mark.parametrize(("name", "dtype"), few([*CASES, ("re-indexed", torch.float32)], 1, 4))
 def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, kernels_alone):
     policy = POLICIES[name]
     cap = 5.0 if name == "window" else None
