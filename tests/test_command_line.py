@@ -324,7 +324,7 @@ def test_validate_checks_every_file_and_says_what_is_wrong_with_each(
     argv = ["validate", *(f"{name}.json" for name in wrong), "good.json"]
     code, out, err = call(argv, capsys)
     assert code == 2 and out.startswith("good.json: a valid policy, ") and out.count("\n") == 1
-    assert all(said in err for _, said in wrong.values()) and err.count("kvsearch: ") == len(wrong)
+    assert all(said in err for _, said in wrong.values()) and err.count("kvsearch: ") == 1
     code, out, _ = call([*argv, "--json"], capsys)
     found = strict(out)
     assert code == 2 and [("error" in f, "digest" in f) for f in found[-2:]] == [

@@ -165,10 +165,8 @@ class PolicyCache(Cache):
         tokenizer: Any = None,
     ) -> None:
         if not isinstance(policy, Policy):
-            raise TypeError(
-                f"PolicyCache takes a Policy, got {type(policy).__name__}; read a file with "
-                "PolicyCache.from_json(file, model)"
-            )
+            got = f"PolicyCache takes a Policy, got {type(policy).__name__}"
+            raise TypeError(f"{got}; read a file with PolicyCache.from_json(file, model)")
         model = unwrapped(model)
         shape = shape_of(model.config)
         check(policy, shape)
@@ -271,8 +269,8 @@ class PolicyCache(Cache):
 
     def fork(self) -> "PolicyCache":
         """A copy that goes on by itself, exactly as this one would: for prompts with one prefix."""
-        same = [self.shape, self.policy, *(getattr(x, "config", None) for x in self.layers)]
-        same += [x for s in self.states for x in (s.layer, s.rule, s.rotary)]
+        same: list[Any] = [x for s in self.states for x in (s.layer, s.rule, s.rotary)]
+        same += [self.shape, self.policy, *(getattr(x, "config", None) for x in self.layers)]
         return deepcopy(self, {id(x): x for x in same if x is not None})
 
 
