@@ -190,6 +190,10 @@ def test_a_mask_that_lacks_the_past_is_named(model: PreTrainedModel) -> None:
     cache = PolicyCache(POLICIES["window"], model)
     with torch.inference_mode():
         model(ONE, past_key_values=cache)
+        hiding = torch.ones(1, 1, 5, 45, dtype=torch.bool).tril(40)
+        hiding[..., 3] = False
+        sentence = said(lambda: model(ONE[:, :5], attention_mask=hiding, past_key_values=cache))
+        assert "this mask hides some" in sentence
         short = torch.ones(1, 41, dtype=torch.long)
         whole = torch.cat([ONE, ONE[:, :1]], 1)
         sentence = said(lambda: model(whole, attention_mask=short, past_key_values=cache))
@@ -290,6 +294,10 @@ def test_adapted_models_attend_through_a_cache(name: str) -> None:
     """Adapters of every kind that transformers' layers keep; a prefix is a cache of its own."""
     lora = dict(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     ia3 = dict(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+    mixed = peft.get_peft_model(made(), peft.LoraConfig(**lora), mixed=True).eval()
+    text = generate(mixed, ONE, PolicyCache(POLICIES[name], mixed, native=torch.float32))
+    if name in ("full", "window", "window re-indexed"):
+        assert torch.equal(text, generate(mixed, ONE, None))
     for config in (
         peft.LoraConfig(**lora), peft.LoraConfig(task_type="CAUSAL_LM", **lora),
         peft.IA3Config(task_type="CAUSAL_LM", **ia3),

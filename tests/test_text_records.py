@@ -82,7 +82,9 @@ def test_data_are_refused_and_the_sentence_says_what_they_look_like(
         kvsearch.evaluate("full", "no model is loaded before that", str(file))
     said = str(caught.value)
     assert said.startswith(f"{file} looks like ") and kind in said and "\n" not in said
-    assert "write the texts into a plain file, as with `" in said and "no option reads" in said
+    assert (
+        "write the texts into a plain file, as with `" in said and "give it with --prompts" in said
+    )
     with pytest.raises(TextError, match="looks like"):
         kvsearch.search(text=Text("word " * 900), report_text=str(file))
     with pytest.raises(TextError, match="looks like"):

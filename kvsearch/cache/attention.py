@@ -139,7 +139,8 @@ def _refuse_hidden(state: LayerState, query: Tensor, mask: Tensor | BlockMask) -
         plain = torch.ones(m, n, dtype=torch.bool, device=shown.device).tril(n - m)
     if shown.shape[-plain.dim() :] == plain.shape and bool((shown == plain).all()):
         return
-    if state.seen and not bool(shown[..., -1].all()):
+    newest = shown[..., -1] if shown.dim() == 2 else shown[..., -1, -1]
+    if state.seen and (shown.shape[-1] < n or not bool(newest.all())):
         raise ModelError(
             f"the attention mask of this call has no columns for all of the {state.seen} tokens "
             f"that the cache has seen and the {m} of the call; give one for all of them, or none, "

@@ -90,10 +90,13 @@ def unwrapped(model: Any) -> Any:
                 f"a PEFT model of kind {kind} begins with keys and values of its own, which no "
                 "policy cache holds; use another kind, such as LoRA"
             )
-        inside = (getattr(model, name, None) for name in ("_orig_mod", "module"))
-        get = getattr(model, "get_base_model", None)
-        found = next((x for x in inside if isinstance(x, nn.Module)), get() if get else None)
-        if found is None:
+        if hasattr(model, "get_base_model"):
+            found = model.get_base_model()
+        elif hasattr(model, "peft_config"):  # adapters of several kinds, or inside of PEFT's
+            found = model.model
+        else:
+            found = getattr(model, "_orig_mod", getattr(model, "module", None))
+        if not isinstance(found, nn.Module):
             return model
         model = found
     return model

@@ -91,8 +91,9 @@ def read_file(spec: str) -> Source:
         kind, command = found_data
         raise TextError(
             f"{path} looks like {kind}, whose field names and separators would be evaluated as "
-            "text, and no option reads records: write the texts into a plain file, as with "
-            f"`{command.replace('FILE', shlex.quote(str(path)))}`, and give that"
+            "text: write the texts into a plain file, as with "
+            f"`{command.replace('FILE', shlex.quote(str(path)))}`, and give that, or, where its "
+            "records are prompts, give it with --prompts to `kvsearch eval`"
         )
     name = f"{path.name}:{first}-{last}" if found else path.name
     return Source.of(name, text, f"text: {path}, bytes {first:,} to {last:,}{_tags(text)}")
