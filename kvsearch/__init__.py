@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvsearch.app.evaluate import evaluate
+    from kvsearch.app.prompts import evaluate_prompts
     from kvsearch.app.search import search
     from kvsearch.cache.cuda_graphs import cuda_graphs
     from kvsearch.cache.huggingface import PolicyCache
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
     from kvsearch.text import Text
 
 __all__ = [
-    "LoadedModel", "Policy", "PolicyCache", "Text", "cuda_graphs", "evaluate", "load_model",
-    "search",
+    "LoadedModel", "Policy", "PolicyCache", "Text", "cuda_graphs", "evaluate",
+    "evaluate_prompts", "load_model", "search",
 ]  # fmt: skip
 _HOMES = {
     "Policy": "kvsearch.policy",
     "PolicyCache": "kvsearch.cache.huggingface",
+    "evaluate_prompts": "kvsearch.app.prompts",
     "cuda_graphs": "kvsearch.cache.cuda_graphs",
     "Text": "kvsearch.text",
     "load_model": "kvsearch.models.load",

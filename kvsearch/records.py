@@ -104,6 +104,25 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a policy keeps of one workload of prompts.
+
+    Attributes:
+        workload: name of the task or file.
+        lost: share of the context that it loses: 0 is the full cache, 1 is no context.
+        exact: share of answers that greedy decoding gives, with its Wilson interval.
+        flips: share of answer tokens whose most likely token is not the full cache's.
+        asks: answers.
+    """
+
+    workload: str
+    lost: Interval
+    exact: Interval
+    flips: float
+    asks: int
+
+
+@dataclass(frozen=True)
 class Row:
     """One policy on the report text. Differences are paired per token, in nats per token.
 
@@ -130,6 +149,10 @@ class Row:
         windows: of the report text that it was measured on.
         stopped: how far behind the recommended policy it was, on the windows of search and report
             text that both had, when it got no further windows.
+        exact: of prompts, the share of answers that greedy decoding gives, with its Wilson
+            interval. Losses are shares of the context then, and a context counts as a token and
+            as a window.
+        workloads: of prompts, the same by workload.
     """
 
     name: str
@@ -157,6 +180,8 @@ class Row:
     impls: dict[str, str] = field(default_factory=dict)
     windows: int = 0
     stopped: Interval | None = None
+    exact: Interval | None = None
+    workloads: tuple[Kept, ...] = ()
 
 
 REPORT = "report text"  # the text of a recheck that is no further one
@@ -214,6 +239,11 @@ class Summary:
     resumed: bool = False
     importances: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def prompted(self) -> bool:
+        """Whether policies were measured on prompts and answers, and not on a text."""
+        return "see" in self.settings
 
     def row(self, name: str) -> Row:
         """The row called `name`."""

@@ -17,7 +17,7 @@ from kvsearch.space import load as load_space
 from tests.survival import toy
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDY = ROOT / "studies" / "2026-11-portfolio"
+STUDY = ROOT / "studies" / "2026-11-head-prices"
 
 
 def test_every_point_is_one_of_the_default_space_and_names_its_record() -> None:

@@ -15,7 +15,7 @@ from kvsearch.app import summary
 from kvsearch.cli import main
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
-from kvsearch.records import Interval, Row, Trial, columns
+from kvsearch.records import Interval, Kept, Row, Trial, columns
 from kvsearch.report.tables import front_csv
 from kvsearch.search import schema
 from kvsearch.search.attempts import Attempts
@@ -40,10 +40,18 @@ def row(speed: float | None) -> Row:
 
 def test_front_csv_has_every_field_of_a_row() -> None:
     behind = replace(row(0.7), stopped=Interval(0.2, 0.1, 0.3))
+    kept = Kept("qa", Interval(0.1, 0.0, 0.2), Interval(0.5, 0.3, 0.7), 0.1, 20)
+    behind = replace(behind, exact=Interval(0.5, 0.3, 0.7), workloads=(kept,))
     head = front_csv([behind]).splitlines()[0].split(",")
-    named = {"policy": "description", "dnll_full": "dnll_full_lo", "decode": "decode_ratio"}
+    named = {
+        "workloads": "lost[qa]_lo",
+        "policy": "description",
+        "dnll_full": "dnll_full_lo",
+        "decode": "decode_ratio",
+    }
     assert {named.get(f.name, f.name) for f in fields(Row)} <= set(head)
-    assert not {"speed", "stopped"} & {*front_csv([row(None)]).splitlines()[0].split(",")}
+    plain_head = front_csv([row(None)]).splitlines()[0].split(",")
+    assert not {"speed", "stopped", "exact"} & {*plain_head}
 
 
 def test_files_of_the_first_version_are_read_and_newer_ones_refused() -> None:

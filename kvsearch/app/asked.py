@@ -10,6 +10,7 @@ from typing import Any
 from kvsearch.app import inputs
 from kvsearch.app.budget import Budget
 from kvsearch.app.options import RunOptions
+from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.search.folder import question
 from kvsearch.search.schema import SCHEMA
@@ -19,7 +20,8 @@ from kvsearch.space import SearchSpace
 def asked(
     options: RunOptions,
     loaded: LoadedModel,
-    text: inputs.TextWindows,
+    text: inputs.MeasuredOn,
+    setting: Setting,
     space: SearchSpace,
     *,
     budget: Budget,
@@ -31,7 +33,8 @@ def asked(
     Args:
         options: of the run.
         loaded: its model.
-        text: its texts.
+        text: its texts, or prompts.
+        setting: tokens of a window, or of the longest prompt with its answer.
         space: its search space.
         budget: in both units.
         score_from: first scored position.
@@ -49,13 +52,14 @@ def asked(
             "device": loaded.devices,
             "shape": loaded.shape.plain(),
         },
-        "text": inputs.describe(text.parts),
+        "text": text.described,
         "settings": {
             "budget_slots": budget.slots,
             "budget_bytes": budget.bytes,
-            "context": o.text.context,
-            "windows": o.text.windows,
-            "report_windows": o.text.report_windows,
+            "context": setting.tokens,
+            "windows": o.windows,
+            "report_windows": text.report if o.prompts else o.text.report_windows,
+            **({"see": o.prompts.see, "prompt": setting.prompt} if o.prompts else {}),
             **({"headline_windows": headline} if headline > text.report else {}),
             "score_from": score_from,
             "seed": o.seed,
@@ -86,7 +90,7 @@ def races(options: RunOptions) -> bool:
 
 def grows(options: RunOptions) -> bool:
     """Whether policies start on few windows and the best get more; not in Ray Tune either."""
-    return options.grow and options.engine != "tune" and options.text.windows > 1
+    return options.grow and options.engine != "tune" and options.windows > 1
 
 
 def default_folder(content: dict[str, Any]) -> Path:

@@ -1,11 +1,9 @@
 """Where the evaluations of a run happen, and what evaluators in other processes load."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kvsearch.errors import ModelError
 from kvsearch.evaluate.quality import Evaluator
@@ -15,6 +13,7 @@ from kvsearch.search.executors import Executor
 from kvsearch.search.executors.inline import Inline
 from kvsearch.search.executors.spawning import can_spawn
 from kvsearch.search.model_work import ModelSession, ModelWork
+from kvsearch.workloads.parts import Rows
 
 LONG = 1e12  # operations of a run that is worth the start of processes: half a minute of one core
 MOST = 4  # processes on a CPU, unless more are asked for
@@ -22,7 +21,7 @@ MOST = 4  # processes on a CPU, unless more are asked for
 
 def work(
     loaded: LoadedModel,
-    parts: dict[str, NDArray[np.int64]],
+    parts: Mapping[str, Rows],
     *,
     batch: int | None,
     workers: int,
@@ -34,7 +33,7 @@ def work(
 
     Args:
         loaded: the driver's own model.
-        parts: token windows by name.
+        parts: token windows, or prompts, by name.
         batch: windows per forward pass; None: as many as fit.
         workers: how many evaluators share this machine's CPU threads; 0 if Ray decides.
         ray: Ray shows every actor its own device.

@@ -1,7 +1,7 @@
 """From options to the model, the text and its windows."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
@@ -25,6 +25,7 @@ from kvsearch.text import (
     windows,
 )
 from kvsearch.text.parts import Parts, Tokens, cut
+from kvsearch.workloads.parts import Rows
 
 Say = Callable[[str], None]
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most
@@ -61,22 +62,22 @@ class TextOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class TextWindows:
-    """Windows `[W, T]` of the texts search, selectW, report and extraN, and what is recorded.
+class MeasuredOn:
+    """What search, selectW, report and extraN are: windows `[W, T]` of a text, or prompts.
 
     With `TextOptions.fewer` there are windows `sensitivity`, too: other ones of the search text.
 
     Attributes:
-        parts: the texts that the windows are from.
-        windows: by name.
+        described: names, sizes and hashes of search, select and report, for records.
+        windows: by name; a prompt with its asks counts as a window.
         report: windows of the report text for every row; those beyond are for the headline.
         select: name of the windows for the selection. It contains their number: a run that is
             resumed with more trials uses more windows, and losses on fewer are kept apart.
         extra: further texts.
     """
 
-    parts: Parts
-    windows: dict[str, NDArray[np.int64]]
+    described: dict[str, dict[str, object]]
+    windows: Mapping[str, Rows]
     report: int
     select: str
     extra: tuple[Tokens, ...]
@@ -187,7 +188,7 @@ def tokenized(loaded: LoadedModel, found: Source) -> Tokens:
     return tokens
 
 
-def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
+def text(loaded: LoadedModel, options: TextOptions, say: Say) -> MeasuredOn:
     """Tokenise, split and window the text.
 
     Raises:
@@ -224,7 +225,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> TextWindows:
         _require_unseen(tokens, parts.report, found["report"])
     for i, t in enumerate(further):
         _require_unseen(tokens, t, found[f"extra{i}"])
-    return TextWindows(parts, found, R, select, further)
+    return MeasuredOn(describe(parts), found, R, select, further)
 
 
 def _require_unseen(seen: Tokens, own: Tokens, rows: NDArray[np.int64]) -> None:

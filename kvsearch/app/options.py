@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvsearch.app.budget import check_budget
 from kvsearch.app.inputs import TextOptions
+from kvsearch.app.workloads import PromptOptions
 from kvsearch.errors import KvsearchError, TextError, named, nearest, quoted
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
@@ -16,6 +17,7 @@ from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 
 OBJECTIVES = ("nll", "bytes", "throughput")
 DEFAULT_SPACE = "default"
+PROMPT_SPACE = "prompts"  # the default one, and when to compact
 ENGINES = ("kvsearch", "tune")
 SLOTS = 256.0  # the budget where none is given
 LEAST_SCORED = 64  # tokens of a window
@@ -31,6 +33,7 @@ class RunOptions:
 
     model: str | LoadedModel = DEFAULT_MODEL
     text: TextOptions = field(default_factory=TextOptions)
+    prompts: PromptOptions = field(default_factory=PromptOptions)
     budget_slots: float | None = SLOTS
     budget_bytes: int | None = None
     space: str = DEFAULT_SPACE
@@ -59,8 +62,22 @@ class RunOptions:
 
     @property
     def together(self) -> int:
-        """Windows that policies start with, and that are one job of several evaluators."""
+        """Windows, or prompts, that policies start with, and that are one job of several
+        evaluators."""
+        if self.prompts:
+            return self.prompts.step
         return 1 if self.batch is None else self.batch
+
+    @property
+    def space_name(self) -> str:
+        """The space that is searched: prompts have one of their own by default."""
+        own = bool(self.prompts) and self.space == DEFAULT_SPACE
+        return PROMPT_SPACE if own else self.space
+
+    @property
+    def windows(self) -> int:
+        """Windows, or prompts, that the search may measure a policy on."""
+        return self.prompts.contexts if self.prompts else self.text.windows
 
     def check(self) -> None:
         """Raise a `KvsearchError` for what shows without the model: contradictions, or no Ray."""
@@ -90,8 +107,22 @@ class RunOptions:
             raise KvsearchError("--engine tune gives each trial one GPU: no --gpus-per-evaluator")
         if self.target is not None and self.space != DEFAULT_SPACE:
             raise KvsearchError("--target searches a space of its own; leave --space out")
-        if self.score_from is not None or self.budget_slots is not None:
+        if self.prompts:
+            self._check_prompts()
+        elif self.score_from is not None or self.budget_slots is not None:
             self.first_scored(self.budget_slots or 0.0)
+
+    def _check_prompts(self) -> None:
+        check_counts(items=self.prompts.items)
+        self.prompts.specs()
+        given = {
+            "--report-text": self.text.report_files, "--extra-text": self.text.extra,
+            "--score-from": self.score_from, "--batch": self.batch,
+            "--target": self.target,
+        }  # fmt: skip
+        for name, value in given.items():
+            if value:
+                raise KvsearchError(f"{name} is for a search on a text, not on prompts")
 
     def first_scored(self, slots: float) -> int:
         """First scored position: by default the first at which a full budget of `slots` matters.

@@ -14,6 +14,7 @@ from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.options import check_counts
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
+from kvsearch.app.workloads import Worth, bare, from_tasks, groups
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate.answers import Answers, answers
 from kvsearch.evaluate.quality import Evaluator
@@ -23,13 +24,11 @@ from kvsearch.policy import Policy, layout
 from kvsearch.records import Interval, plain
 from kvsearch.stats import clustered, wilson
 from kvsearch.text import TextLike, tokenize
-from kvsearch.workloads import SEES, Material, Prompts, See, TaskSpec, make, parse
+from kvsearch.workloads import SEES, Prompts, See, TaskSpec, parse
 from kvsearch.workloads.encode import greedy_of, items_of
 from kvsearch.workloads.files import read
-from kvsearch.workloads.items import without_context
 
 ITEMS = 25  # of a task
-GATE = 0.2  # nats per token by which the context must help, at least
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def evaluate_prompts(
         dtype=dtype, device=device, context=least, say=shown.say,
     )  # fmt: skip
     asked = [
-        *made(loaded, specs, text, see, items, seed, shown),
+        *_made(loaded, specs, text, see, items, seed, shown),
         *(items_of(loaded, name, rows, see, greedy_of(loaded)) for name, rows in records.items()),
     ]
     evaluator, rows, known = Evaluator(loaded), list[Asked](), list[Known]()
@@ -191,8 +190,8 @@ def evaluate_prompts(
         left_out |= refused
         with shown.step(workload.name, (len(chosen) + 2) * len(workload.items)) as step:
             full = answers(evaluator, Policy(name="full"), workload, progress=step.advance)
-            bare = _bare(workload, loaded)
-            empty = answers(evaluator, Policy(), bare, resident=False, progress=step.advance)
+            without = bare(workload, loaded)
+            empty = answers(evaluator, Policy(), without, resident=False, progress=step.advance)
             about = _known(workload, full, empty)
             known.append(about)
             if not about.passes:
@@ -213,7 +212,7 @@ def evaluate_prompts(
     return PromptsResult(rows, known, about_model, left_out)
 
 
-def made(
+def _made(
     loaded: LoadedModel,
     specs: Sequence[TaskSpec],
     text: TextLike | Sequence[TextLike] | None,
@@ -226,32 +225,11 @@ def made(
     if not specs:
         return []
     tokens = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), None, shown.say))
-    prose = tokens.ids[round(0.7 * tokens.ids.size) :].astype(np.int64)
-
-    def encode(words: str) -> list[int]:
-        found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
-        return found
-
-    return [
-        make(spec, Material(encode, tokens.start, prose, spec.tokens, "report", seed), count, see)
-        for spec in specs
-    ]
-
-
-def _bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
-    first = loaded.tokenizer("a")["input_ids"][:1]
-    bos = loaded.tokenizer.bos_token_id
-    start = [bos] if bos is not None and first == [bos] else []
-    items = tuple(without_context(item, start) for item in workload.items)
-    return Prompts(workload.name, items, "aware")
-
-
-def _groups(workload: Prompts) -> list[str]:
-    return [item.group for item in workload.items for _ in item.asks]
+    return from_tasks(loaded, specs, tokens.ids, tokens.start, see, count, seed)
 
 
 def _known(workload: Prompts, full: Answers, empty: Answers) -> Known:
-    gain = clustered(empty.nll - full.nll, _groups(workload))
+    worth = Worth.of(workload, full, empty)
     return Known(
         name=workload.name,
         see=workload.see,
@@ -259,10 +237,10 @@ def _known(workload: Prompts, full: Answers, empty: Answers) -> Known:
         asks=workload.asks,
         tokens=workload.longest,
         digest=workload.digest,
-        full=float(full.nll.mean()),
-        empty=float(empty.nll.mean()),
+        full=worth.full,
+        empty=worth.empty,
         full_exact=float(full.exact.mean()),
-        passes=gain.mean >= GATE and not gain.lo <= 0,
+        passes=worth.passes,
     )
 
 
@@ -276,7 +254,7 @@ def _row(
     budget: Any,
 ) -> Asked:
     worth = float((empty.nll - full.nll).mean())
-    gap = clustered(found.nll - full.nll, _groups(workload))
+    gap = clustered(found.nll - full.nll, groups(workload))
     scale = worth if worth > 0 else float("nan")
     peak = layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
     flips = np.concatenate([a != b for a, b in zip(found.first, full.first, strict=True)])

@@ -8,7 +8,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from kvsearch.app import evaluators, heads, importance, inputs, speed, summary
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.app import evaluators, heads, importance, inputs, speed, summary, workloads
 from kvsearch.app.asked import asked, default_folder, grows, races
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
@@ -36,6 +39,7 @@ from kvsearch.search.samplers import Context, check_name, check_space, make
 from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
 from kvsearch.space import load as load_space
+from kvsearch.workloads.parts import Part, Rows
 
 
 class Run:
@@ -43,7 +47,8 @@ class Run:
 
     def __init__(self, options: RunOptions, shown: Shown) -> None:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
-        self.space = load_space(options.space)  # before the model, so that a typo shows at once
+        # before the model, so that a typo shows at once
+        self.space = load_space(options.space_name)
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         if options.target is not None:
@@ -53,7 +58,7 @@ class Run:
         known = load_portfolio(options.portfolio) if options.warm_start else {}
         options.check()
         inputs.require_files(options.text.files, options.text.report_files, options.text.extra)
-        context = options.text.context
+        context = options.prompts.longest_context if options.prompts else options.text.context
         self.loaded = inputs.model(
             options.model,
             dtype=options.dtype,
@@ -63,8 +68,15 @@ class Run:
         )
         budget = in_both_units(self.loaded.shape, options.budget_slots, options.budget_bytes)
         assert budget is not None, "`search` sets one of the two"
-        self.setting = sized_for(self.loaded.shape, budget, context)
-        self.score_from = options.first_scored(budget.slots)
+        if options.prompts:
+            self.text = workloads.measured_on(
+                self.loaded, options.prompts, options.text, options.seed, shown
+            )
+            self.setting = sized_for(self.loaded.shape, budget, *workloads.lengths(self.text))
+            self.score_from = 1
+        else:
+            self.setting = sized_for(self.loaded.shape, budget, context)
+            self.score_from = options.first_scored(budget.slots)
         at("window", self.setting)  # raises if the budget is too small for it
         if options.target is not None:
             self.space, missing = aim(options.target, self.space, self.setting)
@@ -73,7 +85,8 @@ class Run:
             self.options = options = replace(options, exclude_method=exclude)
             check_space(options.sampler, self.space)
         self.portfolio = inside(known, self.space)
-        self.text = inputs.text(self.loaded, self._text_options(), shown.say)
+        if not options.prompts:
+            self.text = inputs.text(self.loaded, self._text_options(), shown.say)
         self.workers = self._workers()
         self.work = evaluators.work(  # before the folder is written: it may be refused
             self.loaded, self.text.windows, batch=options.batch, workers=self.workers,
@@ -81,8 +94,8 @@ class Run:
             gpus=options.gpus_per_evaluator,
         )  # fmt: skip
         self.asked = asked(
-            options, self.loaded, self.text, self.space, budget=budget, score_from=self.score_from,
-            portfolio=[name for name, _ in self.portfolio],
+            options, self.loaded, self.text, self.setting, self.space, budget=budget,
+            score_from=self.score_from, portfolio=[name for name, _ in self.portfolio],
         )  # fmt: skip
         self.folder = RunFolder(options.out or default_folder(self.asked))
         try:
@@ -138,8 +151,8 @@ class Run:
         o = self.options
         if o.workers is not None or o.ray is not None or o.engine == "tune":
             return o.workers or 0
-        tried = o.trials + len(self.portfolio) + len(baselines(o.warm_start, o.exclude_method))
-        return evaluators.processes(self.loaded, 2 * tried * o.text.context)  # search and report
+        each = o.together * self.setting.tokens
+        return evaluators.processes(self.loaded, 2 * self._policies * each)  # search and report
 
     def so_far(self) -> Summary:
         """What an interrupted run has: the trials that ended, and nothing of the report yet."""
@@ -173,7 +186,7 @@ class Run:
             return self.setting
         file = self.folder.path / "importance.json"
         if not file.exists():
-            ids = self.text.windows[self._aside]
+            ids = _rows(self.text.windows[self._aside])
             found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
             write_atomic(file, json.dumps(found.plain()) + "\n")
         return replace(self.setting, importance=importance.read(file))
@@ -182,7 +195,7 @@ class Run:
         """The decode speed that the search goes by, if it does."""
         if not self._fast:
             return None
-        ids = self.text.windows["search"][0]
+        ids = _longest(self.text.windows["search"])
         return speed.model(self.loaded, self.setting, ids, self.folder.path, self.shown).ratio
 
     def _search(self, executor: Executor, ratio: Callable[[Policy], float] | None) -> list[Trial]:
@@ -234,7 +247,7 @@ class Run:
             )
             if mine:
                 policy = Policy.build(row["policy"])
-                ids = self.text.windows["report"][0]
+                ids = _longest(self.text.windows["report"])
                 title = f"decode speed {row['name']}"
                 row["decode"] = speed.measure(self.loaded, policy, ids, self.shown, title)
 
@@ -251,18 +264,32 @@ class Run:
     @property
     def _each(self) -> int:
         """Windows that the search measures a policy on, on average; about two if they grow."""
-        return 2 * self.options.together if grows(self.options) else self.options.text.windows
+        return 2 * self.options.together if grows(self.options) else self.options.windows
 
     @property
     def _policies(self) -> int:
         """That the search may evaluate, methods included."""
         o = self.options
-        first = len(self.portfolio) + len(baselines(o.warm_start, o.exclude_method))
-        return first + o.trials
+        o = self.options
+        first = baselines(o.warm_start, o.exclude_method, self.setting.prompt > 0)
+        return len(self.portfolio) + len(first) + o.trials
 
     @property
     def _fast(self) -> bool:
         return "throughput" in self.options.objectives
+
+
+def _longest(rows: Rows) -> NDArray[np.int64]:
+    """Token ids `[T]` to time decoding on."""
+    return rows.longest_ids if isinstance(rows, Part) else rows[0]
+
+
+def _rows(rows: Rows) -> NDArray[np.int64]:
+    """Windows `[W, T]` to measure channels on; of prompts, the beginnings of their contexts."""
+    if not isinstance(rows, Part):
+        return rows
+    shortest = min(item.context.size for item in rows.items)
+    return np.stack([item.context[:shortest] for item in rows.items])
 
 
 def _best(trials: list[Trial], limit: int | None) -> str:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvsearch.app.inputs import TextOptions, names, texts, which
 from kvsearch.app.options import SLOTS, RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.run import Run
+from kvsearch.app.workloads import ITEMS, PromptOptions
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
 from kvsearch.pareto import front
@@ -20,9 +21,12 @@ from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.search.samplers import modern_name
 from kvsearch.text import TextLike
+from kvsearch.workloads import See
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Place = TypeVar("Place", str, str | PathLike[str])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -118,6 +122,10 @@ def search(
     windows: int = 16,
     grow: bool = True,
     report_windows: int = 4,
+    tasks: str | Sequence[str] = (),
+    prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
+    see: See = "agnostic",
+    items: int = ITEMS,
     score_from: int | None = None,
     trials: int = 6,
     space: str | PathLike[str] = "default",
@@ -162,6 +170,13 @@ def search(
             evaluated on all of them.
         report_windows: windows of the report, fewer for methods that are certainly behind, and up
             to four times as many where they leave the headline undecided.
+        tasks: search on prompts instead, such as `needle:4,tokens=2000`; `kvsearch tasks` lists
+            them. `text` is where facts are hidden.
+        prompts: search on these files of prompts, see `kvsearch.workloads.files`.
+        see: of prompts: `agnostic`: a question arrives after the context was compressed; `aware`:
+            both are one prompt.
+        items: contexts of each task or file that the search sees; the report has as many others,
+            and up to four times as many where they leave the headline undecided.
         score_from: first scored position; by default the budget in slots.
         trials: policies to evaluate beyond the published methods.
         space: name or YAML file of the search space.
@@ -211,6 +226,9 @@ def search(
     options = RunOptions(
         model=which(model),
         text=parts,
+        prompts=PromptOptions(
+            tasks=_several(tasks), files=tuple(map(Path, _several(prompts))), see=see, items=items
+        ),
         budget_slots=budget_slots,
         budget_bytes=budget_bytes,
         space=str(space),
@@ -242,3 +260,8 @@ def search(
         return SearchResult(run.go(), run.folder.path)
     except KeyboardInterrupt as stopped:
         raise Interrupted(run.so_far(), run.folder.path) from stopped
+
+
+def _several(given: Place | Sequence[Place]) -> tuple[Place, ...]:
+    """One name or path, or several."""
+    return (given,) if isinstance(given, str | PathLike) else tuple(given)

@@ -1,6 +1,6 @@
 """From the files of a run to the summary that reports draw. Nothing is measured here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import hypot
 from pathlib import Path
@@ -18,6 +18,7 @@ from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.records import (
     REPORT,
     Interval,
+    Kept,
     Recheck,
     Row,
     Summary,
@@ -36,6 +37,7 @@ from kvsearch.stats import (
     paired,
     standard_error,
     through,
+    wilson,
 )
 
 
@@ -80,10 +82,14 @@ def read(folder: RunFolder) -> Summary:
     on_front = {names[i] for i in front([points[n] for n in names])}
     methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
     level = corrected(len(names) - 1)
+    answers = next(m.get("answers", ()) for m in measured["rows"] if m["name"] == "full")
     rows = [
-        _row(m, asked, shape, nll, most, points, methods, m["name"] in on_front, searched, level)
+        _row(
+            m, asked, shape, nll, most, points, methods, m["name"] in on_front, searched, level,
+            answers,
+        )
         for m in measured["rows"]
-    ]
+    ]  # fmt: skip
     counts: dict[str, int] = {}
     for t in trials:
         counts[t.state] = counts.get(t.state, 0) + 1
@@ -142,7 +148,8 @@ def _known(decode: dict[str, Any]) -> dict[str, Any]:
 
 def _peak(m: dict[str, Any], shape: ModelShape, asked: dict[str, Any]) -> int:
     policy = Policy.build(m["policy"])
-    return layout(policy, shape).bytes_peak(asked["settings"]["context"])
+    settings = asked["settings"]
+    return layout(policy, shape).bytes_peak(settings["context"], settings.get("prompt", 0))
 
 
 def _alike(nll: Mapping[str, Blocks], folder: Path) -> None:
@@ -174,6 +181,7 @@ def _row(
     on_front: bool,
     searched: Mapping[str, float],
     level: float,
+    full_answers: Sequence[dict[str, Any]],
 ) -> Row:
     name, mine = m["name"], nll[m["name"]]
     parts = through(mine, most)
@@ -184,6 +192,7 @@ def _row(
     rivals = _longest(rivals, nll)
     best = min(rivals, key=lambda n: points[n][1], default=None)
     decode, stopped, mean = m.get("decode"), m.get("stopped"), points[name][1]
+    kept = _kept(m.get("answers", ()), mine, nll["full"], full_answers)
     return Row(
         name=name,
         kind=m["kind"],
@@ -201,7 +210,9 @@ def _row(
         best=best,
         search_dnll=searched.get(m["fingerprint"]),
         bytes_peak=peak,
-        bytes_mean=layout(policy, shape).bytes_mean(asked["settings"]["context"]),
+        bytes_mean=layout(policy, shape).bytes_mean(
+            asked["settings"]["context"], asked["settings"].get("prompt", 0)
+        ),
         bytes_resident=m["bytes_resident"],
         slots16=peak / shape.budget_bytes(1),
         on_front=on_front,
@@ -212,7 +223,41 @@ def _row(
         impls=m["impls"],
         windows=len(mine.sums),
         stopped=Interval(**stopped) if stopped else None,
+        **kept,
     )
+
+
+def _kept(
+    answers: Sequence[dict[str, Any]],
+    mine: Blocks,
+    full: Blocks,
+    full_answers: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Answers of a row on prompts, in all and by workload; nothing on a text.
+
+    An item's loss is a share of its context times the weight of its workload, and the mean over
+    all items is the weighted one over workloads.
+    """
+    if not answers:
+        return {}
+    gap = (mine.sums - full.sums[: len(mine.sums)])[:, 0]
+    names = list(dict.fromkeys(a["of"] for a in answers))
+    found = []
+    for name in names:
+        at = [i for i, a in enumerate(answers) if a["of"] == name]
+        exact = [x for i in at for x in answers[i]["exact"]]
+        pairs = [
+            (x, y)
+            for i in at
+            for a, b in zip(answers[i]["first"], full_answers[i]["first"], strict=True)
+            for x, y in zip(a, b, strict=True)
+        ]
+        lost = paired(gap[at, None] / answers[at[0]]["weight"], np.zeros((len(at), 1)))
+        share = wilson(sum(exact), len(exact))
+        flips = sum(x != y for x, y in pairs) / len(pairs)
+        found.append(Kept(name, lost, share, flips, len(exact)))
+    exact = [x for a in answers for x in a["exact"]]
+    return {"exact": wilson(sum(exact), len(exact)), "workloads": tuple(found)}
 
 
 def _looks(asked: dict[str, Any]) -> int:

@@ -12,6 +12,7 @@ from kvsearch.cli.options import (
     heads_options,
     model_options,
     output_options,
+    prompt_options,
     text_options,
 )
 from kvsearch.cli.output import print_json
@@ -32,26 +33,7 @@ from kvsearch.cli.output import print_json
     show_default=True,
     help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
 )
-@click.option(
-    "--task",
-    multiple=True,
-    metavar="NAME[:N][,tokens=N]",
-    help="measure answers to prompts instead of a text: see `kvsearch tasks`; repeatable",
-)
-@click.option(
-    "--prompts",
-    type=PLACE,
-    multiple=True,
-    metavar="FILE",
-    help="the same on your own prompts (.jsonl, .json, .csv, .parquet); repeatable",
-)
-@click.option(
-    "--see",
-    type=click.Choice(["agnostic", "aware"]),
-    default="agnostic",
-    show_default=True,
-    help="whether a question arrives after the context was compressed, or is part of the prompt",
-)
+@prompt_options
 @click.option("--items", default=25, show_default=True, help="contexts of a task")
 @heads_options
 @batch_option

@@ -164,6 +164,31 @@ def text_options(f: F) -> F:
     )(f)
 
 
+def prompt_options(f: F) -> F:
+    """Which prompts, instead of a text."""
+    f = click.option(
+        "--see",
+        type=click.Choice(["agnostic", "aware"]),
+        default="agnostic",
+        show_default=True,
+        help="whether a question arrives after the context was compressed, or is part of the "
+        "prompt",
+    )(f)
+    f = click.option(
+        "--prompts",
+        type=PLACE,
+        multiple=True,
+        metavar="FILE",
+        help="the same on your own prompts (.jsonl, .json, .csv, .parquet); repeatable",
+    )(f)
+    return click.option(
+        "--task",
+        multiple=True,
+        metavar="NAME[:N][,tokens=N]",
+        help="answers to prompts instead of a text: see `kvsearch tasks`; repeatable",
+    )(f)
+
+
 def output_options(f: F) -> F:
     """What to print."""
     f = click.option("--debug", is_flag=True, help="show tracebacks", expose_value=False)(f)

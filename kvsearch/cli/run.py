@@ -14,10 +14,12 @@ from kvsearch.cli.options import (
     heads_options,
     model_options,
     output_options,
+    prompt_options,
     text_options,
 )
 from kvsearch.cli.output import print_json
 from kvsearch.search.samplers import DEFAULT, NAMES
+from kvsearch.workloads import See
 
 NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows": [], "trials": []}
 
@@ -61,6 +63,14 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
     show_default=True,
     help="windows of the report; methods that are certainly behind are measured on fewer, and "
     "where these leave the headline undecided, its policies on up to four times as many",
+)
+@prompt_options
+@click.option(
+    "--items",
+    default=16,
+    show_default=True,
+    help="contexts of each task or file that the search sees; the report has as many others, and "
+    "up to four times as many where they leave the headline undecided",
 )
 @click.option("--score-from", type=int, help="first scored position [default: the budget in slots]")
 @batch_option
@@ -152,6 +162,10 @@ def command(
     windows: int,
     grow: bool,
     report_windows: int,
+    task: tuple[str, ...],
+    prompts: tuple[Path, ...],
+    see: See,
+    items: int,
     score_from: int | None,
     batch: int | None,
     trials: int,
@@ -195,6 +209,10 @@ def command(
             windows=windows,
             grow=grow,
             report_windows=report_windows,
+            tasks=task,
+            prompts=prompts,
+            see=see,
+            items=items,
             score_from=score_from,
             trials=trials,
             space=space,
@@ -224,7 +242,7 @@ def command(
         if as_json:
             print_json(begun.document() if begun else NOTHING)
         elif begun:
-            click.echo(measured_so_far(begun.trials))
+            click.echo(measured_so_far(begun.summary, begun.trials))
         raise
     if as_json:
         print_json(found.document())

@@ -10,7 +10,8 @@ from kvsearch.policy import Policy
 from kvsearch.records import Recheck, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
-from kvsearch.report.tables import bytes_text, interval_text, ppl_interval, ppl_text
+from kvsearch.report.tables import bytes_text, interval_text
+from kvsearch.report.words import words_of
 
 _USE = """\
 ```python
@@ -80,22 +81,23 @@ def card(
 
 def _figures(summary: Summary, row: Row) -> list[str]:
     full = facts.full_row(summary)
-    low, high = ppl_interval(row)
+    w = words_of(summary)
     report = facts.text_part(summary, "report")
     rows: list[tuple[str, str]] = [
         ("model", f"{facts.model_name(summary)} ({summary.model.get('digest')})"),
-        ("text", f"{report.name}, {row.tokens:,} scored tokens, not seen by the search"),
-        ("window", f"{facts.context(summary):,} tokens"),
+        (w.material, f"{report.name}, {row.tokens:,} {w.count}, not seen by the search"),
+        ("longest prompt" if summary.prompted else "window", f"{facts.context(summary):,} tokens"),
         ("budget", f"{bytes_text(summary.budget_bytes)} per sequence"),
         ("peak bytes", f"{row.bytes_peak:,} per sequence ({row.slots16:.1f} fp16 slots a layer)"),
-        ("PPL", f"{ppl_text(row.ppl)} [{ppl_text(low)}, {ppl_text(high)}]"),
-        ("dNLL to the full cache", f"{interval_text(row.dnll_full)} nats per token"),
+        (w.level, " ".join(w.level_of(row))),
+        (f"{w.loss} to the full cache", f"{interval_text(row.dnll_full)} {w.unit}"),
     ]
     if full is not None:
-        rows.append(("full cache", f"PPL {ppl_text(full.ppl)}, {bytes_text(full.bytes_peak)}"))
+        size = bytes_text(full.bytes_peak)
+        rows.append(("full cache", f"{w.level} {w.level_of(full)[0]}, {size}"))
     if (best := _best(summary, row)) is not None:
-        said = f"{interval_text(best.dnll)} nats per token, {best.tokens:,} tokens"
-        rows.append((f"dNLL to the best published method ({best.against})", said))
+        said = f"{interval_text(best.dnll)} {w.unit}, {best.tokens:,} {w.count}"
+        rows.append((f"{w.loss} to the best published method ({best.against})", said))
     versions = summary.settings.get("versions")
     if isinstance(versions, Mapping):
         rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))

@@ -32,7 +32,7 @@ def comparison(info: Picture, hover: Any) -> Any:
     figure.add_vline(x=0, line={"color": "black", "width": 1, "dash": "dash"})
     figure.update_xaxes(
         range=list(info.y_range),
-        title="<br>".join(filter(None, ("dNLL to the full cache (nats per token)", info.note))),
+        title="<br>".join(filter(None, (info.loss, info.note))),
         gridcolor=FAINT,
         zeroline=False,
     )

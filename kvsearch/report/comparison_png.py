@@ -62,5 +62,5 @@ def draw_comparison(info: Picture, axes: Any) -> None:
     for label, p in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_color(COLOUR[p.kind])
         label.set_fontweight("bold" if p.recommended else "normal")
-    axes.set_xlabel("\n".join(filter(None, ("dNLL to the full cache (nats per token)", info.note))))
+    axes.set_xlabel("\n".join(filter(None, (info.loss, info.note))))
     axes.set_title("At the budget, least loss first", loc="left", fontsize=9, color=INK)

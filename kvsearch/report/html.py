@@ -20,11 +20,10 @@ from kvsearch.report.tables import (
     bytes_text,
     interval_text,
     policy_files,
-    ppl_interval,
-    ppl_text,
     signed,
     verdict,
 )
+from kvsearch.report.words import Words, words_of
 
 # the marks of the picture, filled on the front and hollow off it
 _GLYPH = {"full": "★☆", "method": "●○", "combined": "■□", "earlier": "▲△", "searched": "◆◇"}
@@ -77,6 +76,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         placed=info.placed,
         left_out=facts.left_out(summary),
         tokens=facts.scored_tokens(summary),
+        w=words_of(summary),
         report_text=info.report_text,
         search_text=info.search_text,
         slots_caption=_slots_caption(summary, shape),
@@ -99,10 +99,13 @@ def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
     most = max((r.windows for r in summary.rows), default=0)
     count = most or s.get("report_windows") or s.get("windows")
     windows = "one window of " if count == 1 else f"{count or ''} windows of ".lstrip()
+    prompted = summary.prompted
     start = f", scored from position {s['score_from']:,}" if s.get("score_from") else ""
+    if prompted:
+        windows, start = f"{count} contexts of up to ", f", question-{s['see']}"
     rows = Counter(r.windows for r in summary.rows)
     if len(rows) > 1:
-        windows = f"{min(rows)} to {most} windows of "
+        windows = f"{min(rows)} to {most} {'contexts of up to' if prompted else 'windows of'} "
         start += ": " + ", ".join(f"{n} on {w}" for w, n in sorted(rows.items()))
     return {
         "text": facts.text_part(summary, "report").name,
@@ -119,11 +122,14 @@ def _rows(summary: Summary) -> list[dict[str, Any]]:
     """Cells of the table, in the summary's order."""
     files = policy_files(summary.rows)
     several = len({r.tokens for r in summary.rows}) > 1
-    return [_row(r, summary.recommended, files[r.name], several) for r in summary.rows]
+    words = words_of(summary)
+    return [_row(r, summary.recommended, files[r.name], several, words) for r in summary.rows]
 
 
-def _row(row: Row, recommended: str | None, file: str, several: bool) -> dict[str, Any]:
-    lo, hi = ppl_interval(row)
+def _row(
+    row: Row, recommended: str | None, file: str, several: bool, words: Words
+) -> dict[str, Any]:
+    level, limits = words.level_of(row)
     d = row.decode
     best = None if row.kind == "full" or row.best == row.name else row.dnll_best
     return {
@@ -136,8 +142,13 @@ def _row(row: Row, recommended: str | None, file: str, several: bool) -> dict[st
         "recommended": row.name == recommended,
         "description": describe(row.policy),
         "file": f"policies/{file}",
-        "ppl": ppl_text(row.ppl),
-        "ppl_interval": f"[{ppl_text(lo)}, {ppl_text(hi)}]" if lo < hi else "no interval",
+        "level": level,
+        "level_interval": limits,
+        "workloads": [
+            f"{k.workload}: lost {interval_text(k.lost)}, exact {100 * k.exact.mean:.0f} % of "
+            f"{k.asks}, flips {100 * k.flips:.0f} %"
+            for k in row.workloads
+        ],
         "n": f"n = {row.tokens:,}" if several else "",
         "stopped": at_least(row),
         "full": None if row.kind == "full" else interval_text(row.dnll_full).split(" ", 1),

@@ -37,7 +37,7 @@ main {{ max-width: 96rem; margin: 0 auto; display: grid; gap: 1rem;
 @media (max-width: 1000px) {{ main {{ grid-template-columns: minmax(0, 1fr); }} }}
 </style></head><body>
 <header><h1>KV-cache policies for {model}: loss against memory</h1>
-<p>Each mark is one policy, measured on the report text {report} (n = {tokens} scored tokens).
+<p>Each mark is one policy, measured on the report {material} {report} (n = {tokens} {count}).
 {placed}The line is the front: no other policy has both fewer bytes and a lower mean loss. Bars are
 95 % intervals of the paired difference to the full cache. Filled marks are on the front, and the
 recommended policy has a dark rim. Beside it, policies of about the budget's bytes are compared.
@@ -75,6 +75,8 @@ def draw_html(info: Picture) -> str:
     return _PAGE.format(
         model=escape(info.model),
         report=escape(info.report_text),
+        material=info.words.material,
+        count=info.words.count,
         plot=plot,
         beside=beside,
         tokens=info.tokens,
@@ -88,11 +90,11 @@ def _narrow(info: Picture) -> str:
     """Script for narrow screens: fewer ticks, shorter words, and names only on a tap."""
     ticks = info.x_ticks[::-1][:: 2 if len(info.x_ticks) > 3 else 1][::-1]
     change: dict[str, Any] = {
-        "yaxis.title.text": "dNLL (nats per token)",
+        "yaxis.title.text": f"{info.words.loss} ({info.words.unit})",
         "annotations[0].text": "budget",
         "margin.l": 52,
         "margin.r": 44,
-        "annotations[1].text": "trials on the search text, no intervals",
+        "annotations[1].text": f"trials on the search {info.words.material}, no intervals",
     }
     for axis in ("xaxis", "xaxis2"):
         change[f"{axis}.tickvals"] = [x for x, _ in ticks]
@@ -295,13 +297,13 @@ def _frame(info: Picture, figure: Any) -> None:
     grid = {"gridcolor": FAINT, "zeroline": False, "linecolor": GREY}
     figure.update_yaxes(
         range=list(info.y_range),
-        title="extra loss over the full cache: dNLL (nats per token)",
+        title=info.words.above,
         row=1,
         col=1,
         secondary_y=False,
         **grid,
     )
-    figure.update_yaxes(range=list(info.trial_range), title="dNLL", row=2, col=1, **grid)
+    figure.update_yaxes(range=list(info.trial_range), title=info.words.loss, row=2, col=1, **grid)
     marks = ppl_ticks(info, 9)
     if marks:  # a right axis exists only once something is drawn against it
         figure.add_scatter(
@@ -338,7 +340,7 @@ def _frame(info: Picture, figure: Any) -> None:
     )
     note = (
         f"{len(info.trials)} completed trials on {escape(info.search_text)}: "
-        "another text, no intervals"
+        f"other {info.words.material}, no intervals"
     )
     figure.add_annotation(
         text=note,

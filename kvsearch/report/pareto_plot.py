@@ -17,11 +17,10 @@ from kvsearch.report.tables import (
     at_least,
     bytes_text,
     interval_text,
-    ppl_interval,
-    ppl_text,
     signed,
     verdict,
 )
+from kvsearch.report.words import Words, words_of
 
 NEAR = 0.9  # share of the budget from which a row is compared with those at it
 
@@ -32,9 +31,9 @@ class Point:
 
     Attributes:
         x: bytes per sequence, peak.
-        y: dNLL to the full cache, nats per token; `lo` and `hi` are its 95 % limits. Of a row that
-            was stopped because it is certainly behind the recommended policy, `lo` is how far at
-            least and `hi` is `y`: little is known of its loss itself.
+        y: loss over the full cache, in the unit of `Words`; `lo` and `hi` are its 95 % limits. Of a
+            row that was stopped because it is certainly behind the recommended policy, `lo` is how
+            far at least and `hi` is `y`: little is known of its loss itself.
         hover: lines of plain text.
     """
 
@@ -62,6 +61,7 @@ class Picture:
         y_range: limits of the report panel; points above are drawn at its edge.
         trial_range: the same for the panel of trials.
         placed: where rows of fewer tokens stand, in words; empty without any.
+        words: of a text, or of prompts.
     """
 
     points: tuple[Point, ...]
@@ -79,12 +79,18 @@ class Picture:
     search_text: str
     tokens: str
     placed: str
+    words: Words
 
     def at_budget(self) -> tuple[Point, ...]:
         """Rows that use most of the budget, and the recommended one; least loss first."""
         low, high = NEAR * self.budget_bytes, self.budget_bytes
         rows = [p for p in self.points if p.recommended or low <= p.x <= high]
         return tuple(sorted(rows, key=lambda p: p.y))
+
+    @property
+    def loss(self) -> str:
+        """The loss over the full cache, with its unit, for an axis."""
+        return f"{self.words.loss} to the full cache ({self.words.unit})"
 
     @property
     def note(self) -> str:
@@ -102,9 +108,10 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
     """Compute the picture of a summary on a model of `shape`."""
     unit = shape.slot_bytes * shape.layers
     best = next((r.dnll_full.mean for r in summary.rows if r.name == summary.recommended), 0.0)
-    points = tuple(_point(r, r.name == summary.recommended, best) for r in summary.rows)
+    words = words_of(summary)
+    points = tuple(_point(r, r.name == summary.recommended, best, words) for r in summary.rows)
     trials = tuple(
-        _trial_point(t, unit)
+        _trial_point(t, unit, words)
         for t in summary.trials
         if t.state == "complete" and t.dnll is not None and t.bytes_peak
     )
@@ -117,7 +124,7 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
         points=points,
         stairs=staircase([(p.x, p.y) for p in points]),
         trials=trials,
-        ppl_full=None if full is None else full.ppl,
+        ppl_full=None if full is None or summary.prompted else full.ppl,
         budget_bytes=summary.budget_bytes,
         budget_label=f"budget {bytes_text(summary.budget_bytes)} = {slots:,.4g} slots",
         x_range=x_range,
@@ -129,6 +136,7 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
         search_text=search.name,
         tokens=facts.scored_tokens(summary),
         placed=facts.placed(summary),
+        words=words_of(summary),
     )
 
 
@@ -159,19 +167,18 @@ def ppl_ticks(info: Picture, most: int) -> list[tuple[float, str]]:
     return [(math.log(v / info.ppl_full), f"{v:.4g}") for v in nice_steps(lo, hi, most) if v > 0]
 
 
-def _point(row: Row, recommended: bool, best: float) -> Point:
-    """The mark of a row; `best` is the recommended policy's dNLL."""
-    lo, hi = ppl_interval(row)
+def _point(row: Row, recommended: bool, best: float, words: Words) -> Point:
+    """The mark of a row; `best` is the recommended policy's loss over the full cache."""
     against = "no other published method is as small"
     if row.dnll_best is not None and row.best != row.name:
         against = (
-            f"dNLL to {row.best} {interval_text(row.dnll_best)} nats per token: "
+            f"{words.loss} to {row.best} {interval_text(row.dnll_best)} {words.unit}: "
             f"{verdict(row.dnll_best)}"
         )
     hover = (
         row.name,
-        f"PPL {ppl_text(row.ppl)} [{ppl_text(lo)}, {ppl_text(hi)}], n = {row.tokens:,} tokens",
-        f"dNLL to full {interval_text(row.dnll_full)} nats per token",
+        f"{words.level} {' '.join(words.level_of(row))}, n = {row.tokens:,} {words.count}",
+        f"{words.loss} to full {interval_text(row.dnll_full)} {words.unit}",
         *([] if row.stopped is None else [at_least(row)]),
         against,
         f"{bytes_text(row.bytes_peak)} per sequence, peak = {row.slots16:,.4g} fp16 slots a layer",
@@ -194,11 +201,11 @@ def _point(row: Row, recommended: bool, best: float) -> Point:
     )
 
 
-def _trial_point(trial: Trial, unit: int) -> Point:
+def _trial_point(trial: Trial, unit: int, words: Words) -> Point:
     assert trial.dnll is not None and trial.bytes_peak is not None
     hover = (
-        f"{trial.name}, on the search text",
-        f"dNLL to full {signed(trial.dnll)} nats per token, no interval",
+        f"{trial.name}, on the search {words.material}",
+        f"{words.loss} to full {signed(trial.dnll)} {words.unit}, no interval",
         f"{bytes_text(trial.bytes_peak)} per sequence = {trial.bytes_peak / unit:,.4g} fp16 slots",
         describe(trial.policy),
         compact_json(trial.policy),

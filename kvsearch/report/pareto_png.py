@@ -90,19 +90,21 @@ def _frame(info: Picture, top: Any, low: Any, narrow: bool) -> None:
     top.tick_params(axis="x", labelbottom=False)
     unit = "" if narrow else ", in fp16-equivalent slots per layer and in bytes"
     low.set_xlabel(f"KV cache per sequence, peak{unit}")
-    top.set_ylabel("extra loss over the full cache: dNLL (nats per token)")
-    low.set_ylabel("dNLL, search text")
-    right = top.secondary_yaxis("right")
-    marks = ppl_ticks(info, 7)
-    right.set_yticks([y for y, _ in marks], [label for _, label in marks])
-    right.set_ylabel("PPL on the report text")
-    right.spines["right"].set_visible(False)
-    right.tick_params(colors=GREY, labelcolor=INK, length=3, width=0.7)
+    w = info.words
+    top.set_ylabel(w.above)
+    low.set_ylabel(f"{w.loss}, search {w.material}")
+    if marks := ppl_ticks(info, 7):
+        right = top.secondary_yaxis("right")
+        right.set_yticks([y for y, _ in marks], [label for _, label in marks])
+        right.set_ylabel("PPL on the report text")
+        right.spines["right"].set_visible(False)
+        right.tick_params(colors=GREY, labelcolor=INK, length=3, width=0.7)
     title = (
-        f"Report text {info.report_text}, n = {info.tokens} scored tokens; bars are 95 % intervals"
+        f"Report {w.material} {info.report_text}, n = {info.tokens} {w.count}; bars are 95 % "
+        "intervals"
     )
     top.set_title(
-        f"n = {info.tokens} scored tokens; bars are 95 %" if narrow else title,
+        f"n = {info.tokens} {w.count}; bars are 95 %" if narrow else title,
         loc="left",
         fontsize=8 if narrow else 10,
         color=INK,
@@ -190,9 +192,10 @@ def _trial_panel(info: Picture, axes: Any, narrow: bool) -> None:
             clip_on=False,
         )
     above = sum(t.y > edge for t in info.trials)
-    note = f"{len(info.trials)} completed trials on {info.search_text}: another text, no intervals"
+    other = f"other {info.words.material}, no intervals"
+    note = f"{len(info.trials)} completed trials on {info.search_text}: {other}"
     if narrow:
-        note = f"{len(info.trials)} trials, another text, no intervals"
+        note = f"{len(info.trials)} trials, {other}"
     if above:
         note += f"; {above} above, at the edge"
     axes.set_title(note, loc="left", fontsize=8 if narrow else 9, color=GREY)
@@ -307,7 +310,7 @@ def _name_points(
 
 
 def _label(p: Point, edge: float) -> str:
-    return f"{p.name}: dNLL {signed(p.y, 2)}, above" if p.y > edge else p.name
+    return f"{p.name}: {signed(p.y, 2)}, above" if p.y > edge else p.name
 
 
 def _leader(axes: Any, anchor: tuple[float, float], box: Box, colour: str) -> None:

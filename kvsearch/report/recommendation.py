@@ -11,10 +11,9 @@ from kvsearch.report.tables import (
     interval_text,
     percent_text,
     policy_files,
-    ppl_interval,
-    ppl_text,
     verdict,
 )
+from kvsearch.report.words import TEXT, Words, words_of
 
 PYTHON = """\
 from kvsearch import PolicyCache
@@ -56,8 +55,8 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
     row, full = summary.row(summary.recommended), facts.full_row(summary)
     file = f"policies/{policy_files(summary.rows)[row.name]}"
     figures = (
-        _ppl(row),
-        _against_full(row),
+        _level(row, words_of(summary)),
+        _against_full(row, words_of(summary)),
         _against_best(row, summary),
         _bytes(row, full),
         _speed(row),
@@ -83,21 +82,21 @@ def _nothing(summary: Summary, shape: ModelShape) -> str:
     )
 
 
-def _ppl(row: Row) -> Figure:
-    lo, hi = ppl_interval(row)
+def _level(row: Row, words: Words) -> Figure:
+    value, limits = words.level_of(row)
+    if row.exact is not None:
+        asks = sum(k.asks for k in row.workloads)
+        return Figure("Exact answers", value, f"95 % {limits}", f"n = {asks} answers of the report")
     return Figure(
-        "Perplexity",
-        ppl_text(row.ppl),
-        f"95 % [{ppl_text(lo)}, {ppl_text(hi)}]",
-        f"n = {row.tokens:,} tokens of the report text",
+        "Perplexity", value, f"95 % {limits}", f"n = {row.tokens:,} tokens of the report text"
     )
 
 
-def _against_full(row: Row) -> Figure:
+def _against_full(row: Row, words: Words) -> Figure:
     d = row.dnll_full
     if row.kind == "full":
         return Figure("Loss over the full cache", "itself", "", "nothing is dropped or rounded")
-    return _difference(row.tokens, d, "the full cache", "the full cache")
+    return _difference(row.tokens, d, "the full cache", "the full cache", words)
 
 
 def _against_best(row: Row, summary: Summary) -> Figure:
@@ -112,19 +111,20 @@ def _against_best(row: Row, summary: Summary) -> Figure:
         against, d, n = found.against, found.dnll, found.tokens
     size = "".join(f" ({bytes_text(r.bytes_peak)})" for r in summary.rows if r.name == against)
     opponent = f"{against}, the best published method {facts.reach(summary)}{size}"
-    return _difference(n, d, against, opponent)
+    return _difference(n, d, against, opponent, words_of(summary))
 
 
-def _difference(n: int, d: Interval, short: str, opponent: str) -> Figure:
+def _difference(n: int, d: Interval, short: str, opponent: str, words: Words) -> Figure:
     """One paired difference; only an interval without zero gets a direction."""
     word = verdict(d)
     sentence = f"{word.capitalize()} {'to' if word == 'no clear difference' else 'than'} {opponent}"
     mean, _, limits = interval_text(d).partition(" ")
+    change = f"; PPL {percent_text(d)}" if words is TEXT else ""
     return Figure(
         f"Loss over {short}",
         mean,
         f"95 % {limits}",
-        f"nats per token, n = {n:,}; PPL {percent_text(d)}. {sentence}.",
+        f"{words.unit}, n = {n:,}{change}. {sentence}.",
     )
 
 

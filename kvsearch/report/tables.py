@@ -106,7 +106,9 @@ def front_csv(rows: Sequence[Row]) -> str:
     bytes per sequence; `slots16` fp16 slots per layer; `tokens` scored tokens; `seconds` wall
     time; `decode_*` as `Throughput`; `speed` modelled decode speed over the full cache's, where
     it was an objective; `stopped` how far a row was behind the recommended policy when it got no
-    further windows.
+    further windows. Of prompts, losses are shares of the context and `tokens` are contexts, `exact`
+    is the share of answers that greedy decoding gives, and there are `lost[TASK]`, `exact[TASK]`,
+    `flips[TASK]` and `asks[TASK]`, see `records.Kept`.
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)
@@ -119,6 +121,8 @@ def front_csv(rows: Sequence[Row]) -> str:
         ]
     if any(row.speed is not None for row in rows):  # where speed was an objective
         records = [{**r, "speed": row.speed} for r, row in zip(records, rows, strict=True)]
+    if any(row.workloads for row in rows):  # where policies were measured on prompts
+        records = [{**r, **_answers(row)} for r, row in zip(records, rows, strict=True)]
     writer = csv.DictWriter(
         out, fieldnames=list(records[0]) if records else ["name"], lineterminator="\n"
     )
@@ -159,6 +163,14 @@ def _record(row: Row, file: str) -> dict[str, Any]:
         "policy_file": f"policies/{file}",
         "description": describe(row.policy),
     }
+    return cells
+
+
+def _answers(row: Row) -> dict[str, Any]:
+    cells: dict[str, Any] = _three("exact", row.exact)
+    for k in row.workloads:
+        cells |= _three(f"lost[{k.workload}]", k.lost) | _three(f"exact[{k.workload}]", k.exact)
+        cells |= {f"flips[{k.workload}]": k.flips, f"asks[{k.workload}]": k.asks}
     return cells
 
 

@@ -5,34 +5,38 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.policy import HeadLosses
-from kvsearch.records import Interval, Row, Summary, Throughput, Trial
+from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, Trial, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed
 from kvsearch.report.tables import at_least
+from kvsearch.report.words import words_of
 
 
 def closing(summary: Summary, folder: Path) -> str:
     """The end of a run: the table, the recommendation, and where everything is."""
     rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
+    w = words_of(summary)
+    counted = "contexts of the report" if summary.prompted else "tokens of report text"
     unit = [
-        "  n tokens of report text; dNLL to the full cache in nats/token, 95 % intervals "
-        f"corrected for {len(rows) - 1} rows"
+        f"  n {counted}; {w.loss} to the full cache in {w.unit}, 95 % intervals corrected for "
+        f"{len(rows) - 1} rows"
     ]
     if where := placed(summary):
         unit.append(f"  {where}")
     head = (
-        f"{'':2}{'policy':<22}{'PPL':>8}  {'dNLL (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}{'n':>7}"
+        f"{'':2}{'policy':<22}{w.level:>8}  {f'{w.loss} (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}"
+        f"{'n':>7}"
     )
     lines = ["", head]
     for r in rows:
         mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
         note = "" if r.within_budget or r.kind == "full" else "  over budget"
         if r.kind == "searched" and not r.on_front:
-            note += "  off the front on this text"
+            note += f"  off the front on {'these prompts' if summary.prompted else 'this text'}"
         if r.stopped is not None:
             note += f"  {at_least(r)}"
         lines.append(
-            f"{mark}{r.name:<22}{r.ppl:>8.3f}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
+            f"{mark}{r.name:<22}{_level(r):>8}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
             f"{r.bytes_peak / 2**20:>8.2f}{r.tokens:>7}{note}"
         )
     lines += [*unit, "  -> recommended   * on the front", ""]
@@ -42,7 +46,8 @@ def closing(summary: Summary, folder: Path) -> str:
         if c == summary.against("method"):
             continue  # said above
         lines.append(
-            f"  {c.policy} - {c.against} on {c.text}: {_interval(c.dnll)} (n = {c.tokens})"
+            f"  {c.policy} - {c.against} on {_on(c.text, summary)}: {_interval(c.dnll)} "
+            f"(n = {c.tokens})"
         )
     counts = ", ".join(f"{n} {STATES.get(k, k)}" for k, n in sorted(summary.counts.items()))
     if summary.importances:
@@ -66,16 +71,33 @@ def closing(summary: Summary, folder: Path) -> str:
     return "\n".join(lines)
 
 
+def _on(text: str, summary: Summary) -> str:
+    return "report prompts" if summary.prompted and text == REPORT else text
+
+
+def _level(row: Row) -> str:
+    return f"{row.ppl:.3f}" if row.exact is None else f"{100 * row.exact.mean:.0f} %"
+
+
 def _recommendation(row: Row, summary: Summary) -> list[str]:
     budget = summary.settings["budget_slots"]
     lines = [f"For {budget:g} fp16 slots per layer: {row.name} - {describe(row.policy)}"]
+    for k in row.workloads:
+        full = next(x for x in summary.row("full").workloads if x.workload == k.workload)
+        lines.append(
+            f"  {k.workload}, question-{summary.settings['see']}: exact "
+            f"{_percent(plain(k.exact))} % of {k.asks} answers, the full cache "
+            f"{_percent(plain(full.exact))} % of {full.asks}; context lost "
+            f"{_percent(plain(k.lost))} %"
+        )
     best = summary.against("method")
     if best is not None:
-        change = 100 * (math.exp(best.dnll.mean) - 1)
+        change = f"PPL {100 * (math.exp(best.dnll.mean) - 1):+z.1f} %, "
         unclear = best.dnll.lo <= 0 <= best.dnll.hi
         lines.append(
-            f"  against the best published method, {best.against}: PPL {change:+z.1f} %, "
-            f"dNLL {_interval(best.dnll)}{' (no clear difference)' * unclear}, n = {best.tokens}"
+            f"  against the best published method, {best.against}: "
+            f"{'' if summary.prompted else change}{words_of(summary).loss} {_interval(best.dnll)}"
+            f"{' (no clear difference)' * unclear}, n = {best.tokens}"
         )
     pairs = [(r.speed, r.decode.ratio) for r in summary.rows if r.decode and r.speed]
     if len(pairs) > 1:
@@ -89,12 +111,13 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
     return lines
 
 
-def measured_so_far(trials: list[Trial], most: int = 12) -> str:
-    """What an interrupted search has measured, best first, on the search text only."""
-    lines = [f"so far, on the search text: {len(trials)} policies measured, best first"]
+def measured_so_far(summary: Summary, trials: list[Trial], most: int = 12) -> str:
+    """What an interrupted search has measured, best first, on the search text or prompts only."""
+    w = words_of(summary)
+    lines = [f"so far, on the search {w.material}: {len(trials)} policies measured, best first"]
     for t in trials[:most]:
         lines.append(
-            f"  {t.name:<22}dNLL {t.dnll or 0.0:+z.4f} nats/token  "
+            f"  {t.name:<22}{w.loss} {t.dnll or 0.0:+z.4f} {w.unit}  "
             f"{(t.bytes_peak or 0) / 2**20:.2f} MiB"
         )
     return "\n".join(lines)

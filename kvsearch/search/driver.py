@@ -60,7 +60,10 @@ class Search(Widening):
         self._renew()
         self._rivals = Rivals(task.score_from, self._load)
         known = {t.name for t in [*self.trials, *self._interrupted]}
-        methods = [*task.portfolio, *baselines(task.warm_start, task.exclude_method)]
+        methods = [
+            *task.portfolio,
+            *baselines(task.warm_start, task.exclude_method, task.setting.prompt > 0),
+        ]
         self._methods = [(n, m) for n, m in methods if n not in known]
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
 

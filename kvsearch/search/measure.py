@@ -123,6 +123,7 @@ class _Measurement(Loop[Evaluation]):
             "bytes_resident": found.bytes_resident,
             "seconds": evaluation.seconds,
             "impls": found.impls,
+            **({"answers": found.answers} if found.answers else {}),
         }
         self.folder.save_nll(evaluation.kept, evaluation.fingerprint, found.nll, about)
         if evaluation.piece:
@@ -146,7 +147,10 @@ class _Measurement(Loop[Evaluation]):
         found = [self.folder.load_nll(name, key) for name in [*whole, *names]]
         seconds = sum(about["seconds"] for _, about in found)
         nll = np.concatenate([nll for nll, _ in found])
-        self.folder.save_nll(e.part, key, nll, {**found[0][1], "seconds": seconds})
+        about = {**found[0][1], "seconds": seconds}
+        if "answers" in about:
+            about["answers"] = [item for _, each in found for item in each["answers"]]
+        self.folder.save_nll(e.part, key, nll, about)
         for name in names:
             self.folder.drop_nll(name, key)
         self._done(e)

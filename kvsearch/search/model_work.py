@@ -5,16 +5,18 @@ Separate from `work`, so that a driver whose evaluators are elsewhere need not i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsearch.errors import lacks_memory
+from kvsearch.evaluate.answers import answers
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import Replay
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.search.work import Job, Measured, Unusable
+from kvsearch.workloads.parts import Part, Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +26,14 @@ class ModelWork:
     Attributes:
         model, dtype, batch: as in `load_model` and `Evaluator`.
         devices: slot i uses `devices[i % len]`.
-        parts: token windows `[W, T]` by name.
+        parts: token windows `[W, T]`, or prompts, by name.
         threads: CPU threads of one slot; 0 leaves torch's default.
     """
 
     model: str
     dtype: str
     devices: tuple[str, ...]
-    parts: Mapping[str, NDArray[np.int64]]
+    parts: Mapping[str, Rows]
     batch: int | None = None
     threads: int = 0
 
@@ -53,13 +55,16 @@ class ModelWork:
 class ModelSession:
     """A loaded model and the text parts; keeps the last replay, so that a trial can go on."""
 
-    def __init__(self, evaluator: Evaluator, parts: Mapping[str, NDArray[np.int64]]) -> None:
+    def __init__(self, evaluator: Evaluator, parts: Mapping[str, Rows]) -> None:
         self.evaluator, self.parts = evaluator, parts
         self._last: tuple[str, int, Policy, Replay] | None = None
 
     def run(self, job: Job) -> Measured:
         """Evaluate one job, going on from the last one where that is the same policy and part."""
-        windows, asked = self.parts[job.part][job.first :], (job.part, job.first, job.policy)
+        part, asked = self.parts[job.part], (job.part, job.first, job.policy)
+        if isinstance(part, Part):
+            return self._answers(part, job)
+        windows = part[job.first :]
         if self._last is not None and self._last[:3] == asked:
             replay = self._last[3]
         else:
@@ -72,6 +77,24 @@ class ModelSession:
         last = (wanted, job.stop) == windows.shape
         self._last = None if last else (*asked, replay)
         return Measured(nll, replay.spent - before, held, replay.impls)
+
+    def _answers(self, part: Part, job: Job) -> Measured:
+        """Items of prompts; `stop` says nothing about them."""
+        self._last = None
+        some = part.cut(job.first, len(part) if job.windows is None else job.windows)
+        found = answers(self.evaluator, job.policy, some, resident=job.resident)
+        losses, about, at = list[float](), list[dict[str, Any]](), 0
+        each = zip(some.items, some.scales, some.weights, some.of, strict=True)
+        for item, scale, weight, name in each:
+            mine = slice(at, at + len(item.asks))
+            losses.append(scale * float(found.nll[mine].mean()))
+            first = [x.tolist() for x in found.first[mine]]
+            exact = found.exact[mine].tolist()
+            about.append({"of": name, "weight": weight, "exact": exact, "first": first})
+            at = mine.stop
+        nll = np.array(losses, dtype=np.float32)[:, None]
+        tokens = sum(item.taken_in(some.see) for item in some.items)
+        return Measured(nll, tokens, found.bytes_end, found.impls, tuple(about))
 
     def forget(self) -> None:
         """Drop the caches of a job that failed, so that the next one has all the memory.

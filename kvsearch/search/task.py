@@ -53,12 +53,25 @@ class Task:
     speed: Callable[[Policy], float] | None = None
 
 
-def baselines(warm_start: bool = True, exclude: tuple[str, ...] = ()) -> list[tuple[str, Method]]:
+def baselines(
+    warm_start: bool = True, exclude: tuple[str, ...] = (), prompted: bool = False
+) -> list[tuple[str, Method]]:
     """Methods that a search starts from, strong ones first: they stop the others early.
 
     Combinations are listed from plain to refined, so they come in reverse.
+
+    Args:
+        warm_start: false for none.
+        exclude: names to leave out.
+        prompted: whether there are prompts, and with them methods that compact after one.
     """
-    wanted = [(n, m) for n, m in METHODS.items() if warm_start and m.baseline and n not in exclude]
+    wanted = [
+        (n, m)
+        for n, m in METHODS.items()
+        if warm_start
+        and n not in exclude
+        and (m.baseline or (prompted and m.knobs.get("trigger", "stream") != "stream"))
+    ]
     combined = [(n, m) for n, m in wanted if m.kind == "combined"]
     return combined[::-1] + [(n, m) for n, m in wanted if m.kind == "single"]
 
@@ -90,7 +103,7 @@ def admitted(
             raise PolicyError(reason)
         policy = build(knobs, task.setting, name=name)
         check(policy, shape, prompt=task.setting.prompt)
-        peak = layout(policy, shape).bytes_peak(task.setting.tokens)
+        peak = layout(policy, shape).bytes_peak(task.setting.tokens, task.setting.prompt)
         speed = None if task.speed is None else task.speed(policy)
         trial = replace(
             trial, policy=policy, fingerprint=policy.fingerprint(shape.layers), bytes_peak=peak,

@@ -8,7 +8,7 @@ Nothing heavy is imported here, so that an evaluator that died is back in a seco
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,16 +47,20 @@ class Measured:
     """What came out of a job that worked.
 
     Attributes:
-        nll: nats per token `[windows, stop - 1]` fp32.
+        nll: nats per token `[windows, stop - 1]` fp32; of prompts `[items, 1]`, the mean NLL of an
+            item's answers in shares of what the contexts of its workload are worth.
         tokens: tokens that went through the model for this job.
         bytes_resident: of the packed cache, 0 if not asked for.
         impls: which implementation of each op ran.
+        answers: of prompts, for every item: its workload (`of`) and `weight`, whether each of its
+            answers is `exact`, and the most likely tokens of each (`first`).
     """
 
     nll: NDArray[np.float32]
     tokens: int
     bytes_resident: int = 0
     impls: dict[str, str] = field(default_factory=dict)
+    answers: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

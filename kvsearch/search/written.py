@@ -51,6 +51,13 @@ class Study(BaseModel):
     versions: dict[str, str]
 
 
+class _Answers(BaseModel):
+    of: str
+    weight: float
+    exact: list[bool]
+    first: list[list[int]]
+
+
 class _Row(BaseModel):
     name: str
     kind: Kind
@@ -62,6 +69,7 @@ class _Row(BaseModel):
     decode: Throughput | None = None
     stopped: Interval | None = None
     speed: float | None = None
+    answers: list[_Answers] = []
 
 
 class _Extra(BaseModel):

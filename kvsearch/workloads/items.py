@@ -60,6 +60,12 @@ class Item:
         """Tokens of the longest sequence: the context, and an ask with those that it follows."""
         return max(length for _, length in self.paths("agnostic"))
 
+    def taken_in(self, see: See) -> int:
+        """Tokens that go through the model for all asks."""
+        asked = sum(a.question.size + a.answer.size for a in self.asks)
+        alone = sum(not a.follows for a in self.asks) if see == "aware" else 1
+        return alone * self.context.size + asked
+
 
 @dataclass(frozen=True, eq=False)
 class Prompts:

@@ -1,6 +1,8 @@
 """From the records to the tables. `python derive.py --out FOLDER`.
 
 `candidates.csv`: dNLL to the full cache of every candidate with head budgets by `kvsearch heads`.
+`points.csv`: what `kvsearch/search/portfolio.yaml` ships. Each next point lowers the most the mean,
+over tasks, of the best point's loss in units of what the better textbook combination loses there.
 `before.csv`: the same policies on the same windows, with losses of heads estimated on 512 tokens of
 the text, out of the records of `studies/2026-11-portfolio`. Nats per token, means of two windows.
 """
@@ -11,9 +13,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+from candidates import candidates
 
 HERE = Path(__file__).parent
 BEFORE = HERE.parent / "2026-11-portfolio" / "records"
+TEXTBOOK = ("h2o+int4-fine", "xmu+int4")
+POINTS, GAIN = 3, 0.01  # of a portfolio at most; by how much one must lower the mean
 SAME = {  # candidates that the portfolio before had, too
     "mean, 0.5": "mean",
     "b384, 0.25": "b384",
@@ -36,6 +41,26 @@ def losses(folder: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+def learned(tasks: dict[str, dict[str, float]]) -> list[str]:
+    """Names of the points, the most useful one first."""
+    points: list[str] = []
+    before = float("inf")
+    unit = {t: min(each[n] for n in TEXTBOOK if n in each) for t, each in tasks.items()}
+
+    def mean(names: list[str]) -> float:
+        best = [min(e.get(n, float("inf")) for n in names) / unit[t] for t, e in tasks.items()]
+        return float(np.mean(best))
+
+    while len(points) < POINTS:
+        means = {n: mean([*points, n]) for n in candidates() if n not in points}
+        best = min(means, key=lambda n: means[n])
+        if means[best] > before - GAIN:
+            break
+        points.append(best)
+        before = means[best]
+    return points
+
+
 def tables() -> dict[str, list[dict[str, object]]]:
     """Tables by name."""
     now, before = losses(HERE / "records" / "candidates"), losses(BEFORE)
@@ -44,6 +69,11 @@ def tables() -> dict[str, list[dict[str, object]]]:
             {"task": task, "policy": name, "dnll": f"{x:.4f}"}
             for task, each in now.items()
             for name, x in each.items()
+        ],
+        "points.csv": [
+            {"name": f"earlier-{i}", "candidate": n, "source": candidates()[n][0],
+             "knobs": json.dumps(candidates()[n][1])}
+            for i, n in enumerate(learned(now), 1)
         ],
         "before.csv": [
             {"task": task, "policy": name, "heads_on_text": f"{before[task][old]:.4f}",

@@ -39,7 +39,7 @@ from kvsearch.text import read_file, tokenize
 HERE = Path(__file__).parent
 CONTEXT, WINDOWS = 1536, 4
 BUDGETS = (128, 64, 256)
-CELLS = [(tokens, part, facts) for tokens in (640, 1000) for part in (8, 16) for facts in (1, 4)]
+CELLS = [(640, part, facts) for part in (8, 16) for facts in (1, 4)]
 NEEDLES, TOGETHER = 50, 10
 WORDS = (
     "otter lantern violet copper meadow falcon granite cedar marble thunder willow amber".split()
@@ -112,6 +112,8 @@ def measure_text(o: argparse.Namespace, evaluator: Evaluator) -> None:
         rows: dict[tuple[object, ...], Policy] = {(name, 0, "full"): Policy(name="full")}
         for slots in BUDGETS:
             for point, (of, knobs) in points().items():
+                if o.only and point not in o.only:
+                    continue
                 losses = recall if of == "recall" else plain
                 try:
                     rows[name, slots, point] = built(knobs, evaluator, slots, CONTEXT, losses)
@@ -256,7 +258,7 @@ def main() -> None:
     ask.add_argument("--sotu", type=Path, required=True)
     ask.add_argument("--model", default="smollm2-135m")
     ask.add_argument("--name", default="smollm2-135m", help="of the model, in the records")
-    ask.add_argument("--only", nargs="*", default=[], help="policies, of the needles")
+    ask.add_argument("--only", nargs="*", default=[], help="points or policies")
     o = ask.parse_args()
     evaluator = Evaluator(load_model(o.model))
     {"text": measure_text, "controls": measure_controls, "needles": measure_needles}[o.what](

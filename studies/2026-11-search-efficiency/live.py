@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.app.inputs import TextOptions, TextWindows, text
+from kvsearch.app.inputs import MeasuredOn, TextOptions, text
 from kvsearch.app.progress import Shown
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import continues
@@ -113,7 +113,7 @@ def main() -> None:
     search(task, session, o.place / "runs" / name)
 
 
-def remembering(loaded: LoadedModel, parts: TextWindows, place: Path) -> Remembered:
+def remembering(loaded: LoadedModel, parts: MeasuredOn, place: Path) -> Remembered:
     """A session of the benchmark, with its store in `place`."""
     inner = ModelSession(Evaluator(loaded, batch=WINDOWS), parts.windows)
     return Remembered(inner, place / "memory", loaded.shape.layers)

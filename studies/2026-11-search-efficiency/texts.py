@@ -15,7 +15,7 @@ from collect import reported
 from derive import checkpoints
 from live import BUDGET, CONTEXT, WINDOWS, opened, remembering, search
 
-from kvsearch.app.inputs import TextWindows
+from kvsearch.app.inputs import MeasuredOn
 from kvsearch.app.progress import Shown
 from kvsearch.evaluate import sensitivity
 from kvsearch.evaluate.quality import Evaluator
@@ -72,7 +72,7 @@ def main() -> None:
     (o.records / f"{o.text}-harm.json").write_text(json.dumps(setting.sensitivity) + "\n")
 
 
-def per_layer(o: argparse.Namespace, loaded: LoadedModel, parts: TextWindows) -> tuple[float, ...]:
+def per_layer(o: argparse.Namespace, loaded: LoadedModel, parts: MeasuredOn) -> tuple[float, ...]:
     """Layer sensitivity on this text, measured once for all samplers."""
     file = o.place / o.text / "harm.json"
     if not file.exists():

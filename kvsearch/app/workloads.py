@@ -1,0 +1,243 @@
+"""From tasks and files of prompts to the parts that a search measures policies on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.app import inputs
+from kvsearch.app.progress import Shown
+from kvsearch.errors import KvsearchError
+from kvsearch.evaluate.answers import Answers, answers
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.disk_cache import remembered
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy
+from kvsearch.stats import clustered
+from kvsearch.text import tokenize
+from kvsearch.workloads import Material, Prompts, See, TaskSpec, make, parse
+from kvsearch.workloads.encode import greedy_of, items_of
+from kvsearch.workloads.files import read
+from kvsearch.workloads.items import without_context
+from kvsearch.workloads.parts import SPLITS, Part, Rows, divided, in_turn
+from kvsearch.workloads.tasks.base import SHARES, Split
+
+GATE = 0.2  # nats per token by which the context must help, at least
+GATE_ITEMS = 8  # contexts on which that is tried
+ITEMS = 16  # contexts of each part of a search, of each workload
+STEP = 4  # contexts that a policy starts with, and gets at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """Which prompts, and how they are asked.
+
+    Attributes:
+        tasks: such as `needle:4,tokens=2000`.
+        files: of prompts.
+        see: whether the question is seen before the context is compressed.
+        items: contexts of each workload in each part; the report may have `inputs.HEADLINE` times
+            as many where its headline is undecided.
+    """
+
+    tasks: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    see: See = "agnostic"
+    items: int = ITEMS
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.files)
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens that the model must have positions for, as far as the options say."""
+        return max((spec.tokens for spec in self.specs()), default=1)
+
+    @property
+    def contexts(self) -> int:
+        """Contexts of each part, of all workloads together, at most."""
+        return self.items * (len(self.tasks) + len(self.files))
+
+    @property
+    def step(self) -> int:
+        """Contexts that a policy starts with: as many of each workload."""
+        count = len(self.tasks) + len(self.files)
+        return count * max(1, STEP // max(1, count))
+
+    def specs(self) -> list[TaskSpec]:
+        """The tasks; raises a `KvsearchError` for one that there is not."""
+        return [parse(spec) for spec in self.tasks]
+
+
+def lengths(on: inputs.MeasuredOn) -> tuple[int, int]:
+    """Tokens of the longest sequence, and of a prompt after which as many follow as after any."""
+    parts = [part for part in on.windows.values() if isinstance(part, Part)]
+    whole = Part("all", tuple(item for part in parts for item in part.items), parts[0].see)
+    return whole.longest, whole.prompt
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What the context of a workload is worth to a model.
+
+    Attributes:
+        full, empty: NLL of the answers, nats per token, with the full cache, and without the
+            context.
+        passes: whether the context certainly helps, by `GATE` at least.
+    """
+
+    full: float
+    empty: float
+    passes: bool
+
+    @classmethod
+    def of(cls, workload: Prompts, full: Answers, empty: Answers) -> "Worth":
+        """From both measurements of the same asks."""
+        gain = clustered(empty.nll - full.nll, groups(workload))
+        passes = gain.mean >= GATE and not gain.lo <= 0
+        return cls(float(full.nll.mean()), float(empty.nll.mean()), passes)
+
+
+def groups(workload: Prompts) -> list[str]:
+    """The document of every ask, which statistics count as independent."""
+    return [item.group for item in workload.items for _ in item.asks]
+
+
+def bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
+    """The same asks without their contexts: what can be guessed."""
+    first = loaded.tokenizer("a")["input_ids"][:1]
+    bos = loaded.tokenizer.bos_token_id
+    start = [bos] if bos is not None and first == [bos] else []
+    items = tuple(without_context(item, start) for item in workload.items)
+    return Prompts(workload.name, items, "aware")
+
+
+def from_tasks(
+    loaded: LoadedModel,
+    specs: Sequence[TaskSpec],
+    prose: NDArray[np.int32],
+    start: int | None,
+    see: See,
+    count: int,
+    seed: int,
+    split: Split = "report",
+) -> list[Prompts]:
+    """Prompts of tasks, of one part; those of another part have other facts and passages.
+
+    Args:
+        loaded: the model, for its tokenizer.
+        specs: the tasks.
+        prose: token ids of the whole text in which facts are hidden.
+        start: the token that begins a text, or None.
+        see: whether the question is seen before the context is compressed.
+        count: items of each task; fewer where its documents are used up.
+        seed: of what is drawn.
+        split: the part.
+    """
+    low, high = (round(share * prose.size) for share in SHARES[split])
+    own = prose[low:high].astype(np.int64)
+
+    def encode(words: str) -> list[int]:
+        found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
+        return found
+
+    return [
+        make(spec, Material(encode, start, own, spec.tokens, split, seed), count, see)
+        for spec in specs
+    ]
+
+
+def measured_on(
+    loaded: LoadedModel,
+    options: PromptOptions,
+    text: inputs.TextOptions,
+    seed: int,
+    shown: Shown,
+) -> inputs.MeasuredOn:
+    """The parts of a search on prompts, without workloads that the model fails with every token.
+
+    Raises:
+        KvsearchError: a file or task cannot be used, or none passes its gate.
+    """
+    specs, files = options.specs(), {f.name: read(f) for f in options.files}
+    counts = {"search": options.items, "select": options.items}
+    counts |= {"report": inputs.HEADLINE * options.items}
+    parts: dict[Split, list[Prompts]] = {split: [] for split in SPLITS}
+    if specs:
+        tokens = tokenize(loaded.tokenizer, inputs.source(text.files, text.dataset, shown.say))
+        for split in SPLITS:
+            parts[split] += from_tasks(
+                loaded, specs, tokens.ids, tokens.start, options.see, counts[split], seed, split
+            )
+    for name, records in files.items():
+        for split, some in divided(name, records).items():
+            few = some[: counts[split]]
+            parts[split].append(items_of(loaded, name, few, options.see, greedy_of(loaded)))
+    names = [w.name for w in parts["search"]]
+    if len({*names}) < len(names):
+        raise KvsearchError(f"two workloads have one name: {', '.join(names)}")
+    known = _passing(loaded, parts["search"], shown)
+    weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
+    worth = {name: w.empty - w.full for name, w in known.items()}
+    made = {
+        split: in_turn(split, [w for w in some if w.name in known], worth, weights)
+        for split, some in parts.items()
+    }
+    each = min(len(made["report"]), options.items * len(known))
+    about: dict[str, dict[str, object]] = {k: _described(part) for k, part in made.items()}
+    windows: dict[str, Rows] = {("select1" if k == "select" else k): v for k, v in made.items()}
+    return inputs.MeasuredOn(about, windows, each, "select1", ())
+
+
+def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -> dict[str, Worth]:
+    """Workloads whose answers need the context, and what it is worth; the others are named."""
+    found = {}
+    for workload in workloads:
+        few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
+        worth = _worth(loaded, few, shown)
+        told = f"NLL of the answers {worth.full:.2f} with the context, {worth.empty:.2f} without"
+        if worth.passes:
+            shown.say(f"{workload.name}: {told}")
+            found[workload.name] = worth
+        else:
+            shown.say(f"{workload.name} is left out: {loaded.name} does not need it ({told})")
+    if not found:
+        raise KvsearchError(
+            f"{loaded.name} answers none of these prompts from its context with every token kept, "
+            "so nothing can be lost; take other tasks, a larger model, or shorter contexts"
+        )
+    return found
+
+
+def _worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
+    def measure() -> list[Any]:
+        evaluator = Evaluator(loaded)
+        with shown.step(f"{workload.name}: full cache", 2 * len(workload.items)) as step:
+            found = [
+                answers(evaluator, Policy(), some, resident=False, progress=step.advance)
+                for some in (workload, bare(workload, loaded))
+            ]
+        worth = Worth.of(workload, *found)
+        return [worth.full, worth.empty, worth.passes]
+
+    def read_back(data: Any) -> Worth:
+        full, empty, passes = data
+        return Worth(float(full), float(empty), bool(passes))
+
+    words = f"worth/{loaded.digest}/{loaded.dtype}/{workload.see}"
+    return remembered("worth", words, workload.digest.encode(), read_back, measure)
+
+
+def _described(part: Part) -> dict[str, Any]:
+    """Names, sizes and hashes of a part, for records."""
+    names = dict.fromkeys(part.of)
+    return {
+        "name": ", ".join(names),
+        "tokens": sum(item.longest for item in part.items),
+        "items": len(part),
+        "asks": part.asks,
+        "token_sha256": part.digest,
+    }

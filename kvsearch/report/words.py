@@ -1,0 +1,95 @@
+"""What a report is about, in words: a text whose tokens are scored, or prompts and answers."""
+
+import math
+from dataclasses import dataclass
+
+from kvsearch.records import Row, Summary
+from kvsearch.report.tables import ppl_interval, ppl_text
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words of a report.
+
+    Attributes:
+        loss: the difference to the full cache.
+        unit: of it.
+        above: the loss, in the words of an axis.
+        level: what a policy reaches by itself.
+        material: what policies are measured on.
+        count: what `n` counts.
+        paired: how differences are paired.
+        blocks: what intervals count as independent.
+        terms: of the glossary, with what each means.
+    """
+
+    loss: str
+    unit: str
+    above: str
+    level: str
+    material: str
+    count: str
+    paired: str
+    blocks: str
+    terms: tuple[tuple[str, str], ...]
+
+    def level_of(self, row: Row) -> tuple[str, str]:
+        """What a row reaches by itself, and its 95 % interval."""
+        if row.exact is not None:
+            lo, hi = 100 * row.exact.lo, 100 * row.exact.hi
+            return f"{100 * row.exact.mean:.0f} %", f"[{lo:.0f}, {hi:.0f}]"
+        lo, hi = ppl_interval(row)
+        known = math.isfinite(lo) and lo < hi
+        return ppl_text(row.ppl), f"[{ppl_text(lo)}, {ppl_text(hi)}]" if known else "no interval"
+
+
+TEXT = Words(
+    loss="dNLL",
+    unit="nats per token",
+    above="extra loss over the full cache: dNLL (nats per token)",
+    level="PPL",
+    material="text",
+    count="scored tokens",
+    paired="both caches predict the same tokens, and the loss is subtracted token by token",
+    blocks="blocks of neighbouring tokens",
+    terms=(
+        (
+            "NLL, PPL",
+            "mean negative log-likelihood in nats per token, and its exponential, perplexity",
+        ),
+        (
+            "dNLL",
+            "NLL of one policy minus that of another on the same tokens; 0.01 is about 1 % of PPL",
+        ),
+    ),
+)
+PROMPTS = Words(
+    loss="context lost",
+    unit="share of the context",
+    above="context lost: 0 is the full cache, 1 is no context",
+    level="exact",
+    material="prompts",
+    count="contexts",
+    paired="both caches are asked the same, and the loss is subtracted context by context",
+    blocks="contexts",
+    terms=(
+        (
+            "context lost",
+            "rise of the answers' mean negative log-likelihood over the full cache, as a share of "
+            "the rise without the context",
+        ),
+        (
+            "exact",
+            "share of answers that greedy decoding gives, every token given the answer before it",
+        ),
+        (
+            "question-agnostic, question-aware",
+            "the question arrives after the context was compressed; both are one prompt",
+        ),
+    ),
+)
+
+
+def words_of(summary: Summary) -> Words:
+    """Of a summary."""
+    return PROMPTS if summary.prompted else TEXT

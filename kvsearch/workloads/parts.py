@@ -1,0 +1,101 @@
+"""Workloads as a search measures them: disjoint parts, whose items take turns between workloads.
+
+What an item loses is counted in shares of what its context is worth: 0 is the full cache, 1 is no
+context at all. So workloads with answers of any difficulty can be added up, with weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.errors import KvsearchError
+from kvsearch.workloads.files import Record
+from kvsearch.workloads.items import Prompts
+from kvsearch.workloads.tasks.base import SHARES, Split
+
+SPLITS: tuple[Split, ...] = tuple(SHARES)
+
+
+@dataclass(frozen=True, eq=False)
+class Part(Prompts):
+    """Items of one or several workloads, in turn.
+
+    Attributes:
+        of: the workload of each item.
+        scales: share of the context per nat of each item's loss, times its weight.
+        weights: of each item: the mean over items is then the weighted mean over workloads.
+    """
+
+    of: tuple[str, ...] = ()
+    scales: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def longest_ids(self) -> NDArray[np.int64]:
+        """Tokens of the longest context with its first question and answer."""
+        item = max(self.items, key=lambda item: item.longest)
+        ask = item.asks[0]
+        return np.concatenate([item.context, ask.question, ask.answer])
+
+    def cut(self, first: int, count: int) -> "Part":
+        """So many items from one on."""
+        some = slice(first, first + count)
+        return Part(
+            self.name, self.items[some], self.see, self.of[some], self.scales[some],
+            self.weights[some],
+        )  # fmt: skip
+
+
+Rows = NDArray[np.int64] | Part  # windows `[W, T]` of a text, or prompts
+
+
+def in_turn(
+    name: str,
+    workloads: Sequence[Prompts],
+    worth: Mapping[str, float],
+    weights: Mapping[str, float],
+) -> Part:
+    """One part of all workloads, an item of each in turn, of each as many as the shortest has.
+
+    Args:
+        name: of the part.
+        workloads: items of the part, of all workloads.
+        worth: nats per token that the context is worth, by workload.
+        weights: of the workloads.
+    """
+    total = sum(weights[w.name] for w in workloads)
+    shares = {w.name: weights[w.name] / total * len(workloads) for w in workloads}
+    rows = [[(item, w.name) for item in w.items] for w in workloads]
+    items, names = zip(*chain.from_iterable(zip(*rows, strict=False)), strict=True)
+    return Part(
+        name, items, workloads[0].see, names, tuple(shares[n] / worth[n] for n in names),
+        tuple(shares[n] for n in names),
+    )  # fmt: skip
+
+
+def divided(name: str, records: Sequence[Record]) -> dict[Split, list[Record]]:
+    """Records of a file in disjoint parts; records of one document are one record already.
+
+    Their order in the file is not that of the parts: files are often sorted.
+
+    Raises:
+        KvsearchError: there are too few.
+    """
+    ordered = sorted(records, key=lambda r: r.key)
+    found = {
+        split: ordered[round(low * len(ordered)) : round(high * len(ordered))]
+        for split, (low, high) in SHARES.items()
+    }
+    least = min(map(len, found.values()))
+    if least < 2:
+        raise KvsearchError(
+            f"{name} has {len(records)} documents, and a search needs about 12: some to search on, "
+            "others to choose on and to report on; `kvsearch eval` measures policies on fewer"
+        )
+    return found

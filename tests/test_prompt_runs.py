@@ -1,0 +1,143 @@
+"""A search on prompts: disjoint parts, shares of the context, the gate, the report."""
+
+import csv
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import kvsearch
+from kvsearch.app.search import search
+from kvsearch.cli import main
+from kvsearch.errors import KvsearchError
+from kvsearch.workloads import Ask, Item, Prompts
+from kvsearch.workloads.files import read
+from kvsearch.workloads.items import ids
+from kvsearch.workloads.parts import divided, in_turn
+
+FAST: dict[str, Any] = dict(
+    trials=2, items=3, budget_slots=96, bench=False, space="h2o-int4", portfolio="none",
+    exclude_method=("xmu", "xmu-evict", "h2o+k4v2", "h2o+int4-fine", "lacache", "pyramidkv"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sharp(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with larger weights: its answers depend on the context."""
+    folder = tmp_path_factory.mktemp("sharp")
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(6)
+    model.save_pretrained(folder)
+    for file in tiny_folder.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def prompts(file: Path, count: int = 14) -> Path:
+    """So many documents with two questions each, without answers."""
+    rng = random.Random(0)
+    rows = [
+        {"context": " ".join(rng.choices("red blue tall old river stone".split(), k=40)) + f" {i}.",
+         "questions": ["Which one? ", "And where was it? "]}
+        for i in range(count)
+    ]  # fmt: skip
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def said(**how: Any) -> str:
+    with pytest.raises(KvsearchError) as caught:
+        search(**how)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_documents_are_in_one_part_only(tmp_path: Path) -> None:
+    records = read(prompts(tmp_path / "mine.jsonl", 40))
+    parts = divided("mine.jsonl", records)
+    documents = [{r.context for r in some} for some in parts.values()]
+    assert sum(map(len, documents)) == len(set.union(*documents)) == 40
+    assert [len(d) for d in documents] == [22, 6, 12]
+    again = divided("mine.jsonl", records[::-1])
+    assert {k: {r.context for r in v} for k, v in again.items()} == dict(
+        zip(parts, documents, strict=True)
+    )
+
+
+def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
+    def made(name: str, count: int) -> Prompts:
+        item = Item(name, name, ids([1, 2]), (Ask(ids([3]), ids([4])),))
+        return Prompts(name, (item,) * count)
+
+    part = in_turn("search", [made("a", 5), made("b", 4)], {"a": 2.0, "b": 0.5}, {"a": 3.0, "b": 1})
+    assert part.of == ("a", "b") * 4
+    nats = np.array([0.5 if name == "a" else 0.1 for name in part.of])
+    assert (nats * part.scales).mean() == pytest.approx(0.75 * 0.5 / 2.0 + 0.25 * 0.1 / 0.5)
+    assert part.cut(2, 3).of == ("a", "b", "a") and len(part.cut(6, 9)) == 2
+
+
+@pytest.mark.parametrize("see", ["agnostic", "aware"])
+def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
+    see: Any, sharp: Path, tmp_path: Path
+) -> None:
+    file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
+    found = search(str(sharp), prompts=file, see=see, out=out, **FAST)
+    s = found.summary
+    assert s.prompted and s.settings["see"] == see and s.recommended is not None
+    full = s.row("full")
+    assert full.exact is not None and full.exact.mean == 1.0  # its own answers are the reference
+    prompted = {r.name for r in s.rows if r.policy.trigger == "prompt"}
+    assert {"snapkv-prompt", "pyramidkv-prompt"} <= prompted
+    for row in s.rows:
+        (kept,) = row.workloads
+        assert kept.workload == "mine.jsonl" and kept.asks == 2 * row.windows
+        assert kept.lost.mean == pytest.approx(row.dnll_full.mean, abs=0.3)  # other windows, if any
+        assert row.bytes_resident <= row.bytes_peak and (row.name == "full" or row.within_budget)
+    rows = list(csv.DictReader((out / "front.csv").open()))
+    assert {"exact", "lost[mine.jsonl]", "flips[mine.jsonl]"} <= rows[0].keys()
+    page = re.sub('base64,[^"]*', "", (out / "report.html").read_text())
+    assert "context lost" in page and f"question-{see}" in page and "PPL" not in page
+    before = (out / "trials.jsonl").read_bytes()
+    again = search(str(sharp), prompts=file, see=see, out=out, **{**FAST, "trials": 3})
+    assert (out / "trials.jsonl").read_bytes().startswith(before) and again.summary.resumed
+
+
+def test_what_the_report_says_is_what_eval_measures(sharp: Path, tmp_path: Path) -> None:
+    file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
+    found = search(str(sharp), prompts=file, out=out, **{**FAST, "trials": 0, "items": 4})
+    parts = divided(file.name, read(file))
+    report = {r.context for r in parts["report"]}
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    own = tmp_path / "report.jsonl"
+    own.write_text("".join(json.dumps(r) + "\n" for r in rows if r["context"] in report))
+    row = next(r for r in found.summary.rows if r.windows == len(report) and r.name != "full")
+    policy = row.policy
+    measured = kvsearch.evaluate_prompts(policy, str(sharp), prompts=[own]).rows[0]
+    assert measured.exact == row.exact
+    assert measured.flips == pytest.approx(row.workloads[0].flips)
+
+
+def test_what_cannot_be_searched_is_one_sentence(
+    tiny_folder: Path, sharp: Path, tmp_path: Path, capsys: Any
+) -> None:
+    file = prompts(tmp_path / "mine.jsonl")
+    flat = said(model=str(tiny_folder), prompts=file, out=tmp_path / "a", **FAST)
+    assert "answers none of these prompts from its context" in flat
+    few = prompts(tmp_path / "few.jsonl", 5)
+    assert "has 5 documents" in said(model=str(sharp), prompts=few, out=tmp_path / "a", **FAST)
+    text = said(prompts=file, report_text=str(file), **FAST)
+    assert text == "--report-text is for a search on a text, not on prompts"
+    assert "unknown task" in said(tasks="nedle", **FAST)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--task", "needle:2,weight=0"])
+    assert ended.value.code == 2 and "weight must be" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
