@@ -16,7 +16,8 @@ from kvsearch.models.shared import policy_file
 from kvsearch.policy import Policy
 from tests.test_run import call
 
-RUN = Path(__file__).resolve().parent.parent / "studies" / "2026-11-outcome" / "b256"
+ROOT = Path(__file__).resolve().parent.parent
+RUN = ROOT / "studies" / "2026-11-outcome" / "b256"
 WINDOW = Policy(slots=32, sinks=2)
 
 
@@ -44,6 +45,18 @@ def test_a_run_is_shared_with_the_figures_of_its_report(tmp_path: Path, capsys: 
     assert f"{measured['tokens']:,} scored tokens, not seen by the search" in body
     proofs = re.findall(r"^\| `(\w+)` .* (\w+) \|$", body, re.M)
     assert proofs == [("transformers", "nll"), ("vllm", "nll")]
+
+
+def test_what_heads_lose_goes_with_a_policy_that_follows_it(tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    shipped = next((ROOT / "kvsearch" / "evaluate" / "heads").glob("*.json")).read_text("utf-8")
+    (run / "heads.json").write_text(shipped, "utf-8")
+    best = Policy.from_json(run / "best.json")
+    assert best.budgets.weights
+    assert call(["push", str(run), "-o", str(tmp_path / "shared")], capsys)[0] == 0
+    assert (tmp_path / "shared" / "heads.json").read_text("utf-8") == shipped
+    assert "--heads heads.json" in (tmp_path / "shared" / "README.md").read_text("utf-8")
 
 
 ZOO = Path(__file__).resolve().parent.parent / "docs" / "zoo"

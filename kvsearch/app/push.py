@@ -17,6 +17,8 @@ from kvsearch.records import Row, Summary
 from kvsearch.report.card import Proven, card, document
 from kvsearch.search.folder import RunFolder
 
+HEADS = "heads.json"  # as in a run folder
+
 
 @dataclass(frozen=True)
 class Pushed:
@@ -72,11 +74,13 @@ def push(
         shape = summaries.shape_from(found[0].model)
         model = str(found[0].model["name"])
     exact = _exact(policy, shape)
+    losses = _losses(file) if found is not None and policy.budgets.weights else None
     name = repository or Path(str(out)).name
     files = {
         FILE: policy.to_json(),
-        "README.md": card(name, policy, model, found, exact),
+        "README.md": card(name, policy, model, found, exact, heads=losses is not None),
         "card.json": document(policy, model, found, exact),
+        **({} if losses is None else {HEADS: losses}),
     }
     if out is not None:
         folder = Path(out)
@@ -99,6 +103,14 @@ def _measured(file: Path, policy: Policy) -> tuple[Summary, Row] | None:
         key = policy.fingerprint(layers)
         rows = [r for r in summary.rows if r.policy.fingerprint(layers) == key]
         return (summary, rows[0]) if rows else None
+    return None
+
+
+def _losses(file: Path) -> str | None:
+    """What the KV heads of the model lose, as the run that the file lies in has it."""
+    for folder in file.resolve().parents[:2]:
+        if (folder / "study.json").is_file() and (folder / HEADS).is_file():
+            return (folder / HEADS).read_text(encoding="utf-8")
     return None
 
 

@@ -24,6 +24,11 @@ out = loaded.model.generate(**ids, past_key_values=cache, max_new_tokens=64)
 ```
 """
 
+_HEADS = (
+    "`heads.json` is what each KV head of this model loses, measured once: `kvsearch run`, `eval` "
+    "and `bench` take it with `--heads heads.json`, for any budget and text."
+)
+
 
 @dataclass(frozen=True)
 class Proven:
@@ -46,6 +51,8 @@ def card(
     model: str | None,
     found: tuple[Summary, Row] | None,
     exact: list[Proven],
+    *,
+    heads: bool = False,
 ) -> str:
     """Markdown with the front matter that the hub reads.
 
@@ -55,6 +62,7 @@ def card(
         model: name of the model, if it is known.
         found: the run that measured it, and its row; None: it was not measured.
         exact: runtimes that run it exactly.
+        heads: whether what the model's KV heads lose lies beside it.
     """
     front = ["---", "library_name: kvsearch", "tags: [kvsearch, kv-cache]"]
     base = hub_id(model or "")
@@ -74,6 +82,8 @@ def card(
     else:
         lines += _figures(*found)
     lines += ["## Use", "", _USE.format(model=model or "MODEL", name=name)]
+    if heads:
+        lines += [_HEADS, ""]
     lines += _runs(exact)
     lines += ["## Policy", "", "```json", policy.to_json().strip(), "```", ""]
     return "\n".join(lines)
