@@ -188,6 +188,23 @@ REPORT = "report text"  # the text of a recheck that is no further one
 
 
 @dataclass(frozen=True)
+class Example:
+    """A prompt of the report and what greedy decoding says to it.
+
+    Attributes:
+        workload: name of the task or file.
+        question: the end of the question.
+        reference: the answer that is scored.
+        answers: by policy; the full cache is the first.
+    """
+
+    workload: str
+    question: str
+    reference: str
+    answers: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Recheck:
     """The recommended policy against its opponents on a second text, or between two rows.
 
@@ -224,6 +241,8 @@ class Summary:
         resumed: whether the run was begun before, by another process or call.
         importances: share of each axis in what is expected to change around the best policies.
         dropped: name -> why, of policies that could not be measured on the report text.
+        examples: of prompts: answers of the full cache, the recommended policy and the best
+            published method.
     """
 
     model: dict[str, Any]
@@ -239,6 +258,7 @@ class Summary:
     resumed: bool = False
     importances: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
 
     @property
     def prompted(self) -> bool:

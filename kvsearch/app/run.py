@@ -27,7 +27,7 @@ from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.methods import at, find
 from kvsearch.policy import Policy
-from kvsearch.records import Summary, Trial
+from kvsearch.records import Summary, Trial, plain
 from kvsearch.report import write_report
 from kvsearch.search.driver import Search
 from kvsearch.search.executors import Executor
@@ -40,6 +40,8 @@ from kvsearch.search.samplers.kvei import Kvei
 from kvsearch.search.task import Task, baselines
 from kvsearch.space import load as load_space
 from kvsearch.workloads.parts import Part, Rows
+
+EXAMPLES = 5  # prompts of a report whose answers are shown
 
 
 class Run:
@@ -132,6 +134,7 @@ class Run:
             self.loaded = evaluators.unpark(self.loaded)
             compiled()
             self._bench(measured)
+            measured |= self._examples(measured)
             measured |= {"seconds": time.perf_counter() - self.start, "resumed": self.resumed}
             write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
             result = summary.read(self.folder)
@@ -250,6 +253,20 @@ class Run:
                 ids = _longest(self.text.windows["report"])
                 title = f"decode speed {row['name']}"
                 row["decode"] = speed.measure(self.loaded, policy, ids, self.shown, title)
+
+    def _examples(self, measured: dict[str, Any]) -> dict[str, Any]:
+        """Answers to prompts of the report, to be read beside each other."""
+        part, best = self.text.windows["report"], measured["recommended"]
+        if not isinstance(part, Part) or best is None:
+            return {}
+        rows = {row["name"]: row for row in measured["rows"]}
+        published = [n for n in rows if rows[n]["kind"] == "method" and n != best]
+        nll = {n: self.folder.load_nll("report", rows[n]["fingerprint"])[0] for n in published}
+        names = dict.fromkeys(["full", best, *sorted(published, key=lambda n: nll[n].mean())[:1]])
+        policies = {name: Policy.build(rows[name]["policy"]) for name in names}
+        with self.shown.step("examples", min(EXAMPLES, len(part)) * len(policies)) as step:
+            found = workloads.examples(self.loaded, part, policies, EXAMPLES, step.advance)
+        return {"examples": [plain(e) for e in found]}
 
     def _text_options(self) -> inputs.TextOptions:
         chosen_on = select_windows(self._policies, self._each)

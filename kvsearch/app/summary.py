@@ -17,6 +17,7 @@ from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.records import (
     REPORT,
+    Example,
     Interval,
     Kept,
     Recheck,
@@ -111,6 +112,7 @@ def read(folder: RunFolder) -> Summary:
         resumed=bool(measured.get("resumed", False)),
         importances=written.importances(folder.path / "importances.json"),
         dropped=measured.get("dropped", {}),
+        examples=tuple(Example(**e) for e in measured.get("examples", ())),
     )
 
 

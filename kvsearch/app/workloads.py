@@ -1,6 +1,6 @@
 """From tasks and files of prompts to the parts that a search measures policies on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from kvsearch.app import inputs
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate.answers import Answers, answers
+from kvsearch.evaluate.answers import Answers, answers, spoken
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
+from kvsearch.records import Example
 from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make, parse
@@ -28,6 +29,8 @@ from kvsearch.workloads.tasks.base import SHARES, Split
 GATE = 0.2  # nats per token by which the context must help, at least
 GATE_ITEMS = 8  # contexts on which that is tried
 ITEMS = 16  # contexts of each part of a search, of each workload
+MORE = 8  # tokens of an example beyond the reference
+LONGEST_QUESTION = 80  # tokens of a question that an example shows
 STEP = 4  # contexts that a policy starts with, and gets at a time
 
 
@@ -190,6 +193,36 @@ def measured_on(
     about: dict[str, dict[str, object]] = {k: _described(part) for k, part in made.items()}
     windows: dict[str, Rows] = {("select1" if k == "select" else k): v for k, v in made.items()}
     return inputs.MeasuredOn(about, windows, each, "select1", ())
+
+
+def examples(
+    loaded: LoadedModel,
+    part: Part,
+    policies: Mapping[str, Policy],
+    count: int,
+    progress: Callable[[], None],
+) -> list[Example]:
+    """What policies answer to the first asks of a part, with room for a few words more.
+
+    Args:
+        loaded: the model.
+        part: of the report.
+        policies: by name.
+        count: items.
+        progress: called after every answer.
+    """
+    evaluator, found = Evaluator(loaded), list[Example]()
+    for item, name in list(zip(part.items, part.of, strict=True))[:count]:
+        ask, said = item.asks[0], dict[str, str]()
+        asked = ask.question if ask.question.size else item.context
+        for policy_name, policy in policies.items():
+            tokens = spoken(evaluator, policy, item, part.see, ask.answer.size + MORE)
+            said[policy_name] = loaded.tokenizer.decode(tokens)
+            progress()
+        question = loaded.tokenizer.decode(asked[-LONGEST_QUESTION:])
+        reference = loaded.tokenizer.decode(ask.answer)
+        found.append(Example(name, question.strip(), reference.strip(), said))
+    return found
 
 
 def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -> dict[str, Worth]:

@@ -21,7 +21,7 @@ from kvsearch.errors import OutOfMemory, PolicyError, lacks_memory
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.evaluate.replay import deployed
 from kvsearch.policy import Policy
-from kvsearch.workloads.items import Ask, Item, Prompts
+from kvsearch.workloads.items import Ask, Item, Prompts, See
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +103,34 @@ def answers(
     )
 
 
+def spoken(
+    evaluator: Evaluator, policy: Policy, item: Item, see: See, tokens: int
+) -> NDArray[np.int64]:
+    """What greedy decoding says to the first ask of an item, so many tokens or up to an end token.
+
+    Args:
+        evaluator: of the model.
+        policy: of the cache that decodes.
+        item: a context with its asks.
+        see: whether the question is seen before the context is compressed.
+        tokens: at most.
+    """
+    ends = evaluator.loaded.model.generation_config.eos_token_id
+    stop = {ends} if isinstance(ends, int) else set(ends or ())
+    replay, said = _Replay(evaluator, policy, see == "aware", {}), list[int]()
+    with torch.inference_mode():
+        node = replay.asked(item)
+        while True:
+            token = int(evaluator.head.logits(node.last)[0, -1].argmax())
+            if token in stop:
+                break
+            said.append(token)
+            if len(said) == tokens:
+                break
+            node = replay.fed(node, np.array([token]))
+    return np.array(said, dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class _Node:
     """A cache, and the hidden state of its newest token `[1, 1, hidden]`."""
@@ -137,16 +165,23 @@ class _Replay:
             later = item.asks[i + 1 :]
             if ask.follows:
                 assert node is not None, "the first ask of an item follows on the context"
-                node = self._fed(node, ask.question)
+                node = self.fed(node, ask.question)
             elif self._aware:
                 node = self._prompt(np.concatenate([item.context, ask.question]))
             else:
                 context = context or self._prompt(item.context)
                 last = all(a.follows for a in later)
                 taken = context if last else _Node(context.cache.fork(), context.last)
-                node = self._fed(taken, ask.question)
+                node = self.fed(taken, ask.question)
             row, node = self._scored(node, ask, bool(later) and later[0].follows)
             yield row
+
+    def asked(self, item: Item) -> _Node:
+        """The cache before the first answer of an item."""
+        question = item.asks[0].question
+        if self._aware:
+            return self._prompt(np.concatenate([item.context, question]))
+        return self.fed(self._prompt(item.context), question)
 
     def _prompt(self, ids: NDArray[np.int64]) -> _Node:
         cache = deployed(self._loaded, self._policy, packed=False, **self._options)
@@ -155,7 +190,8 @@ class _Replay:
             self.bytes_prompt = max(self.bytes_prompt, _packed_bytes(cache))
         return node
 
-    def _fed(self, node: _Node, ids: NDArray[np.int64]) -> _Node:
+    def fed(self, node: _Node, ids: NDArray[np.int64]) -> _Node:
+        """A node that has taken in further tokens."""
         return self._run(node.cache, ids)[1] if ids.size else node
 
     def _run(self, cache: PolicyCache, ids: NDArray[np.int64]) -> tuple[Tensor, _Node]:

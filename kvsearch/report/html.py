@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from kvsearch.policy import ModelShape
-from kvsearch.records import Recheck, Row, Summary
+from kvsearch.records import Example, Recheck, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES
@@ -83,6 +83,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         reach=facts.reach(summary),
         rechecks=[_recheck(r) for r in summary.rechecks],
         how=_how(summary),
+        examples=[_example(e) for e in summary.examples],
         settings=facts.flat({"model": summary.model, "text": summary.text, **summary.settings}),
     )
 
@@ -166,6 +167,17 @@ def _why_no_best(row: Row) -> str:
     if row.kind == "full":
         return ""
     return "no other fits" if row.kind == "method" else "none fits"
+
+
+def _example(e: Example) -> dict[str, Any]:
+    """Answers cut where they first differ from the full cache's."""
+    plain = next(iter(e.answers.values()))
+    cut = []
+    for name, said in e.answers.items():
+        pairs = zip(said, plain, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(said), len(plain)))
+        cut.append((name, said[:same], said[same:]))
+    return {"workload": e.workload, "question": e.question, "reference": e.reference, "said": cut}
 
 
 def _slots_caption(summary: Summary, shape: ModelShape) -> str | None:

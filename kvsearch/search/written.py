@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from kvsearch.errors import RunError, quoted
 from kvsearch.frozen import MOST, first_error
-from kvsearch.records import Interval, Kind, Throughput
+from kvsearch.records import Example, Interval, Kind, Throughput
 from kvsearch.search import schema
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -86,6 +86,7 @@ class Measured(BaseModel):
     compared: list[str]
     extra_text: dict[str, _Extra]
     dropped: dict[str, str] = {}
+    examples: list[Example] = []
 
 
 def study(file: Path) -> dict[str, Any]:
