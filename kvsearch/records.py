@@ -67,8 +67,8 @@ class Trial:
         number: Optuna's trial number; below 0 for methods that the space does not contain.
         name: the method's name for enqueued ones, `trial N` otherwise.
         kind: where the policy came from.
-        state: `running` when an evaluator has it, then how it ended; `pruned` lost the race,
-            `duplicate` is a policy seen before.
+        state: `running` when an evaluator has it, then how it ended; `duplicate` is a policy seen
+            before, and `pruned` one that an older version stopped early.
         nll: mean NLL on the search text, nats per token.
         dnll: mean difference to the full cache on the same tokens.
         bytes_peak: bytes per sequence, exact.
@@ -76,7 +76,6 @@ class Trial:
         seconds: wall time of the evaluation.
         error: why it failed, was rejected or was stopped.
         params: values of the space's active axes.
-        rungs: (windows, tokens of each, dNLL on them) of every rung that it reached.
         windows: of the search text that it was measured on, from the first.
         tokens: tokens that went through the model for it.
         attempt: 1, or more after its evaluator or the driver was killed.
@@ -96,7 +95,6 @@ class Trial:
     seconds: float | None = None
     error: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
-    rungs: tuple[tuple[int, int, float], ...] = ()
     windows: int = 0
     tokens: int = 0
     attempt: int = 1

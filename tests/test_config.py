@@ -49,14 +49,14 @@ def test_the_file_that_init_writes_has_every_option_and_changes_nothing(
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(
-        "budget: 96\ntext: [a.txt, 'b.txt:0-9']\ntrials: 9\nno_race: true\nexclude_method: h2o\n"
+        "budget: 96\ntext: [a.txt, 'b.txt:0-9']\ntrials: 9\nno_bench: true\nexclude_method: h2o\n"
         "out: runs/a\nseed: null\n"
     )
     found = parsed("--trials", "4", "--config", str(file))
     assert found["budget_slots"] == 96 and found["text"] == ("a.txt", "b.txt:0-9")
-    assert found["trials"] == 4 and found["race"] is False and found["seed"] == 0
+    assert found["trials"] == 4 and found["bench"] is False and found["seed"] == 0
     assert found["exclude_method"] == ("h2o",) and found["out"] == Path("runs/a")
-    assert parsed("--config", str(file), "--race")["race"] is True
+    assert parsed("--config", str(file), "--bench")["bench"] is True
     other = parsed("--config", str(file), "--budget-bytes", "9000", "--dataset", "ptb")
     assert (other["budget_slots"], other["budget_bytes"]) == (None, 9000)
     assert (other["text"], other["dataset"]) == ((), "ptb")
@@ -78,7 +78,7 @@ def test_a_budget_in_bytes_may_have_a_unit(given: str, size: int, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("trails: 3", "unknown key 'trails'; did you mean 'trials'?"),
+        ("trails: 3", "unknown key 'trails'; did you mean 'trials'"),
         ("also_: [a]", "unknown key 'also_'"),
         ("3: 4", "unknown key 3"),
         ("config: other.yaml", "unknown key 'config'"),
@@ -90,7 +90,7 @@ def test_a_budget_in_bytes_may_have_a_unit(given: str, size: int, tmp_path: Path
         ("text: [a.txt, {b: c}]", "text.1: expected text, got a mapping"),
         ("engine: tuna", "engine: unknown value 'tuna'; did you mean 'tune'?"),
         ('out: "a\\0b"', "out: a zero byte is in no name"),
-        ("race: true\nno_race: true", "race and no_race set the same option"),
+        ("bench: true\nno_bench: true", "bench and no_bench set the same option"),
         ("budget: 3\nbudget_slots: 4", "budget and budget_slots set the same option"),
         ("trials: 3\nseed: 1\ntrials: 4", "(line 3): key 'trials' is given twice; keep one"),
         ("- a", "expected a mapping, got a list"),

@@ -19,7 +19,7 @@ from kvsearch.cli import eval as cli_eval
 from kvsearch.cli import run as cli_run
 from kvsearch.errors import KvsearchError
 from kvsearch.records import Trial
-from kvsearch.search import race
+from kvsearch.search import growing
 
 WORDS = Text(" ".join(f"{(i * i + 3 * i) % 97:x}" for i in range(1500)), "numbers")
 
@@ -40,7 +40,7 @@ def test_python_and_the_command_line_have_the_same_options(
 ) -> None:
     here = inspect.signature(function).parameters
     there = dict(command.make_context("", given.get("policies", [])).params)
-    asked = {"task", "prompts", "see", "items"}  # `evaluate_prompts` takes these
+    asked = {"tasks", "prompts", "see", "items"}  # `evaluate_prompts` takes these
     only = {"config", "as_json", "quiet", *(asked if "nll_out" in there else ())}
     assert set(here) - {"progress"} == set(there) - only
     for name in set(here) & set(there) - set(given):
@@ -117,6 +117,6 @@ def test_a_mistake_in_python_is_one_sentence(
 
 
 def test_the_packages_stay_packages() -> None:
-    assert race is inspect.getmodule(race.verdict)
+    assert growing is inspect.getmodule(growing.likely)
     assert inspect.signature(kvsearch.search) == inspect.signature(search)
     assert inspect.signature(kvsearch.evaluate) == inspect.signature(evaluate)

@@ -130,7 +130,7 @@ def test_a_candidate_that_is_surely_dominated_gains_nothing_and_a_sure_one_its_a
 def test_the_process_interpolates_reverts_and_doubts_less_where_something_runs() -> None:
     x = np.random.default_rng(0).random((40, 5))
     y = np.sin(3 * x[:, 0]) + x[:, 1] ** 2
-    gp = fit(x, y, np.zeros(40))
+    gp = fit(x, y)
     mean, std = gp.posterior(x)
     assert abs(mean - y).max() < 0.05 and std.max() < 0.1
     assert gp.lengths[:2].max() < gp.lengths[2:].min()  # what does not matter is smooth
@@ -171,7 +171,7 @@ def test_the_fit_ends_where_another_optimiser_ends(n: int, monkeypatch: pytest.M
     rng = np.random.default_rng(n)
     x = rng.random((n, 8))
     monkeypatch.setattr("kvsearch.search.samplers.gp.lowest", theirs)
-    fit(x, x[:, 0] + np.sin(5 * x[:, 1]) + 0.1 * rng.normal(size=n), np.zeros(n))
+    fit(x, x[:, 0] + np.sin(5 * x[:, 1]) + 0.1 * rng.normal(size=n))
     assert found["ours"][0] == pytest.approx(found["theirs"][0], abs=0.01)
     assert found["ours"][1] == pytest.approx(found["theirs"][1], abs=0.2)
 
@@ -201,27 +201,8 @@ def test_the_model_leaves_the_other_cores_to_the_evaluators(
 
 
 def test_twins_with_other_values_do_not_break_the_process() -> None:
-    gp = fit(np.zeros((6, 3)), np.arange(6.0), np.zeros(6))
+    gp = fit(np.zeros((6, 3)), np.arange(6.0))
     assert gp.posterior(np.zeros((1, 3)))[0] == pytest.approx([2.5], abs=0.1)
-
-
-def test_stopped_trials_count_with_more_noise_once_enough_have_shown_how_they_end() -> None:
-    price, rng, points = Context(SPACE, SETTING).price, random.Random(0), []
-    while len(points) < 12:
-        point = price(samplers.pool.anything(SPACE, rng))
-        if point is not None:
-            points.append(point)
-    whole = [
-        Seen(p, loss(p), ((1, 1024, loss(p) * (0.5 + 0.01 * i)), (2, 1024, loss(p))))
-        for i, p in enumerate(points[:10])
-    ]
-    stopped = [Seen(p, None, ((1, 1024, 0.5 * loss(p)),)) for p in points[10:]]
-    model = Surrogate(History(done=whole, stopped=stopped))
-    assert len(model.fitted.x) == 12
-    assert model.fitted.noise[10:].min() > model.fitted.noise[:10].max()
-    raw = model.fitted.y[10:] * model.fitted.unit + model.fitted.centre
-    assert raw.tolist() == pytest.approx([model.height(loss(p)) for p in points[10:]], abs=0.05)
-    assert len(Surrogate(History(done=whole[:3], stopped=stopped)).fitted.x) == 3
 
 
 def test_a_policy_that_beats_the_full_cache_raises_the_offset() -> None:
@@ -326,7 +307,7 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
     )
 
 
-def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
+def test_policies_that_are_both_under_way_have_not_moved_an_axis() -> None:
     context, moved = Context(SPACE, SETTING), dict[bool, set[str]]()
 
     def priced(knobs: Mapping[str, Value]) -> Priced:
@@ -342,7 +323,7 @@ def test_policies_that_were_both_stopped_have_not_moved_an_axis() -> None:
         history = History(done=[Seen(first, 0.1)])
         if whole:
             history.done.append(Seen(others.pop(0), 0.3))
-        history.stopped = [Seen(p, None, ((1, 512, 0.3),)) for p in others]
+        history.pending = list(others)
         moves = set[str]()
         while (knobs := next_move(history, context, Surrogate(history))) is not None:
             moves |= {k for k in SPACE.axes if knobs.get(k) != first.knobs.get(k)}

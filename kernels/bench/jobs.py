@@ -123,7 +123,7 @@ def search_large(model: str, folder: str) -> None:
     with _watched(Path(folder)):
         kvsearch.search(
             loaded, kvsearch.Text(local_text()), budget_slots=96 if stands_in() else 256,
-            windows=1, report_windows=1, bench=False, out=folder, grow=False, **small,
+            windows=1, report_windows=1, bench=False, out=folder, **small,
         )  # fmt: skip
     emit(finished=round(time.monotonic() - start, 1))
     del loaded

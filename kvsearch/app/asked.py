@@ -63,9 +63,8 @@ def asked(
             **({"headline_windows": headline} if headline > text.report else {}),
             "score_from": score_from,
             "seed": o.seed,
+            **({"engine": o.engine} if o.engine == "tune" else {}),
             "sampler": o.sampler,
-            "grow": grows(o),
-            "race": races(o),
             "objectives": list(o.objectives),
             "warm_start": o.warm_start,
             "exclude_method": list(o.exclude_method),
@@ -81,16 +80,6 @@ def asked(
             **{p: version(p) for p in ("kvsearch", "torch", "transformers", "optuna")},
         },
     }
-
-
-def races(options: RunOptions) -> bool:
-    """Whether proposals may be stopped early; Ray Tune sees one result per trial."""
-    return options.race and options.engine != "tune" and not grows(options)
-
-
-def grows(options: RunOptions) -> bool:
-    """Whether policies start on few windows and the best get more; not in Ray Tune either."""
-    return options.grow and options.engine != "tune" and options.windows > 1
 
 
 def default_folder(content: dict[str, Any]) -> Path:

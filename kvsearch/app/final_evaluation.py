@@ -137,7 +137,7 @@ class FinalEvaluation:
         full = Policy(name="full")
         chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
         for t in trials:
-            baseline = t.kind != "searched" and t.state in ("complete", "pruned", "duplicate")
+            baseline = t.kind != "searched" and t.state in ("complete", "duplicate")
             if baseline or t.name in keep:
                 chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint, t.speed))
         return chosen

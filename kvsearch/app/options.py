@@ -40,8 +40,6 @@ class RunOptions:
     target: str | None = None
     trials: int = 6
     sampler: str = DEFAULT_SAMPLER
-    grow: bool = True
-    race: bool = True
     objectives: tuple[str, ...] = OBJECTIVES[:2]
     warm_start: bool = True
     exclude_method: tuple[str, ...] = ()
@@ -63,7 +61,9 @@ class RunOptions:
     @property
     def together(self) -> int:
         """Windows, or prompts, that policies start with, and that are one job of several
-        evaluators."""
+        evaluators; in Ray Tune, which sees one result per trial, all of them."""
+        if self.engine == "tune":
+            return self.windows
         if self.prompts:
             return self.prompts.step
         return 1 if self.batch is None else self.batch
@@ -73,6 +73,11 @@ class RunOptions:
         """The space that is searched: prompts have one of their own by default."""
         own = bool(self.prompts) and self.space == DEFAULT_SPACE
         return PROMPT_SPACE if own else self.space
+
+    @property
+    def grows(self) -> bool:
+        """Whether the best policies get more windows than they start with."""
+        return self.engine != "tune" and self.windows > 1
 
     @property
     def windows(self) -> int:

@@ -12,24 +12,42 @@ from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
 from kvsearch.records import Interval, Kind, plain
 from kvsearch.search.folder import RunFolder
-from kvsearch.search.race import behind, rungs
-from kvsearch.stats import corrected, paired
+from kvsearch.stats import BLOCK, blocks, corrected, paired, standard_error
+from kvsearch.student import quantile
 
 Nll = NDArray[np.float32]
 
 FALSE = 0.05  # chance that any of the rows called behind is not
+PARTS = 16  # blocks of a window, of at least `BLOCK` tokens, that a row is called behind by
 
 
-def looks(each: int, headline: int) -> tuple[int, ...]:
-    """Windows at which a comparison of the headline is looked at: `each`, and doubled from there.
+def behind(nll: Nll, rival: Nll, *, score_from: int, false: float) -> Interval | None:
+    """How far a policy is behind another on the windows that it has, if it certainly is.
+
+    The quantile is Student's over the blocks of the windows seen; that so many blocks are not too
+    many was tried on records recentred to equal loss (`studies/2026-11-coverage`).
 
     Args:
-        each: windows of every row.
-        headline: windows that there are for the headline.
+        nll: of the policy on the first windows `[windows, T - 1]`.
+        rival: of the other, on as many windows or more.
+        score_from: first scored position.
+        false: how often a policy that is as good may be called behind.
+
+    Returns:
+        The mean difference in nats per token, with the limits by which it was judged.
     """
-    found = [each]
-    while found[-1] < headline:
-        found.append(min(2 * found[-1], headline))
+    less = (nll - rival[: len(nll)])[:, score_from - 1 :]
+    block = max(BLOCK, -(-less.shape[1] // PARTS))
+    half = quantile(1 - false, blocks(less, block).count - 1) * standard_error(less, block)
+    mean = float(less.mean())
+    return Interval(mean, mean - half, mean + half) if mean > half else None
+
+
+def looks(first: int, last: int) -> tuple[int, ...]:
+    """Windows at which rows are compared: the first ones, twice as many, and so on to the last."""
+    found = [first]
+    while found[-1] < last:
+        found.append(min(2 * found[-1], last))
     return tuple(found)
 
 
@@ -80,7 +98,7 @@ class ReportWindows:
         """
         failures: dict[str, str] = {}
         stopped: dict[str, Interval] = {}
-        stops = [w for w, _ in rungs(self.setting.tokens, self.each, self.together)]
+        stops = looks(min(self.together, self.each), self.each)
         false, done = FALSE / (len(chosen) * len(stops)), 0
         for windows in stops:
             left = [c for c in chosen if c.key not in failures and c.key not in stopped]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app import evaluators, heads, importance, inputs, speed, summary, workloads
-from kvsearch.app.asked import asked, default_folder, grows, races
+from kvsearch.app.asked import asked, default_folder
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.loops import compiling
@@ -215,15 +215,13 @@ class Run:
             warm_start=o.warm_start,
             exclude_method=o.exclude_method,
             portfolio=self.portfolio,
-            racing=races(o),
             together=o.together,
-            growing=grows(o),
             speed=ratio,
         )
         with self.shown.step("search", self._policies) as step:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
-                counts = trial.state in ("complete", "pruned", "failed") or trial.kind != "searched"
+                counts = trial.state in ("complete", "failed") or trial.kind != "searched"
                 step.advance(float(counts), _best(trials, self.setting.budget_bytes))
 
             search = Search(task, executor, self.folder, watch)
@@ -270,7 +268,7 @@ class Run:
 
     def _text_options(self) -> inputs.TextOptions:
         chosen_on = select_windows(self._policies, self._each)
-        fewer = grows(self.options)
+        fewer = self.options.grows
         return replace(self.options.text, select_windows=chosen_on, fewer=fewer)
 
     @property
@@ -281,7 +279,7 @@ class Run:
     @property
     def _each(self) -> int:
         """Windows that the search measures a policy on, on average; about two if they grow."""
-        return 2 * self.options.together if grows(self.options) else self.options.windows
+        return 2 * self.options.together if self.options.grows else self.options.windows
 
     @property
     def _policies(self) -> int:

@@ -57,7 +57,7 @@ class SearchResult:
     def to_frame(self) -> "pd.DataFrame":
         """All trials, a row each, with every field of `kvsearch.records.Trial`.
 
-        Policies, parameters and rungs are JSON.
+        Policies and parameters are JSON.
         """
         import pandas as pd
 
@@ -120,7 +120,6 @@ def search(
     extra_text: TextLike | Sequence[TextLike] = (),
     context: int = 1536,
     windows: int = 16,
-    grow: bool = True,
     report_windows: int = 4,
     tasks: str | Sequence[str] = (),
     prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
@@ -135,7 +134,6 @@ def search(
     warm_start: bool = True,
     exclude_method: str | Sequence[str] = (),
     portfolio: str | PathLike[str] = DEFAULT_PORTFOLIO,
-    race: bool = True,
     seed: int = 0,
     workers: int | None = 0,
     gpus_per_evaluator: int = 0,
@@ -165,9 +163,8 @@ def search(
         report_text: report on this text instead of on a part of `text`.
         extra_text: check the recommended policy on each of these as well.
         context: tokens of a window.
-        windows: windows that the search sees; fewer where the text is too short.
-        grow: start every policy on one window and add windows for the best few; otherwise each is
-            evaluated on all of them.
+        windows: windows that the search sees; fewer where the text is too short. Every policy
+            starts on one, and the best few get more.
         report_windows: windows of the report, fewer for methods that are certainly behind, and up
             to four times as many where they leave the headline undecided.
         tasks: search on prompts instead, such as `needle:4,tokens=2000`; `kvsearch tasks` lists
@@ -186,7 +183,6 @@ def search(
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of the warm start.
         portfolio: policies of earlier searches to evaluate first: `default`, `none`, or a file.
-        race: without `grow`, stop proposals that are certainly behind.
         seed: of the sampler.
         workers: evaluate in this many processes, or actors with `ray`; 0 is this process, None
             as many as suit the machine. A script that asks for processes needs the usual
@@ -235,8 +231,6 @@ def search(
         target=target,
         trials=trials,
         sampler=modern_name(sampler),
-        grow=grow,
-        race=race,
         objectives=names(objectives),
         warm_start=warm_start,
         exclude_method=names(exclude_method),

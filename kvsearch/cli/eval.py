@@ -58,7 +58,7 @@ def command(
     windows: int | None,
     score_from: int | None,
     prompt: int,
-    task: tuple[str, ...],
+    tasks: tuple[str, ...],
     prompts: tuple[Path, ...],
     see: str,
     items: int,
@@ -70,9 +70,9 @@ def command(
     quiet: bool,
 ) -> None:
     """Measure methods and policy files against the full cache: on a text, or on prompts."""
-    if task or prompts:
+    if tasks or prompts:
         _on_prompts(
-            policies, model, task, prompts, as_json, progress=not quiet, see=see, items=items,
+            policies, model, tasks, prompts, as_json, progress=not quiet, see=see, items=items,
             text=text, budget_slots=budget_slots, budget_bytes=budget_bytes, heads=heads,
             measure_heads=measure_heads, dtype=dtype, device=device,
         )  # fmt: skip

@@ -183,6 +183,7 @@ def prompt_options(f: F) -> F:
     )(f)
     return click.option(
         "--task",
+        "tasks",
         multiple=True,
         metavar="NAME[:N][,tokens=N]",
         help="answers to prompts instead of a text: see `kvsearch tasks`; repeatable",

@@ -48,14 +48,8 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
     "--windows",
     default=16,
     show_default=True,
-    help="windows that the search sees; fewer where the text is too short",
-)
-@click.option(
-    "--grow/--no-grow",
-    default=True,
-    show_default=True,
-    help="start every policy on one window and add windows for the best few; otherwise each is "
-    "evaluated on all of them",
+    help="windows that the search sees; fewer where the text is too short. Every policy starts on "
+    "one, and the best few get more",
 )
 @click.option(
     "--report-windows",
@@ -110,12 +104,6 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
     show_default=True,
     help="policies of earlier searches to evaluate first",
 )
-@click.option(
-    "--race/--no-race",
-    default=True,
-    show_default=True,
-    help="with --no-grow, stop proposals that are certainly behind",
-)
 @click.option("--seed", default=0, show_default=True, help="of the sampler")
 @click.option(
     "--workers",
@@ -140,7 +128,7 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
     type=click.Choice(["kvsearch", "tune"]),
     default="kvsearch",
     show_default=True,
-    help="tune runs the evaluations in Ray Tune: no races, and Tune's own tables",
+    help="tune runs the evaluations in Ray Tune: every policy on all windows, Tune's own tables",
 )
 @click.option(
     "--bench/--no-bench", default=True, show_default=True, help="measure decode speed at the end"
@@ -160,9 +148,8 @@ def command(
     extra_text: tuple[str, ...],
     context: int,
     windows: int,
-    grow: bool,
     report_windows: int,
-    task: tuple[str, ...],
+    tasks: tuple[str, ...],
     prompts: tuple[Path, ...],
     see: See,
     items: int,
@@ -176,7 +163,6 @@ def command(
     warm_start: bool,
     exclude_method: tuple[str, ...],
     portfolio: str,
-    race: bool,
     seed: int,
     workers: int | None,
     gpus_per_evaluator: int,
@@ -207,9 +193,8 @@ def command(
             extra_text=extra_text,
             context=context,
             windows=windows,
-            grow=grow,
             report_windows=report_windows,
-            tasks=task,
+            tasks=tasks,
             prompts=prompts,
             see=see,
             items=items,
@@ -222,7 +207,6 @@ def command(
             warm_start=warm_start,
             exclude_method=exclude_method,
             portfolio=portfolio,
-            race=race,
             seed=seed,
             workers=workers,
             gpus_per_evaluator=gpus_per_evaluator,

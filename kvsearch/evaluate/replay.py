@@ -1,7 +1,6 @@
-"""A policy's pass over windows of text, which can stop at a rung and continue from there.
+"""A policy's pass over windows of text, which can stop on the way and continue from there.
 
-A race compares policies on a part of the text before the rest is evaluated. The cache of an
-unfinished window stays in memory, so that every token is evaluated once.
+The cache of an unfinished window stays in memory, so that every token is evaluated once.
 """
 
 from collections.abc import Callable

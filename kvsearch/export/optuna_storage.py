@@ -93,7 +93,6 @@ def _frozen(
         "name": t.name, "kind": t.kind, "state": t.state, "fingerprint": t.fingerprint,
         "policy": json.dumps(t.policy.plain()), "nll": t.nll, "seconds": t.seconds,
         "windows": t.windows, "tokens": t.tokens, "error": t.error,
-        "rungs": [list(r) for r in t.rungs] or None,
     }  # fmt: skip
     over = 1.0
     if t.bytes_peak is not None and t.state not in ("rejected", "failed"):

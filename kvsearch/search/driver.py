@@ -4,8 +4,9 @@ The measurements of a trial are on disk before Optuna has them, so a kill costs 
 under way. A policy over budget costs nothing: its bytes are exact. A policy seen before gets the
 values it had then.
 
-With growing windows (`growing`), a free proposal and one more window for a contender follow each
-other in turn. What comes next depends on the trials only, which are in the journal.
+Every policy starts on the first windows, and the best get more (`growing`): a free proposal and one
+more window for a contender follow each other in turn. What comes next depends on the trials only,
+which are in the journal.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,13 +21,11 @@ from kvsearch.errors import RunError
 from kvsearch.knobs import Value
 from kvsearch.policy import Policy
 from kvsearch.records import Kind, Trial
-from kvsearch.search import race
 from kvsearch.search.attempts import ATTEMPTS
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.loop import Evaluation
 from kvsearch.search.measure import GIVEN_UP, PART, measure
-from kvsearch.search.rivals import Rivals
 from kvsearch.search.study import Study
 from kvsearch.search.task import KINDS, Task, admitted, baselines
 from kvsearch.search.turns import FullEvaluation, TrialEvaluation, WiderEvaluation, kept_free, waits
@@ -58,7 +57,6 @@ class Search(Widening):
         self._interrupted = folder.running()
         self._stale = True
         self._renew()
-        self._rivals = Rivals(task.score_from, self._load)
         known = {t.name for t in [*self.trials, *self._interrupted]}
         methods = [
             *task.portfolio,
@@ -73,7 +71,7 @@ class Search(Widening):
         Raises:
             RunError: nothing works, or the folder cannot be written.
         """
-        if self.task.growing and self.executor.slots > 1:
+        if self.executor.slots > 1:
             self._resume()
         else:
             self.prepare()
@@ -87,8 +85,7 @@ class Search(Widening):
         full = Policy(name="full")
         measure(
             self.executor, self.folder, PART, [full], self.task.setting, resident=False,
-            windows=self._first if self.task.growing else self.task.windows,
-            together=self.task.together,
+            windows=self._first, together=self._first,
         )  # fmt: skip
         self._resume()
 
@@ -96,9 +93,8 @@ class Search(Widening):
         """Take up the full cache as far as it is measured, and windows that waited for others."""
         if self.folder.has_nll(PART, self._full_key):
             self.full = self._load(self._full_key)
-        if self.task.growing:
-            self._pieces.restore()
-            self._join_full()
+        self._pieces.restore()
+        self._join_full()
 
     # -- what comes next -----------------------------------------------------------------------
 
@@ -130,10 +126,7 @@ class Search(Widening):
 
     def _proposed(self) -> int:
         """Free proposals that are evaluated, or were."""
-        spent = sum(
-            t.kind == "searched" and t.state in ("complete", "pruned", "failed")
-            for t in self.trials
-        )
+        spent = sum(t.kind == "searched" and t.state in ("complete", "failed") for t in self.trials)
         return spent + sum(t.kind == "searched" for t in self._under_way())
 
     def _wanted(self) -> bool:
@@ -183,9 +176,7 @@ class Search(Widening):
             self._finish(replace(trial, state="rejected", error=error))
             return None
         if twin is not None:
-            same: dict[str, Any] = {
-                k: getattr(twin, k) for k in ("nll", "dnll", "rungs", "windows")
-            }
+            same: dict[str, Any] = {k: getattr(twin, k) for k in ("nll", "dnll", "windows")}
             error = f"same policy as {twin.name}"
             self._finish(replace(trial, state="duplicate", error=error, **same))
             return None
@@ -196,8 +187,7 @@ class Search(Widening):
             (
                 t
                 for t in [*self.trials, *self._under_way(), *self._interrupted]
-                if t.fingerprint == fingerprint
-                and t.state in ("complete", "pruned", "running", "failed")
+                if t.fingerprint == fingerprint and t.state in ("complete", "running", "failed")
             ),
             None,
         )
@@ -210,22 +200,17 @@ class Search(Widening):
     def _lacks_full(self) -> bool:
         """Whether the full cache is to be measured beside the first policies."""
         under_way = any(isinstance(e, FullEvaluation) for e in self.running.values())
-        return self.task.growing and not len(self.full) and not under_way
+        return not len(self.full) and not under_way
 
     def _evaluation(self, trial: Trial) -> TrialEvaluation:
-        t = self.task
-        looks = race.rungs(t.setting.tokens, t.windows, t.together)
-        if t.growing:
-            looks = looks[:1]
         return TrialEvaluation(
             number=trial.number, part=PART, policy=trial.policy, fingerprint=trial.fingerprint,
-            rungs=looks if t.racing else looks[-1:], trial=trial,
+            windows=self._first, stop=self._tokens, trial=trial,
         )  # fmt: skip
 
     def _known(self, e: TrialEvaluation) -> bool:
         """Finish a trial whose NLL was saved just before a kill."""
-        windows = e.rungs[-1][0] or self.task.windows
-        if self._on_disk(e.fingerprint) < e.first + windows:
+        if self._on_disk(e.fingerprint) < e.first + e.windows:
             return False
         nll, about = self.folder.load_nll(PART, e.fingerprint)
         e.tokens, e.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
@@ -250,25 +235,15 @@ class Search(Widening):
             e.trial = replace(e.trial, attempt=e.attempt)
             self.folder.append(e.trial)
 
-    def measured(self, evaluation: Evaluation, found: Measured) -> bool:
-        """Finish a trial at its last rung or where it is clearly behind, or let it continue."""
-        e, nll = evaluation, found.nll
+    def measured(self, evaluation: Evaluation, found: Measured) -> None:
+        """Finish a trial on its first windows, or add further ones to it."""
+        e = evaluation
         if isinstance(e, WiderEvaluation) or not isinstance(e, TrialEvaluation):
             self._widened(e, found)
-            return False
+            return
         about = {"name": e.trial.name, "tokens": e.tokens, "seconds": e.seconds}
-        if e.last:
-            self.folder.save_nll(PART, e.fingerprint, nll, about)
-            self._complete(e, nll)
-            return False
-        e.seen.append((len(nll), nll.shape[1] + 1, self._dnll(nll)))
-        if reason := self._rivals.verdict(e.trial, nll, self.trials):
-            self.folder.save_nll(f"{PART}-stopped", e.fingerprint, nll, about)
-            windows = len(nll)
-            how: dict[str, Any] = {"rungs": tuple(e.seen), "windows": windows, "error": reason}
-            self._finish(self._done(e, state="pruned", **how))
-            return False
-        return True
+        self.folder.save_nll(PART, e.fingerprint, found.nll, about)
+        self._complete(e, found.nll)
 
     def failed(self, evaluation: Evaluation, error: str) -> None:
         """Finish a trial without a measurement; too many of these alone end the run."""
@@ -279,7 +254,7 @@ class Search(Widening):
             self._unwidened(e, error)
             return
         self._finish(self._done(e, state="failed", error=error))
-        worked = any(t.state in ("complete", "pruned") for t in self.trials)
+        worked = any(t.state == "complete" for t in self.trials)
         failures = [t for t in self.trials if t.state == "failed"]
         if not worked and len(failures) >= HOPELESS:
             raise RunError(f"the first {len(failures)} policies all failed: {failures[0].error}")
@@ -289,7 +264,7 @@ class Search(Widening):
         if len(nll) > len(self.full):
             self._held.append(e)
             return
-        self._finish(self._record(self._done(e), nll, e.rungs))
+        self._finish(self._record(self._done(e), nll))
 
     def _join_full(self) -> None:
         """Policies that were measured before the full cache can be compared now, too."""
@@ -298,23 +273,13 @@ class Search(Widening):
         for e in held:
             self._complete(e, self._load(e.fingerprint))
 
-    def _record(
-        self,
-        trial: Trial,
-        nll: NDArray[np.float32],
-        rungs: tuple[tuple[int | None, int], ...] = (),
-    ) -> Trial:
-        """A complete trial with what follows from its NLL; of a race, with its rungs."""
-        if self.task.growing:
-            looks = [(w, nll.shape[1] + 1) for w in range(1, len(nll) + 1)]
-        else:
-            looks = [(w or len(nll), t) for w, t in rungs] if self.task.racing else []
+    def _record(self, trial: Trial, nll: NDArray[np.float32]) -> Trial:
+        """A complete trial with what follows from its NLL."""
         return replace(
             trial,
             state="complete",
             nll=float(nll[:, self.task.score_from - 1 :].mean()),
             dnll=self._dnll(nll),
-            rungs=tuple((w, t, self._dnll(nll[:w, : t - 1])) for w, t in looks),
             windows=len(nll),
         )
 

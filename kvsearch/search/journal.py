@@ -76,7 +76,7 @@ class Journal:
 
     def append(self, trial: Trial) -> None:
         """Add an event, whole or not at all; synced to disk if it holds what an evaluation cost."""
-        costly = trial.state in ("complete", "pruned", "failed")
+        costly = trial.state in ("complete", "failed")
         append_line(self.file, json.dumps(plain(trial)), sync=costly)
 
     def _set_aside(self, torn: bytes, rest: bytes) -> None:
@@ -93,14 +93,12 @@ def _trial(data: Any) -> Trial:
     for name, value in data.items():
         if isinstance(value, bool):  # which would count as 0 or 1
             raise TypeError(f"field {name}: neither true nor false")
-    # rungs were (tokens, dNLL) once; nothing that reads an old folder needs those
-    rungs = tuple((int(r[0]), int(r[1]), float(r[2])) for r in data.get("rungs", ()) if len(r) == 3)
     today = {
         "policy": Policy.build(data["policy"]),
         "kind": modern_kind(data["kind"]),
         "params": modern(data.get("params", {})),
-        "rungs": rungs,
     }
+    data.pop("rungs", None)  # losses on the first windows, which nothing reads any more
     trial = Trial(**{**data, **today})
     trial = _TRIALS.validate_python(trial.__dict__)
     if abs(trial.number) > MOST_TRIALS:

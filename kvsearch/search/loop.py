@@ -1,12 +1,12 @@
 """The one loop of evaluations: free slots get jobs, outcomes come back, attempts are counted.
 
 Subclasses decide what is evaluated next and what follows from a measurement: the search proposes
-policies and may stop them early (`driver`), `measure` has a fixed list.
+policies (`driver`), `measure` has a fixed list.
 """
 
 import contextlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvsearch.errors import RunError
@@ -26,40 +26,32 @@ class Evaluation:
         part: of the text.
         policy: what is evaluated.
         fingerprint: its identity on this model.
-        rungs: (windows, tokens of each) after which there is a measurement, all windows if None;
-            the last one is the whole part.
+        windows: how many, from the first on.
+        stop: tokens of each.
         resident: whether the bytes of the packed cache are counted, too.
         counted: whether attempts of earlier processes count, too.
         first: number of the first of its windows.
         piece: whether it is a part of what one record will hold, see `measure`.
         tries: how often it is begun at most, if it kills its evaluator.
         attempt: how often it was begun.
-        rung: the one that it is on.
         tokens: that went through the model for it.
         seconds: wall time.
-        seen: (windows, tokens of each, dNLL) of the rungs behind it.
     """
 
     number: int
     part: str
     policy: Policy
     fingerprint: str
-    rungs: tuple[tuple[int | None, int], ...]
+    windows: int
+    stop: int
     resident: bool = False
     counted: bool = True
     first: int = 0
     piece: bool = False
     tries: int = ATTEMPTS
     attempt: int = 0
-    rung: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    seen: list[tuple[int, int, float]] = field(default_factory=list)
-
-    @property
-    def last(self) -> bool:
-        """Whether it is on its last rung."""
-        return self.rung == len(self.rungs) - 1
 
     @property
     def kept(self) -> str:
@@ -67,9 +59,10 @@ class Evaluation:
         return f"{self.part}.{self.first}" if self.piece else self.part
 
     def job(self) -> Job:
-        """What an evaluator has to do for its rung."""
-        windows, stop = self.rungs[self.rung]
-        return Job(self.number, self.part, self.policy, stop, windows, self.resident, self.first)
+        """What an evaluator has to do."""
+        return Job(
+            self.number, self.part, self.policy, self.stop, self.windows, self.resident, self.first
+        )
 
 
 E = TypeVar("E", bound="Evaluation")
@@ -95,8 +88,8 @@ class Loop(ABC, Generic[E]):
         """Called before an attempt starts; it is counted by then."""
 
     @abstractmethod
-    def measured(self, evaluation: E, found: Measured) -> bool:
-        """Keep what a rung measured; returns whether the next rung is to be evaluated."""
+    def measured(self, evaluation: E, found: Measured) -> None:
+        """Keep what was measured."""
 
     @abstractmethod
     def failed(self, evaluation: E, error: str) -> None:
@@ -166,11 +159,8 @@ class Loop(ABC, Generic[E]):
             raise RunError(outcome.error)
         if outcome.measured is not None:
             e.tokens += outcome.measured.tokens
-            if self.measured(e, outcome.measured):
-                e.rung += 1
-                return e.job()
+            self.measured(e, outcome.measured)
         elif outcome.status == "died" and e.attempt < e.tries:
-            e.rung, e.seen = 0, []
             self._begin(e)
             return e.job()
         else:

@@ -61,7 +61,7 @@ def measure(
     todo = [
         Evaluation(
             number=i, part=part, policy=policy, fingerprint=key, first=start,
-            rungs=((min(width, windows - start), setting.tokens),), piece=width < windows,
+            windows=min(width, windows - start), stop=setting.tokens, piece=width < windows,
             resident=resident and start == 0,
             # without the full cache there is no run: it is tried again after every kill
             counted=key != full,
@@ -80,7 +80,7 @@ def measure(
 
 
 class _Measurement(Loop[Evaluation]):
-    """A list of evaluations of one rung each."""
+    """A list of evaluations."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Measurement(Loop[Evaluation]):
                 return e
         return None
 
-    def measured(self, evaluation: Evaluation, found: Measured) -> bool:
+    def measured(self, evaluation: Evaluation, found: Measured) -> None:
         """Keep NLL, bytes and what ran."""
         about = {
             "name": evaluation.policy.name,
@@ -130,7 +130,6 @@ class _Measurement(Loop[Evaluation]):
             self._join(evaluation)
         else:
             self._done(evaluation)
-        return False
 
     def failed(self, evaluation: Evaluation, error: str) -> None:
         """Leave it out, and remember why."""

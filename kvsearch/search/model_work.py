@@ -1,4 +1,4 @@
-"""Evaluating on a language model: what a slot loads, and how a trial goes on in it.
+"""Evaluating on a language model: what a slot loads, and what it does with a job.
 
 Separate from `work`, so that a driver whose evaluators are elsewhere need not import torch.
 """
@@ -12,9 +12,7 @@ import numpy as np
 from kvsearch.errors import lacks_memory
 from kvsearch.evaluate.answers import answers
 from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.replay import Replay
 from kvsearch.models.load import load_model
-from kvsearch.policy import Policy
 from kvsearch.search.work import Job, Measured, Unusable
 from kvsearch.workloads.parts import Part, Rows
 
@@ -53,34 +51,24 @@ class ModelWork:
 
 
 class ModelSession:
-    """A loaded model and the text parts; keeps the last replay, so that a trial can go on."""
+    """A loaded model, and the parts that policies are measured on."""
 
     def __init__(self, evaluator: Evaluator, parts: Mapping[str, Rows]) -> None:
         self.evaluator, self.parts = evaluator, parts
-        self._last: tuple[str, int, Policy, Replay] | None = None
 
     def run(self, job: Job) -> Measured:
-        """Evaluate one job, going on from the last one where that is the same policy and part."""
-        part, asked = self.parts[job.part], (job.part, job.first, job.policy)
+        """Evaluate one job."""
+        part = self.parts[job.part]
         if isinstance(part, Part):
             return self._answers(part, job)
-        windows = part[job.first :]
-        if self._last is not None and self._last[:3] == asked:
-            replay = self._last[3]
-        else:
-            self._last = None  # frees the old caches first
-            replay = self.evaluator.replay(job.policy, windows)
-        before = replay.spent
-        wanted = len(windows) if job.windows is None else job.windows
-        nll = replay.to(job.stop, wanted)
+        windows = part[job.first :][: job.windows]
+        replay = self.evaluator.replay(job.policy, windows)
+        nll = replay.to(job.stop, len(windows))
         held = replay.bytes_resident() if job.resident else 0
-        last = (wanted, job.stop) == windows.shape
-        self._last = None if last else (*asked, replay)
-        return Measured(nll, replay.spent - before, held, replay.impls)
+        return Measured(nll, replay.spent, held, replay.impls)
 
     def _answers(self, part: Part, job: Job) -> Measured:
         """Items of prompts; `stop` says nothing about them."""
-        self._last = None
         some = part.cut(job.first, len(part) if job.windows is None else job.windows)
         found = answers(self.evaluator, job.policy, some, resident=job.resident)
         losses, about, at = list[float](), list[dict[str, Any]](), 0
@@ -103,7 +91,6 @@ class ModelSession:
             Unusable: after an error such as an illegal memory access CUDA refuses everything that
                 follows in a process, and the next policies are not the cause.
         """
-        self._last = None
         gpus = [x for x in self.evaluator.loaded.devices.split(",") if x.startswith("cuda")]
         if not gpus:
             return

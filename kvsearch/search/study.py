@@ -84,10 +84,8 @@ class Study:
         return trial, self.space.suggest(trial)
 
     def tell(self, done: Trial) -> None:
-        """How a trial ended. Failed and stopped ones are PRUNED, never an invented value."""
+        """How a trial ended. Failed ones are PRUNED, never an invented value."""
         trial = self._open.pop(done.number)
-        if done.rungs:
-            trial.set_user_attr("rungs", [list(r) for r in done.rungs])
         trial.set_constraint(FITS, self._excess(done))
         if _values(done) is None:
             self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
@@ -147,7 +145,6 @@ class Study:
             values=values,
             params=t.params,
             distributions={k: _distribution(self.space.axes[k]) for k in t.params},
-            user_attrs={"rungs": [list(r) for r in t.rungs]} if t.rungs else {},
             system_attrs=dict(t.system),  # Optuna adds to it
             constraints={FITS: self._excess(t)},
         )

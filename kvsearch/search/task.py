@@ -23,17 +23,14 @@ class Task:
         setting: shape, budget and length of a window.
         score_from: first scored position; before it no cache is full.
         space: where to look.
-        trials: free proposals to evaluate, beyond the methods; stopped ones count.
+        trials: free proposals to evaluate, beyond the methods.
         windows: of the search text.
         seed: of the sampler.
         sampler: makes the sampler of one proposal from its seed.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of that.
         portfolio: policies that earlier searches found, evaluated before the methods.
-        racing: stop proposals that are clearly behind.
-        together: windows that an evaluator runs in one pass; they are the first rung.
-        growing: start every policy on the first windows and add windows for the best (`growing`);
-            then nothing is stopped.
+        together: windows that a policy starts with, and that the best get at a time (`growing`).
         speed: modelled decode speed of a policy over the full cache's, as a third objective.
     """
 
@@ -47,16 +44,14 @@ class Task:
     warm_start: bool = True
     exclude_method: tuple[str, ...] = ()
     portfolio: tuple[tuple[str, Method], ...] = ()
-    racing: bool = True
     together: int = 1
-    growing: bool = False
     speed: Callable[[Policy], float] | None = None
 
 
 def baselines(
     warm_start: bool = True, exclude: tuple[str, ...] = (), prompted: bool = False
 ) -> list[tuple[str, Method]]:
-    """Methods that a search starts from, strong ones first: they stop the others early.
+    """Methods that a search starts from, strong ones first.
 
     Combinations are listed from plain to refined, so they come in reverse.
 

@@ -93,8 +93,6 @@ class Widening(Loop[Evaluation]):
         get windows until all have as many as any policy, contender or not: who once was one may
         have the most windows, and only policies with the most are chosen.
         """
-        if not self.task.growing:
-            return None
         covered = self._covered()
         if self._wanted():
             most = self.task.windows
@@ -113,7 +111,7 @@ class Widening(Loop[Evaluation]):
 
     def _ahead(self) -> Evaluation | None:
         """For an evaluator without a job: the window that is most likely to be needed."""
-        if not self.task.growing or not self.running:
+        if not self.running:
             return None
         first = sum(type(e) is TrialEvaluation for e in self.running.values())
         if len(self.running) - first >= self.executor.slots - self._kept_free():
@@ -140,20 +138,24 @@ class Widening(Loop[Evaluation]):
         ahead = first > trial.windows
         return WiderEvaluation(
             policy=trial.policy, fingerprint=trial.fingerprint, trial=trial, part=PART,
-            number=trial.number, first=first, rungs=self._looks(first), piece=ahead,
-            tries=1 if ahead else ATTEMPTS, due=due,
+            number=trial.number, first=first, windows=self._step(first), stop=self._tokens,
+            piece=ahead, tries=1 if ahead else ATTEMPTS, due=due,
         )  # fmt: skip
 
     def _full_from(self, first: int, number: int) -> FullEvaluation:
         """The full cache on the windows from `first` on."""
         return FullEvaluation(
             policy=self._full_policy, fingerprint=self._full_key, counted=False, part=PART,
-            number=number, first=first, rungs=self._looks(first),
+            number=number, first=first, windows=self._step(first), stop=self._tokens,
         )  # fmt: skip
 
-    def _looks(self, first: int) -> tuple[tuple[int, int], ...]:
-        t = self.task
-        return ((min(self._first, t.windows - first), t.setting.tokens),)
+    def _step(self, first: int) -> int:
+        """Windows of one evaluation from a window on."""
+        return min(self._first, self.task.windows - first)
+
+    @property
+    def _tokens(self) -> int:
+        return self.task.setting.tokens
 
     @property
     def _first(self) -> int:

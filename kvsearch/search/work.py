@@ -1,7 +1,7 @@
 """What an evaluator does: jobs in, measurements, answers or failures out; nothing is raised.
 
 The driver never loads a model and an evaluator never sees the study. A job says which policy, on
-which part of the text, up to which token; going on with the policy of the job before is cheap.
+which part of the text, on how many of its windows.
 Nothing heavy is imported here, so that an evaluator that died is back in a second.
 """
 

@@ -119,7 +119,7 @@ def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArra
 
     The part is divided into `count` equal stretches and each gives one window, at a place in it
     that `seed` decides. Rows are in an order in which any first few are spread over the part
-    too, so that a race may begin with some of them.
+    too, so that a policy may begin with some of them.
 
     Args:
         tokens: the part.

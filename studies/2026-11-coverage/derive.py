@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from kvsearch.search.race import FALSE, PARTS
 from kvsearch.stats import Blocks, blocks, interval, standard_error
 from kvsearch.student import quantile
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parent / "2026-11-search-efficiency" / "records"
 AXES = HERE.parent / "2026-11-axes" / "records"
+FALSE, PARTS = 0.002, 16  # false stops of a race, and its blocks a window
 BEFORE = 64  # tokens of a block, of all intervals until this study
 RIVALS, NEAR = 6, 40  # of a race, out of so many policies of like loss
 RACES = 4000
@@ -165,7 +165,7 @@ def texts(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def behind(x: Blocks, rivals: int) -> bool:
-    """Whether a race stops a policy that is behind by `x`, as `kvsearch.search.race`."""
+    """Whether a race stops a policy that is behind by `x`, as searches did until November 2026."""
     scored, have = int(x.tokens.sum()), int(x.tokens[0])
     block = max(64, -(-scored // PARTS))
     each = blocks(x, -(-block // have) * have)

@@ -24,9 +24,9 @@ _BASES: dict[str, tuple[str, Knobs, tuple[float, ...]]] = {
     "mean, 32 recent": (_FIRST, {**_MEAN, "recent_window": 32}, (0.35,)),
     "mean, 4 bits": (_FIRST, {**_MEAN, "recent_window": 64, "tiers": "k4v4"}, (0.35,)),
     "designed": ("studies/2026-11-axes, designed", _XMU, (0.35, 0.5)),
-    "designed, h2o": (_STEP, {**_XMU, "rule": "h2o"}, (0.35, 0.5, 0.75)),
-    "designed, snapkv": (_STEP, {**_XMU, "rule": "snapkv"}, (0.5,)),
-    "designed, mean": (_STEP, {**_XMU, "rule": "mean"}, (0.35, 0.5, 0.75)),
+    "designed, h2o": (_STEP, {**_XMU, "rule": "h2o"}, (0.35, 0.5, 0.75, 1.0, 1.25, 1.5)),
+    "designed, snapkv": (_STEP, {**_XMU, "rule": "snapkv"}, (0.5, 0.75, 1.0)),
+    "designed, mean": (_STEP, {**_XMU, "rule": "mean"}, (0.35, 0.5, 0.75, 1.0)),
     "designed, interval 8": (_STEP, {**_XMU, "rule": "h2o", "interval": 8}, (0.5,)),
     "b192": (f"{_OUTCOME}/b192, trial 58", {
         **_XMU, "recent_window": "half", "group": "head", "fp16_sinks": False}, (0.35,)),

@@ -98,7 +98,7 @@ def searched(
     seed: int = 3,
 ) -> tuple[list[Trial], Fleet]:
     run, fleet = RunFolder(place / "run"), Fleet(session, slots)
-    what = task(trials, sampler, seed, growing=True, racing=False)
+    what = task(trials, sampler, seed, windows=GROWN)
     try:
         search = Search(what, fleet, run, lambda *_: None)
         fleet.search, fleet.stop = search if look else None, stop
@@ -128,7 +128,7 @@ def test_one_evaluator_gets_the_jobs_that_it_always_got(tmp_path: Path) -> None:
     (26 November 2026), and with it other losses here; with the old fingerprints nothing differs.
     """
     run, log = RunFolder(tmp_path / "run"), tmp_path / "log"
-    what = task(60, "random", growing=True)
+    what = task(60, "random", windows=GROWN)
     Search(what, Inline(Session(Toy(log, 0.0))), run, lambda *_: None).run()
     run.close()
     lines = [line.split() for line in log.read_text().splitlines()]
@@ -227,7 +227,7 @@ def test_ranks_begin_with_contenders_and_hold_every_policy_once() -> None:
 
 
 def test_a_study_that_was_brought_up_to_date_is_the_one_made_anew(tmp_path: Path) -> None:
-    what = task(30, "random", growing=True)
+    what = task(30, "random", windows=GROWN)
     run = RunFolder(tmp_path / "run")
     search = Search(what, Inline(Session(Toy(tmp_path / "log", 0.0))), run, lambda *_: None)
     trials = search.run()
@@ -246,7 +246,7 @@ def test_a_study_that_was_brought_up_to_date_is_the_one_made_anew(tmp_path: Path
     [({"params": {"colour": "blue"}}, "no axis 'colour'"), ({"speed": 3.0}, "3 values")],
 )
 def test_a_trial_that_is_none_of_this_run_is_named(found: dict[str, Any], why: str) -> None:
-    what = task(30, "random", growing=True)
+    what = task(30, "random", windows=GROWN)
     done = Trial(0, "x", "searched", "complete", Policy(), "0f", dnll=0.1, bytes_peak=40, **found)
     study = Study(what.space, what.sampler, what.seed, SETTING.budget_bytes)
     with pytest.raises(RunError, match=rf"trial 0 in trials\.jsonl is none of this run's .*{why}"):

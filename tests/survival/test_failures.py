@@ -6,7 +6,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
-from toy import Session, Toy, task
+from toy import WINDOWS, Session, Toy, task
 
 from kvsearch.errors import OutOfMemory, RunError
 from kvsearch.pareto import front
@@ -90,7 +90,9 @@ def test_tpe_learns_to_avoid_what_runs_out_of_memory(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         folder = RunFolder(tmp_path / f"run{seed}")
         session = Session(Toy(tmp_path / f"log{seed}", 0.0, "oom"))
-        search = Search(task(80, seed=seed, racing=False), Inline(session), folder, lambda *_: None)
+        search = Search(
+            task(80, seed=seed, together=WINDOWS), Inline(session), folder, lambda *_: None
+        )
         found = [
             t for t in search.run() if t.kind == "searched" and t.state in ("complete", "failed")
         ]

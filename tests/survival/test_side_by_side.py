@@ -3,7 +3,7 @@
 from collections import deque
 from pathlib import Path
 
-from toy import Session, Toy, task
+from toy import GROWN, Session, Toy, task
 
 from kvsearch.records import Trial
 from kvsearch.search.driver import Search
@@ -41,7 +41,7 @@ class Noted(Search):
     """Notes, whenever a trial begins, its kind and the kinds of those under way."""
 
     def __init__(self, place: Path) -> None:
-        what = task(TRIALS, "kvei", growing=True, racing=False)
+        what = task(TRIALS, "kvei", windows=GROWN)
         self.noted: list[tuple[str, list[str]]] = []
         super().__init__(what, Fleet(place), RunFolder(place / "run"), lambda *_: None)
 

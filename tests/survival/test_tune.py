@@ -6,7 +6,7 @@ from pathlib import Path
 import optuna
 import pytest
 from conftest import outcomes
-from toy import Session, Toy, task
+from toy import WINDOWS, Session, Toy, task
 
 from kvsearch.search import tune
 from kvsearch.search.driver import Search
@@ -26,7 +26,9 @@ def test_tune_fills_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def search(trials: int) -> Search:
         inline = Inline(Session(Toy(log, 0.0)))
-        return Search(task(trials, sampler="random", racing=False), inline, folder, lambda *_: None)
+        return Search(
+            task(trials, sampler="random", together=WINDOWS), inline, folder, lambda *_: None
+        )
 
     first = search(4)
     trials = tune.run(first, bad, slots=2, address="local")
@@ -47,7 +49,7 @@ def test_tune_fills_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [o for o in outcomes(tmp_path / "run") if o in before] == before
 
 
-def test_tune_has_no_races(tmp_path: Path) -> None:
+def test_tune_starts_policies_on_all_windows(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     search = Search(task(2), Inline(Session(Toy(tmp_path / "log"))), folder, lambda *_: None)
     with pytest.raises(AssertionError):

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kvsearch.search.task import Task
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
-TOKENS, FROM, WINDOWS = 512, 64, 2  # two windows: a race looks after the first
-GROWN = 6  # windows of the search text where they grow
+TOKENS, FROM, WINDOWS = 512, 64, 2  # two windows: policies start on the first
+GROWN = 6  # windows of a longer search text
 HEADS = HeadLosses(
     heads=2, sizes=(16, 64), slots=tuple((0.2 * i, 0.01 * i) for i in range(1, 9)), bits=(8, 4),
     keys=((0.0, 0.1),) * 8, values=((0.0, 0.1),) * 8, starved=16,
@@ -134,8 +134,7 @@ def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "T
     from kvsearch.search.task import Task
 
     make = make_sampler(sampler, SPACE, SETTING)
-    windows = GROWN if more.get("growing") else WINDOWS
-    return Task(SETTING, FROM, SPACE, trials, seed, make, windows, **more)
+    return Task(SETTING, FROM, SPACE, trials, seed, make, **{"windows": WINDOWS, **more})
 
 
 def main(options: list[str] | None = None) -> None:
@@ -147,7 +146,7 @@ def main(options: list[str] | None = None) -> None:
     ask.add_argument("--seconds", type=float, default=0.02)
     ask.add_argument("--bad", default="")
     ask.add_argument("--final", action="store_true", help="choose and report, too")
-    ask.add_argument("--grow", action="store_true", help="growing windows")
+    ask.add_argument("--windows", type=int, default=WINDOWS, help="of the search text")
     ask.add_argument("--sampler", default="tpe")
     ask.add_argument("--log", type=Path)
     o = ask.parse_args(options)
@@ -171,7 +170,7 @@ def main(options: list[str] | None = None) -> None:
             executor = Processes(work, o.workers)
         else:
             executor = Inline(work.open(0))
-        what = task(o.trials, o.sampler, growing=o.grow)
+        what = task(o.trials, o.sampler, windows=o.windows)
         trials = Search(what, executor, folder, lambda *_: None).run()
         if o.final:
             from kvsearch.app.final_evaluation import FinalEvaluation

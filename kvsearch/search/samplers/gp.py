@@ -85,25 +85,22 @@ class GP:
         )
 
 
-def fit(x: Array, y: Array, extra: Array) -> GP:
+def fit(x: Array, y: Array) -> GP:
     """Fit the hyper-parameters, of many observations to `FITTED` that are evenly spread over them.
 
     Args:
         x: `[n, D]` features in [0, 1].
         y: `[n]` values.
-        extra: `[n]` known variance of each value beside the fitted noise, in units of y squared.
     """
     dims = x.shape[1]
-    sure = extra == 0
-    base = y[sure] if sure.any() else y
-    centre = float(base.mean())
-    unit = max(float(base.std()), 1e-6) if len(base) > 1 else 1.0
-    z, known = (y - centre) / unit, extra / unit**2
+    centre = float(y.mean())
+    unit = max(float(y.std()), 1e-6) if len(y) > 1 else 1.0
+    z, each = (y - centre) / unit, np.ones(len(y))
     means = np.array([LENGTH + 0.5 * log(dims)] * dims + [SCALE[0], NOISE[0]])
     spreads = np.array([SPREAD] * dims + [SCALE[1], NOISE[1]])
 
     def parts(theta: Array) -> tuple[Array, float, Array]:
-        return np.exp(theta[:dims]), exp(theta[dims]), known + exp(theta[-1]) + LEAST_NOISE
+        return np.exp(theta[:dims]), exp(theta[dims]), (exp(theta[-1]) + LEAST_NOISE) * each
 
     some = np.linspace(0, len(x) - 1, min(len(x), FITTED)).round().astype(int)
 

@@ -61,7 +61,7 @@ class Kvei(PointSampler):
         Those are the best policy at the sizes that are missing, then moved once along every axis;
         without enough to go on, a child of two policies or a random one.
         """
-        seen = len(history.done) + len(history.stopped)
+        seen = len(history.done)
         if seen >= FIRST and (missing := size_probe(history, self.context)) is not None:
             return missing
         if len(history.done) < FIRST:

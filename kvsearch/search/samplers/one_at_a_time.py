@@ -2,8 +2,7 @@
 
 Published methods never leave the defaults of some axes (rotation, budgets per layer): nothing they
 show says what those are worth, and a model that has seen nothing there is as likely to stay away.
-One move on every axis settles it for the price of about a dozen evaluations; the race cuts short
-those that do much harm.
+One move on every axis settles it for the price of about a dozen evaluations on a window each.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,8 +51,7 @@ def next_move(history: History, context: Context, model: Surrogate) -> Mapping[s
     if not best:
         return None
     base, space = best[0].point.knobs, context.space
-    done = [s.point for s in history.done]
-    others = [s.point for s in history.stopped] + history.pending
+    done, others = [s.point for s in history.done], history.pending
     moves = []
     for axis in base:
         if axis == SIZE or axis not in space.axes or _moved(axis, done, others, space):
@@ -71,7 +69,7 @@ def next_move(history: History, context: Context, model: Surrogate) -> Mapping[s
 def _moved(axis: str, done: Iterable[Priced], others: Iterable[Priced], space: SearchSpace) -> bool:
     """Whether two policies differ in this axis alone, apart from size and axes that depend on it.
 
-    One of them has to be among `done`, the first: two that were both stopped early do not show
+    One of them has to be among `done`, the first: two that are both still evaluated do not show
     what the axis is worth.
     """
     free = {axis, SIZE} | space.opened_by(axis)

@@ -21,7 +21,7 @@ def size_probe(history: History, context: Context) -> Mapping[str, Value] | None
     if axis is None or not best:
         return None
     sizes = _sizes(axis)
-    points = [s.point for s in [*history.done, *history.stopped]] + history.pending
+    points = [s.point for s in history.done] + history.pending
     taken = {_nearest(sizes, p.knobs[AXIS]) for p in points if AXIS in p.knobs}
     for size in sorted(set(sizes) - taken, reverse=True):
         point = context.price({**best[0].point.knobs, AXIS: size})

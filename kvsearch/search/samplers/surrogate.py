@@ -3,23 +3,18 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from math import log10
-from statistics import fmean, pvariance
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from kvsearch.search.samplers.gp import GP, Array, fit
-from kvsearch.search.samplers.history import History, Seen
+from kvsearch.search.samplers.history import History
 from kvsearch.search.samplers.pricing import Priced
 
 OFFSET = (
     0.003  # nats per token: far smaller differences are noise and must not dominate the logarithm
 )
 LEAST = 0.001  # nats per token: least argument of the logarithm
-PAIRS = 4  # completed trials with a rung that an extrapolation from that rung needs
-# Decades squared, added to the variance of an extrapolation: it rests on few pairs, and a policy is
-# stopped at a rung partly because its loss there is high by chance.
-EXTRAPOLATION_VARIANCE = 0.05**2
 _libraries = ThreadpoolController()  # NumPy's BLAS
 
 
@@ -32,19 +27,12 @@ class Surrogate:
     """
 
     def __init__(self, history: History) -> None:
-        values = [s.dnll or 0.0 for s in history.done]
+        values = [s.dnll for s in history.done]
         self.offset = max(OFFSET, LEAST - min(values))
         self.heights = [self.height(v) for v in values]
         points = [s.point for s in history.done]
-        heights, extra = list(self.heights), [0.0] * len(points)
-        for seen in history.stopped:
-            final = self._extrapolated(seen, history.done)
-            if final is not None:
-                points.append(seen.point)
-                heights.append(final[0])
-                extra.append(final[1])
         with _one_thread():
-            self.fitted: GP = fit(_matrix(points), np.array(heights), np.array(extra))
+            self.fitted: GP = fit(_matrix(points), np.array(self.heights))
             self.gp = self.fitted.conditioned(_matrix(history.pending))
 
     def height(self, dnll: float) -> float:
@@ -55,24 +43,6 @@ class Surrogate:
         """Mean and standard deviation of the height of each point."""
         with _one_thread():
             return self.gp.posterior(_matrix(points))
-
-    def _extrapolated(self, stopped: Seen, done: Sequence[Seen]) -> tuple[float, float] | None:
-        """Mean and variance of the final height of a trial that was stopped at a rung.
-
-        The height at the rung plus the mean rise of completed trials from the same rung to the end.
-        """
-        *rung, dnll = stopped.rungs[-1]
-        rises = [
-            self.height(s.dnll) - self.height(then)
-            for s in done
-            for windows, tokens, then in s.rungs
-            if s.dnll is not None and [windows, tokens] == rung
-        ]
-        if len(rises) < PAIRS:
-            return None
-        n, wide = len(rises), pvariance(rises)
-        variance = wide * n / (n - 1) * (1 + 1 / n) + EXTRAPOLATION_VARIANCE
-        return self.height(dnll) + fmean(rises), variance
 
 
 def _one_thread() -> AbstractContextManager[object]:
