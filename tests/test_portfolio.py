@@ -21,14 +21,16 @@ STUDY = ROOT / "studies" / "2026-11-head-prices"
 
 
 def test_every_point_is_one_of_the_default_space_and_names_its_record() -> None:
-    points = load("default")
+    every, points = load("default", prompted=True), load("default")
     assert [n for n, _ in inside(points, load_space("default"))] == list(points)
-    for point in points.values():
+    assert [n for n, _ in inside(every, load_space("prompts"))] == list(every)
+    assert list(every)[-len(points) :] == list(points) and len(every) > len(points)
+    for point in every.values():
         assert (ROOT / point.about.split(",")[0]).is_dir(), point.about
     assert inside(points, load_space("default").model_copy(update={"axes": {}})) == ()
     with open(STUDY / "points.csv", newline="") as f:
         learned = {row["name"]: json.loads(row["knobs"]) for row in csv.DictReader(f)}
-    assert {name: point.knobs for name, point in points.items()} == learned
+    assert {name: point.knobs for name, point in every.items()} == learned
 
 
 def test_earlier_policies_come_first_and_are_no_published_methods(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """`run --target`: what is found is executed, and what cannot be searched for is refused."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM, LlamaConfig
 
+import kvsearch
 from kvsearch.app.export import export
 from kvsearch.export import TARGETS
 from tests.test_run import call, prose
@@ -49,3 +52,26 @@ def test_a_run_finds_only_what_its_target_executes(
         assert code == 2 and f"--target {target}: it" in err, err
     code, _, err = call([*argv, "--space", "unified", "--target", "mlx"], capsys)
     assert code == 2 and "leave --space out" in err
+
+
+def test_a_target_starts_from_what_its_users_set_by_hand(
+    tiny_folder: Path, prose: Path, tmp_path: Path
+) -> None:
+    """Without a single proposal: sinks and a window in the runtime's formats, in the budget."""
+    config = LlamaConfig.from_pretrained(tiny_folder, head_dim=32)  # a block of llama.cpp's
+    folder = tmp_path / "wide"
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for file in tiny_folder.glob("*token*"):
+        shutil.copy(file, folder)
+    found = kvsearch.search(
+        str(folder), str(prose), budget_slots=96, context=256, trials=0, bench=False,
+        target="llamacpp", out=tmp_path / "run",
+    )  # fmt: skip
+    mine = {t.name: t for t in found.summary.trials if t.name.startswith("window+k")}
+    assert {"window+k8v8", "window+k5v4", "window+k4v4"} <= set(mine)
+    for trial in mine.values():
+        assert trial.state == "complete" and trial.kind == "combined"
+        assert 0.7 * found.summary.budget_bytes < trial.bytes_peak <= found.summary.budget_bytes
+        export(trial.policy, "llamacpp", tmp_path / "x", strict=True, force=True, model=str(folder))
+    plain = next(t for t in found.summary.trials if t.name == "streamingllm")
+    assert mine["window+k5v4"].policy.slots > 2.5 * plain.policy.slots

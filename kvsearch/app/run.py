@@ -18,7 +18,7 @@ from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
-from kvsearch.app.target import aim, left_out
+from kvsearch.app.target import aim, left_out, starts
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import head_losses
 from kvsearch.evaluate.quality import Evaluator
@@ -57,7 +57,11 @@ class Run:
             searched(options.target)
         for name in options.exclude_method:
             find(name)
-        known = load_portfolio(options.portfolio) if options.warm_start else {}
+        known = (
+            load_portfolio(options.portfolio, prompted=bool(options.prompts))
+            if options.warm_start
+            else {}
+        )
         options.check()
         inputs.require_files(options.text.files, options.text.report_files, options.text.extra)
         context = options.prompts.longest_context if options.prompts else options.text.context
@@ -87,6 +91,8 @@ class Run:
             self.options = options = replace(options, exclude_method=exclude)
             check_space(options.sampler, self.space)
         self.portfolio = inside(known, self.space)
+        if options.target is not None:
+            self.portfolio += starts(options.target, self.space, self.setting)
         if not options.prompts:
             self.text = inputs.text(self.loaded, self._text_options(), shown.say)
         self.workers = self._workers()

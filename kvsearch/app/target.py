@@ -1,14 +1,20 @@
 """`run --target`: the space and the methods of a search that only finds what a runtime executes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import product
 
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.export import find, project
 from kvsearch.export.space import space_of
-from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
+from kvsearch.knobs import Setting, Value, build
+from kvsearch.methods import METHODS, Method, at
 from kvsearch.policy import Policy, Quantizer, layout
-from kvsearch.space import SearchSpace
+from kvsearch.search.portfolio import Portfolio
+from kvsearch.space import Axis, SearchSpace
+
+BITS = ((8, 8), (5, 5), (5, 4), (4, 4))  # of keys and values, that `starts` tries
+SINKS = 4
 
 
 def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tuple[str, ...]]:
@@ -31,6 +37,49 @@ def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tu
         _fits(name, setting)
     compared = [m for m, method in METHODS.items() if method.baseline]
     return space, tuple(m for m in compared if not _runs(m, name, setting))
+
+
+def starts(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
+    """Sinks and a window in the runtime's own formats, as its users would set them by hand.
+
+    Of keys and values in so many bits one format each: the first of the space that fits, rotated
+    where the runtime can.
+
+    Args:
+        name: of the target.
+        space: what it executes.
+        setting: what policies are sized for.
+    """
+    axes = space.axes
+    if "custom" not in values(axes, "tiers"):
+        return ()
+    found: dict[str, Method] = {}
+    formats = product(
+        BITS, sorted(values(axes, "rotate"), reverse=True), values(axes, "levels"),
+        values(axes, "group"), values(axes, "value_block"),
+    )  # fmt: skip
+    for (key, value), rotate, levels, group, block in formats:
+        label = f"window+k{key}v{value}"
+        knobs: dict[str, Value] = {
+            "tiers": "custom", "tiers.key_bits": key, "tiers.value_bits": value,
+            "rotate": rotate, "levels": levels, "group": group, "value_block": block,
+        }  # fmt: skip
+        if SINKS in values(axes, "sinks"):
+            knobs["sinks"] = SINKS
+        if find(name).executes is not None and "evict" in axes:
+            knobs["evict"] = False
+        params = space.params(knobs)
+        if label in found or params is None or space.forbidden(params) is not None:
+            continue
+        with suppress(PolicyError):
+            build(knobs, setting)
+            found[label] = Method(knobs, "combined", f"{name}: sinks and a window in its formats")
+    return tuple(found.items())
+
+
+def values(axes: Mapping[str, Axis], name: str) -> tuple[Value, ...]:
+    """Values of an axis of choices; none where there is no such axis."""
+    return (axes[name].choice or ()) if name in axes else ()
 
 
 def left_out(name: str, methods: tuple[str, ...], say: Callable[[str], None]) -> None:

@@ -1,8 +1,8 @@
 """`--config FILE`: options from a YAML file; those of the command line take precedence.
 
 Keys are the long spellings of options with underscores: `report_text` for `--report-text`,
-`no_bench` for `--no-bench`. Both the check and the file that `kvsearch init` writes are made from the
-command's own options.
+`no_bench` for `--no-bench`. Both the check and the file that `kvsearch init` writes are made from
+the command's own options.
 """
 
 from collections.abc import Mapping

@@ -28,11 +28,13 @@ class Point(Frozen):
         name: in tables.
         source: the record that it came from.
         knobs: what differs from the defaults.
+        prompts: whether it is for searches on prompts and answers, and no others.
     """
 
     name: str
     source: str
     knobs: dict[str, Value]
+    prompts: bool = False
 
 
 class _File(Frozen):
@@ -41,11 +43,12 @@ class _File(Frozen):
     points: tuple[Point, ...]
 
 
-def load(where: str) -> dict[str, Method]:
-    """The points of a portfolio by their names.
+def load(where: str, *, prompted: bool = False) -> dict[str, Method]:
+    """The points of a portfolio by their names, in the order in which they are tried.
 
     Args:
         where: `default`, `none`, or a YAML file.
+        prompted: whether the search is on prompts: points for these come first then.
 
     Raises:
         SpaceError: it cannot be read, is of another version, or a field is wrong.
@@ -71,7 +74,9 @@ def load(where: str) -> dict[str, Method]:
         for knob, value in point.knobs.items():
             if reason := check_value(knob, value):
                 raise SpaceError(f"{path}: field points.{i}.knobs.{knob}: {reason}")
-    return {p.name: Method(p.knobs, "earlier", p.source, baseline=False) for p in found.points}
+    ordered = sorted(found.points, key=lambda p: not p.prompts)
+    wanted = [p for p in ordered if prompted or not p.prompts]
+    return {p.name: Method(p.knobs, "earlier", p.source, baseline=False) for p in wanted}
 
 
 def inside(known: dict[str, Method], space: SearchSpace) -> Portfolio:
