@@ -25,6 +25,11 @@ _BASES: dict[str, tuple[str, Knobs, tuple[float, ...]]] = {
     "mean, 4 bits": (_FIRST, {**_MEAN, "recent_window": 64, "tiers": "k4v4"}, (0.35,)),
     "designed": ("studies/2026-11-axes, designed", _XMU, (0.35, 0.5)),
     "designed, h2o": (_STEP, {**_XMU, "rule": "h2o"}, (0.35, 0.5, 0.75, 1.0, 1.25, 1.5)),
+    "designed, h2o, 16 recent": (
+        _STEP,
+        {**_XMU, "rule": "h2o", "recent_window": 16},
+        (0.75, 1.0, 1.25),
+    ),
     "designed, snapkv": (_STEP, {**_XMU, "rule": "snapkv"}, (0.5, 0.75, 1.0)),
     "designed, mean": (_STEP, {**_XMU, "rule": "mean"}, (0.35, 0.5, 0.75, 1.0)),
     "designed, interval 8": (_STEP, {**_XMU, "rule": "h2o", "interval": 8}, (0.5,)),

@@ -1,8 +1,10 @@
 """From the records to the tables. `python derive.py --out FOLDER`.
 
 `candidates.csv`: dNLL to the full cache of every candidate with head budgets by `kvsearch heads`.
+`prompts.csv`: the same candidates on needles: share of the context lost, exact answers.
 `points.csv`: what `kvsearch/search/portfolio.yaml` ships. Each next point lowers the most the mean,
-over tasks, of the best point's loss in units of what the better textbook combination loses there.
+over tasks, of the best point's loss in units of what the better textbook combination loses there;
+of points for prompts, the mean share of the context lost.
 `before.csv`: the same policies on the same windows, with losses of heads estimated on 512 tokens of
 the text, out of the records of `studies/2026-11-portfolio`. Nats per token, means of two windows.
 """
@@ -41,14 +43,32 @@ def losses(folder: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def learned(tasks: dict[str, dict[str, float]]) -> list[str]:
-    """Names of the points, the most useful one first."""
+def asked() -> dict[str, dict[str, tuple[float, float]]]:
+    """Task -> candidate or method -> share of the context lost, share of exact answers."""
+    found = {}
+    for file in sorted((HERE / "records" / "prompts").glob("*-b*.json")):
+        rows = json.loads(file.read_text())
+        full, empty = (np.mean(rows[n]["nll"]) for n in ("full", "empty"))
+        found[file.stem] = {
+            n: (float((np.mean(row["nll"]) - full) / (empty - full)), float(np.mean(row["exact"])))
+            for n, row in rows.items()
+            if n != "empty"
+        }
+    return found
+
+
+def learned(
+    tasks: dict[str, dict[str, float]], unit: dict[str, float], missing: float = float("inf")
+) -> list[str]:
+    """Names of the points, the most useful one first; losses in units of the task's.
+
+    `missing` is the loss of what cannot be built at a budget.
+    """
     points: list[str] = []
     before = float("inf")
-    unit = {t: min(each[n] for n in TEXTBOOK if n in each) for t, each in tasks.items()}
 
     def mean(names: list[str]) -> float:
-        best = [min(e.get(n, float("inf")) for n in names) / unit[t] for t, e in tasks.items()]
+        best = [min(e.get(n, missing) for n in names) / unit[t] for t, e in tasks.items()]
         return float(np.mean(best))
 
     while len(points) < POINTS:
@@ -64,7 +84,17 @@ def learned(tasks: dict[str, dict[str, float]]) -> list[str]:
 def tables() -> dict[str, list[dict[str, object]]]:
     """Tables by name."""
     now, before = losses(HERE / "records" / "candidates"), losses(BEFORE)
+    textbook = {t: min(each[n] for n in TEXTBOOK if n in each) for t, each in now.items()}
+    prompts = asked()
+    lost = {t: {n: x for n, (x, _) in each.items()} for t, each in prompts.items()}
+    points = [(n, "") for n in learned(now, textbook)]
+    points += [(n, "1") for n in learned(lost, dict.fromkeys(lost, 1.0), 1.0)]
     return {
+        "prompts.csv": [
+            {"task": task, "policy": name, "context_lost": f"{x:.3f}", "exact": f"{e:.3f}"}
+            for task, each in prompts.items()
+            for name, (x, e) in each.items()
+        ],
         "candidates.csv": [
             {"task": task, "policy": name, "dnll": f"{x:.4f}"}
             for task, each in now.items()
@@ -72,8 +102,8 @@ def tables() -> dict[str, list[dict[str, object]]]:
         ],
         "points.csv": [
             {"name": f"earlier-{i}", "candidate": n, "source": candidates()[n][0],
-             "knobs": json.dumps(candidates()[n][1])}
-            for i, n in enumerate(learned(now), 1)
+             "knobs": json.dumps(candidates()[n][1]), "prompts": asks}
+            for i, (n, asks) in enumerate(points, 1)
         ],
         "before.csv": [
             {"task": task, "policy": name, "heads_on_text": f"{before[task][old]:.4f}",
