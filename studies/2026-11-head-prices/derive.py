@@ -5,6 +5,9 @@
 `points.csv`: what `kvsearch/search/portfolio.yaml` ships. Each next point lowers the most the mean,
 over tasks, of the best point's loss in units of what the better textbook combination loses there;
 of points for prompts, the mean share of the context lost.
+`text.csv`: portfolio points on four windows of the report part of six texts; `text-mean.csv`: their
+means over all windows, with the paired difference to the first point of the portfolio before.
+`needles.csv`: facts in prose that no measurement of heads saw, asked after the context.
 `before.csv`: the same policies on the same windows, with losses of heads estimated on 512 tokens of
 the text, out of the records of `studies/2026-11-portfolio`. Nats per token, means of two windows.
 """
@@ -17,9 +20,12 @@ from pathlib import Path
 import numpy as np
 from candidates import candidates
 
+from kvsearch.stats import paired, wilson
+
 HERE = Path(__file__).parent
 BEFORE = HERE.parent / "2026-11-portfolio" / "records"
 TEXTBOOK = ("h2o+int4-fine", "xmu+int4")
+FIRST = "before-1"  # the first point of the portfolio before
 POINTS, GAIN = 3, 0.01  # of a portfolio at most; by how much one must lower the mean
 SAME = {  # candidates that the portfolio before had, too
     "mean, 0.5": "mean",
@@ -57,6 +63,62 @@ def asked() -> dict[str, dict[str, tuple[float, float]]]:
     return found
 
 
+def rows_of(name: str) -> list[dict]:
+    """Lines of a record of `measure.py`; none where it was not run."""
+    file = HERE / "records" / f"{name}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def on_text(name: str) -> dict[tuple[str, int, str], list[float]]:
+    """Text, slots and point -> dNLL to the full cache of every window."""
+    rows = rows_of(name)
+    full = {r["key"][0]: r["sums"] for r in rows if r["key"][2] == "full"}
+    return {
+        tuple(r["key"]): [
+            (x - f) / r["tokens"][s]
+            for x, f in zip(r["sums"][s], full[r["key"][0]][s], strict=True)
+        ]
+        for r in rows
+        if r["key"][2] != "full" and (s := str(r["key"][1]))
+    }
+
+
+def means(found: dict[tuple[str, int, str], list[float]]) -> list[dict[str, object]]:
+    """Slots and point -> mean over all windows of all texts."""
+    texts = sorted({text for text, _, _ in found})
+    out: list[dict[str, object]] = []
+    for slots in sorted({s for _, s, _ in found}):
+        for point in sorted({p for _, s, p in found if s == slots}):
+            have = [t for t in texts if (t, slots, point) in found]
+            mine = np.concatenate([found[t, slots, point] for t in have])
+            row: dict[str, object] = {
+                "slots": slots, "point": point, "texts": len(have), "windows": len(mine),
+                "dnll": f"{mine.mean():.4f}",
+            }  # fmt: skip
+            if all((t, slots, FIRST) in found for t in have):
+                first = np.concatenate([found[t, slots, FIRST] for t in have])
+                gap = paired(mine[:, None], first[:, None])
+                row["less_than_before"] = f"{-gap.mean:.4f}"
+                row["lo"], row["hi"] = f"{-gap.hi:.4f}", f"{-gap.lo:.4f}"
+                row["ratio"] = f"{mine.mean() / first.mean():.2f}"
+            out.append(row)
+    return out
+
+
+def needles(name: str) -> list[dict[str, object]]:
+    """A row per cell and policy."""
+    out: list[dict[str, object]] = []
+    for r in rows_of(name):
+        tokens, part, facts, policy = r["key"]
+        share = wilson(sum(r["exact"]), len(r["exact"]))
+        out.append({
+            "tokens": tokens, "part": f"1/{part}", "facts": facts, "policy": policy,
+            "n": len(r["exact"]), "exact": f"{share.mean:.2f}", "lo": f"{share.lo:.2f}",
+            "hi": f"{share.hi:.2f}", "nll": f"{np.mean(r['nll']):.3f}",
+        })  # fmt: skip
+    return out
+
+
 def learned(
     tasks: dict[str, dict[str, float]], unit: dict[str, float], missing: float = float("inf")
 ) -> list[str]:
@@ -89,7 +151,15 @@ def tables() -> dict[str, list[dict[str, object]]]:
     lost = {t: {n: x for n, (x, _) in each.items()} for t, each in prompts.items()}
     points = [(n, "") for n in learned(now, textbook)]
     points += [(n, "1") for n in learned(lost, dict.fromkeys(lost, 1.0), 1.0)]
-    return {
+    wide = on_text("text-smollm2-135m")
+    tables: dict[str, list[dict[str, object]]] = {
+        "text.csv": [
+            {"text": t, "slots": s, "point": p, "dnll": f"{np.mean(x):.4f}",
+             "windows": " ".join(f"{v:.4f}" for v in x)}
+            for (t, s, p), x in wide.items()
+        ],
+        "text-mean.csv": means(wide),
+        "needles.csv": needles("needles-smollm2-135m"),
         "prompts.csv": [
             {"task": task, "policy": name, "context_lost": f"{x:.3f}", "exact": f"{e:.3f}"}
             for task, each in prompts.items()
@@ -113,6 +183,7 @@ def tables() -> dict[str, list[dict[str, object]]]:
             if task in before and name in now[task] and old in before[task]
         ],
     }  # fmt: skip
+    return {name: rows for name, rows in tables.items() if rows}
 
 
 def main() -> None:
@@ -121,7 +192,8 @@ def main() -> None:
     o = ask.parse_args()
     for name, rows in tables().items():
         with open(o.out / name, "w", newline="") as f:
-            writer = csv.DictWriter(f, rows[0], lineterminator="\n")
+            fields = dict.fromkeys(k for row in rows for k in row)
+            writer = csv.DictWriter(f, fields, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
 

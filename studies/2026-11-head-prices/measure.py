@@ -41,6 +41,7 @@ CONTEXT, WINDOWS = 1536, 4
 BUDGETS = (128, 64, 256)
 CELLS = [(640, part, facts) for part in (8, 16) for facts in (1, 4)]
 NEEDLES, TOGETHER = 50, 10
+PUBLISHED = ("h2o", "snapkv")
 WORDS = (
     "otter lantern violet copper meadow falcon granite cedar marble thunder willow amber".split()
 )
@@ -66,7 +67,8 @@ class Records:
 
 def points() -> dict[str, tuple[str, Knobs]]:
     """Name -> which losses its head budgets follow, and its knobs."""
-    now = {f"now-{n[-1]}": ("recall", dict(m.knobs)) for n, m in load(DEFAULT).items()}
+    known = load(DEFAULT, prompted=True)
+    now = {f"now-{n[-1]}": ("recall", dict(m.knobs)) for n, m in known.items()}
     past = load(str(HERE / "before.yaml"))
     return {**now, **{f"before-{n[-1]}": ("text", dict(m.knobs)) for n, m in past.items()}}
 
@@ -239,7 +241,8 @@ def measure_needles(o: argparse.Namespace, evaluator: Evaluator) -> None:
         rows: dict[str, Policy] = {"full": Policy(name="full")} if part == 8 else {}
         T, slots = tokens + 64, tokens // part
         try:
-            rows["h2o"] = built(dict(METHODS["h2o"].knobs), evaluator, slots, T, plain)
+            for name in PUBLISHED:
+                rows[name] = built(dict(METHODS[name].knobs), evaluator, slots, T, plain)
             for point, (of, knobs) in points().items():
                 rows[point] = built(knobs, evaluator, slots, T, recall if of == "recall" else plain)
         except PolicyError as e:
