@@ -15,6 +15,7 @@ _MEAN: Knobs = dict(rule="mean", interval=16, sinks=8, recent_window=128, group=
 _XMU: Knobs = dict(
     rule="xmu", interval=16, sinks=4, recent_window=64, fp16_sinks=True, **_HEADS
 )  # fmt: skip
+_SMALL: Knobs = {**_XMU, "rule": "h2o", "recent_window": 16}
 _FIRST = "studies/2026-11-first-front, trial 29, with budgets per KV head and 5-bit keys"
 _OUTCOME = "studies/2026-11-outcome"
 _STEP = "studies/2026-11-axes, designed, one step from it"
@@ -25,11 +26,9 @@ _BASES: dict[str, tuple[str, Knobs, tuple[float, ...]]] = {
     "mean, 4 bits": (_FIRST, {**_MEAN, "recent_window": 64, "tiers": "k4v4"}, (0.35,)),
     "designed": ("studies/2026-11-axes, designed", _XMU, (0.35, 0.5)),
     "designed, h2o": (_STEP, {**_XMU, "rule": "h2o"}, (0.35, 0.5, 0.75, 1.0, 1.25, 1.5)),
-    "designed, h2o, 16 recent": (
-        _STEP,
-        {**_XMU, "rule": "h2o", "recent_window": 16},
-        (0.75, 1.0, 1.25),
-    ),
+    "designed, h2o, 16 recent": (_STEP, _SMALL, (0.75, 1.0, 1.25)),
+    "designed, h2o, 16 recent, k4v3": (_STEP, {**_SMALL, "tiers": "k4v3"}, (0.75, 1.0)),
+    "designed, h2o, 16 recent, k3v3": (_STEP, {**_SMALL, "tiers": "k3v3"}, (0.75,)),
     "designed, snapkv": (_STEP, {**_XMU, "rule": "snapkv"}, (0.5, 0.75, 1.0)),
     "designed, mean": (_STEP, {**_XMU, "rule": "mean"}, (0.35, 0.5, 0.75, 1.0)),
     "designed, interval 8": (_STEP, {**_XMU, "rule": "h2o", "interval": 8}, (0.5,)),

@@ -113,8 +113,9 @@ def measure_text(o: argparse.Namespace, evaluator: Evaluator) -> None:
         report = parts["report"][:WINDOWS]
         rows: dict[tuple[object, ...], Policy] = {(name, 0, "full"): Policy(name="full")}
         for slots in BUDGETS:
-            for point, (of, knobs) in points().items():
-                if o.only and point not in o.only:
+            others = {n: ("recall", dict(METHODS[n].knobs)) for n in ("h2o", "h2o+int4-fine")}
+            for point, (of, knobs) in {**points(), **others}.items():
+                if (o.only and point not in o.only) or (name, slots, point) in records.keys:
                     continue
                 losses = recall if of == "recall" else plain
                 try:
