@@ -1,12 +1,37 @@
 """The memory budget in both of its units, and the setting that policies are sized for."""
 
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 
-from kvsearch.errors import KvsearchError, TextError
+from kvsearch.errors import KvsearchError, TextError, quoted
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape
 
 MOST = 1 << 60  # slots, or bytes: more than any memory, and what is counted from it stays finite
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9} | {
+    "kib": 2**10, "mib": 2**20, "gib": 2**30,
+}  # fmt: skip
+
+
+def bytes_of(value: object) -> int:
+    """A size such as 5000000, 5MB or 4.8MiB in bytes; fractions of a byte are rounded down.
+
+    Raises:
+        KvsearchError: it is none.
+    """
+    told = f"{quoted(value)} is not a size in bytes per sequence, such as 5000000, 5MB or 4.8MiB"
+    found = re.fullmatch(r"([-+]?[\d_]+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
+    if found is None or found[2].lower() not in UNITS:
+        raise KvsearchError(told)
+    try:
+        size = Fraction(found[1]) * UNITS[found[2].lower()]
+    except ValueError as error:  # underscores where Python has none
+        raise KvsearchError(told) from error
+    if size.denominator > 1 and not found[2]:
+        raise KvsearchError(told)
+    return int(size)
 
 
 @dataclass(frozen=True)

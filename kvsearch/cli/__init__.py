@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": "decode speed of a policy against the full cache",
     "check": "prove on this machine what computes, op by op",
     "tasks": "the tasks that eval measures answers on",
+    "lm-eval": "tasks of lm-evaluation-harness under a policy",
     "heads": "measure what every KV head of a model loses, once",
     "methods": "the published methods as points of the space",
     "study": "check that a kept study's tables follow from its records",
@@ -37,6 +38,11 @@ COMMANDS = {
 STOPS = (signal.SIGINT, signal.SIGTERM)  # from people, and from schedulers and containers
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RESUME = ("run", "adapt")  # commands that go on where they were interrupted
+
+
+def module_of(name: str) -> str:
+    """The module with a command."""
+    return f"kvsearch.cli.{name.replace('-', '_')}"
 
 
 class Lazy(click.Group):
@@ -54,7 +60,7 @@ class Lazy(click.Group):
             )
         from importlib import import_module
 
-        command: click.Command = import_module(f"kvsearch.cli.{cmd_name}").command
+        command: click.Command = import_module(module_of(cmd_name)).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,14 +1,12 @@
 """Options that several commands share, and old spellings that still work."""
 
-import re
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvsearch.errors import quoted
+from kvsearch.errors import KvsearchError, quoted
 from kvsearch.models.aliases import DEFAULT
 
 F = Callable[..., Any]
@@ -92,27 +90,17 @@ class Slots(click.types.FloatParamType):
             self.fail(f"{quoted(value)} {told}", param, ctx)
 
 
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9} | {
-    "kib": 2**10, "mib": 2**20, "gib": 2**30,
-}  # fmt: skip
-
-
 class Bytes(click.types.IntParamType):
     """A budget in bytes: 5000000, 5MB or 4.8MiB."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Whole bytes; what a unit makes of a fraction is rounded down."""
-        told = "is not a size in bytes per sequence, such as 5000000, 5MB or 4.8MiB"
-        found = re.fullmatch(r"([-+]?[\d_]+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
-        if found is None or found[2].lower() not in UNITS:
-            self.fail(f"{quoted(value)} {told}", param, ctx)
+        from kvsearch.app.budget import bytes_of
+
         try:
-            size = Fraction(found[1]) * UNITS[found[2].lower()]
-        except ValueError:  # underscores where Python has none
-            self.fail(f"{quoted(value)} {told}", param, ctx)
-        if size.denominator > 1 and not found[2]:
-            self.fail(f"{quoted(value)} {told}", param, ctx)
-        return int(size)
+            return bytes_of(value)
+        except KvsearchError as error:
+            self.fail(str(error), param, ctx)
 
 
 def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
