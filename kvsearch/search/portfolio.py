@@ -1,7 +1,7 @@
 """The portfolio: policies that earlier searches found, as points of the space, tried before others.
 
-`portfolio.yaml` ships with the package; `studies/2026-11-portfolio` learned it and says what it is
-worth on texts and at budgets that it was not learned from.
+`portfolio.yaml` ships with the package; `studies/2026-11-head-prices` learned it and says what it
+is worth on texts that it was not learned from.
 """
 
 from pathlib import Path
