@@ -146,3 +146,21 @@ def test_what_cannot_be_searched_is_one_sentence(
         main(["run", "--task", "needle:2,weight=0"])
     assert ended.value.code == 2 and "weight must be" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_several_processes_measure_what_one_does(sharp: Path, tmp_path: Path) -> None:
+    """Parts are pickled, and records of a few contexts each are put together."""
+    file = prompts(tmp_path / "mine.jsonl", 30)
+    how = {**FAST, "items": 5, "trials": 1}
+    found = {
+        n: search(str(sharp), prompts=file, out=tmp_path / f"run{n}", workers=n, **how).summary
+        for n in (0, 2)
+    }
+    one, two = ({r.name: r for r in s.rows} for s in found.values())
+    same = {n: r for n, r in one.items() if n in two and two[n].windows == r.windows}
+    assert len(same) >= len(one) / 2  # who is certainly behind rests on the search part, too
+    for name, row in same.items():
+        assert two[name].exact == row.exact
+        assert two[name].dnll_full.mean == pytest.approx(row.dnll_full.mean, abs=1e-4)
+        assert two[name].workloads[0].flips == pytest.approx(row.workloads[0].flips)
