@@ -134,6 +134,8 @@ class LayerState:
                     batch=q.shape[0],
                     device=q.device,
                     inv_freq=None if rotary is None else rotary.inv_freq.to(q.device),
+                    layer=self.layer.layer,
+                    first_head=self.layer.heads.start,
                 )
             )
             require_scannable(self.rule, self.scorer)

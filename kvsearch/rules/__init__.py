@@ -15,6 +15,7 @@ from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
 from kvsearch.rules.lagkv import LagKV
+from kvsearch.rules.random import Random
 from kvsearch.rules.value_attention import ValueAttention
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "KeyNorm",
     "Need",
     "Place",
+    "Random",
     "Rule",
     "Scorer",
     "Segment",
@@ -43,6 +45,7 @@ RULES: dict[str, type[Rule]] = {
     "keydiff": KeyDiff,
     "expected-attention": ExpectedAttention,
     "lagkv": LagKV,
+    "random": Random,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 

@@ -34,6 +34,8 @@ class Place:
         batch: sequences, `B`.
         device: of every tensor that the scorer holds.
         inv_freq: angle per position of each channel pair `[R / 2]`, for rules that read queries.
+        layer: its number, shallow to deep.
+        first_head: the first of its KV heads that the scorer works on, all in a row.
     """
 
     heads: int
@@ -43,6 +45,8 @@ class Place:
     batch: int
     device: "torch.device"
     inv_freq: "Tensor | None" = None
+    layer: int = 0
+    first_head: int = 0
 
 
 @dataclass(frozen=True)
