@@ -18,6 +18,7 @@ from kvsearch.cache import channels, later, lifetimes, plans
 from kvsearch.cache.anchors import Stream
 from kvsearch.cache.channels import View
 from kvsearch.cache.heads import advance
+from kvsearch.cache.outputs import Output
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
@@ -61,6 +62,12 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     yield Device()
 
 
+def output(shape: ModelShape, put: Callable[[torch.Tensor], torch.Tensor]) -> Output:
+    """Some output projection, where `put` puts it."""
+    weight = torch.linspace(-9, 9, 7 * shape.heads * shape.head_dim).sin().view(7, -1)
+    return Output(put(weight), shape.heads // shape.kv_heads)
+
+
 def run(
     policy: Policy, packed: bool, fast: bool, calls: Sequence[int], device: Device | None,
     shape: ModelShape = SHAPE,
@@ -75,7 +82,14 @@ def run(
     with torch.inference_mode(), device or nullcontext():
         rotary = Rotary(put(torch.linspace(0.1, 1, shape.head_dim // 2)))
         states = [
-            LayerState(part, packed=packed, rotary=rotary, fast=fast, stream=stream)
+            LayerState(
+                part,
+                packed=packed,
+                rotary=rotary,
+                fast=fast,
+                stream=stream,
+                output=output(shape, put),
+            )
             for part in layout(policy, shape).layers
             if part.layer == 1
         ]
@@ -207,9 +221,12 @@ def run_layers(policy: Policy, devices: list[torch.device], lane: Device | None)
     with torch.inference_mode(), lane or nullcontext():
         frequencies = torch.linspace(0.1, 1, SHAPE.head_dim // 2)
         rotary = Rotary(frequencies if lane is None else tagged(frequencies, devices[0]))
+        outputs = [
+            output(SHAPE, lambda x, d=d: x if lane is None else tagged(x, d)) for d in devices
+        ]
         layers = [
             [
-                LayerState(part, packed=True, rotary=rotary, stream=stream)
+                LayerState(part, packed=True, rotary=rotary, stream=stream, output=outputs[i])
                 for part in layout(policy, SHAPE).layers
                 if part.layer == 1 + i
             ]

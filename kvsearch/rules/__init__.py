@@ -11,6 +11,7 @@ from kvsearch.errors import nearest, quoted
 from kvsearch.frozen import why
 from kvsearch.rules.attention import Attention
 from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
+from kvsearch.rules.critical import Critical
 from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
@@ -21,6 +22,7 @@ from kvsearch.rules.value_attention import ValueAttention
 __all__ = [
     "RULES",
     "Attention",
+    "Critical",
     "ExpectedAttention",
     "KeyDiff",
     "KeyNorm",
@@ -46,6 +48,7 @@ RULES: dict[str, type[Rule]] = {
     "expected-attention": ExpectedAttention,
     "lagkv": LagKV,
     "random": Random,
+    "critical": Critical,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 
