@@ -158,6 +158,14 @@ def critical(past: Past) -> Array:
     return np.asarray(out)
 
 
+def chunked(past: Past) -> Array:
+    """ChunkKV: attention of the last 32 queries, added up over chunks of 10 tokens."""
+    total, old, out = np.sum(past.rows[-32:], 0), past.held[:-32], np.zeros(T)
+    for j in old:
+        out[j] = sum(total[i] for i in old if i // 10 == j // 10)
+    return out
+
+
 def drawn(past: Past, seed: int = 0, layer: int = 0) -> Array:
     """A hash of seed, layer, head and token: MurmurHash3's finalizer in words of 32 bits."""
 
@@ -186,6 +194,7 @@ PAPERS: dict[str, tuple[int, int | None, int, Callable[[Past], Array], bool]] = 
     "expected-attention": (4, 32, 32, expected, False),
     "random": (4, 32, 32, drawn, False),
     "criticalkv": (0, 32, 32, critical, False),
+    "chunkkv": (0, 32, 32, chunked, True),
 }
 
 
@@ -242,8 +251,8 @@ def heads(model: LlamaForCausalLM, ids: torch.Tensor) -> list[Past]:
 
 
 def worst(free: list[int], score: Array, n: int) -> set[int]:
-    """The `n` of the tokens `free` with the lowest score."""
-    return {free[i] for i in np.argsort(score[free])[:n]}
+    """The `n` of the tokens `free` with the lowest score; of equals the oldest."""
+    return {free[i] for i in np.argsort(score[free], kind="stable")[:n]}
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -11,6 +11,7 @@ from kvsearch.errors import nearest, quoted
 from kvsearch.frozen import why
 from kvsearch.rules.attention import Attention
 from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
+from kvsearch.rules.chunks import Chunks
 from kvsearch.rules.critical import Critical
 from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
@@ -22,6 +23,7 @@ from kvsearch.rules.value_attention import ValueAttention
 __all__ = [
     "RULES",
     "Attention",
+    "Chunks",
     "Critical",
     "ExpectedAttention",
     "KeyDiff",
@@ -49,6 +51,7 @@ RULES: dict[str, type[Rule]] = {
     "lagkv": LagKV,
     "random": Random,
     "critical": Critical,
+    "chunks": Chunks,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 
