@@ -166,6 +166,22 @@ def chunked(past: Past) -> Array:
     return out
 
 
+def less_redundancy(past: Past) -> Array:
+    """R-KV: a tenth of the attention of the last 8 queries, less nine of the keys' likeness."""
+    held, out = past.held, np.zeros(T)
+    total, old = np.sum(past.rows[-8:], 0)[held] / 8, len(held) - 8
+    unit = past.k[held] / np.linalg.norm(past.k[held], axis=1)[:, None]
+    near = unit @ unit.T - np.eye(len(held))
+    for i, row in enumerate(near):
+        similar = [j for j in range(len(held)) if j != i and row[j] > 0.5]
+        row[i] = 0
+        row[similar[-1:]] = 0
+    e = np.exp(near.mean(0))
+    pooled = [total[max(0, i - 3) : min(old, i + 4)].max() for i in range(old)]
+    out[held[:old]] = 0.1 * np.array(pooled) - 0.9 * (e / e.sum())[:old]
+    return out
+
+
 def drawn(past: Past, seed: int = 0, layer: int = 0) -> Array:
     """A hash of seed, layer, head and token: MurmurHash3's finalizer in words of 32 bits."""
 
@@ -195,6 +211,7 @@ PAPERS: dict[str, tuple[int, int | None, int, Callable[[Past], Array], bool]] = 
     "random": (4, 32, 32, drawn, False),
     "criticalkv": (0, 32, 32, critical, False),
     "chunkkv": (0, 32, 32, chunked, True),
+    "rkv": (0, 8, 32, less_redundancy, False),
 }
 
 

@@ -18,6 +18,7 @@ from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
 from kvsearch.rules.lagkv import LagKV
 from kvsearch.rules.random import Random
+from kvsearch.rules.redundancy import Redundancy
 from kvsearch.rules.value_attention import ValueAttention
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Need",
     "Place",
     "Random",
+    "Redundancy",
     "Rule",
     "Scorer",
     "Segment",
@@ -52,6 +54,7 @@ RULES: dict[str, type[Rule]] = {
     "random": Random,
     "critical": Critical,
     "chunks": Chunks,
+    "redundancy": Redundancy,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-
 class Chunks(Attention):
     """`attention` with the same fields, summed over chunks of the stream.
 
