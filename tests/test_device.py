@@ -133,6 +133,12 @@ def test_methods_run_on_another_device_and_never_wait(name: str, way: str, lane:
     holds(small(name), way, WAYS[way][2], lane)
 
 
+@pytest.mark.parametrize("name", [n for n, r in RULES.items() if issubclass(r, Attention)])
+def test_sums_that_are_divided_on_a_device_are_ranks_of_their_rule(name: str, lane: Device) -> None:
+    policy = Policy(slots=40, interval=8, sinks=2, recent_window=8, rule=RULES[name](beta=1))  # type: ignore[call-arg]
+    holds(policy, "deployed", WAYS["deployed"][2], lane)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: Device) -> None:

@@ -103,7 +103,3 @@ class ChunksScorer(AttentionScorer):
         grid.scatter_(-1, place * self.length + born % self.length, old)
         sums = grid.unflatten(-1, (rows, self.length)).sum(-1)
         return torch.cat([sums.gather(-1, place), score[..., stop:]], -1)
-
-    def divisors(self, slots: Slots) -> "Tensor | None":
-        """None: ranks are no quotients of sums."""
-        return None

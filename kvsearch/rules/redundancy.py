@@ -90,10 +90,6 @@ class RedundancyScorer(AttentionScorer):
             redundant = redundant.mean(1, keepdim=True)
         return self.weight * score - (1 - self.weight) * redundant
 
-    def divisors(self, slots: Slots) -> "Tensor | None":
-        """None: ranks are no quotients of sums."""
-        return None
-
 
 def redundancy(keys: "Tensor", alike: float) -> "Tensor":
     """Softmax over slots of the mean cosine of all other keys with a slot's, `[B, H, N]` fp32.
