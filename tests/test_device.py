@@ -18,6 +18,7 @@ from kvsearch.cache import channels, later, lifetimes, plans
 from kvsearch.cache.anchors import Stream
 from kvsearch.cache.channels import View
 from kvsearch.cache.heads import advance
+from kvsearch.cache.outputs import Output
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
@@ -61,6 +62,12 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     yield Device()
 
 
+def output(shape: ModelShape, put: Callable[[torch.Tensor], torch.Tensor]) -> Output:
+    """Some output projection, where `put` puts it."""
+    weight = torch.linspace(-9, 9, 7 * shape.heads * shape.head_dim).sin().view(7, -1)
+    return Output(put(weight), shape.heads // shape.kv_heads)
+
+
 def run(
     policy: Policy, packed: bool, fast: bool, calls: Sequence[int], device: Device | None,
     shape: ModelShape = SHAPE,
@@ -75,7 +82,14 @@ def run(
     with torch.inference_mode(), device or nullcontext():
         rotary = Rotary(put(torch.linspace(0.1, 1, shape.head_dim // 2)))
         states = [
-            LayerState(part, packed=packed, rotary=rotary, fast=fast, stream=stream)
+            LayerState(
+                part,
+                packed=packed,
+                rotary=rotary,
+                fast=fast,
+                stream=stream,
+                output=output(shape, put),
+            )
             for part in layout(policy, shape).layers
             if part.layer == 1
         ]
@@ -117,6 +131,12 @@ NAMES = covering({name: small(name) for name in METHODS})
 @pytest.mark.parametrize("name", NAMES)
 def test_methods_run_on_another_device_and_never_wait(name: str, way: str, lane: Device) -> None:
     holds(small(name), way, WAYS[way][2], lane)
+
+
+@pytest.mark.parametrize("name", [n for n, r in RULES.items() if issubclass(r, Attention)])
+def test_sums_that_are_divided_on_a_device_are_ranks_of_their_rule(name: str, lane: Device) -> None:
+    policy = Policy(slots=40, interval=8, sinks=2, recent_window=8, rule=RULES[name](beta=1))  # type: ignore[call-arg]
+    holds(policy, "deployed", WAYS["deployed"][2], lane)
 
 
 @pytest.mark.slow
@@ -207,9 +227,12 @@ def run_layers(policy: Policy, devices: list[torch.device], lane: Device | None)
     with torch.inference_mode(), lane or nullcontext():
         frequencies = torch.linspace(0.1, 1, SHAPE.head_dim // 2)
         rotary = Rotary(frequencies if lane is None else tagged(frequencies, devices[0]))
+        outputs = [
+            output(SHAPE, lambda x, d=d: x if lane is None else tagged(x, d)) for d in devices
+        ]
         layers = [
             [
-                LayerState(part, packed=True, rotary=rotary, stream=stream)
+                LayerState(part, packed=True, rotary=rotary, stream=stream, output=outputs[i])
                 for part in layout(policy, SHAPE).layers
                 if part.layer == 1 + i
             ]

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
+from kvsearch.cache.state import LayerState
 from kvsearch.knobs import Setting
 from kvsearch.methods import at
-from kvsearch.policy import Budgets, ModelShape, layout
+from kvsearch.policy import Budgets, ModelShape, Policy, layout
+from kvsearch.rules import Random, Segment
 
 Array = NDArray[np.float64]
 SHAPE = ModelShape(layers=1, kv_heads=2, head_dim=16, heads=4)
@@ -45,6 +47,9 @@ class Past:
         held: tokens, oldest first.
         rows: per query of the group, what each token received from it; 0 where it was not held.
         saw: how many tokens each query saw.
+        head: its number.
+        out: L1 norm of what each value becomes in the layer's output, mean over the group `[T]`.
+        stay: how many tokens a compaction leaves.
     """
 
     k: Array
@@ -54,6 +59,9 @@ class Past:
     held: list[int] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
     saw: list[int] = field(default_factory=list)
+    head: int = 0
+    out: Array = field(default_factory=lambda: np.zeros(T))
+    stay: int = 0
 
     def attend(self) -> None:
         """The next token comes, and its queries attend to what is held."""
@@ -141,6 +149,54 @@ def expected(past: Past) -> Array:
     return out
 
 
+def critical(past: Past) -> Array:
+    """CriticalKV: half by SnapKV's score, the rest by its product with the norm of W_o v."""
+    score, old = observed(past), past.held[:-32]
+    out = (score + 32 * 1e-4) * past.out
+    first = sorted(old, key=lambda j: -score[j])[: (past.stay - 32) // 2]
+    out[first] += 1e6
+    return np.asarray(out)
+
+
+def chunked(past: Past) -> Array:
+    """ChunkKV: attention of the last 32 queries, added up over chunks of 10 tokens."""
+    total, old, out = np.sum(past.rows[-32:], 0), past.held[:-32], np.zeros(T)
+    for j in old:
+        out[j] = sum(total[i] for i in old if i // 10 == j // 10)
+    return out
+
+
+def less_redundancy(past: Past) -> Array:
+    """R-KV: a tenth of the attention of the last 8 queries, less nine of the keys' likeness."""
+    held, out = past.held, np.zeros(T)
+    total, old = np.sum(past.rows[-8:], 0)[held] / 8, len(held) - 8
+    unit = past.k[held] / np.linalg.norm(past.k[held], axis=1)[:, None]
+    near = unit @ unit.T - np.eye(len(held))
+    for i, row in enumerate(near):
+        similar = [j for j in range(len(held)) if j != i and row[j] > 0.5]
+        row[i] = 0
+        row[similar[-1:]] = 0
+    e = np.exp(near.mean(0))
+    pooled = [total[max(0, i - 3) : min(old, i + 4)].max() for i in range(old)]
+    out[held[:old]] = 0.1 * np.array(pooled) - 0.9 * (e / e.sum())[:old]
+    return out
+
+
+def drawn(past: Past, seed: int = 0, layer: int = 0) -> Array:
+    """A hash of seed, layer, head and token: MurmurHash3's finalizer in words of 32 bits."""
+
+    def mixed(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        x = x ^ (x >> np.uint32(16))
+        x = x * np.uint32(0x85EBCA6B)
+        x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        return x ^ (x >> np.uint32(16))
+
+    word = np.array([0x9E3779B9 + seed], np.uint32)
+    for part in (layer, past.head, np.arange(T)):
+        word = mixed(word) ^ np.asarray(part, np.uint32)
+    return np.asarray((mixed(word) >> np.uint32(8)) / 2**24)
+
+
 # name: sinks, recent window (None: half), tokens between compactions, score, heads vote together
 PAPERS: dict[str, tuple[int, int | None, int, Callable[[Past], Array], bool]] = {
     "h2o": (0, None, 1, summed, False),
@@ -152,6 +208,10 @@ PAPERS: dict[str, tuple[int, int | None, int, Callable[[Past], Array], bool]] = 
     "keydiff": (0, 32, 32, unlike, False),
     "lagkv": (4, 32, 32, lagging, False),
     "expected-attention": (4, 32, 32, expected, False),
+    "random": (4, 32, 32, drawn, False),
+    "criticalkv": (0, 32, 32, critical, False),
+    "chunkkv": (0, 32, 32, chunked, True),
+    "rkv": (0, 8, 32, less_redundancy, False),
 }
 
 
@@ -199,12 +259,17 @@ def heads(model: LlamaForCausalLM, ids: torch.Tensor) -> list[Past]:
     plain, k, v = projected(model, ids)
     q, k = (np.stack([[TURNS[t] @ x[t] for t in range(T)] for x in y]) for y in (plain, k))
     groups = [slice(h * GROUP, (h + 1) * GROUP) for h in range(SHAPE.kv_heads)]
-    return [Past(k[h], v[h], q[g], plain[g]) for h, g in enumerate(groups)]
+    wo = model.model.layers[0].self_attn.o_proj.weight.numpy().reshape(-1, SHAPE.heads, D)
+    out = [
+        np.abs(np.einsum("td,chd->htc", v[h], wo[:, g])).sum(-1).mean(0)
+        for h, g in enumerate(groups)
+    ]
+    return [Past(k[h], v[h], q[g], plain[g], head=h, out=out[h]) for h, g in enumerate(groups)]
 
 
 def worst(free: list[int], score: Array, n: int) -> set[int]:
-    """The `n` of the tokens `free` with the lowest score."""
-    return {free[i] for i in np.argsort(score[free])[:n]}
+    """The `n` of the tokens `free` with the lowest score; of equals the oldest."""
+    return {free[i] for i in np.argsort(score[free], kind="stable")[:n]}
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -216,6 +281,8 @@ def test_a_method_keeps_what_its_paper_says(
     assert policy.slots is not None
     stay = int(policy.slots) - interval
     recent = int(policy.slots) // 2 if recent is None else recent
+    for past in heads:
+        past.stay = stay
     cache, evictions = PolicyCache(policy, model, native=torch.float64), 0
     with torch.inference_mode():
         for t in range(T):
@@ -272,3 +339,27 @@ def test_pyramidkv_has_its_codes_slots_but_for_the_mean() -> None:
     built = [(part.target or 0) - 32 for part in layout(policy, shape).layers]
     assert sum(built) == round(mean * 30)
     assert np.abs(np.array(built) - published).max() < 1
+
+
+def test_every_head_of_every_layer_draws_random_scores_of_its_own() -> None:
+    """Whichever heads share a state; the slots that stay are a uniform sample of all tokens."""
+    shape, sets = ModelShape(layers=2, kv_heads=3, head_dim=16, heads=3), list[set[int]]()
+    weights = ((1.0, 2.0, 2.0), (1.0, 1.0, 1.0))
+    policy = Policy(
+        slots=60, rule=Random(seed=5), budgets=Budgets(kind="sensitivity", weights=weights)
+    )
+    for part in layout(policy, shape).layers:
+        state = LayerState(part, packed=False)
+        state.begin(*2 * [torch.zeros(1, len(part.heads), 1, 16)])
+        assert state.scorer is not None
+        for seen in range(0, T, 40):
+            state.scorer.observe(Segment(seen, 40))
+        for head, ranks in zip(part.heads, state.scorer.ranks(None)[0].numpy(), strict=True):  # type: ignore[arg-type]
+            none = np.zeros((0, 0))
+            want = drawn(Past(none, none, none, none, head=head), 5, part.layer)
+            assert np.array_equal(ranks, want.astype(np.float32))
+            sets.append({int(i) for i in np.argsort(want)[-60:]})
+    common = [len(a & b) for i, a in enumerate(sets) for b in sets[:i]]
+    assert len(sets) == 6 and min(common) > 3 and max(common) < 30  # 15 expected
+    old = sum(i < T // 2 for kept in sets for i in kept)
+    assert abs(old - 180) < 30

@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.policy import Anchors, ModelShape, Policy, layout
+from kvsearch.rules import Critical
 from kvsearch.serving.accepts import require_servable
 from kvsearch.serving.account import account
 from kvsearch.serving.table import Table
@@ -48,7 +49,7 @@ def test_a_request_never_holds_more_than_its_blocks() -> None:
     rng = random.Random(5)
     for seed in range(12):
         asked, cut = servable(seed), 0
-        if asked.active_rule is not None and "queries" in asked.active_rule.needs:
+        if asked.active_rule is not None and {"queries", "outputs"} & asked.active_rule.needs:
             continue
         counted = account(asked, SHAPE, 160, 8)
         none: list[Any] = [None] * SHAPE.layers
@@ -124,6 +125,7 @@ def test_a_request_that_was_not_seen_from_its_start_is_refused() -> None:
     [
         (Policy(anchors=Anchors()), "field anchors: the attention layers of a server"),
         (Policy(slots=64, trigger="prompt"), "field trigger: 'prompt' compacts after the prompt"),
+        (Policy(slots=64, rule=Critical()), "field rule: 'critical' reads the output projection"),
     ],
 )
 def test_what_a_server_cannot_run_is_refused(asked: Policy, part: str) -> None:

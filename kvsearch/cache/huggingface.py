@@ -24,6 +24,7 @@ from kvsearch.cache.attention import MARK, route
 from kvsearch.cache.channels import View, views
 from kvsearch.cache.continuing import Given, require_tokens, watch_generate
 from kvsearch.cache.layers import Layer, empty_layers
+from kvsearch.cache.outputs import outputs
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.cache.turning import frequencies, rotaries
@@ -184,7 +185,7 @@ class PolicyCache(Cache):
         self.stream = stream(policy, model, tokenizer)
         made = empty_layers(
             policy, shape, turns, lost, packed=packed, native=native, fast=fast,
-            stream=self.stream,
+            stream=self.stream, outputs=outputs(policy, model),
         )  # fmt: skip
         config = text_config(model.config)
         super().__init__(

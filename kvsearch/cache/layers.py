@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvsearch.cache.channels import View
 from kvsearch.cache.heads import advance
+from kvsearch.cache.outputs import Output
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, layout
@@ -49,6 +50,7 @@ def empty_layers(
     shape: ModelShape,
     rotaries: Sequence[Rotary | None],
     lost: Sequence[View | None],
+    outputs: Sequence[Output | None] | None = None,
     **options: Any,
 ) -> list[Layer]:
     """Layers that have seen nothing, shallow to deep.
@@ -58,6 +60,7 @@ def empty_layers(
         shape: of the model.
         rotaries: the rotation of each layer's keys, where the policy needs it.
         lost: what each layer loses of its channels, see `channels.views`.
+        outputs: the output projection of each layer, where the policy's rule reads it.
         options: of `LayerState`.
     """
     states: list[list[LayerState]] = [[] for _ in range(shape.layers)]
@@ -65,5 +68,6 @@ def empty_layers(
         rotary, view = rotaries[part.layer], lost[part.layer]
         if view is not None:
             rotary = view.rotary(rotary, part.heads)
-        states[part.layer].append(LayerState(part, rotary=rotary, **options))
+        output = None if outputs is None else outputs[part.layer]
+        states[part.layer].append(LayerState(part, rotary=rotary, output=output, **options))
     return [Layer(mine, view) for mine, view in zip(states, lost, strict=True)]

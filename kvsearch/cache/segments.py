@@ -168,6 +168,8 @@ def slots_of(states: Sequence[LayerState]) -> list[Slots]:
             position=state.store.n if state.reindex else state.seen,
             recent_from=state.store.n - state.layer.policy.recent_window,
             read=partial(read, i),
+            sinks=state.layer.policy.sinks,
+            stay=state.layer.target if state.store.n > (state.layer.target or 0) else None,
         )
         for i, state in enumerate(states)
     ]

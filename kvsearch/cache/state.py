@@ -10,6 +10,7 @@ from torch import Tensor
 from kvsearch.cache.anchors import Stream
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.formats import codecs
+from kvsearch.cache.outputs import Output
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.store import Store
@@ -33,6 +34,7 @@ class LayerState:
         stream: tells which tokens are anchors, where the policy has such.
         room: where decoded tokens' outputs lie, each until the next: so that a step can be captured
             in a CUDA graph. One serves all layers on a device. None takes fresh memory.
+        output: the layer's output projection, needed when the rule reads `outputs`.
 
     Attributes:
         store: keys and values.
@@ -60,9 +62,10 @@ class LayerState:
         fast: bool = True,
         stream: Stream | None = None,
         room: Room | None = None,
+        output: Output | None = None,
     ) -> None:
         self.layer, self.native, self.rotary, self.fast = layer, native, rotary, fast
-        self.stream, self.room = stream, room
+        self.stream, self.room, self.output = stream, room, output
         self.whole: int | None = None
         self.packed, self.codecs = packed, codecs(layer, native)
         self.rule = layer.policy.active_rule
@@ -134,6 +137,9 @@ class LayerState:
                     batch=q.shape[0],
                     device=q.device,
                     inv_freq=None if rotary is None else rotary.inv_freq.to(q.device),
+                    layer=self.layer.layer,
+                    first_head=self.layer.heads.start,
+                    output=None if self.output is None else self.output.norms(self.layer.heads),
                 )
             )
             require_scannable(self.rule, self.scorer)

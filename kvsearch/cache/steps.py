@@ -21,7 +21,7 @@ from kvsearch.cache import adakv, closing
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.segments import compact_states, finish
 from kvsearch.cache.state import LayerState
-from kvsearch.rules.base import QuerySums
+from kvsearch.rules.base import QuerySums, Segment
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, given, prepare
 from kvsearch_kernels.sum_queries import sum_queries
 
@@ -163,6 +163,8 @@ def taken(states: Sequence[LayerState], token: Token) -> bool:
         store.counted()
         if heads.sums is not None and state.scorer is not None:
             state.scorer.counted(store.n)
+        elif asked is None and state.scorer is not None:
+            state.scorer.observe(Segment(state.seen, 1))
         state.seen += 1
     anchored = first.sequences is not None
     if anchored or first.seen == step.due:

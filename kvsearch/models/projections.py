@@ -29,8 +29,12 @@ class Projections:
     o: nn.Linear
 
 
-def projections(model: Any) -> list[Projections]:
+def projections(model: Any, what: str = "channels need") -> list[Projections]:
     """Those of every layer that a policy governs, shallow to deep.
+
+    Args:
+        model: it.
+        what: needs them, for the message.
 
     Raises:
         ModelError: the model has fused or quantised matrices, or others than its config says.
@@ -45,7 +49,7 @@ def projections(model: Any) -> list[Projections]:
         sizes = [x.out_features if isinstance(x, nn.Linear) else 0 for x in made]
         if attention is None or sizes[:3] != [rows, columns, columns] or shape.widths:
             raise ModelError(
-                f"channels need whole query, key, value and output projections apart from each "
+                f"{what} whole query, key, value and output projections apart from each "
                 f"other, and layer {i} of this {text_config(model.config).model_type!r} model has "
                 "none that kvsearch knows"
             )

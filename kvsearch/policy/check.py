@@ -42,6 +42,11 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
             f"field channels.qk: rule {rule.name!r} predicts attention from whole queries; keep "
             "all pairs or use another rule"
         )
+    if rule is not None and "outputs" in rule.needs and not {ALL, NONE}.issuperset(p.channels.vo):
+        raise PolicyError(
+            f"field channels.vo: rule {rule.name!r} multiplies whole values by the output "
+            "projection; keep all channels or use another rule"
+        )
     if p.budgets.kind == "sensitivity":
         _fits("budgets.weights", p.budgets.weights, shape)
     if p.head_tiers is not None:

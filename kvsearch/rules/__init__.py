@@ -11,20 +11,28 @@ from kvsearch.errors import nearest, quoted
 from kvsearch.frozen import why
 from kvsearch.rules.attention import Attention
 from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
+from kvsearch.rules.chunks import Chunks
+from kvsearch.rules.critical import Critical
 from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
 from kvsearch.rules.lagkv import LagKV
+from kvsearch.rules.random import Random
+from kvsearch.rules.redundancy import Redundancy
 from kvsearch.rules.value_attention import ValueAttention
 
 __all__ = [
     "RULES",
     "Attention",
+    "Chunks",
+    "Critical",
     "ExpectedAttention",
     "KeyDiff",
     "KeyNorm",
     "Need",
     "Place",
+    "Random",
+    "Redundancy",
     "Rule",
     "Scorer",
     "Segment",
@@ -43,6 +51,10 @@ RULES: dict[str, type[Rule]] = {
     "keydiff": KeyDiff,
     "expected-attention": ExpectedAttention,
     "lagkv": LagKV,
+    "random": Random,
+    "critical": Critical,
+    "chunks": Chunks,
+    "redundancy": Redundancy,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 

@@ -269,7 +269,12 @@ class AttentionScorer(RoomySums):
         return Sums(self.sums[0], self.born, seen, self.forgets)
 
     def divisors(self, slots: Slots) -> "Tensor | None":
-        """A table by age, which saves a launch or more for each kind of heads; not on a CPU."""
+        """A table by age, which saves a launch or more for each kind of heads; not on a CPU.
+
+        None where a rule that derives from this one has `ranks` of its own.
+        """
+        if type(self).ranks is not AttentionScorer.ranks:
+            return None
         smooth = self.rule.pool > 1 and slots.recent_from > 0
         if self.rule.beta == 0 or smooth or self.sums.is_cpu:
             return None

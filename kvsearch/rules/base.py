@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsearch_kernels.choose_slots import Sums
     from kvsearch_kernels.copy_rows import Copy
 
-Need = Literal["attention", "queries", "keys", "values"]
+Need = Literal["attention", "queries", "keys", "values", "outputs"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Place:
         batch: sequences, `B`.
         device: of every tensor that the scorer holds.
         inv_freq: angle per position of each channel pair `[R / 2]`, for rules that read queries.
+        layer: its number, shallow to deep.
+        first_head: the first of its KV heads that the scorer works on, all in a row.
+        output: L1 norms `[B, H, N]` fp32 of what values `[B, H, N, D]` of these heads become in
+            the layer's output; only for rules that need `outputs`.
     """
 
     heads: int
@@ -43,6 +47,9 @@ class Place:
     batch: int
     device: "torch.device"
     inv_freq: "Tensor | None" = None
+    layer: int = 0
+    first_head: int = 0
+    output: "Callable[[Tensor], Tensor] | None" = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,9 @@ class Slots:
         position: rotary index of the next query.
         recent_from: slots from here on are the recent window, which is never evicted.
         read: keys and values `[B, H, N, D]` as attention sees them (rounded, keys rotated).
+        sinks: first slots, which are never evicted.
+        stay: slots that this compaction leaves, sinks and recent window included; None if it
+            leaves all.
     """
 
     seen: int
@@ -139,6 +149,8 @@ class Slots:
     position: int
     recent_from: int
     read: "Callable[[], tuple[Tensor, Tensor]]"
+    sinks: int = 0
+    stay: int | None = None
 
 
 class Scorer:

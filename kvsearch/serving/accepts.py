@@ -13,6 +13,12 @@ def require_servable(policy: Policy) -> None:
             "field anchors: the attention layers of a server are not told which tokens they get; "
             "use a policy without anchors"
         )
+    rule = policy.active_rule
+    if rule is not None and "outputs" in rule.needs:
+        raise PolicyError(
+            f"field rule: {rule.name!r} reads the output projection, which the attention layers of "
+            "a server do not have; use another rule"
+        )
     if policy.prompted:
         raise PolicyError(
             f"field trigger: {policy.trigger!r} compacts after the prompt, and a server brings a "

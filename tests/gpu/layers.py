@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvsearch.cache.anchors import Stream
 from kvsearch.cache.heads import advance
+from kvsearch.cache.outputs import Output
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, layout
@@ -41,9 +42,19 @@ class Layer:
             stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
             stream.tell(torch.zeros(1, sum(calls)), 0)
         rotary = Rotary(torch.linspace(0.1, 1, shape.head_dim // 2).to(device))
+        weight = torch.linspace(-9, 9, 7 * shape.heads * shape.head_dim).sin().view(7, -1)
+        weight = weight.to(device, dtype)
         native = torch.float16 if dtype is torch.float32 else dtype
         self.states = [
-            LayerState(part, rotary=rotary, stream=stream, room=room, native=native, **how)
+            LayerState(
+                part,
+                rotary=rotary,
+                stream=stream,
+                room=room,
+                native=native,
+                output=Output(weight, shape.heads // shape.kv_heads),
+                **how,
+            )
             for part in layout(policy, shape).layers
             if part.layer == 1
         ]
