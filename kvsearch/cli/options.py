@@ -185,8 +185,16 @@ def prompt_options(f: F) -> F:
         "--task",
         multiple=True,
         metavar="NAME[:N][,tokens=N]",
-        help="answers to prompts instead of a text: see `kvsearch tasks`; repeatable",
+        callback=_families,
+        help="answers to prompts instead of a text: see `kvsearch tasks`; repeatable; `ruler` is "
+        "all of RULER",
     )(f)
+
+
+def _families(_: click.Context, __: click.Parameter, specs: tuple[str, ...]) -> tuple[str, ...]:
+    from kvsearch.workloads import expanded
+
+    return expanded(specs) if specs else ()
 
 
 def output_options(f: F) -> F:

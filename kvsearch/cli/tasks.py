@@ -1,5 +1,7 @@
 """`kvsearch tasks`."""
 
+from typing import Any
+
 import click
 
 from kvsearch.cli.options import output_options
@@ -14,7 +16,7 @@ def command(as_json: bool, quiet: bool) -> None:
 
     from kvsearch.workloads import TASKS
 
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {
             "about": task.about,
             "options": {**task.options, "tokens": task.tokens},
@@ -26,8 +28,9 @@ def command(as_json: bool, quiet: bool) -> None:
     if as_json:
         print_json(rows)
         return
+    width = max(map(len, rows))
     for name, row in rows.items():
-        options = ", ".join(f"{k}={v}" for k, v in TASKS[name].options.items())
+        options = ", ".join(f"{k}={v}" for k, v in row["options"].items())
         needs = "" if row["there"] else f"  (needs {TASKS[name].wheel})"
-        click.echo(f"{name:<10} {TASKS[name].about}{needs}")
-        click.echo(f"{'':<10} {options}, tokens={TASKS[name].tokens}")
+        click.echo(f"{name:<{width}}  {row['about']}{needs}")
+        click.echo(f"{'':<{width}}  {options}")

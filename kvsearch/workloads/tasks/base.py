@@ -60,6 +60,30 @@ class Material:
         """A question and its answer as token ids."""
         return Ask(ids(self.encode(question)), ids(self.encode(answer)))
 
+    def room(self, text: Callable[[int], str], least: int, most: int = 1 << 20) -> int:
+        """How many parts of a text a context has room for.
+
+        Args:
+            text: of so many parts; more of them are longer.
+            least, most: parts.
+
+        Raises:
+            ValueError: there is no room for the least.
+        """
+
+        def size(parts: int) -> int:
+            return self.context(self.encode(text(parts))).size
+
+        if (shortest := size(least)) > self.tokens:
+            raise ValueError(f"it takes {shortest} tokens at least")
+        found, step, growing = least, 1 << (self.tokens // 16).bit_length(), True
+        while step and found < most:
+            tried = min(found + step, most)
+            fits = size(tried) <= self.tokens
+            found, growing = tried if fits else found, growing and fits
+            step = step * 2 if growing else step // 2
+        return found
+
 
 Make = Callable[..., Iterator[Item]]  # (material, its own options as keywords) -> items
 

