@@ -4,12 +4,14 @@ import json
 import re
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvsearch.errors import KvsearchError
 from kvsearch.workloads import TASKS, Item, expanded, make, parse
 from tests.test_workloads import material
 
@@ -170,6 +172,29 @@ def test_splits_share_no_document(name: str, mark: str) -> None:
             assert f"Title {first + first // 9 % 2 * 9}\n" in text(item.context)
 
 
+def test_every_instruction_is_an_ask_after_those_before_it() -> None:
+    said = {
+        "begin": r"Begin the answer with the word (\w+)\.",
+        "address": r"Address the reader as (\w+)\.",
+        "sign": r"Write the sign (\S) before", "number": r"The number of the [a-z ]+ is (\d+)\.",
+        "unit": r"Write the unit (\w+) after", "end": r"End the answer with the word (\w+)\.",
+    }  # fmt: skip
+    kinds = set[str]()
+    for item in made("instructions:2", "search") + made("instructions:5", "report"):
+        context, asks = text(item.context), item.asks
+        found = {name: re.findall(pattern, context) for name, pattern in said.items()}
+        assert all(len(x) <= 1 for x in found.values())
+        words = [x[0] for x in found.values() if x]
+        assert [text(a.answer).strip(" ,") for a in asks] == words and len(words) in (3, 6)
+        assert context.index("\nQuestion") < 300 and f"is {found['number'][0]}." in context[400:]
+        for before, after in pairwise(asks):
+            assert text(after.question) == text(before.question) + text(before.answer)
+        kinds |= {name for name, x in found.items() if x and len(words) == 3}
+    assert len(kinds) > 3
+    with pytest.raises(KvsearchError, match="has 5 rules, and 6 were asked for"):
+        made("instructions:6", "search")
+
+
 def test_a_context_too_short_for_a_task_is_one_sentence() -> None:
-    with pytest.raises(Exception, match=r"ruler/vt,tokens=300 cannot be made: it takes \d+ tokens"):
+    with pytest.raises(KvsearchError, match=r"ruler/vt,tokens=300 cannot .* takes \d+ tokens"):
         made("ruler/vt", "search", 300)
