@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsearch.app.workloads import Worth, from_tasks
+from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
+from kvsearch.evaluate.answers import answers
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.load import load_model
+from kvsearch.policy import Policy
+from kvsearch.text import read_files, tokenize
 from kvsearch.workloads import TASKS, Item, expanded, make, parse
 from tests.test_workloads import material
 
@@ -193,6 +200,37 @@ def test_every_instruction_is_an_ask_after_those_before_it() -> None:
     assert len(kinds) > 3
     with pytest.raises(KvsearchError, match="has 5 rules, and 6 were asked for"):
         made("instructions:6", "search")
+
+
+def test_tasks_are_tried_on_a_model_with_the_full_cache(
+    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
+    prose = tmp_path / "prose.txt"
+    prose.write_text(" ".join(str(i * i) for i in range(900)))
+    argv = ["tasks", "--task", "needle,tokens=300", "--task", "ruler/vt,tokens=64", "--items", "3",
+            "--text", str(prose), "--quiet"]  # fmt: skip
+    assert _code(argv) == 2 and "give --model, too" in capsys.readouterr().err
+    assert _code([*argv, "--model", str(tiny_folder), "--json"]) == 0
+    needle, vt = json.loads(capsys.readouterr().out)["gates"]
+    loaded = load_model(str(tiny_folder), announce=lambda _: None)
+    tokens = tokenize(loaded.tokenizer, read_files((str(prose),)))
+    (asked,) = from_tasks(
+        loaded, [parse("needle,tokens=300")], tokens.ids, tokens.start, "agnostic", 3, 0, "search"
+    )
+    found = answers(Evaluator(loaded), Policy(), asked, resident=False)
+    assert needle["full"] == pytest.approx(float(found.nll.mean()), abs=1e-6)
+    assert (needle["items"], needle["asks"], needle["passes"]) == (3, 3, False)  # random weights
+    assert vt["full"] is None and "tokens at least" in vt["why"] and not vt["passes"]
+    monkeypatch.setattr("kvsearch.app.gates.context_worth", lambda *_: Worth(0.5, 2.5, True))
+    assert _code([*argv, "--model", str(tiny_folder)]) == 0
+    assert re.search(r"needle.* passes  .* 0\.50 with the context, 2\.50", capsys.readouterr().out)
+
+
+def _code(argv: list[str]) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    return int(stopped.value.code or 0)
 
 
 def test_a_context_too_short_for_a_task_is_one_sentence() -> None:

@@ -53,7 +53,7 @@ class Place(click.Path):
 PLACE = Place(path_type=Path)
 
 
-def model_options(f: F) -> F:
+def model_options(f: F, default: str | None = DEFAULT) -> F:
     """Which model, where."""
     f = click.option(
         "--device",
@@ -66,7 +66,7 @@ def model_options(f: F) -> F:
     )(f)
     return click.option(
         "--model",
-        default=DEFAULT,
+        default=default,
         show_default=True,
         help="alias, hub id, folder or .gguf file",
     )(f)
@@ -167,6 +167,18 @@ def text_options(f: F) -> F:
 def prompt_options(f: F) -> F:
     """Which prompts, instead of a text."""
     f = click.option(
+        "--prompts",
+        type=PLACE,
+        multiple=True,
+        metavar="FILE",
+        help="the same on your own prompts (.jsonl, .json, .csv, .parquet); repeatable",
+    )(f)
+    return task_options(f, "answers to prompts instead of a text: see `kvsearch tasks`")
+
+
+def task_options(f: F, purpose: str) -> F:
+    """Which tasks, and how they ask."""
+    f = click.option(
         "--see",
         type=click.Choice(["agnostic", "aware"]),
         default="agnostic",
@@ -174,20 +186,12 @@ def prompt_options(f: F) -> F:
         help="whether a question arrives after the context was compressed, or is part of the "
         "prompt",
     )(f)
-    f = click.option(
-        "--prompts",
-        type=PLACE,
-        multiple=True,
-        metavar="FILE",
-        help="the same on your own prompts (.jsonl, .json, .csv, .parquet); repeatable",
-    )(f)
     return click.option(
         "--task",
         multiple=True,
         metavar="NAME[:N][,tokens=N]",
         callback=_families,
-        help="answers to prompts instead of a text: see `kvsearch tasks`; repeatable; `ruler` is "
-        "all of RULER",
+        help=f"{purpose}; repeatable; `ruler` is all of RULER",
     )(f)
 
 
