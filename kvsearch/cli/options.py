@@ -51,7 +51,7 @@ class Place(click.Path):
 PLACE = Place(path_type=Path)
 
 
-def model_options(f: F) -> F:
+def model_options(f: F, default: str | None = DEFAULT) -> F:
     """Which model, where."""
     f = click.option(
         "--device",
@@ -64,7 +64,7 @@ def model_options(f: F) -> F:
     )(f)
     return click.option(
         "--model",
-        default=DEFAULT,
+        default=default,
         show_default=True,
         help="alias, hub id, folder or .gguf file",
     )(f)
@@ -155,6 +155,18 @@ def text_options(f: F) -> F:
 def prompt_options(f: F) -> F:
     """Which prompts, instead of a text."""
     f = click.option(
+        "--prompts",
+        type=PLACE,
+        multiple=True,
+        metavar="FILE",
+        help="the same on your own prompts (.jsonl, .json, .csv, .parquet); repeatable",
+    )(f)
+    return task_options(f, "answers to prompts instead of a text: see `kvsearch tasks`")
+
+
+def task_options(f: F, purpose: str) -> F:
+    """Which tasks, and how they ask."""
+    f = click.option(
         "--see",
         type=click.Choice(["agnostic", "aware"]),
         default="agnostic",
@@ -162,20 +174,20 @@ def prompt_options(f: F) -> F:
         help="whether a question arrives after the context was compressed, or is part of the "
         "prompt",
     )(f)
-    f = click.option(
-        "--prompts",
-        type=PLACE,
-        multiple=True,
-        metavar="FILE",
-        help="the same on your own prompts (.jsonl, .json, .csv, .parquet); repeatable",
-    )(f)
     return click.option(
         "--task",
         "tasks",
         multiple=True,
         metavar="NAME[:N][,tokens=N]",
-        help="answers to prompts instead of a text: see `kvsearch tasks`; repeatable",
+        callback=_families,
+        help=f"{purpose}; repeatable; `ruler` is all of RULER",
     )(f)
+
+
+def _families(_: click.Context, __: click.Parameter, specs: tuple[str, ...]) -> tuple[str, ...]:
+    from kvsearch.workloads import expanded
+
+    return expanded(specs) if specs else ()
 
 
 def output_options(f: F) -> F:

@@ -1,20 +1,56 @@
 """`kvsearch tasks`."""
 
+from functools import partial
+from typing import Any
+
 import click
 
-from kvsearch.cli.options import output_options
+from kvsearch.cli.options import model_options, output_options, task_options, text_options
 from kvsearch.cli.output import print_json
+from kvsearch.errors import KvsearchError
 
 
 @click.command("tasks")
+@partial(model_options, default=None)
+@partial(task_options, purpose="with --model: these only")
+@click.option("--items", default=8, show_default=True, help="with --model: contexts of each task")
+@text_options
 @output_options
-def command(as_json: bool, quiet: bool) -> None:
-    """List the tasks that `kvsearch eval --task` measures answers on."""
+def command(
+    model: str | None, task: tuple[str, ...], as_json: bool, quiet: bool, **options: Any
+) -> None:
+    """List the tasks that `--task` names, or say which of them a model can do.
+
+    With --model, each task is tried with the full cache: its answers must be likelier with the
+    context than without, certainly and by 0.2 nats a token, or policies cannot be compared on it.
+    """
+    if model is None:
+        if task:
+            raise KvsearchError("--task tries tasks on a model: give --model, too")
+        _listed(as_json)
+        return
+    from kvsearch.app.gates import gates
+    from kvsearch.records import plain
+
+    found = gates(model, tasks=task, progress=not quiet, **options)
+    if as_json:
+        print_json({"model": model, "see": options["see"], "gates": plain(found)})
+        return
+    width = max(len(gate.task) for gate in found)
+    for gate in found:
+        said = gate.why or (
+            f"{'passes' if gate.passes else 'fails '}  NLL of the answers {gate.full:.2f} with the "
+            f"context, {gate.empty:.2f} without; {gate.asks} asks of {gate.items} contexts"
+        )
+        click.echo(f"{gate.task:<{width}}  {said}")
+
+
+def _listed(as_json: bool) -> None:
     from importlib.util import find_spec
 
     from kvsearch.workloads import TASKS
 
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {
             "about": task.about,
             "options": {**task.options, "tokens": task.tokens},
@@ -26,8 +62,9 @@ def command(as_json: bool, quiet: bool) -> None:
     if as_json:
         print_json(rows)
         return
+    width = max(map(len, rows))
     for name, row in rows.items():
-        options = ", ".join(f"{k}={v}" for k, v in TASKS[name].options.items())
+        options = ", ".join(f"{k}={v}" for k, v in row["options"].items())
         needs = "" if row["there"] else f"  (needs {TASKS[name].wheel})"
-        click.echo(f"{name:<10} {TASKS[name].about}{needs}")
-        click.echo(f"{'':<10} {options}, tokens={TASKS[name].tokens}")
+        click.echo(f"{name:<{width}}  {row['about']}{needs}")
+        click.echo(f"{'':<{width}}  {options}")

