@@ -142,6 +142,8 @@ def test_what_cannot_be_searched_is_one_sentence(
     text = said(prompts=file, report_text=str(file), **FAST)
     assert text == "--report-text is for a search on a text, not on prompts"
     assert "unknown task" in said(tasks="nedle", **FAST)
+    assert "--see must be one of" in said(tasks="needle", see="both", **FAST)
+    assert "characters) is no file of prompts" in said(prompts="A cat sat. " * 900, **FAST)
     with pytest.raises(SystemExit) as ended:
         main(["run", "--task", "needle:2,weight=0"])
     assert ended.value.code == 2 and "weight must be" in capsys.readouterr().err

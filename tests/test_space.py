@@ -60,6 +60,8 @@ def test_every_baseline_and_a_designed_combination_lie_in_the_space(name: str) -
 @pytest.mark.parametrize("name", space.names())
 def test_every_proposal_is_forbidden_too_small_or_within_budget(name: str) -> None:
     held, good = space.load(name), 0
+    prompt = 3072 if "trigger" in held.axes else 0
+    setting = replace(SETTING, prompt=prompt)
     for seed in range(80):
         knobs = anything(held, random.Random(seed))
         assert set(knobs) <= set(held.axes)
@@ -67,14 +69,14 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget(name: str) -> No
             continue
         assert held.params(knobs) == knobs
         try:
-            policy, peak = sized(knobs, SETTING)
+            policy, peak = sized(knobs, setting)
         except PolicyError as error:
             assert "budget too small" in str(error)
             continue
-        check(policy, SHAPE)
+        check(policy, SHAPE, prompt=prompt)
         share = float(knobs.get("budget_fraction", 1.0))  # type: ignore[arg-type]
         limit = SETTING.budget_bytes * share  # type: ignore[operator]
-        assert 0 < peak == layout(policy, SHAPE).bytes_peak(4096) <= limit
+        assert 0 < peak == layout(policy, SHAPE).bytes_peak(4096, prompt) <= limit
         assert policy.slots is not None
         slots = policy.slots + 1
         get = {**dict.fromkeys(KNOBS), "along": "channels", **knobs}
@@ -83,7 +85,7 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget(name: str) -> No
         if knobs.get("budgets") == "marginal":
             update["budgets"] = budgets_of({**DEFAULTS, **knobs}, SETTING, slots)
         more = policy.model_copy(update=update)
-        assert layout(more, SHAPE).bytes_peak(4096) > limit, knobs
+        assert layout(more, SHAPE).bytes_peak(4096, prompt) > limit, knobs
         good += 1
     assert good > 20
 

@@ -14,6 +14,7 @@ from kvsearch.search.executors.cluster import require_ray
 from kvsearch.search.executors.spawning import require_main
 from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
+from kvsearch.workloads import SEES
 
 OBJECTIVES = ("nll", "bytes", "throughput")
 DEFAULT_SPACE = "default"
@@ -119,6 +120,7 @@ class RunOptions:
 
     def _check_prompts(self) -> None:
         check_counts(items=self.prompts.items)
+        check_see(self.prompts.see)
         self.prompts.specs()
         given = {
             "--report-text": self.text.report_files, "--extra-text": self.text.extra,
@@ -149,6 +151,12 @@ def check_counts(**given: int | None) -> None:
     for name, value in given.items():
         if value is not None and value < 1:
             raise KvsearchError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def check_see(see: str) -> None:
+    """Raise a `KvsearchError` for another word than those of `--see`."""
+    if see not in SEES:
+        raise KvsearchError(f"--see must be one of {', '.join(SEES)}, got {quoted(see)}")
 
 
 def check_workers(count: int) -> None:

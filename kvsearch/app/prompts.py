@@ -11,7 +11,7 @@ import numpy as np
 from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
-from kvsearch.app.options import check_counts
+from kvsearch.app.options import check_counts, check_see
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import Worth, bare, from_tasks, groups
@@ -24,7 +24,7 @@ from kvsearch.policy import Policy, layout
 from kvsearch.records import Interval, plain
 from kvsearch.stats import clustered, wilson
 from kvsearch.text import TextLike, tokenize
-from kvsearch.workloads import SEES, Prompts, See, TaskSpec, parse
+from kvsearch.workloads import Prompts, See, TaskSpec, parse
 from kvsearch.workloads.encode import greedy_of, items_of
 from kvsearch.workloads.files import read
 
@@ -161,8 +161,7 @@ def evaluate_prompts(
     shown, names = Shown(quiet=not progress), listed(policies)
     check_budget(budget_slots, budget_bytes)
     check_counts(items=items)
-    if see not in SEES:
-        raise KvsearchError(f"--see must be one of {', '.join(SEES)}, got {str(see)[:40]!r}")
+    check_see(see)
     check_names(names, sized=budget_slots is not None or budget_bytes is not None)
     specs = [parse(spec) for spec in tasks]
     records = {Path(fspath(f)).name: read(Path(fspath(f))) for f in prompts}

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from kvsearch.errors import TextError
+from kvsearch.errors import TextError, named
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 ASKED = ("prompt", "context", "messages")
@@ -61,11 +61,11 @@ def read(file: Path) -> list[Record]:
             and the field.
     """
     if file.suffix not in SUFFIXES:
-        raise TextError(f"{file} is no file of prompts: give one of {', '.join(SUFFIXES)}")
+        raise TextError(f"{named(file)} is no file of prompts: give one of {', '.join(SUFFIXES)}")
     try:
         rows = list(_ROWS[file.suffix](file))
     except OSError as e:
-        raise TextError(f"cannot read {file}: {e.strerror or e}") from e
+        raise TextError(f"cannot read {named(file)}: {e.strerror or e}") from e
     except (UnicodeDecodeError, csv.Error, RecursionError) as e:
         raise TextError(f"cannot read {file}: {' '.join(str(e).split())[:200]}") from e
     found: dict[str, Record] = {}

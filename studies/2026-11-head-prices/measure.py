@@ -39,7 +39,7 @@ from kvsearch.text import read_file, tokenize
 HERE = Path(__file__).parent
 CONTEXT, WINDOWS = 1536, 4
 BUDGETS = (128, 64, 256)
-CELLS = [(640, part, facts) for part in (8, 16) for facts in (1, 4)]
+CELLS = [(640, 8, facts) for facts in (1, 4)]
 NEEDLES, TOGETHER = 50, 10
 PUBLISHED = ("h2o", "snapkv")
 WORDS = (
