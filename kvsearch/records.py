@@ -4,13 +4,12 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from kvsearch.policy import Policy
 
 State = Literal["running", "complete", "rejected", "duplicate", "failed", "pruned"]
 Kind = Literal["full", "method", "combined", "earlier", "searched"]
-OLD_KINDS: dict[str, Kind] = {"found": "searched", "composite": "combined"}  # of old records
 
 
 @dataclass(frozen=True)
@@ -315,8 +314,3 @@ def columns(kind: type, records: Sequence[Any]) -> dict[str, list[Any]]:
 def _cell(value: Any) -> Any:
     simple = value is None or isinstance(value, str | int | float)
     return value if simple else json.dumps(plain(value))
-
-
-def modern_kind(kind: str) -> Kind:
-    """A kind from a record, by its present name."""
-    return OLD_KINDS.get(kind, cast(Kind, kind))

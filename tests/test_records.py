@@ -17,7 +17,7 @@ from kvsearch.errors import RunError
 from kvsearch.policy import Policy
 from kvsearch.records import Interval, Kept, Row, Trial, columns
 from kvsearch.report.tables import front_csv
-from kvsearch.search import schema
+from kvsearch.search import written
 from kvsearch.search.attempts import Attempts
 from kvsearch.search.folder import RunFolder
 
@@ -54,20 +54,11 @@ def test_front_csv_has_every_field_of_a_row() -> None:
     assert not {"speed", "stopped", "exact"} & {*plain_head}
 
 
-def test_files_of_the_first_version_are_read_and_newer_ones_refused() -> None:
-    settings = {"budget": 96, "budget_bytes": 9, "warm": True, "also": [], "racing": False}
-    found = schema.study({"settings": settings, "trials": 3})
-    assert found["settings"] == {
-        "budget_slots": 96, "budget_bytes": 9, "warm_start": True, "extra_text": [], "race": False,
-        "grow": False,
-    }  # fmt: skip
-    assert schema.study(found) == found and found["trials"] == 3
-    old = {"rows": [{"name": "a", "kind": "found"}], "also": {"also0": {}}, "fits": ["a"]}
-    new = schema.measured(old)
-    assert new["rows"][0]["kind"] == "searched" and new["compared"] == ["a"]
-    assert new["extra_text"] == {"also0": {}} and "also" not in new
-    with pytest.raises(RunError, match="this kvsearch reads"):
-        schema.measured({"schema": "kvsearch.run/9"})
+def test_files_of_other_versions_are_refused(tmp_path: Path) -> None:
+    for word in ("kvsearch.run/9", "kvsearch.run/2", None):
+        (tmp_path / "measured.json").write_text(json.dumps({"schema": word}))
+        with pytest.raises(RunError, match="this kvsearch reads"):
+            written.measured(tmp_path / "measured.json")
 
 
 def test_attempts_survive_the_process_and_torn_lines(tmp_path) -> None:

@@ -13,7 +13,7 @@ from kvsearch.app.options import RunOptions
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.search.folder import question
-from kvsearch.search.schema import SCHEMA
+from kvsearch.search.written import SCHEMA
 from kvsearch.space import SearchSpace
 
 

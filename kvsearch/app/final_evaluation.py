@@ -19,7 +19,7 @@ from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.growing import most_measured
 from kvsearch.search.measure import measure
-from kvsearch.search.schema import SCHEMA
+from kvsearch.search.written import SCHEMA
 
 Nll = NDArray[np.float32]
 

@@ -19,7 +19,6 @@ from kvsearch.records import Row, Summary, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
 from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
-from kvsearch.search.samplers import modern_name
 from kvsearch.text import TextLike
 from kvsearch.workloads import See
 
@@ -230,7 +229,7 @@ def search(
         space=str(space),
         target=target,
         trials=trials,
-        sampler=modern_name(sampler),
+        sampler=sampler,
         objectives=names(objectives),
         warm_start=warm_start,
         exclude_method=names(exclude_method),

@@ -48,8 +48,7 @@ class Search(Widening):
     """
 
     def __init__(self, task: Task, executor: Executor, folder: RunFolder, watch: Watch) -> None:
-        trials = [_dated(t, task.windows) for t in folder.trials()]
-        super().__init__(task, executor, folder, trials)
+        super().__init__(task, executor, folder, folder.trials())
         self.watch = watch
         self._held: list[TrialEvaluation] = []  # measured before the full cache was
         budget = task.setting.budget_bytes
@@ -315,9 +314,3 @@ class Search(Widening):
         start = self.task.score_from - 1
         full = self.full[: len(nll), start : nll.shape[1]]
         return float((nll[:, start:] - full).mean())
-
-
-def _dated(trial: Trial, windows: int) -> Trial:
-    """A trial of an earlier version, which did not say that it has all windows."""
-    whole = trial.state in ("complete", "duplicate") and not trial.windows
-    return replace(trial, windows=windows) if whole else trial

@@ -14,9 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from kvsearch.errors import RunError
 from kvsearch.files import append_line, write_atomic
 from kvsearch.frozen import MOST, first_error, has_half
-from kvsearch.knobs import modern
 from kvsearch.policy import Policy
-from kvsearch.records import Trial, modern_kind, plain
+from kvsearch.records import Trial, plain
 
 _TRIALS = TypeAdapter(Trial)
 MOST_TRIALS = 1_000_000  # Optuna's study has a trial for every number up to the largest
@@ -93,13 +92,7 @@ def _trial(data: Any) -> Trial:
     for name, value in data.items():
         if isinstance(value, bool):  # which would count as 0 or 1
             raise TypeError(f"field {name}: neither true nor false")
-    today = {
-        "policy": Policy.build(data["policy"]),
-        "kind": modern_kind(data["kind"]),
-        "params": modern(data.get("params", {})),
-    }
-    data.pop("rungs", None)  # losses on the first windows, which nothing reads any more
-    trial = Trial(**{**data, **today})
+    trial = Trial(**{**data, "policy": Policy.build(data["policy"])})
     trial = _TRIALS.validate_python(trial.__dict__)
     if abs(trial.number) > MOST_TRIALS:
         raise ValueError(f"field number: there are at most {MOST_TRIALS} trials")

@@ -1,7 +1,6 @@
 """What the JSON files of a run must hold to be read; whatever else is in them is not looked at."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +9,8 @@ from pydantic import BaseModel, Field, RootModel, ValidationError
 from kvsearch.errors import RunError, quoted
 from kvsearch.frozen import MOST, first_error
 from kvsearch.records import Example, Interval, Kind, Throughput
-from kvsearch.search import schema
 
+SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
 Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
@@ -96,12 +95,12 @@ def study(file: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
         RunError: it is damaged, or a newer version of kvsearch wrote it.
     """
-    return _read(file, schema.study, Study)
+    return _read(file, Study, SCHEMA)
 
 
 def measured(file: Path) -> dict[str, Any]:
     """What `measured.json` holds, by the present names; raises as `study` does."""
-    found = _read(file, schema.measured, Measured)
+    found = _read(file, Measured, SCHEMA)
     names = [row["name"] for row in found["rows"]]
     if "full" not in names or len({*names}) < len(names):
         raise RunError(f"{file} is damaged: field rows: not one row of each name, and `full`")
@@ -116,19 +115,21 @@ def measured(file: Path) -> dict[str, Any]:
 def importances(file: Path) -> dict[str, float]:
     """What `importances.json` holds; nothing where there is none."""
     try:
-        return _read(file, lambda data: data, RootModel[dict[str, float]])
+        return _read(file, RootModel[dict[str, float]])
     except FileNotFoundError:
         return {}
 
 
-def _read(
-    file: Path, modern: Callable[[dict[str, Any]], dict[str, Any]], kind: type[BaseModel]
-) -> dict[str, Any]:
+def _read(file: Path, kind: type[BaseModel], schema: str | None = None) -> dict[str, Any]:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
             raise RunError(f"{file} is damaged: it holds no object; restore it")
-        found = modern(data)
+        if schema is not None and found.get("schema") != schema:
+            raise RunError(
+                f"{file} was written as {quoted(found.get('schema'))}, and this kvsearch reads "
+                f"{quoted(schema)}"
+            )
         kind.model_validate(found)
     except (RunError, FileNotFoundError):
         raise

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.records import modern_kind
 from kvsearch.search.folder import RunFolder
 from kvsearch.stats import Blocks, corrected, paired
 
@@ -66,7 +65,7 @@ class Kept:
 def rows(run: str, mine: Kept, tuned: Kept) -> list[dict]:
     """The recommended policy against every opponent of one search, on both texts."""
     out = []
-    opponents = [(mine, n, modern_kind(r["kind"])) for n, r in mine.rows.items()]
+    opponents = [(mine, n, r["kind"]) for n, r in mine.rows.items()]
     opponents = [o for o in opponents if o[2] != "searched"]
     opponents.append((tuned, tuned.recommended, "tuned"))
     for part, label in PARTS.items():

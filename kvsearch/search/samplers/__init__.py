@@ -29,7 +29,6 @@ __all__ = [
     "check_space",
     "make",
     "make_sampler",
-    "modern_name",
 ]
 
 
@@ -118,17 +117,10 @@ SAMPLERS: dict[str, Callable[[int, Context], "BaseSampler"]] = {
 
 NAMES = tuple(SAMPLERS)
 DEFAULT = "kvei"
-OLD_NAMES = {"breed": "evolutionary"}  # of earlier versions
-
-
-def modern_name(name: str) -> str:
-    """A sampler's name by today's spelling."""
-    return OLD_NAMES.get(name, name)
 
 
 def check_name(name: str) -> None:
     """Raise a `KvsearchError` if there is no such sampler, or what it needs is not installed."""
-    name = modern_name(name)
     if name not in SAMPLERS:
         raise KvsearchError(f"unknown sampler {quoted(name)}{nearest(name, SAMPLERS)}")
     if name == "gp" and find_spec("scipy") is None:
@@ -142,7 +134,7 @@ def check_space(name: str, space: SearchSpace) -> None:
     process knows only axes that are always active and would draw most of some spaces at random.
     """
     active = sum(not axis.when for axis in space.axes.values())
-    if modern_name(name) == "gp" and 2 * active < len(space.axes):
+    if name == "gp" and 2 * active < len(space.axes):
         raise KvsearchError(
             f"the sampler gp models only axes without conditions, {active} of the "
             f"{len(space.axes)} of the space {quoted(space.name)}; use kvei or tpe"
@@ -161,7 +153,7 @@ def make(name: str, seed: int, context: Context) -> "BaseSampler":
         KvsearchError: unknown name.
     """
     check_name(name)
-    return SAMPLERS[modern_name(name)](seed % 2**32, context)
+    return SAMPLERS[name](seed % 2**32, context)
 
 
 def make_sampler(
