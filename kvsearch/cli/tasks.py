@@ -17,7 +17,7 @@ from kvsearch.errors import KvsearchError
 @text_options
 @output_options
 def command(
-    model: str | None, task: tuple[str, ...], as_json: bool, quiet: bool, **options: Any
+    model: str | None, tasks: tuple[str, ...], as_json: bool, quiet: bool, **options: Any
 ) -> None:
     """List the tasks that `--task` names, or say which of them a model can do.
 
@@ -25,14 +25,14 @@ def command(
     context than without, certainly and by 0.2 nats a token, or policies cannot be compared on it.
     """
     if model is None:
-        if task:
+        if tasks:
             raise KvsearchError("--task tries tasks on a model: give --model, too")
         _listed(as_json)
         return
     from kvsearch.app.gates import gates
     from kvsearch.records import plain
 
-    found = gates(model, tasks=task, progress=not quiet, **options)
+    found = gates(model, tasks=tasks, progress=not quiet, **options)
     if as_json:
         print_json({"model": model, "see": options["see"], "gates": plain(found)})
         return

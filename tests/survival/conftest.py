@@ -101,7 +101,7 @@ def outcomes(folder: Path) -> list[tuple[Any, ...]]:
 
 def calm(place: Path, trials: int) -> list[tuple[Any, ...]]:
     """`outcomes` of an uninterrupted search with one evaluator and the same seed."""
-    from toy import Session, Toy, task
+    from toy import WINDOWS, Session, Toy, task
 
     from kvsearch.search.driver import Search
     from kvsearch.search.executors.inline import Inline
@@ -109,7 +109,10 @@ def calm(place: Path, trials: int) -> list[tuple[Any, ...]]:
 
     folder = RunFolder(place / "calm")
     Search(
-        task(trials), Inline(Session(Toy(place / "calm.log", 0.0))), folder, lambda *_: None
+        task(trials, together=WINDOWS),
+        Inline(Session(Toy(place / "calm.log", 0.0))),
+        folder,
+        lambda *_: None,
     ).run()
     folder.close()
     return outcomes(place / "calm")

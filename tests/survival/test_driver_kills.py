@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import KILLS, RAY_KILLS, Fork, calm, ends, outcomes
-from toy import SHAPE
+from toy import SHAPE, WINDOWS
 
 from kvsearch.policy import Policy
 from kvsearch.search.executors.cluster import Cluster
@@ -84,8 +84,10 @@ def wait_for(what, otherwise: str) -> None:
 
 
 def options(where: str, workers: int, address: str) -> list[str]:
+    """Of a toy run whose policies start on all windows, so that more trials change no others."""
     how = {"inline": [], "processes": ["--workers", str(workers)]}
-    return how.get(where, ["--workers", str(workers), "--ray", address])
+    whole = ["--together", str(WINDOWS)]
+    return [*whole, *how.get(where, ["--workers", str(workers), "--ray", address])]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,8 @@ def test_the_driver_of_two_is_killed_and_leaves_no_orphans(
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_policy_that_kills_is_tried_three_times(workers: str, fork: Fork, tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "run.log"
-    options = ["--trials", "6", "--workers", workers, "--seconds", "0", "--bad", "kill"]
+    options = ["--trials", "6", "--workers", workers, "--seconds", "0", "--bad", "kill",
+               "--together", str(WINDOWS)]  # fmt: skip
     codes = []
     while not codes or codes[-1]:
         child = fork(folder, *options)

@@ -147,6 +147,7 @@ def main(options: list[str] | None = None) -> None:
     ask.add_argument("--bad", default="")
     ask.add_argument("--final", action="store_true", help="choose and report, too")
     ask.add_argument("--windows", type=int, default=WINDOWS, help="of the search text")
+    ask.add_argument("--together", type=int, default=1, help="windows that policies start on")
     ask.add_argument("--sampler", default="tpe")
     ask.add_argument("--log", type=Path)
     o = ask.parse_args(options)
@@ -170,7 +171,7 @@ def main(options: list[str] | None = None) -> None:
             executor = Processes(work, o.workers)
         else:
             executor = Inline(work.open(0))
-        what = task(o.trials, o.sampler, windows=o.windows)
+        what = task(o.trials, o.sampler, windows=o.windows, together=o.together)
         trials = Search(what, executor, folder, lambda *_: None).run()
         if o.final:
             from kvsearch.app.final_evaluation import FinalEvaluation
