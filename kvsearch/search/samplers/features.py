@@ -213,14 +213,22 @@ def _removed(p: Policy, shape: ModelShape, measured: Importance | None) -> dict[
 
 @lru_cache(maxsize=1024)
 def _agreement(channels: Channels, score: str, measured: Importance | None) -> float:
-    """Share of the kept value channels that are a score's best; 0 where no head keeps a part."""
+    """Share of the kept channels that are a score's best; 0 where no head keeps a part.
+
+    Of value channels, or where all of those are kept, of the pairs of keys.
+    """
     orders = measured.orders.get(score) if measured else None
-    kept = best = 0
-    for i, order in enumerate(orders.vo if orders else ()):
-        for mine, ranked in zip(channels.values(i) or (), order, strict=False):
-            kept += len(mine)
-            best += len({*mine}.intersection(ranked[: len(mine)]))
-    return best / kept if kept else 0.0
+    if orders is None:
+        return 0.0
+    for all_orders, kept_of in ((orders.vo, channels.values), (orders.qk, channels.pairs)):
+        kept = best = 0
+        for i, order in enumerate(all_orders):
+            for mine, ranked in zip(kept_of(i) or (), order, strict=False):
+                kept += len(mine)
+                best += len({*mine}.intersection(ranked[: len(mine)]))
+        if kept:
+            return best / kept
+    return 0.0
 
 
 def _anchors(p: Policy) -> dict[str, float]:
