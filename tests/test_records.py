@@ -55,7 +55,7 @@ def test_front_csv_has_every_field_of_a_row() -> None:
 
 
 def test_files_of_other_versions_are_refused(tmp_path: Path) -> None:
-    for word in ("kvsearch.run/9", "kvsearch.run/2", None):
+    for word in ("kvsearch.run/9", "kvsearch.run/2", 3):
         (tmp_path / "measured.json").write_text(json.dumps({"schema": word}))
         with pytest.raises(RunError, match="this kvsearch reads"):
             written.measured(tmp_path / "measured.json")

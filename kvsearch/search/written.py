@@ -125,9 +125,9 @@ def _read(file: Path, kind: type[BaseModel], schema: str | None = None) -> dict[
         found = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise RunError(f"{file} is damaged: it holds no object; restore it")
-        if schema is not None and found.get("schema") != schema:
+        if schema is not None and found["schema"] != schema:
             raise RunError(
-                f"{file} was written as {quoted(found.get('schema'))}, and this kvsearch reads "
+                f"{file} was written as {quoted(found['schema'])}, and this kvsearch reads "
                 f"{quoted(schema)}"
             )
         kind.model_validate(found)
