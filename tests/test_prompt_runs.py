@@ -97,10 +97,12 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     assert full.exact is not None and full.exact.mean == 1.0  # its own answers are the reference
     prompted = {r.name for r in s.rows if r.policy.trigger == "prompt"}
     assert {"snapkv-prompt", "pyramidkv-prompt"} <= prompted
+    most = max(r.windows for r in s.rows)
     for row in s.rows:
         (kept,) = row.workloads
         assert kept.workload == "mine.jsonl" and kept.asks == 2 * row.windows
-        assert kept.lost.mean == pytest.approx(row.dnll_full.mean, abs=0.3)  # other windows, if any
+        if row.windows == most:  # other rows are placed through the recommended one
+            assert kept.lost.mean == pytest.approx(row.dnll_full.mean, abs=1e-5)
         assert row.bytes_resident <= row.bytes_peak and (row.name == "full" or row.within_budget)
     assert len(s.examples) == 4 and "What it answers" in (out / "report.html").read_text()
     for example in s.examples:  # the reference is what the full cache says, to an end token

@@ -228,7 +228,8 @@ class Run:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
                 counts = trial.state in ("complete", "failed") or trial.kind != "searched"
-                step.advance(float(counts), _best(trials, self.setting.budget_bytes))
+                what = "context lost" if o.prompts else "dNLL to full"
+                step.advance(float(counts), _best(trials, self.setting.budget_bytes, what))
 
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
@@ -313,8 +314,11 @@ def _rows(rows: Rows) -> NDArray[np.int64]:
     return np.stack([item.context[:shortest] for item in rows.items])
 
 
-def _best(trials: list[Trial], limit: int | None) -> str:
-    """Best losses within the budget and hypervolume so far, as a note beside the bar."""
+def _best(trials: list[Trial], limit: int | None, what: str) -> str:
+    """Best losses within the budget and hypervolume so far, as a note beside the bar.
+
+    `what` says what the losses are.
+    """
 
     def top(kind: str) -> str:
         done = [
@@ -328,6 +332,6 @@ def _best(trials: list[Trial], limit: int | None) -> str:
     points = [(float(t.bytes_peak or 0), t.dnll) for t in trials if t.dnll is not None]
     covered = f"hypervolume {log_hypervolume(points, limit):.3f}, " if limit else ""
     return (
-        f"dNLL to full: searched {top('searched')}, earlier {top('earlier')}, published "
+        f"{what}: searched {top('searched')}, earlier {top('earlier')}, published "
         f"{top('method')}, combined {top('combined')}; {covered}{tokens / 1000:.0f} k tokens"
     )

@@ -1,7 +1,8 @@
 """From the records to the tables. `python derive.py --out FOLDER`.
 
 `candidates.csv`: dNLL to the full cache of every candidate with head budgets by `kvsearch heads`.
-`prompts.csv`: the same candidates on needles: share of the context lost, exact answers.
+`prompts.csv`: the same candidates on needles: share of the context lost, exact answers;
+`prompts-report.csv`: some of them on other needles, which no point was learned on.
 `points.csv`: what `kvsearch/search/portfolio.yaml` ships. Each next point lowers the most the mean,
 over tasks, of the best point's loss in units of what the better textbook combination loses there;
 of points for prompts, the mean share of the context lost.
@@ -49,10 +50,10 @@ def losses(folder: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def asked() -> dict[str, dict[str, tuple[float, float]]]:
+def asked(folder: str = "prompts") -> dict[str, dict[str, tuple[float, float]]]:
     """Task -> candidate or method -> share of the context lost, share of exact answers."""
     found = {}
-    for file in sorted((HERE / "records" / "prompts").glob("*-b*.json")):
+    for file in sorted((HERE / "records" / folder).glob("*-b*.json")):
         rows = json.loads(file.read_text())
         full, empty = (np.mean(rows[n]["nll"]) for n in ("full", "empty"))
         found[file.stem] = {
@@ -147,7 +148,7 @@ def tables() -> dict[str, list[dict[str, object]]]:
     """Tables by name."""
     now, before = losses(HERE / "records" / "candidates"), losses(BEFORE)
     textbook = {t: min(each[n] for n in TEXTBOOK if n in each) for t, each in now.items()}
-    prompts = asked()
+    prompts, reported = asked(), asked("prompts-report")
     lost = {t: {n: x for n, (x, _) in each.items()} for t, each in prompts.items()}
     points = [(n, "") for n in learned(now, textbook)]
     points += [(n, "1") for n in learned(lost, dict.fromkeys(lost, 1.0), 1.0)]
@@ -160,6 +161,11 @@ def tables() -> dict[str, list[dict[str, object]]]:
         ],
         "text-mean.csv": means(wide),
         "needles.csv": needles("needles-smollm2-135m"),
+        "prompts-report.csv": [
+            {"task": task, "policy": name, "context_lost": f"{x:.3f}", "exact": f"{e:.3f}"}
+            for task, each in reported.items()
+            for name, (x, e) in each.items()
+        ],
         "prompts.csv": [
             {"task": task, "policy": name, "context_lost": f"{x:.3f}", "exact": f"{e:.3f}"}
             for task, each in prompts.items()

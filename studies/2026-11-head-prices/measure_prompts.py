@@ -1,10 +1,11 @@
 """Candidates for the portfolio on prompts and answers, with head budgets by `kvsearch heads`.
 
-    python studies/2026-11-head-prices/measure_prompts.py [--only NAME ...]
+    python studies/2026-11-head-prices/measure_prompts.py [--only NAME ...] [--split report]
 
-Needles and questions on paragraphs, 640 tokens, question-agnostic, at an eighth and a sixteenth of
-the context's slots: the search part of the tasks, which no report sees. NLL and exactness of every
-answer go to records/prompts/TASK-bBUDGET.json; rows that the file has are kept.
+Needles of 640 tokens, question-agnostic, at an eighth and a sixteenth of the context's slots.
+Points are learned on the search part of the tasks; figures are of the report part, which has other
+passages and facts. NLL and exactness of every answer go to records/prompts/TASK-bBUDGET.json, or
+records/prompts-report/; rows that the file has are kept.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from kvsearch.text.sources import builtin
 from kvsearch.workloads import parse
 
 HERE = Path(__file__).parent
-TASKS = ("needle:4,tokens=640", "qa,tokens=640", "needle,tokens=640")
+TASKS = ("needle:4,tokens=640", "needle,tokens=640")
 BUDGETS, ITEMS = (80, 40), 12
 PUBLISHED = ("h2o", "snapkv", "snapkv-prompt", "h2o+int4-fine")
 
@@ -38,7 +39,9 @@ def main() -> None:
     ask.add_argument("--only", nargs="*", default=[], help="candidates")
     ask.add_argument("--tasks", nargs="*", default=TASKS)
     ask.add_argument("--budgets", nargs="*", type=int, default=BUDGETS)
+    ask.add_argument("--split", choices=("search", "report"), default="search")
     o = ask.parse_args()
+    folder = "prompts" if o.split == "search" else "prompts-report"
     loaded = load_model()
     evaluator, losses = Evaluator(loaded), heads(loaded).losses
     tokens = tokenize(loaded.tokenizer, builtin())
@@ -47,10 +50,10 @@ def main() -> None:
     for task in o.tasks:
         spec = parse(task)
         (prompts,) = from_tasks(
-            loaded, [spec], tokens.ids, tokens.start, "agnostic", ITEMS, 0, "search"
+            loaded, [spec], tokens.ids, tokens.start, "agnostic", ITEMS, 0, o.split
         )
         for budget in o.budgets:
-            file = HERE / "records" / "prompts" / f"{spec.label.replace(':', '')}-b{budget}.json"
+            file = HERE / "records" / folder / f"{spec.label.replace(':', '')}-b{budget}.json"
             rows = json.loads(file.read_text()) if file.exists() else {}
             size = loaded.shape.budget_bytes(budget)
             setting = Setting(loaded.shape, size, prompts.longest, prompts.prompt, heads=losses)
