@@ -3,14 +3,16 @@
 Neighbouring tokens are correlated, and what a policy loses changes with the passage: differences
 between passages of a thousand tokens are larger than those within one explain. So intervals count
 blocks of about 1024 tokens, or whole windows where those are shorter, as independent, and nothing
-below. There are few of them; the limits are quantiles of Student's t. `studies/2026-11-coverage`
-has how often such intervals hold on other windows of the text.
+below. There are few of them; the limits are quantiles of Student's t. Where many policies were
+measured on the same text, each interval takes in what their differences say together of the
+variance of one of them (`Spread`). `studies/2026-11-coverage` has how often such intervals hold on
+other windows of the text.
 
 All of it follows from the sums over blocks, so every function takes losses per token or as
 `Blocks`, with the same result for 256 tokens or more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import hypot
 from typing import Any
@@ -25,6 +27,8 @@ Array = NDArray[np.floating[Any]]
 BLOCK = 64  # tokens; losses of kept runs are sums over so many
 LONG = 1024  # tokens of a block that counts as independent of its neighbours, about
 LEAST = 4  # such blocks; on less text than that they are shorter
+PRIOR = 3  # degrees of freedom that the differences of a run have together in the variance of each
+NEAR = 0.003  # nats: differences below that are as noisy as one of that size
 
 
 @dataclass(frozen=True)
@@ -91,18 +95,77 @@ def long_blocks(x: Losses) -> Blocks:
     return _merged(fine, np.array([cut[0] for cut in cuts]))
 
 
-def interval(*parts: Losses, level: float = 0.95) -> Interval:
+@dataclass(frozen=True)
+class Spread:
+    """What the differences of a run say together of the variance of one: a moderated t statistic.
+
+    Variance per token is a line in the size of the difference, both as logarithms; a variance that
+    was found on few blocks is drawn to that line (Smyth 2004, doi:10.2202/1544-6115.1027). The line
+    counts as `PRIOR` degrees of freedom, whatever its fit: rows share their windows, so that
+    estimates of that number run away. One degree is taken off for the line's own error.
+
+    Attributes:
+        level: logarithm of the variance of a token's difference of one nat, in nats squared.
+        slope: of that logarithm in the logarithm of the difference.
+    """
+
+    level: float
+    slope: float
+
+    def moderated(self, mean: float, error: float, blocks: int, tokens: int) -> tuple[float, int]:
+        """Standard error and degrees of freedom, from those of `blocks` blocks with `tokens`."""
+        line = np.exp(self.level + self.slope * np.log(abs(mean) + NEAR)) / tokens
+        df = blocks - 1
+        return float(np.sqrt((PRIOR * line + df * error**2) / (PRIOR + df))), df + PRIOR - 1
+
+
+def spread(differences: Iterable[Sequence[Losses]]) -> Spread | None:
+    """The line of variance over size; None for fewer than four differences, which are too few.
+
+    Args:
+        differences: each in parts as `interval` takes them.
+    """
+    sizes, variances = [], []
+    for parts in differences:
+        mean, error, n, tokens = _summed(parts)
+        if n > 1 and error > 0:
+            df = n - 1
+            sizes.append(np.log(abs(mean) + NEAR))  # of a chi square the mean logarithm is lower:
+            variances.append(np.log(error**2 * tokens) + 1 / df + 1 / (3 * df * df))
+    if len(sizes) < 4:
+        return None
+    x = np.stack([np.ones(len(sizes)), np.array(sizes)], 1)
+    (level, slope), *_ = np.linalg.lstsq(x, np.array(variances))
+    return Spread(float(level), float(slope))
+
+
+def interval(*parts: Losses, level: float = 0.95, spread: Spread | None = None) -> Interval:
     """Mean of losses with a two-sided interval from long blocks; no limits for a single block.
 
     Of several parts, which have no window in common (`through`), it is the sum of their means, and
     the part with the fewest blocks says how wide the interval is for its standard error.
+
+    Args:
+        parts: losses, on windows of their own each.
+        level: how often the interval holds.
+        spread: of all differences of the run, which makes it narrower where there are few blocks.
     """
-    found = [long_blocks(x) for x in parts]
-    mean, n = sum(x.mean() for x in found), min(x.count for x in found)
+    mean, error, n, tokens = _summed(parts)
     if n < 2:
         return Interval(mean, float("nan"), float("nan"))
-    half = quantile((1 + level) / 2, n - 1) * hypot(*(_standard_error(x) for x in found))
+    df = n - 1
+    if spread is not None and error > 0:
+        error, df = spread.moderated(mean, error, n, tokens)
+    half = quantile((1 + level) / 2, df) * error
     return Interval(mean, mean - half, mean + half)
+
+
+def _summed(parts: Sequence[Losses]) -> tuple[float, float, int, int]:
+    """Sum of the means, its standard error, and blocks and tokens of the part with the fewest."""
+    found = [long_blocks(x) for x in parts]
+    least = min(found, key=lambda x: x.count)
+    error = hypot(*(_standard_error(x) for x in found))
+    return sum(x.mean() for x in found), error, least.count, least.size
 
 
 def corrected(rows: int, level: float = 0.95) -> float:
@@ -110,13 +173,13 @@ def corrected(rows: int, level: float = 0.95) -> float:
     return 1 - (1 - level) / max(1, rows)
 
 
-def paired(a: Losses, b: Losses, *, level: float = 0.95) -> Interval:
+def paired(a: Losses, b: Losses, *, level: float = 0.95, spread: Spread | None = None) -> Interval:
     """Interval of the mean of `a - b` on the same tokens; below 0 says that `a` is better."""
     one, other = _fine(a), _fine(b)
     if one.sums.shape != other.sums.shape or (one.tokens != other.tokens).any():
         shapes = f"{one.sums.shape} and {other.sums.shape} blocks"
         raise ValueError(f"paired differences need the same windows and tokens, got {shapes}")
-    return interval(Blocks(one.sums - other.sums, one.tokens), level=level)
+    return interval(Blocks(one.sums - other.sums, one.tokens), level=level, spread=spread)
 
 
 def common(a: Blocks, b: Blocks) -> tuple[Blocks, Blocks]:
@@ -148,6 +211,14 @@ def through(a: Blocks, middle: Blocks, b: Blocks | None = None) -> tuple[Blocks,
     gap, share = middle.sums - b.sums, have / windows
     both = Blocks(a.sums - its.sums + share * gap[:have], a.tokens)
     return both, Blocks((1 - share) * gap[have:], a.tokens)
+
+
+def spread_of(rows: Iterable[Blocks], middle: Blocks, full: Blocks) -> Spread | None:
+    """The spread of a run: of every row's differences to its `middle` row and to the full cache."""
+    kept = list(rows)
+    return spread(
+        d for x in kept for d in (through(x, middle), through(x, middle, full)) if x is not full
+    )
 
 
 def standard_error(x: Losses, block: int | None = None) -> float:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from kvsearch.stats import Blocks, blocks, interval, long_blocks, paired, standard_error, through
+from kvsearch.stats import (
+    Blocks,
+    blocks,
+    interval,
+    long_blocks,
+    paired,
+    spread,
+    standard_error,
+    through,
+)
 from kvsearch.student import quantile
 
 
@@ -89,3 +98,23 @@ def test_rows_on_few_windows_are_compared_through_one_that_has_all() -> None:
     assert (same.sums == short.sums - full.sums).all()
     (itself,) = through(middle, middle)
     assert (itself.sums == middle.sums).all()
+
+
+def test_differences_of_a_run_lend_each_other_their_variance() -> None:
+    rng, size = np.random.default_rng(5), 1024
+    true = np.linspace(0.01, 1, 16)  # rows far behind differ by more from window to window
+    held, narrower = [], []
+    for _ in range(300):
+        noise = rng.normal(size=(16, 4)) * (0.3 * true[:, None])
+        rows = [Blocks((true[i] + noise[i, :, None]) * size, np.array([size])) for i in range(16)]
+        together = spread((x,) for x in rows)
+        found = [interval(x, spread=together) for x in rows]
+        held += [d.lo <= x <= d.hi for d, x in zip(found, true, strict=True)]
+        apart = [interval(x, level=0.999) for x in rows]
+        close = [interval(x, level=0.999, spread=together) for x in rows]
+        narrower += [(a.hi - a.lo) / (b.hi - b.lo) for a, b in zip(close, apart, strict=True)]
+    assert 0.94 < np.mean(held) < 0.98
+    assert np.median(narrower) < 0.6
+    same = Blocks(np.zeros((4, 1)), np.array([size]))
+    assert spread([(same,)] * 9) is None and spread((x,) for x in rows[:3]) is None
+    assert interval(same, spread=together).hi == 0  # a policy that does nothing is no guess

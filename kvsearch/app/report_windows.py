@@ -12,7 +12,16 @@ from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
 from kvsearch.records import Interval, Kind, plain
 from kvsearch.search.folder import RunFolder
-from kvsearch.stats import BLOCK, blocks, corrected, paired, standard_error
+from kvsearch.stats import (
+    BLOCK,
+    Blocks,
+    blocks,
+    common,
+    corrected,
+    paired,
+    spread_of,
+    standard_error,
+)
 from kvsearch.student import quantile
 
 Nll = NDArray[np.float32]
@@ -112,7 +121,8 @@ class ReportWindows:
                 continue
             leads = self._leads(left, best, windows)
             if windows == stops[-1]:
-                self._headline(chosen[0], best, leads)
+                kept = [c for c in chosen if c.key not in failures]
+                self._headline(kept, chosen[0], best, leads)
                 continue
             for c in left:
                 if c.kind in ("full", "searched") or c in (best, *leads):
@@ -139,18 +149,21 @@ class ReportWindows:
             found += sorted(rivals, key=lambda c: self.reported(c, best, windows))[:1]
         return found
 
-    def _headline(self, full: Candidate, best: Candidate, leads: list[Candidate]) -> None:
+    def _headline(
+        self, rows: list[Candidate], full: Candidate, best: Candidate, leads: list[Candidate]
+    ) -> None:
         """Further windows where the headline is undecided on those that every row has.
 
         Every look is at the level at which all of them hold together.
         """
         at = looks(self.each, self.headline)
-        level, scored = corrected(len(at)), slice(self.score_from - 1, None)
+        level = corrected(len(at))
         for windows, more in pairwise(at):
-            undecided = []
+            undecided, kept = [], {c.key: self._blocks(c.key) for c in rows}
+            together = spread_of(kept.values(), kept[best.key], kept[full.key])
             for c in leads:
-                mine, its = (self._losses("report", k, windows) for k in (best.key, c.key))
-                gap = paired(mine[:, scored], its[:, scored], level=level)
+                mine, its = common(kept[best.key], kept[c.key])
+                gap = paired(mine, its, level=level, spread=together)
                 if gap.lo <= 0 <= gap.hi:
                     undecided.append(c)
             if not undecided:
@@ -165,6 +178,10 @@ class ReportWindows:
     def _losses(self, part: str, key: str, windows: int | None = None) -> Nll:
         """NLL of a policy on a part, or on its first windows: a resumed run may have more."""
         return self.folder.load_nll(part, key)[0][:windows]
+
+    def _blocks(self, key: str) -> Blocks:
+        """Scored losses of a policy on the report text, as the report compares them."""
+        return self.folder.losses("report", key, self.score_from - 1)
 
     def reported(self, c: Candidate, over: Candidate, windows: int | None = None) -> float:
         """Loss over another policy on the report text, on the first windows or all that both have.

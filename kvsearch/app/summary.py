@@ -31,11 +31,13 @@ from kvsearch.search import written
 from kvsearch.search.folder import RunFolder
 from kvsearch.stats import (
     Blocks,
+    Spread,
     common,
     corrected,
     interval,
     long_blocks,
     paired,
+    spread_of,
     standard_error,
     through,
     wilson,
@@ -83,11 +85,12 @@ def read(folder: RunFolder) -> Summary:
     on_front = {names[i] for i in front([points[n] for n in names])}
     methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
     level = corrected(len(names) - 1)
+    together = spread_of(nll.values(), most, nll["full"])
     answers = next(m.get("answers", ()) for m in measured["rows"] if m["name"] == "full")
     rows = [
         _row(
             m, asked, shape, nll, most, points, methods, m["name"] in on_front, searched, level,
-            answers,
+            together, answers,
         )
         for m in measured["rows"]
     ]  # fmt: skip
@@ -107,7 +110,7 @@ def read(folder: RunFolder) -> Summary:
         trials=trials,
         recommended=measured["recommended"],
         counts=counts,
-        rechecks=_rechecks(folder, measured, nll, start, _looks(asked)),
+        rechecks=_rechecks(folder, measured, nll, start, _looks(asked), together),
         seconds=float(measured["seconds"]),
         resumed=bool(measured.get("resumed", False)),
         importances=written.importances(folder.path / "importances.json"),
@@ -183,6 +186,7 @@ def _row(
     on_front: bool,
     searched: Mapping[str, float],
     level: float,
+    together: Spread | None,
     full_answers: Sequence[dict[str, Any]],
 ) -> Row:
     name, mine = m["name"], nll[m["name"]]
@@ -205,10 +209,10 @@ def _row(
         nll_se=hypot(*(standard_error(x) for x in parts)),
         blocks=min(long_blocks(x).count for x in parts),
         ppl=float(np.exp(mean)),
-        dnll_full=interval(*through(mine, most, nll["full"]), level=level)
+        dnll_full=interval(*through(mine, most, nll["full"]), level=level, spread=together)
         if name != "full"
         else Interval(0.0, 0.0, 0.0),
-        dnll_best=paired(*common(mine, nll[best]), level=level) if best else None,
+        dnll_best=paired(*common(mine, nll[best]), level=level, spread=together) if best else None,
         best=best,
         search_dnll=searched.get(m["fingerprint"]),
         bytes_peak=peak,
@@ -269,7 +273,12 @@ def _looks(asked: dict[str, Any]) -> int:
 
 
 def _rechecks(
-    folder: RunFolder, measured: dict[str, Any], report: dict[str, Blocks], start: int, often: int
+    folder: RunFolder,
+    measured: dict[str, Any],
+    report: dict[str, Blocks],
+    start: int,
+    often: int,
+    together: Spread | None,
 ) -> list[Recheck]:
     """The recommended policy against the best of each kind, on the report text and on others."""
     best = measured["recommended"]
@@ -281,12 +290,17 @@ def _rechecks(
     compared, extra = measured["compared"], measured["extra_text"]
     for text in ("report", *extra):
         if text == "report":
-            nll, label = report, REPORT
+            nll, label, its = report, REPORT, together
         else:
             label = extra[text]["label"]
             names = [n for n in extra[text]["names"] if folder.has_losses(text, keys[n])]
             nll = {n: folder.losses(text, keys[n], start) for n in names}
             _alike(nll, folder.path)
+            its = (
+                spread_of(nll.values(), nll[best], nll["full"])
+                if {best, "full"} <= nll.keys()
+                else None
+            )
         for kind in ("method", "combined", "earlier"):
             rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
             rivals = _longest(rivals, nll)
@@ -294,8 +308,9 @@ def _rechecks(
                 rival = min(rivals, key=lambda n: nll[n].mean())
                 a, b = common(nll[best], nll[rival])
                 level = corrected(often if text == "report" and kind != "earlier" else 1)
-                out.append(Recheck(label, best, rival, paired(a, b, level=level), a.size))
+                found = paired(a, b, level=level, spread=its)
+                out.append(Recheck(label, best, rival, found, a.size))
         if best in nll and "full" in nll and best != "full":
             a, b = common(nll[best], nll["full"])
-            out.append(Recheck(label, best, "full", paired(a, b), a.size))
+            out.append(Recheck(label, best, "full", paired(a, b, spread=its), a.size))
     return out

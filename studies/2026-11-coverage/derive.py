@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from kvsearch.stats import Blocks, blocks, interval, standard_error
+from kvsearch.stats import Blocks, blocks, corrected, interval, spread, standard_error
 from kvsearch.student import quantile
 
 HERE = Path(__file__).parent
@@ -28,6 +28,8 @@ FALSE, PARTS = 0.002, 16  # false stops of a race, and its blocks a window
 BEFORE = 64  # tokens of a block, of all intervals until this study
 RIVALS, NEAR = 6, 40  # of a race, out of so many policies of like loss
 RACES = 4000
+ROWS = 16  # of a report, that its intervals are corrected for
+KINDS = ("before", "alone", "moderated")
 PAIRS = 1000  # of many policies
 
 
@@ -94,15 +96,26 @@ def _kept(windows: str, tokens: int, block: int, sums: dict[str, list]) -> Kept:
 # -- coverage ------------------------------------------------------------------------------------
 
 
-def before(x: Blocks) -> tuple[float, float]:
-    """Mean and half width as they were: a normal quantile, short blocks."""
-    return x.mean(), 1.959964 * standard_error(x, max(BEFORE, int(x.tokens[0])))
+Halves = list[tuple[float, float]]  # mean and half width of each difference
 
 
-def now(x: Blocks) -> tuple[float, float]:
-    """Mean and half width of `kvsearch.stats.interval`."""
-    found = interval(x)
-    return found.mean, found.hi - found.mean
+def before(differences: list[Blocks], level: float = 0.95) -> Halves:
+    """As it was: a normal quantile, short blocks."""
+    short = max(BEFORE, int(differences[0].tokens[0]))
+    return [(x.mean(), 1.959964 * standard_error(x, short)) for x in differences]
+
+
+def alone(differences: list[Blocks], level: float = 0.95) -> Halves:
+    """Student's t over long blocks, each difference by itself."""
+    found = [interval(x, level=level) for x in differences]
+    return [(x.mean, x.hi - x.mean) for x in found]
+
+
+def moderated(differences: list[Blocks], level: float = 0.95) -> Halves:
+    """As reports have it: with what all of them say of the variance of one."""
+    together = spread((x,) for x in differences)
+    found = [interval(x, level=level, spread=together) for x in differences]
+    return [(x.mean, x.hi - x.mean) for x in found]
 
 
 def pairs(kept: Kept) -> dict[str, list[tuple[str, str]]]:
@@ -115,23 +128,33 @@ def pairs(kept: Kept) -> dict[str, list[tuple[str, str]]]:
 
 
 def coverage(
-    kept: Kept, what: list[tuple[str, str]], sample: int, how: Callable[[Blocks], tuple]
+    kept: Kept, what: list[tuple[str, str]], sample: int, how: Callable[..., Halves]
 ) -> float:
     """How often the interval of some windows holds the mean of all the others.
 
     That mean is uncertain as well, so the interval is widened by sqrt(n / (n - sample)): for
     independent windows of a normal distribution the share is then that of the t quantile exactly.
     """
-    held = []
-    for one, other in what:
-        x = kept.difference(one, other)
-        n = len(x.sums)
-        for mine in combinations(range(n), sample):
-            rest = [i for i in range(n) if i not in mine]
-            mean, half = how(Blocks(x.sums[list(mine)], x.tokens))
+    held, all_of = [], [kept.difference(one, other) for one, other in what]
+    n = len(all_of[0].sums)
+    for mine in combinations(range(n), sample):
+        rest = [i for i in range(n) if i not in mine]
+        found = how([Blocks(x.sums[list(mine)], x.tokens) for x in all_of])
+        for x, (mean, half) in zip(all_of, found, strict=True):
             apart = mean - Blocks(x.sums[rest], x.tokens).mean()
             held.append(abs(apart) <= half * (n / (n - sample)) ** 0.5)
     return float(np.mean(held))
+
+
+def width(kept: Kept, what: list[tuple[str, str]], sample: int) -> float:
+    """Median half width, corrected for `ROWS` rows, over that of each difference by itself."""
+    all_of, level = [kept.difference(one, other) for one, other in what], corrected(ROWS)
+    ratios = []
+    for mine in combinations(range(len(all_of[0].sums)), sample):
+        some = [Blocks(x.sums[list(mine)], x.tokens) for x in all_of]
+        pairs = zip(moderated(some, level), alone(some, level), strict=True)
+        ratios += [a[1] / b[1] for a, b in pairs if b[1] > 0]
+    return float(np.median(ratios))
 
 
 def table() -> Iterator[dict[str, object]]:
@@ -146,8 +169,9 @@ def table() -> Iterator[dict[str, object]]:
                     "text": text, "windows": kept.windows, "differences": kind,
                     "policies": len(kept.sums) - 1, "sample": sample, "of": n,
                 }  # fmt: skip
-                for name, how in (("before", before), ("now", now)):
-                    row[name] = f"{coverage(kept, what, sample, how):.3f}"
+                for how in (before, alone, moderated):
+                    row[how.__name__] = f"{coverage(kept, what, sample, how):.3f}"
+                row["width"] = f"{width(kept, what, sample):.2f}"
                 yield row
 
 
@@ -156,7 +180,7 @@ def texts(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     out: list[dict[str, object]] = []
     for text in ("wikitext", "sotu"):
         half = [r for r in rows if r["text"] == text and r["sample"] == r["of"] // 2]
-        means = {k: f"{np.mean([float(r[k]) for r in half]):.3f}" for k in ("before", "now")}
+        means = {k: f"{np.mean([float(r[k]) for r in half]):.3f}" for k in KINDS}
         out.append({"text": text, "rows": len(half), **means})
     return out
 

@@ -39,7 +39,7 @@ from kvsearch.text import read_file, tokenize
 HERE = Path(__file__).parent
 CONTEXT, WINDOWS = 1536, 4
 BUDGETS = (128, 64, 256)
-CELLS = [(640, 8, facts) for facts in (1, 4)]
+CELLS = [(tokens, part, facts) for tokens in (640, 1000) for part in (8, 16) for facts in (1, 4)]
 NEEDLES, TOGETHER = 50, 10
 PUBLISHED = ("h2o", "snapkv")
 WORDS = (
@@ -241,13 +241,12 @@ def measure_needles(o: argparse.Namespace, evaluator: Evaluator) -> None:
         items = [next(source) for _ in range(NEEDLES)]
         rows: dict[str, Policy] = {"full": Policy(name="full")} if part == 8 else {}
         T, slots = tokens + 64, tokens // part
-        try:
-            for name in PUBLISHED:
-                rows[name] = built(dict(METHODS[name].knobs), evaluator, slots, T, plain)
-            for point, (of, knobs) in points().items():
+        published = {n: ("text", dict(METHODS[n].knobs)) for n in PUBLISHED}
+        for point, (of, knobs) in {**published, **points()}.items():
+            try:
                 rows[point] = built(knobs, evaluator, slots, T, recall if of == "recall" else plain)
-        except PolicyError as e:
-            print(tokens, part, facts, e)
+            except PolicyError as e:
+                print(tokens, part, facts, point, e)
         for name, policy in rows.items():
             key = (tokens, part, facts, name)
             if key not in records.keys and (not o.only or name in o.only):
