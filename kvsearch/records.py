@@ -136,7 +136,8 @@ class Row:
         best: the best published method within the budget, or within this row's bytes if more.
         search_dnll: the same difference to the full cache on the search text, if it was searched.
         bytes_peak, bytes_mean: exact, from the policy.
-        bytes_resident: sum over the real tensors after the last token of a window.
+        bytes_resident: sum over the real tensors after the last token of a window; None where the
+            cache was not packed, as on the search text.
         slots16: `bytes_peak` in fp16 slots per layer, the unit of `--budget`.
         on_front: no other row has both lower NLL and no more bytes.
         within_budget: whether bytes_peak is at most the budget.
@@ -167,7 +168,7 @@ class Row:
     search_dnll: float | None
     bytes_peak: int
     bytes_mean: float
-    bytes_resident: int
+    bytes_resident: int | None
     slots16: float
     on_front: bool
     within_budget: bool
@@ -240,6 +241,8 @@ class Summary:
         dropped: name -> why, of policies that could not be measured on the report text.
         examples: of prompts: answers of the full cache, the recommended policy and the best
             published method.
+        open: what an unfinished run has not measured yet, in a sentence; empty once it has ended.
+            Its rows may be of the search text: `text["report"]` says which text they are of.
     """
 
     model: dict[str, Any]
@@ -256,6 +259,7 @@ class Summary:
     importances: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
+    open: str = ""
 
     @property
     def prompted(self) -> bool:

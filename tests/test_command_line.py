@@ -198,21 +198,45 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
     code, printed, err = call([*argv, *["--json"][: int(as_json)]], capsys)
     assert code == 130 and "the same command goes on from here" in err
     if not as_json:
-        assert ("so far, on the search text" in printed) == begun
-        losses = [float(x) for x in re.findall(r"dNLL (\S+)", printed)]
-        assert losses == sorted(losses) and bool(losses) == begun
+        assert ("The run has not ended. Losses are of the search part" in printed) == begun
+        assert (out / "report.html").exists() == (out / "best.json").exists() == begun
         return
     found = strict(printed)
-    assert found["interrupted"] is True and found["rows"] == []
+    assert found["interrupted"] is True
     if begun:
-        assert found["out"] == str(out) and found["recommended"] is None
+        assert found["out"] == str(out) and found["open"].startswith("The run has not ended")
+        rows = {r["name"]: r for r in found["rows"]}
+        assert rows[found["recommended"]]["within_budget"] and rows["h2o"]["windows"] > 0
         trials = {t["name"]: t for t in found["trials"]}
         assert sum(found["counts"].values()) == len(trials) > 10
         front = [trials[name] for name in found["front"]]
         assert front and front == sorted(front, key=lambda t: t["bytes_peak"])
         assert front == sorted(front, key=lambda t: -t["dnll"])
     else:
-        assert found["trials"] == found["front"] == [] and found["out"] is None
+        assert found["trials"] == found["front"] == found["rows"] == [] and found["out"] is None
+
+
+def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(out: str, *more: str) -> dict[str, Any]:
+        argv = ["run", "--model", str(tiny_folder), "--text", str(prose), "--budget", "96",
+                "--context", "192", "--trials", "2", "--no-bench", "--json", "--quiet"]  # fmt: skip
+        code, printed, err = call([*argv, "--out", str(tmp_path / out), *more], capsys)
+        assert code == 0, err
+        return strict(printed)
+
+    looks = iter(range(1000))
+    with monkeypatch.context() as m:  # time is up at the tenth look at the clock
+        m.setattr("kvsearch.app.progress.time.monotonic", lambda: 6.0 * next(looks))
+        found = run("stopped", "--minutes", "1")
+    assert found["open"] and found["rows"] and (tmp_path / "stopped/report.html").exists()
+    assert not found["interrupted"] and len(found["trials"]) < 15
+    both = run("stopped"), run("whole")
+    same = [[(r["name"], r["nll"], r["windows"]) for r in found["rows"]] for found in both]
+    assert same[0] == same[1] and both[0]["open"] == ""
+    code, _, err = call(["run", "--minutes", "0"], capsys)
+    assert code == 2 and "--minutes must be a number above 0, got 0" in err
 
 
 def test_what_does_not_go_on_says_so_by_silence(

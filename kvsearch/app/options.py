@@ -48,6 +48,7 @@ class RunOptions:
     seed: int = 0
     score_from: int | None = None
     bench: bool = True
+    minutes: float | None = None
     heads: Path | None = None
     measure_heads: bool = False
     dtype: str = "auto"
@@ -93,6 +94,8 @@ class RunOptions:
         if self.ray is None and self.engine != "tune":
             check_workers(self.workers or 0)
             require_main(self.workers)
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise KvsearchError(f"--minutes must be a number above 0, got {self.minutes:g}")
         check_batch(self.batch)
         check_counts(
             context=self.text.context, windows=self.text.windows,

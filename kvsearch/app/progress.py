@@ -1,11 +1,15 @@
-"""Progress on stderr: a bar with an ETA on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar with an ETA on a terminal, a line now and then elsewhere.
+
+Above the bar stands what is known by then, if there is something to know.
+"""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,8 +19,14 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 LINE_EVERY = 15.0  # seconds between lines where there is no terminal
+STANDING_EVERY = 60.0  # seconds between what is known by then, there
+
+
+class TimeUp(KeyboardInterrupt):
+    """`--minutes` are over: the work ends as after Ctrl-C."""
 
 
 class Step(Protocol):
@@ -31,27 +41,51 @@ class Shown:
 
     Args:
         quiet: say nothing at all.
+        minutes: after which the next step of any work raises `TimeUp`; None: never.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, minutes: float | None = None) -> None:
         self.quiet = quiet
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+        self._standing = Text(no_wrap=True, overflow="ellipsis")
+        self._stood = -STANDING_EVERY
         self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
 
     def say(self, sentence: str) -> None:
         """Print one sentence."""
         self.console.print(sentence, markup=False)
 
+    def stand(self, lines: list[str]) -> None:
+        """Show what is known by now: above the bar, or as lines now and then."""
+        self._standing.plain = "\n".join(lines)
+        now = time.monotonic()
+        if not self._live and now - self._stood >= STANDING_EVERY:
+            self._stood = now
+            self.say(self._standing.plain)
+
+    def check_time(self) -> None:
+        """Raise `TimeUp` once the minutes are over."""
+        if self.end is not None and time.monotonic() >= self.end:
+            raise TimeUp
+
     @contextmanager
     def step(self, title: str, total: float) -> Iterator[Step]:
         """Show the progress of the work done inside."""
-        if self.console.is_terminal and not self.quiet:
-            with _bar(self.console) as bar:
-                yield _Bar(bar, title, total)
+        self.check_time()
+        if self._live:
+            bar = _bar()
+            with Live(Group(self._standing, bar), console=self.console, transient=True):
+                yield _Bar(self, bar, title, total)
+            self.console.print(bar)
         else:
             yield _Lines(self, title, total)
 
+    @property
+    def _live(self) -> bool:
+        return self.console.is_terminal and not self.quiet
 
-def _bar(console: Console) -> Progress:
+
+def _bar() -> Progress:
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description:<22}"),
@@ -61,18 +95,19 @@ def _bar(console: Console) -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
-        console=console,
     )
 
 
 class _Bar:
-    def __init__(self, bar: Progress, title: str, total: float) -> None:
+    def __init__(self, shown: Shown, bar: Progress, title: str, total: float) -> None:
+        self.shown = shown
         self.bar, self.task = bar, bar.add_task(title, total=total, note="")
 
     def advance(self, by: float = 1, note: str = "") -> None:
         self.bar.advance(self.task, by)
         if note:
             self.bar.update(self.task, note=note)
+        self.shown.check_time()
 
 
 class _Lines:
@@ -83,6 +118,7 @@ class _Lines:
 
     def advance(self, by: float = 1, note: str = "") -> None:
         self.done += by
+        self.shown.check_time()
         now = time.monotonic()
         if now - self.last < LINE_EVERY and self.done < self.total:
             return

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,6 +17,7 @@ from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
+from kvsearch.app.so_far import so_far
 from kvsearch.app.target import aim, left_out, starts
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import head_losses
@@ -29,6 +29,7 @@ from kvsearch.methods import at, find
 from kvsearch.policy import Policy
 from kvsearch.records import Summary, Trial, plain
 from kvsearch.report import write_report
+from kvsearch.report.terminal import standing
 from kvsearch.search.driver import Search
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
@@ -42,6 +43,7 @@ from kvsearch.space import load as load_space
 from kvsearch.workloads.parts import Part, Rows
 
 EXAMPLES = 5  # prompts of a report whose answers are shown
+LOOK_EVERY = 1.0  # seconds between looks at what is known while a search runs
 
 
 class Run:
@@ -49,6 +51,7 @@ class Run:
 
     def __init__(self, options: RunOptions, shown: Shown) -> None:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
+        self._looked, self._first_answer = 0.0, False
         # before the model, so that a typo shows at once
         self.space = load_space(options.space_name)
         check_name(options.sampler)
@@ -145,10 +148,15 @@ class Run:
             write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
             result = summary.read(self.folder)
             with shown.step("report", 1) as step:
-                write_report(result, self.folder.path, shape=self.loaded.shape)
-                summary.write_tables(result, self.folder.path)
+                self._write(result)
                 step.advance()
             return result
+        except KeyboardInterrupt:
+            if executor is not None:
+                executor.close()
+            shown.say("stopping; the report of what is known follows")
+            self._write(self.so_far())
+            raise
         finally:
             if executor is not None:
                 executor.close()
@@ -164,19 +172,14 @@ class Run:
         return evaluators.processes(self.loaded, 2 * self._policies * each)  # search and report
 
     def so_far(self) -> Summary:
-        """What an interrupted run has: the trials that ended, and nothing of the report yet."""
-        trials = self.folder.trials()
-        return Summary(
-            model=self.asked["model"],
-            text=self.asked["text"],
-            settings={**self.asked["settings"], "versions": self.asked["versions"]},
-            budget_bytes=self.asked["settings"]["budget_bytes"],
-            rows=[],
-            trials=trials,
-            recommended=None,
-            counts=dict(Counter(t.state for t in trials)),
-            seconds=time.perf_counter() - self.start,
-        )
+        """What an unfinished run knows by now, see `app/so_far.py`."""
+        return so_far(self.folder, self.asked, time.perf_counter() - self.start)
+
+    def _write(self, result: Summary) -> None:
+        """The report, the policies and the tables; nothing before there are rows."""
+        if result.rows:
+            write_report(result, self.folder.path, shape=self.loaded.shape)
+            summary.write_tables(result, self.folder.path)
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -228,8 +231,8 @@ class Run:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
                 counts = trial.state in ("complete", "failed") or trial.kind != "searched"
-                what = "context lost" if o.prompts else "dNLL to full"
-                step.advance(float(counts), _best(trials, self.setting.budget_bytes, what))
+                self._stand(trials)
+                step.advance(float(counts), _covered(trials, self.setting.budget_bytes))
 
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
@@ -244,6 +247,20 @@ class Run:
         mattered = Kvei(o.seed % 2**32, context).importances(search.study.optuna_study)
         write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")
         return trials
+
+    def _stand(self, trials: list[Trial]) -> None:
+        """Show the best policy and its opponents by now; the first time, write the report."""
+        kinds = {t.kind for t in trials if t.state == "complete"}
+        now = time.perf_counter()
+        if not kinds or now - self._looked < LOOK_EVERY:
+            return
+        known = self.so_far()
+        self.shown.stand(standing(known))
+        first = len(trials) >= self._policies - self.options.trials
+        if first and not self._first_answer:
+            self._first_answer = True
+            self._write(known)
+        self._looked = time.perf_counter()
 
     def _bench(self, measured: dict[str, Any]) -> None:
         """Decode speed with the device to itself: of the whole front if speed is an objective."""
@@ -314,24 +331,9 @@ def _rows(rows: Rows) -> NDArray[np.int64]:
     return np.stack([item.context[:shortest] for item in rows.items])
 
 
-def _best(trials: list[Trial], limit: int | None, what: str) -> str:
-    """Best losses within the budget and hypervolume so far, as a note beside the bar.
-
-    `what` says what the losses are.
-    """
-
-    def top(kind: str) -> str:
-        done = [
-            t.dnll
-            for t in trials
-            if t.kind == kind and t.dnll is not None and (t.bytes_peak or 0) <= (limit or 1 << 62)
-        ]
-        return f"{min(done):+z.3f}" if done else "-"
-
+def _covered(trials: list[Trial], limit: int | None) -> str:
+    """Hypervolume and tokens so far, as a note beside the bar."""
     tokens = sum(t.tokens for t in trials)
     points = [(float(t.bytes_peak or 0), t.dnll) for t in trials if t.dnll is not None]
     covered = f"hypervolume {log_hypervolume(points, limit):.3f}, " if limit else ""
-    return (
-        f"{what}: searched {top('searched')}, earlier {top('earlier')}, published "
-        f"{top('method')}, combined {top('combined')}; {covered}{tokens / 1000:.0f} k tokens"
-    )
+    return f"{covered}{tokens / 1000:.0f} k tokens"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvsearch.app.inputs import TextOptions, names, texts, which
 from kvsearch.app.options import SLOTS, RunOptions
-from kvsearch.app.progress import Shown
+from kvsearch.app.progress import Shown, TimeUp
 from kvsearch.app.run import Run
 from kvsearch.app.workloads import ITEMS, PromptOptions
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
@@ -86,7 +86,7 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C during a search; the same call with the same folder goes on.
 
     Attributes:
-        summary: without rows of the report; its trials are those that ended.
+        summary: of what is known, see `app/so_far.py`; its trials are those that ended.
         folder: the run folder.
         trials: what was measured by then on the search text, best first.
     """
@@ -139,6 +139,7 @@ def search(
     ray: str | None = None,
     engine: str = "kvsearch",
     bench: bool = True,
+    minutes: float | None = None,
     heads: str | PathLike[str] | None = None,
     measure_heads: bool = False,
     dtype: str = "auto",
@@ -191,6 +192,8 @@ def search(
         ray: address of a Ray cluster, or `local`.
         engine: `kvsearch`, or `tune` for Ray Tune.
         bench: measure decode speed at the end.
+        minutes: stop after so many, with a report of what is known by then (`summary.open` says
+            what is not); the same call goes on.
         heads: losses of the KV heads, written by `kvsearch heads` or a run; by default they are
             shipped with kvsearch, kept on disk, or measured once.
         measure_heads: measure them, whatever is shipped or kept.
@@ -237,6 +240,7 @@ def search(
         seed=seed,
         score_from=score_from,
         bench=bench,
+        minutes=minutes,
         heads=None if heads is None else Path(heads),
         measure_heads=measure_heads,
         dtype=dtype,
@@ -248,9 +252,11 @@ def search(
         ray=ray,
         out=None if out is None else Path(out),
     )
-    run = Run(options, Shown(quiet=not progress))
+    run = Run(options, Shown(quiet=not progress, minutes=minutes))
     try:
         return SearchResult(run.go(), run.folder.path)
+    except TimeUp:
+        return SearchResult(run.so_far(), run.folder.path)
     except KeyboardInterrupt as stopped:
         raise Interrupted(run.so_far(), run.folder.path) from stopped
 

@@ -1,5 +1,6 @@
 """From the files of a run to the summary that reports draw. Nothing is measured here."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import hypot
@@ -70,11 +71,25 @@ def read(folder: RunFolder) -> Summary:
         ) from e
     for m in measured["rows"]:
         check(Policy.build(m["policy"], where=m["name"]), shape_from(asked["model"]))
+    return build(folder, asked, measured)
+
+
+def build(
+    folder: RunFolder, asked: dict[str, Any], measured: dict[str, Any], part: str = "report"
+) -> Summary:
+    """The summary of rows that were measured on a part of the text or prompts.
+
+    Args:
+        folder: of the run, with its losses.
+        asked: its `study.json`.
+        measured: its `measured.json`, or what of it there is.
+        part: where the rows were measured.
+    """
     shape = shape_from(asked["model"])
     start = int(asked["settings"]["score_from"]) - 1
     trials = folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
-    nll = {m["name"]: folder.losses("report", m["fingerprint"], start) for m in measured["rows"]}
+    nll = {m["name"]: folder.losses(part, m["fingerprint"], start) for m in measured["rows"]}
     _alike(nll, folder.path)
     most = nll[measured["recommended"] or "full"]  # through it all rows are compared
     points = {
@@ -94,9 +109,6 @@ def read(folder: RunFolder) -> Summary:
         )
         for m in measured["rows"]
     ]  # fmt: skip
-    counts: dict[str, int] = {}
-    for t in trials:
-        counts[t.state] = counts.get(t.state, 0) + 1
     return Summary(
         model=asked["model"],
         text=asked["text"],
@@ -109,7 +121,7 @@ def read(folder: RunFolder) -> Summary:
         rows=sorted(rows, key=lambda r: r.nll),
         trials=trials,
         recommended=measured["recommended"],
-        counts=counts,
+        counts=Counter(t.state for t in trials),
         rechecks=_rechecks(folder, measured, nll, start, _looks(asked), together),
         seconds=float(measured["seconds"]),
         resumed=bool(measured.get("resumed", False)),

@@ -133,6 +133,11 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 @click.option(
     "--bench/--no-bench", default=True, show_default=True, help="measure decode speed at the end"
 )
+@click.option(
+    "--minutes",
+    type=float,
+    help="stop after so many, with a report of what is known by then; the same command goes on",
+)
 @heads_options
 @click.option("--out", type=PLACE, help="folder of the run [default: runs/...]")
 @output_options
@@ -169,6 +174,7 @@ def command(
     ray: str | None,
     engine: str,
     bench: bool,
+    minutes: float | None,
     heads: Path | None,
     measure_heads: bool,
     out: Path | None,
@@ -181,7 +187,7 @@ def command(
     """
     try:
         from kvsearch.app.search import search
-        from kvsearch.report.terminal import closing, measured_so_far
+        from kvsearch.report.terminal import closing
 
         found = search(
             model,
@@ -213,6 +219,7 @@ def command(
             ray=ray,
             engine=engine,
             bench=bench,
+            minutes=minutes,
             heads=heads,
             measure_heads=measure_heads,
             dtype=dtype,
@@ -226,7 +233,7 @@ def command(
         if as_json:
             print_json(begun.document() if begun else NOTHING)
         elif begun:
-            click.echo(measured_so_far(begun.summary, begun.trials))
+            click.echo(closing(begun.summary, begun.folder))
         raise
     if as_json:
         print_json(found.document())

@@ -68,6 +68,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
     )
     return page.render(
         model=facts.model_name(summary),
+        open=summary.open,
         asked=_asked(summary, shape),
         recommendation=recommendation(summary, shape),
         images={k: _data(v) for k, v in vars(images).items()},

@@ -5,16 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.policy import HeadLosses
-from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, Trial, plain
+from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
-from kvsearch.report.facts import STATES, left_out, placed
+from kvsearch.report.facts import STATES, left_out, placed, text_part
 from kvsearch.report.tables import at_least
-from kvsearch.report.words import words_of
+from kvsearch.report.words import TEXT, Words, words_of
 
 
 def closing(summary: Summary, folder: Path) -> str:
     """The end of a run: the table, the recommendation, and where everything is."""
     rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
+    if not rows:
+        return f"nothing was measured to the end; {folder} has the policies tried so far"
     w = words_of(summary)
     counted = "contexts of the report" if summary.prompted else "tokens of report text"
     unit = [
@@ -27,7 +29,7 @@ def closing(summary: Summary, folder: Path) -> str:
         f"{'':2}{'policy':<22}{w.level:>8}  {f'{w.loss} (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}"
         f"{'n':>7}"
     )
-    lines = ["", head]
+    lines = ["", *([summary.open] if summary.open else []), head]
     for r in rows:
         mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
         note = "" if r.within_budget or r.kind == "full" else "  over budget"
@@ -36,7 +38,7 @@ def closing(summary: Summary, folder: Path) -> str:
         if r.stopped is not None:
             note += f"  {at_least(r)}"
         lines.append(
-            f"{mark}{r.name:<22}{_level(r):>8}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
+            f"{mark}{r.name:<22}{_level(r, w):>8}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
             f"{r.bytes_peak / 2**20:>8.2f}{r.tokens:>7}{note}"
         )
     lines += [*unit, "  -> recommended   * on the front", ""]
@@ -71,12 +73,32 @@ def closing(summary: Summary, folder: Path) -> str:
     return "\n".join(lines)
 
 
+def standing(summary: Summary) -> list[str]:
+    """What an unfinished run knows: the best policy so far, and the best of each kind beside it.
+
+    Of rows that cannot be told apart yet, the order may still change.
+    """
+    if summary.recommended is None or not summary.rows:
+        return []
+    w, best = words_of(summary), summary.row(summary.recommended)
+    where = text_part(summary, "report").name
+    lines = [f"so far, {w.loss} to the full cache ({w.unit}, 95 %) on {where}:"]
+    shown = {"recommended": best}
+    for title, kind in (("best published", "method"), ("best combination", "combined")):
+        rows = [r for r in summary.rows if r.kind == kind and r.within_budget and r != best]
+        shown |= {title: min(rows, key=lambda r: r.nll)} if rows else {}
+    for title, r in shown.items():
+        d, at = r.dnll_full, f"{r.bytes_peak / 2**20:.2f} MiB"
+        lines.append(f"  {title:<17}{r.name:<18}{_interval(d):<26}{at:>10}, n = {r.tokens}")
+    return lines
+
+
 def _on(text: str, summary: Summary) -> str:
     return "report prompts" if summary.prompted and text == REPORT else text
 
 
-def _level(row: Row) -> str:
-    return f"{row.ppl:.3f}" if row.exact is None else f"{100 * row.exact.mean:.0f} %"
+def _level(row: Row, words: Words) -> str:
+    return f"{row.ppl:.3f}" if words is TEXT else words.level_of(row)[0]
 
 
 def _recommendation(row: Row, summary: Summary) -> list[str]:
@@ -109,18 +131,6 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
     if row.decode is not None:
         lines.append("  " + bench_lines(row.name, row.decode).replace("\n", "\n  "))
     return lines
-
-
-def measured_so_far(summary: Summary, trials: list[Trial], most: int = 12) -> str:
-    """What an interrupted search has measured, best first, on the search text or prompts only."""
-    w = words_of(summary)
-    lines = [f"so far, on the search {w.material}: {len(trials)} policies measured, best first"]
-    for t in trials[:most]:
-        lines.append(
-            f"  {t.name:<22}{w.loss} {t.dnll or 0.0:+z.4f} {w.unit}  "
-            f"{(t.bytes_peak or 0) / 2**20:.2f} MiB"
-        )
-    return "\n".join(lines)
 
 
 def results_table(document: dict[str, Any]) -> str:

@@ -38,6 +38,8 @@ class Words:
         if row.exact is not None:
             lo, hi = 100 * row.exact.lo, 100 * row.exact.hi
             return f"{100 * row.exact.mean:.0f} %", f"[{lo:.0f}, {hi:.0f}]"
+        if self.level != "PPL":  # an unfinished run has losses of the search part only
+            return "-", ""
         lo, hi = ppl_interval(row)
         known = math.isfinite(lo) and lo < hi
         return ppl_text(row.ppl), f"[{ppl_text(lo)}, {ppl_text(hi)}]" if known else "no interval"

@@ -88,6 +88,13 @@ class Measured(BaseModel):
     examples: list[Example] = []
 
 
+class Frozen(BaseModel):
+    """Of `frozen.json`: what was chosen before the report part was measured."""
+
+    recommended: str | None
+    rows: list[str]
+
+
 def study(file: Path) -> dict[str, Any]:
     """What `study.json` holds, by the present names.
 
@@ -110,6 +117,11 @@ def measured(file: Path) -> dict[str, Any]:
         if name not in names:
             raise RunError(f"{file} is damaged: there is no row {quoted(name)}; restore it")
     return found
+
+
+def frozen(file: Path) -> dict[str, Any]:
+    """What `frozen.json` holds; raises as `study` does."""
+    return _read(file, Frozen, SCHEMA)
 
 
 def importances(file: Path) -> dict[str, float]:

@@ -1,0 +1,92 @@
+"""What an unfinished run knows: the same summary, of the rows that there are."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvsearch.app import summary
+from kvsearch.policy import Policy
+from kvsearch.records import Summary, Trial
+from kvsearch.search import written
+from kvsearch.search.folder import RunFolder
+from kvsearch.search.growing import contenders, most_measured
+
+NOTHING: dict[str, Any] = {"bytes_resident": None, "seconds": 0.0, "impls": {}}
+OPEN = {
+    "search": "The run has not ended. Losses are of the search part, on which policies are chosen, "
+    "so they flatter; the choice on another part, the report part and the decode speed are open.",
+    "report": "The run has not ended. Rows may get more of the report part; the decode speed is "
+    "open.",
+}
+
+
+def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
+    """What an unfinished run knows.
+
+    Rows are those of the report text once the recommended policy was measured there; before that,
+    policies on the search text, none if nothing was compared yet.
+
+    Args:
+        folder: of the run.
+        asked: its `study.json`.
+        seconds: since it began.
+    """
+    shape, trials = summary.shape_from(asked["model"]), folder.trials()
+    full = Policy(name="full")
+    names = {"full": Trial(-1, "full", "full", "complete", full, full.fingerprint(shape.layers))}
+    names |= {t.name: t for t in trials if t.state == "complete"}
+    try:
+        frozen = written.frozen(folder.path / "frozen.json")
+        chosen, best = frozen["rows"], frozen["recommended"]
+    except FileNotFoundError:
+        chosen, best = [], None
+    part = "report" if best and _has(folder, "report", names, "full", best) else "search"
+    if part == "search":
+        done = _comparable(list(names.values()), asked["settings"]["budget_bytes"])
+        best = min(done, key=lambda t: t.dnll or 0.0).name if done else None
+        leads = {t.name for t in contenders(trials, asked["settings"]["budget_bytes"])}
+        chosen = [n for n, t in names.items() if t.kind != "searched" or n in leads]
+    rows: list[dict[str, Any]] = []
+    for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
+        _, about = folder.load_nll(part, t.fingerprint)
+        row = {"name": t.name, "kind": t.kind, "fingerprint": t.fingerprint, "speed": t.speed}
+        rows.append({**NOTHING, **about, **row, "policy": t.policy.plain()})
+    if len(rows) < 2 or rows[0]["name"] != "full":
+        return _empty(asked, trials, seconds)
+    measured = {
+        "rows": rows,
+        "recommended": best,
+        "compared": [r["name"] for r in rows if r["kind"] != "full"],
+        "extra_text": {},
+        "seconds": seconds,
+    }
+    text = {**asked["text"], "report": asked["text"].get(part)}
+    known = {**asked, "text": text}
+    return replace(summary.build(folder, known, measured, part), open=OPEN[part])
+
+
+def _has(folder: RunFolder, part: str, names: Mapping[str, Trial], *wanted: str) -> bool:
+    return all(n in names and folder.has_nll(part, names[n].fingerprint) for n in wanted)
+
+
+def _comparable(trials: list[Trial], limit: int) -> list[Trial]:
+    """Policies within the budget on the most windows."""
+    done = [t for t in trials if t.nll is not None and (t.bytes_peak or 0) <= limit]
+    return most_measured(done)
+
+
+def _empty(asked: dict[str, Any], trials: list[Trial], seconds: float) -> Summary:
+    """Before any policy could be compared with the full cache."""
+    return Summary(
+        model=asked["model"],
+        text=asked["text"],
+        settings={**asked["settings"], "versions": asked["versions"]},
+        budget_bytes=asked["settings"]["budget_bytes"],
+        rows=[],
+        trials=trials,
+        recommended=None,
+        counts=Counter(t.state for t in trials),
+        seconds=seconds,
+        open=OPEN["search"],
+    )
