@@ -238,6 +238,8 @@ class Summary:
         seconds: wall time of the run, or of its last part where `resumed`.
         resumed: whether the run was begun before, by another process or call.
         importances: share of each axis in what is expected to change around the best policies.
+        behind: name -> how far a baseline was behind the recommended policy on the search text,
+            certainly, so that it was not measured on the report text.
         dropped: name -> why, of policies that could not be measured on the report text.
         examples: of prompts: answers of the full cache, the recommended policy and the best
             published method.
@@ -257,6 +259,7 @@ class Summary:
     seconds: float = 0.0
     resumed: bool = False
     importances: dict[str, float] = field(default_factory=dict)
+    behind: dict[str, Interval] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
     open: str = ""

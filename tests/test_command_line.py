@@ -1,7 +1,6 @@
 """What every command promises: JSON that any program reads, shared options, exit codes."""
 
 import json
-import re
 import subprocess
 import sys
 from importlib import import_module

@@ -74,7 +74,7 @@ def asked(
             "space_digest": space.digest,
             **({} if o.target is None else {"target": o.target}),
         },
-        "trials": o.trials,
+        "trials": o.most_trials,
         "versions": {
             "python": platform.python_version(),
             **{p: version(p) for p in ("kvsearch", "torch", "transformers", "optuna")},

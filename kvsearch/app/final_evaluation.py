@@ -14,7 +14,7 @@ from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.pareto import nondominated
 from kvsearch.policy import Policy
-from kvsearch.records import Trial
+from kvsearch.records import Trial, plain
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
 from kvsearch.search.growing import most_measured
@@ -57,6 +57,7 @@ class FinalEvaluation:
         together: windows of a job, where there are several evaluators.
         each: windows of the report text for every row; what is beyond is for the headline, and
             there is nothing beyond with 0.
+        every: give a row to methods that are certainly behind on the search text, too.
     """
 
     folder: RunFolder
@@ -69,6 +70,7 @@ class FinalEvaluation:
     select: str = "select1"
     together: int = 1
     each: int = 0
+    every: bool = False
 
     def go(self, trials: list[Trial]) -> dict[str, Any]:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
@@ -83,7 +85,7 @@ class FinalEvaluation:
             "rows": [c.name for c in chosen],
         }
         write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
-        rows, dropped = report.rows(chosen, recommended)
+        rows, absent, dropped = report.rows(chosen, recommended)
         named = {r["name"] for r in rows}
         chosen = [c for c in chosen if c.name in named]
         return {
@@ -92,6 +94,7 @@ class FinalEvaluation:
             "recommended": recommended if recommended in named else None,
             "extra_text": self._extra_texts(report, chosen, recommended),
             "compared": [c.name for c in chosen if c.kind != "full"],
+            "behind": {name: plain(gap) for name, gap in absent.items()},
             "dropped": dropped,
         }
 
@@ -100,7 +103,7 @@ class FinalEvaluation:
         headline = self.windows["report"]
         return ReportWindows(
             self.folder, self._measure, self.setting, self.score_from,
-            self.each or headline, headline, self.together,
+            self.each or headline, headline, self.together, self.every,
         )  # fmt: skip
 
     def _within(self, trials: list[Trial]) -> list[Trial]:

@@ -29,7 +29,7 @@ from kvsearch.workloads.parts import Rows
 
 Say = Callable[[str], None]
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most
-HEADLINE = 4  # times as many report windows for the headline, at most
+HEADLINE = 8  # times as many report windows for the headline, at most
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TextOptions:
     context: int = 1536
     windows: int = 1
     fewer: bool = False
-    report_windows: int = 4
+    report_windows: int = 2
     select_windows: int = 1
 
 

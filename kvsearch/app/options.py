@@ -21,6 +21,8 @@ DEFAULT_SPACE = "default"
 PROMPT_SPACE = "prompts"  # the default one, and when to compact
 ENGINES = ("kvsearch", "tune")
 SLOTS = 256.0  # the budget where none is given
+PROPOSALS = 6  # of Ray Tune, which is told their number before
+MOST_PROPOSALS = 12  # of `--trials auto`
 LEAST_SCORED = 64  # tokens of a window
 
 
@@ -39,11 +41,12 @@ class RunOptions:
     budget_bytes: int | None = None
     space: str = DEFAULT_SPACE
     target: str | None = None
-    trials: int = 6
+    trials: int | None = None
     sampler: str = DEFAULT_SAMPLER
     objectives: tuple[str, ...] = OBJECTIVES[:2]
     warm_start: bool = True
     exclude_method: tuple[str, ...] = ()
+    all_methods: bool = False
     portfolio: str = DEFAULT_PORTFOLIO
     seed: int = 0
     score_from: int | None = None
@@ -59,6 +62,13 @@ class RunOptions:
     gpus_per_evaluator: int = 0
     ray: str | None = None
     out: Path | None = None
+
+    @property
+    def most_trials(self) -> int:
+        """Free proposals at most: with `auto`, None, they end when nothing is to be gained."""
+        if self.trials is not None:
+            return self.trials
+        return PROPOSALS if self.engine == "tune" else MOST_PROPOSALS
 
     @property
     def together(self) -> int:
@@ -89,7 +99,7 @@ class RunOptions:
     def check(self) -> None:
         """Raise a `KvsearchError` for what shows without the model: contradictions, or no Ray."""
         check_budget(self.budget_slots, self.budget_bytes)
-        if min(self.trials, self.workers or 0, self.gpus_per_evaluator) < 0:
+        if min(self.most_trials, self.workers or 0, self.gpus_per_evaluator) < 0:
             raise KvsearchError("--trials, --workers and --gpus-per-evaluator cannot be below 0")
         if self.ray is None and self.engine != "tune":
             check_workers(self.workers or 0)

@@ -84,6 +84,7 @@ class ReportWindows:
         headline: windows for the comparisons at the head of the report, where `each` leave them
             undecided.
         together: windows of a job, where there are several evaluators.
+        every: give a row to methods that are certainly behind on the search text, too.
     """
 
     folder: RunFolder
@@ -93,22 +94,29 @@ class ReportWindows:
     each: int
     headline: int
     together: int = 1
+    every: bool = False
 
     def rows(
         self, chosen: list[Candidate], recommended: str | None
-    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """Measure the rows on one window, on two, on four; who is certainly behind, no further.
+    ) -> tuple[list[dict[str, Any]], dict[str, Interval], dict[str, str]]:
+        """Measure the rows on one window, on two; who is certainly behind, no further.
 
         Windows go where they decide: what is stopped is a method that the recommended policy beats
         on the windows of search and report text that both have. That the policy was chosen on the
         search text favours it there, by far less than a certain difference. The best published
         method and the best combination so far always go on: the headline compares with them, on
         report text alone.
+
+        Returns:
+            The rows; how far methods were behind on the search text already, which have no row; and
+            why others could not be measured.
         """
         failures: dict[str, str] = {}
-        stopped: dict[str, Interval] = {}
         stops = looks(min(self.together, self.each), self.each)
-        false, done = FALSE / (len(chosen) * len(stops)), 0
+        false, done = FALSE / (len(chosen) * (1 + len(stops))), 0
+        best = next((c for c in chosen if c.name == recommended), None)
+        stopped = {} if best is None or self.every else self._stopped(chosen, best, 0, false)
+        absent = {c.name: stopped[c.key] for c in chosen if c.key in stopped}
         for windows in stops:
             left = [c for c in chosen if c.key not in failures and c.key not in stopped]
             title = "report text" if windows == stops[0] else f"report text, {windows} windows"
@@ -119,34 +127,41 @@ class ReportWindows:
             best = next((c for c in left if c.name == recommended), None)
             if best is None:
                 continue
-            leads = self._leads(left, best, windows)
-            if windows == stops[-1]:
-                kept = [c for c in chosen if c.key not in failures]
-                self._headline(kept, chosen[0], best, leads)
+            if windows < stops[-1]:
+                stopped |= self._stopped(left, best, windows, false)
                 continue
-            for c in left:
-                if c.kind in ("full", "searched") or c in (best, *leads):
-                    continue
-                mine, its = self._both(c.key, best.key, windows)
-                found = behind(mine, its, score_from=self.score_from, false=false)
-                if found is not None:
-                    stopped[c.key] = found
+            kept = [c for c in chosen if c.key not in failures and c.name not in absent]
+            self._headline(kept, chosen[0], best, self._leads(left, best, windows))
         rows = []
         for c in chosen:
-            if c.key not in failures:
+            if c.key not in failures and c.name not in absent:
                 _, about = self.folder.load_nll("report", c.key)
                 row = {"name": c.name, "kind": c.kind, "fingerprint": c.key, "speed": c.speed}
                 end = stopped.get(c.key)
                 row |= {} if end is None else {"stopped": plain(end)}
                 rows.append({**about, **row, "policy": plain(c.policy)})
-        return rows, {c.name: failures[c.key] for c in chosen if c.key in failures}
+        return rows, absent, {c.name: failures[c.key] for c in chosen if c.key in failures}
+
+    def _stopped(
+        self, left: list[Candidate], best: Candidate, windows: int, false: float
+    ) -> dict[str, Interval]:
+        """Baselines that are certainly behind on so many report windows and the search text."""
+        found = {}
+        for c in left:
+            if c.kind in ("full", "searched") or c in (best, *self._leads(left, best, windows)):
+                continue
+            mine, its = self._both(c.key, best.key, windows)
+            gap = behind(mine, its, score_from=self.score_from, false=false)
+            found |= {} if gap is None else {c.key: gap}
+        return found
 
     def _leads(self, left: list[Candidate], best: Candidate, windows: int) -> list[Candidate]:
         """The opponents of the headline so far: the best published method and combination."""
         found = []
         for kind in ("method", "combined"):
             rivals = [c for c in left if c.kind == kind and c != best]
-            found += sorted(rivals, key=lambda c: self.reported(c, best, windows))[:1]
+            part = "report" if windows else "search"
+            found += sorted(rivals, key=lambda c: self._over(part, c, best, windows or None))[:1]
         return found
 
     def _headline(
@@ -189,14 +204,18 @@ class ReportWindows:
         Of policies with different numbers of windows the order is that of the report only if
         `over` is the recommended one.
         """
-        nll, its = (self._losses("report", k, windows) for k in (c.key, over.key))
+        return self._over("report", c, over, windows)
+
+    def _over(self, part: str, c: Candidate, over: Candidate, windows: int | None) -> float:
+        """Loss over another policy on the first windows of a part that both have."""
+        nll, its = (self._losses(part, k, windows) for k in (c.key, over.key))
         both = min(len(nll), len(its))
         return float((nll[:both] - its[:both])[:, self.score_from - 1 :].mean())
 
     def _both(self, key: str, other: str, windows: int) -> tuple[Nll, Nll]:
         """NLL of two policies on the search text, and on the first windows of the report text."""
         mine, its = [], []
-        for part in ("search", "report"):
+        for part in ("search", "report")[: 2 if windows else 1]:
             if self.folder.has_nll(part, key) and self.folder.has_nll(part, other):
                 most = windows if part == "report" else None
                 a, b = (self._losses(part, k, most) for k in (key, other))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import optuna
 from numpy.typing import NDArray
 
 from kvsearch.app import evaluators, heads, importance, inputs, speed, summary, workloads
@@ -43,6 +44,7 @@ from kvsearch.space import load as load_space
 from kvsearch.workloads.parts import Part, Rows
 
 EXAMPLES = 5  # prompts of a report whose answers are shown
+LEAST_HOPE = 0.003  # nats per token, or shares of a context, see `studies/2026-11-first-answer`
 LOOK_EVERY = 1.0  # seconds between looks at what is known while a search runs
 
 
@@ -137,7 +139,7 @@ class Run:
             measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
                 {part: len(ids) for part, ids in self.text.windows.items()}, self.text.select,
-                o.together, self.text.report,
+                o.together, self.text.report, o.all_methods,
             ).go(trials)  # fmt: skip
             executor.close()
             self.loaded = evaluators.unpark(self.loaded)
@@ -217,7 +219,7 @@ class Run:
             self.setting,
             self.score_from,
             self.space,
-            o.trials,
+            o.most_trials,
             o.seed,
             lambda seed: make(o.sampler, seed, context),
             len(self.text.windows["search"]),
@@ -225,6 +227,7 @@ class Run:
             exclude_method=o.exclude_method,
             portfolio=self.portfolio,
             together=o.together,
+            enough=self._enough(context) if o.trials is None else None,
             speed=ratio,
         )
         with self.shown.step("search", self._policies) as step:
@@ -248,6 +251,21 @@ class Run:
         write_atomic(self.folder.path / "importances.json", json.dumps(mattered, indent=1) + "\n")
         return trials
 
+    def _enough(self, context: Context) -> Callable[[optuna.Study], bool]:
+        """Whether further proposals are worth less than anyone would notice."""
+        model = Kvei(self.options.seed % 2**32, context)
+
+        def enough(study: optuna.Study) -> bool:
+            hope = model.hope(study)
+            if hope < LEAST_HOPE:
+                self.shown.say(
+                    f"no further proposals: the best would save {hope:.4f} by the model's own "
+                    "expectation (--trials N makes N)"
+                )
+            return hope < LEAST_HOPE
+
+        return enough
+
     def _stand(self, trials: list[Trial]) -> None:
         """Show the best policy and its opponents by now; the first time, write the report."""
         kinds = {t.kind for t in trials if t.state == "complete"}
@@ -256,7 +274,7 @@ class Run:
             return
         known = self.so_far()
         self.shown.stand(standing(known))
-        first = len(trials) >= self._policies - self.options.trials
+        first = len(trials) >= self._policies - self.options.most_trials
         if first and not self._first_answer:
             self._first_answer = True
             self._write(known)
@@ -302,8 +320,11 @@ class Run:
 
     @property
     def _each(self) -> int:
-        """Windows that the search measures a policy on, on average; about two if they grow."""
-        return 2 * self.options.together if self.options.grows else self.options.windows
+        """Windows that the search measures a policy on, on average; about two if they grow, and
+        one where no proposals follow."""
+        o = self.options
+        often = 1 if o.trials is None else 2
+        return often * o.together if o.grows else o.windows
 
     @property
     def _policies(self) -> int:
@@ -311,7 +332,7 @@ class Run:
         o = self.options
         o = self.options
         first = baselines(o.warm_start, o.exclude_method, self.setting.prompt > 0)
-        return len(self.portfolio) + len(first) + o.trials
+        return len(self.portfolio) + len(first) + o.most_trials
 
     @property
     def _fast(self) -> bool:

@@ -119,19 +119,20 @@ def search(
     extra_text: TextLike | Sequence[TextLike] = (),
     context: int = 1536,
     windows: int = 16,
-    report_windows: int = 4,
+    report_windows: int = 2,
     tasks: str | Sequence[str] = (),
     prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     see: See = "agnostic",
     items: int = ITEMS,
     score_from: int | None = None,
-    trials: int = 6,
+    trials: int | None = None,
     space: str | PathLike[str] = "default",
     target: str | None = None,
     sampler: str = DEFAULT_SAMPLER,
     objectives: str | Sequence[str] = ("nll", "bytes"),
     warm_start: bool = True,
     exclude_method: str | Sequence[str] = (),
+    all_methods: bool = False,
     portfolio: str | PathLike[str] = DEFAULT_PORTFOLIO,
     seed: int = 0,
     workers: int | None = 0,
@@ -166,7 +167,7 @@ def search(
         windows: windows that the search sees; fewer where the text is too short. Every policy
             starts on one, and the best few get more.
         report_windows: windows of the report, fewer for methods that are certainly behind, and up
-            to four times as many where they leave the headline undecided.
+            to eight times as many where they leave the headline undecided.
         tasks: search on prompts instead, such as `needle:4,tokens=2000`; `kvsearch tasks` lists
             them. `text` is where facts are hidden.
         prompts: search on these files of prompts, see `kvsearch.workloads.files`.
@@ -175,13 +176,16 @@ def search(
         items: contexts of each task or file that the search sees; the report has as many others,
             and up to four times as many where they leave the headline undecided.
         score_from: first scored position; by default the budget in slots.
-        trials: policies to evaluate beyond the published methods.
+        trials: policies to evaluate beyond the published methods; None: up to 12, and none where
+            the search expects to gain less than 0.003 by them.
         space: name or YAML file of the search space.
         target: search only what this runtime can execute; a name in `kvsearch.export.TARGETS`.
         sampler: what proposes policies; `kvsearch.search.samplers.NAMES`.
         objectives: `nll,bytes` or `nll,bytes,throughput`.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of the warm start.
+        all_methods: measure every method on the report text, those too that are certainly behind
+            on the search text.
         portfolio: policies of earlier searches to evaluate first: `default`, `none`, or a file.
         seed: of the sampler.
         workers: evaluate in this many processes, or actors with `ray`; 0 is this process, None
@@ -236,6 +240,7 @@ def search(
         objectives=names(objectives),
         warm_start=warm_start,
         exclude_method=names(exclude_method),
+        all_methods=all_methods,
         portfolio=str(portfolio),
         seed=seed,
         score_from=score_from,

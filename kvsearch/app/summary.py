@@ -126,6 +126,7 @@ def build(
         seconds=float(measured["seconds"]),
         resumed=bool(measured.get("resumed", False)),
         importances=written.importances(folder.path / "importances.json"),
+        behind={name: Interval(**gap) for name, gap in measured.get("behind", {}).items()},
         dropped=measured.get("dropped", {}),
         examples=tuple(Example(**e) for e in measured.get("examples", ())),
     )

@@ -29,6 +29,7 @@ from kvsearch.workloads.tasks.base import SHARES, Split
 GATE = 0.2  # nats per token by which the context must help, at least
 GATE_ITEMS = 8  # contexts on which that is tried
 ITEMS = 16  # contexts of each part of a search, of each workload
+HEADLINE = 4  # times as many contexts of the report where its headline is undecided, at most
 MORE = 8  # tokens of an example beyond the reference
 LONGEST_QUESTION = 80  # tokens of a question that an example shows
 STEP = 4  # contexts that a policy starts with, and gets at a time
@@ -42,7 +43,7 @@ class PromptOptions:
         tasks: such as `needle:4,tokens=2000`.
         files: of prompts.
         see: whether the question is seen before the context is compressed.
-        items: contexts of each workload in each part; the report may have `inputs.HEADLINE` times
+        items: contexts of each workload in each part; the report may have four times
             as many where its headline is undecided.
     """
 
@@ -168,7 +169,7 @@ def measured_on(
     """
     specs, files = options.specs(), {f.name: read(f) for f in options.files}
     counts = {"search": options.items, "select": options.items}
-    counts |= {"report": inputs.HEADLINE * options.items}
+    counts |= {"report": HEADLINE * options.items}
     parts: dict[Split, list[Prompts]] = {split: [] for split in SPLITS}
     if specs:
         tokens = tokenize(loaded.tokenizer, inputs.source(text.files, text.dataset, shown.say))

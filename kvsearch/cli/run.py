@@ -21,6 +21,24 @@ from kvsearch.cli.output import print_json
 from kvsearch.search.samplers import DEFAULT, NAMES
 from kvsearch.workloads import See
 
+
+class Trials(click.ParamType):
+    """A number, or `auto`, which is None."""
+
+    name = "N|auto"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """The number."""
+        if value is None or value == "auto":
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+
+
 NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows": [], "trials": []}
 
 
@@ -53,10 +71,10 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 )
 @click.option(
     "--report-windows",
-    default=4,
+    default=2,
     show_default=True,
     help="windows of the report; methods that are certainly behind are measured on fewer, and "
-    "where these leave the headline undecided, its policies on up to four times as many",
+    "where these leave the headline undecided, its policies on up to eight times as many",
 )
 @prompt_options
 @click.option(
@@ -68,7 +86,13 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 )
 @click.option("--score-from", type=int, help="first scored position [default: the budget in slots]")
 @batch_option
-@click.option("--trials", default=6, show_default=True, help="policies beyond the methods")
+@click.option(
+    "--trials",
+    type=Trials(),
+    default="auto",
+    show_default=True,
+    help="policies beyond the methods; auto: up to 12, while the search expects to gain by them",
+)
 @click.option(
     "--space", default="default", show_default=True, help="search space: name or YAML file"
 )
@@ -96,6 +120,12 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
     multiple=True,
     metavar="METHOD",
     help="leave a method out of the warm start; repeatable",
+)
+@click.option(
+    "--all-methods",
+    is_flag=True,
+    help="measure every method on the report text, those too that are certainly behind on the "
+    "search text",
 )
 @click.option(
     "--portfolio",
@@ -160,13 +190,14 @@ def command(
     items: int,
     score_from: int | None,
     batch: int | None,
-    trials: int,
+    trials: int | None,
     space: str,
     target: str | None,
     sampler: str,
     objectives: str,
     warm_start: bool,
     exclude_method: tuple[str, ...],
+    all_methods: bool,
     portfolio: str,
     seed: int,
     workers: int | None,
@@ -212,6 +243,7 @@ def command(
             objectives=objectives,
             warm_start=warm_start,
             exclude_method=exclude_method,
+            all_methods=all_methods,
             portfolio=portfolio,
             seed=seed,
             workers=workers,

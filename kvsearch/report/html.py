@@ -17,6 +17,7 @@ from kvsearch.report.recommendation import recommendation
 from kvsearch.report.slotmap import caption, slot_map
 from kvsearch.report.tables import (
     at_least,
+    behind_text,
     bytes_text,
     interval_text,
     policy_files,
@@ -75,6 +76,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),
         placed=info.placed,
+        behind=behind_text(summary.behind),
         left_out=facts.left_out(summary),
         tokens=facts.scored_tokens(summary),
         w=words_of(summary),

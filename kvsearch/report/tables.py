@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -75,8 +75,16 @@ def at_least(row: Row) -> str:
     """How far a row is behind at least, if that was certain before it had all windows."""
     if row.stopped is None:
         return ""
-    least = f"{row.stopped.lo:.3f}" if row.stopped.lo >= 0.001 else f"{row.stopped.lo:.1g}"
-    return f"at least {least} behind the recommended one on search and report text"
+    return f"at least {_least(row.stopped)} behind the recommended one on search and report text"
+
+
+def behind_text(behind: Mapping[str, Interval]) -> str:
+    """Baselines without a row, since they were certainly behind before; empty without any."""
+    return ", ".join(f"{name} (at least {_least(gap)})" for name, gap in behind.items())
+
+
+def _least(gap: Interval) -> str:
+    return f"{gap.lo:.3f}" if gap.lo >= 0.001 else f"{gap.lo:.1g}"
 
 
 def percent_text(interval: Interval) -> str:

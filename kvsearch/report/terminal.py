@@ -8,7 +8,7 @@ from kvsearch.policy import HeadLosses
 from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed, text_part
-from kvsearch.report.tables import at_least
+from kvsearch.report.tables import at_least, behind_text
 from kvsearch.report.words import TEXT, Words, words_of
 
 
@@ -57,6 +57,10 @@ def closing(summary: Summary, folder: Path) -> str:
         lines.append(f"  axes that matter most around the best policies: {', '.join(top)}")
     tokens = sum(t.tokens for t in summary.trials)
     lines.append(f"  {len(summary.trials)} policies tried: {counts}")
+    if absent := behind_text(summary.behind):
+        lines.append(
+            f"  behind on the search {w.material} already ({w.unit}), not measured again: {absent}"
+        )
     if missing := left_out(summary):
         lines.append(f"  left out: {missing}; trials.jsonl has each reason in full")
     lines += [

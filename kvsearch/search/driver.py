@@ -62,6 +62,7 @@ class Search(Widening):
             *baselines(task.warm_start, task.exclude_method, task.setting.prompt > 0),
         ]
         self._methods = [(n, m) for n, m in methods if n not in known]
+        self._enough = False
         self._misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
 
     def run(self) -> list[Trial]:
@@ -113,6 +114,8 @@ class Search(Widening):
                 return wider
             elif self._wanted() and not self._waits():
                 self._renew()
+                if self._stops():
+                    continue
                 asked, knobs = self.study.ask()
                 trial = self._check(asked, f"trial {asked.number}", "searched", knobs)
             else:
@@ -130,8 +133,14 @@ class Search(Widening):
 
     def _wanted(self) -> bool:
         """Whether another free proposal should be started."""
-        more = self._proposed() < self.task.trials
+        more = self._proposed() < self.task.trials and not self._enough
         return more and self._misses < 50 * (self.task.trials + 1)
+
+    def _stops(self) -> bool:
+        """Whether nothing is to be gained by further proposals; asked anew before each."""
+        enough = self.task.enough
+        self._enough = enough is not None and enough(self.study.optuna_study)
+        return self._enough
 
     def _waits(self) -> bool:
         kinds = [t.kind for t in self._under_way()]

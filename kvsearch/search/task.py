@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import optuna
+
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.methods import METHODS, Method
@@ -12,6 +14,7 @@ from kvsearch.records import Kind, Trial
 from kvsearch.search.study import MakeSampler
 from kvsearch.space import SearchSpace
 
+STRONG = ("h2o", "snapkv", "tova")  # published methods that lost least on most texts
 KINDS: dict[str, Kind] = {"single": "method", "combined": "combined", "earlier": "earlier"}
 
 
@@ -23,7 +26,7 @@ class Task:
         setting: shape, budget and length of a window.
         score_from: first scored position; before it no cache is full.
         space: where to look.
-        trials: free proposals to evaluate, beyond the methods.
+        trials: free proposals to evaluate, beyond the methods; at most, with `enough`.
         windows: of the search text.
         seed: of the sampler.
         sampler: makes the sampler of one proposal from its seed.
@@ -31,6 +34,8 @@ class Task:
         exclude_method: names of methods to leave out of that.
         portfolio: policies that earlier searches found, evaluated before the methods.
         together: windows that a policy starts with, and that the best get at a time (`growing`).
+        enough: asked with Optuna's study before a free proposal, and true if it may be left out
+            and all that would follow.
         speed: modelled decode speed of a policy over the full cache's, as a third objective.
     """
 
@@ -45,6 +50,7 @@ class Task:
     exclude_method: tuple[str, ...] = ()
     portfolio: tuple[tuple[str, Method], ...] = ()
     together: int = 1
+    enough: Callable[[optuna.Study], bool] | None = None
     speed: Callable[[Policy], float] | None = None
 
 
@@ -68,7 +74,8 @@ def baselines(
         and (m.baseline or (prompted and m.knobs.get("trigger", "stream") != "stream"))
     ]
     combined = [(n, m) for n, m in wanted if m.kind == "combined"]
-    return combined[::-1] + [(n, m) for n, m in wanted if m.kind == "single"]
+    single = [(n, m) for n, m in wanted if m.kind == "single"]
+    return combined[::-1] + sorted(single, key=lambda nm: nm[0] not in STRONG)
 
 
 def admitted(

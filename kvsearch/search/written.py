@@ -84,6 +84,7 @@ class Measured(BaseModel):
     seconds: float
     compared: list[str]
     extra_text: dict[str, _Extra]
+    behind: dict[str, Interval] = {}
     dropped: dict[str, str] = {}
     examples: list[Example] = []
 

@@ -14,7 +14,7 @@ from optuna.study import Study
 
 from kvsearch.knobs import Value
 from kvsearch.search.hypervolume import REFERENCE_BYTES, REFERENCE_LOSS
-from kvsearch.search.samplers.ehvi import Array, expected_gain
+from kvsearch.search.samplers.ehvi import Array, expected_gain, expected_improvement
 from kvsearch.search.samplers.evolutionary import Evolutionary
 from kvsearch.search.samplers.history import History, read
 from kvsearch.search.samplers.one_at_a_time import next_move
@@ -96,6 +96,32 @@ class Kvei(PointSampler):
             return 0.0
         speeds = [s.point.speed for s in history.done]
         return rng.uniform(min(speeds), max(speeds))
+
+    def hope(self, study: Study) -> float:
+        """Expected loss that the best further policy would save, in nats per token.
+
+        Over the best policy within the budget, by the model's own mean of it: what that one was
+        lucky in on its windows is no gain to come. Infinite before there is a model.
+
+        Args:
+            study: trials so far, those under way included.
+        """
+        history = read(study.get_trials(deepcopy=False), self.context.price, -1)
+        if len(history.done) < FIRST or not history.best():
+            return float("inf")
+        model, rng = Surrogate(history), random.Random(self.seed)
+        best = history.best()[:INCUMBENTS]
+        weights, pool = self._screen(model, history, rng)
+        parents = [s.point.knobs for s in best]
+        price, space = self.context.price, self.context.space
+        pool += [price(mutant(space, parents, weights, rng)) for _ in range(ROUNDS * CHILDREN)]
+        found = [p for p in usable(pool, history.tried) if p.feasible]
+        if not found:
+            return 0.0
+        here = model.predict([s.point for s in best] + history.pending)[0].min()
+        mean, std = model.predict(found)
+        gain = float(expected_improvement(here, mean, EXPLORATION_WEIGHT * std).max())
+        return float(10**here - 10 ** (here - gain))
 
     def importances(self, study: Study) -> dict[str, float]:
         """Share of each axis in what the model expects to change around the best policies.
