@@ -31,6 +31,10 @@ class Method:
     baseline: bool = True
 
 
+# Never the best of their kind in `studies/2026-11-first-command` and `studies/2026-11-outcome`: a
+# run compares with them where all methods are asked for.
+SELDOM = ("lacache", "pyramidkv", "xmu-evict", "h2o+int4", "h2o+k4v2")
+
 _LA: dict[str, Value] = dict(sinks=4, recent_window="layers", positions="cache")
 _SNAP: dict[str, Value] = dict(rule="snapkv", recent_window=32, interval=32)
 _KEEP: dict[str, Value] = dict(evict=False, interval=64)

@@ -203,6 +203,21 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Needles:
+    """How many facts policies keep that are asked for after the context.
+
+    Attributes:
+        tokens: of a context.
+        asks: facts asked for, numbers of seven digits.
+        exact: by policy, how many greedy decoding gives without a mistake.
+    """
+
+    tokens: int
+    asks: int
+    exact: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Recheck:
     """The recommended policy against its opponents on a second text, or between two rows.
 
@@ -239,10 +254,12 @@ class Summary:
         resumed: whether the run was begun before, by another process or call.
         importances: share of each axis in what is expected to change around the best policies.
         behind: name -> how far a baseline was behind the recommended policy on the search text,
-            certainly, so that it was not measured on the report text.
+            where it was not among the best few of its kind and so was not measured further.
         dropped: name -> why, of policies that could not be measured on the report text.
         examples: of prompts: answers of the full cache, the recommended policy and the best
             published method.
+        needles: of a text: facts kept by the full cache, the recommended policy and the best
+            published method; None where it was not measured.
         open: what an unfinished run has not measured yet, in a sentence; empty once it has ended.
             Its rows may be of the search text: `text["report"]` says which text they are of.
     """
@@ -262,6 +279,7 @@ class Summary:
     behind: dict[str, Interval] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
+    needles: Needles | None = None
     open: str = ""
 
     @property

@@ -82,7 +82,7 @@ def finished(tiny_folder: Path, prose: Path, tmp_path_factory: pytest.TempPathFa
 def test_a_run_with_more_trials_chooses_on_more_windows(
     tiny_folder: Path, prose: Path, tmp_path: Path
 ) -> None:
-    for trials, select in ((3, "select1"), (20, "select2")):
+    for trials, select in ((3, "select1"), (30, "select2")):
         text = TextOptions((str(prose),), context=256)
         options = RunOptions(
             model=str(tiny_folder),

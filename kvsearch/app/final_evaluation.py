@@ -57,7 +57,7 @@ class FinalEvaluation:
         together: windows of a job, where there are several evaluators.
         each: windows of the report text for every row; what is beyond is for the headline, and
             there is nothing beyond with 0.
-        every: give a row to methods that are certainly behind on the search text, too.
+        every: give a row to every method, and not only to the best few on the search text.
     """
 
     folder: RunFolder

@@ -27,6 +27,7 @@ from kvsearch.student import quantile
 Nll = NDArray[np.float32]
 
 FALSE = 0.05  # chance that any of the rows called behind is not
+COMPARED = {"method": 3, "combined": 2}  # of the best on the search text, which have a row
 PARTS = 16  # blocks of a window, of at least `BLOCK` tokens, that a row is called behind by
 
 
@@ -84,7 +85,7 @@ class ReportWindows:
         headline: windows for the comparisons at the head of the report, where `each` leave them
             undecided.
         together: windows of a job, where there are several evaluators.
-        every: give a row to methods that are certainly behind on the search text, too.
+        every: give a row to every method, and not only to the best few on the search text.
     """
 
     folder: RunFolder
@@ -108,15 +109,16 @@ class ReportWindows:
         report text alone.
 
         Returns:
-            The rows; how far methods were behind on the search text already, which have no row; and
-            why others could not be measured.
+            The rows; how far methods without a row were behind on the search text; and why others
+            could not be measured.
         """
         failures: dict[str, str] = {}
         stops = looks(min(self.together, self.each), self.each)
-        false, done = FALSE / (len(chosen) * (1 + len(stops))), 0
+        false, done = FALSE / (len(chosen) * len(stops)), 0
         best = next((c for c in chosen if c.name == recommended), None)
-        stopped = {} if best is None or self.every else self._stopped(chosen, best, 0, false)
-        absent = {c.name: stopped[c.key] for c in chosen if c.key in stopped}
+        absent = {} if best is None or self.every else self._absent(chosen, best)
+        chosen = [c for c in chosen if c.name not in absent]
+        stopped: dict[str, Interval] = {}
         for windows in stops:
             left = [c for c in chosen if c.key not in failures and c.key not in stopped]
             title = "report text" if windows == stops[0] else f"report text, {windows} windows"
@@ -130,17 +132,30 @@ class ReportWindows:
             if windows < stops[-1]:
                 stopped |= self._stopped(left, best, windows, false)
                 continue
-            kept = [c for c in chosen if c.key not in failures and c.name not in absent]
+            kept = [c for c in chosen if c.key not in failures]
             self._headline(kept, chosen[0], best, self._leads(left, best, windows))
         rows = []
         for c in chosen:
-            if c.key not in failures and c.name not in absent:
+            if c.key not in failures:
                 _, about = self.folder.load_nll("report", c.key)
                 row = {"name": c.name, "kind": c.kind, "fingerprint": c.key, "speed": c.speed}
                 end = stopped.get(c.key)
                 row |= {} if end is None else {"stopped": plain(end)}
                 rows.append({**about, **row, "policy": plain(c.policy)})
         return rows, absent, {c.name: failures[c.key] for c in chosen if c.key in failures}
+
+    def _absent(self, chosen: list[Candidate], best: Candidate) -> dict[str, Interval]:
+        """Methods and combinations that were not among the best few on the search text."""
+        found = {}
+        for kind, count in COMPARED.items():
+            mine = [c for c in chosen if c.kind == kind and c != best]
+            mine.sort(key=lambda c: self._over("search", c, best, None))
+            for c in mine[count:]:
+                a, b = (
+                    self.folder.losses("search", k, self.score_from - 1) for k in (c.key, best.key)
+                )
+                found[c.name] = paired(*common(a, b))
+        return found
 
     def _stopped(
         self, left: list[Candidate], best: Candidate, windows: int, false: float
@@ -160,8 +175,7 @@ class ReportWindows:
         found = []
         for kind in ("method", "combined"):
             rivals = [c for c in left if c.kind == kind and c != best]
-            part = "report" if windows else "search"
-            found += sorted(rivals, key=lambda c: self._over(part, c, best, windows or None))[:1]
+            found += sorted(rivals, key=lambda c: self.reported(c, best, windows))[:1]
         return found
 
     def _headline(
@@ -215,7 +229,7 @@ class ReportWindows:
     def _both(self, key: str, other: str, windows: int) -> tuple[Nll, Nll]:
         """NLL of two policies on the search text, and on the first windows of the report text."""
         mine, its = [], []
-        for part in ("search", "report")[: 2 if windows else 1]:
+        for part in ("search", "report"):
             if self.folder.has_nll(part, key) and self.folder.has_nll(part, other):
                 most = windows if part == "report" else None
                 a, b = (self._losses(part, k, most) for k in (key, other))

@@ -11,7 +11,16 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 
-from kvsearch.app import evaluators, heads, importance, inputs, speed, summary, workloads
+from kvsearch.app import (
+    evaluators,
+    heads,
+    importance,
+    inputs,
+    needles,
+    speed,
+    summary,
+    workloads,
+)
 from kvsearch.app.asked import asked, default_folder
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
@@ -26,7 +35,7 @@ from kvsearch.evaluate.quality import Evaluator
 from kvsearch.export.space import searched
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import at, find
+from kvsearch.methods import SELDOM, at, find
 from kvsearch.policy import Policy
 from kvsearch.records import Summary, Trial, plain
 from kvsearch.report import write_report
@@ -89,6 +98,9 @@ class Run:
             self.setting = sized_for(self.loaded.shape, budget, context)
             self.score_from = options.first_scored(budget.slots)
         at("window", self.setting)  # raises if the budget is too small for it
+        if not options.all_methods and options.target is None:
+            exclude = tuple(dict.fromkeys((*options.exclude_method, *SELDOM)))
+            self.options = options = replace(options, exclude_method=exclude)
         if options.target is not None:
             self.space, missing = aim(options.target, self.space, self.setting)
             left_out(options.target, missing, shown.say)
@@ -145,7 +157,7 @@ class Run:
             self.loaded = evaluators.unpark(self.loaded)
             compiled()
             self._bench(measured)
-            measured |= self._examples(measured)
+            measured |= self._examples(measured) | self._needles(measured)
             measured |= {"seconds": time.perf_counter() - self.start, "resumed": self.resumed}
             write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
             result = summary.read(self.folder)
@@ -296,17 +308,34 @@ class Run:
 
     def _examples(self, measured: dict[str, Any]) -> dict[str, Any]:
         """Answers to prompts of the report, to be read beside each other."""
-        part, best = self.text.windows["report"], measured["recommended"]
-        if not isinstance(part, Part) or best is None:
+        part, policies = self.text.windows["report"], self._leads(measured)
+        if not isinstance(part, Part) or not policies:
             return {}
-        rows = {row["name"]: row for row in measured["rows"]}
-        published = [n for n in rows if rows[n]["kind"] == "method" and n != best]
-        nll = {n: self.folder.load_nll("report", rows[n]["fingerprint"])[0] for n in published}
-        names = dict.fromkeys(["full", best, *sorted(published, key=lambda n: nll[n].mean())[:1]])
-        policies = {name: Policy.build(rows[name]["policy"]) for name in names}
         with self.shown.step("examples", min(EXAMPLES, len(part)) * len(policies)) as step:
             found = workloads.examples(self.loaded, part, policies, EXAMPLES, step.advance)
         return {"examples": [plain(e) for e in found]}
+
+    def _needles(self, measured: dict[str, Any]) -> dict[str, Any]:
+        """Facts that are asked for after a context, hidden in the report text."""
+        rows, policies = self.text.windows["report"], self._leads(measured)
+        if isinstance(rows, Part) or not policies:
+            return {}
+        prose, title = rows[:, 1:].reshape(-1), "facts asked for"
+        with self.shown.step(title, needles.CONTEXTS * len(policies)) as step:
+            found = needles.measure(self.loaded, prose, self.setting.tokens, policies, step.advance)
+        return {} if found is None else {"needles": plain(found)}
+
+    def _leads(self, measured: dict[str, Any]) -> dict[str, Policy]:
+        """The full cache, the recommended policy and the best published method; none without."""
+        best, rows = measured["recommended"], {row["name"]: row for row in measured["rows"]}
+        if best is None:
+            return {}
+        published = [n for n in rows if rows[n]["kind"] == "method" and n != best]
+        nll = {n: self.folder.load_nll("report", rows[n]["fingerprint"])[0] for n in published}
+        most = max(map(len, nll.values()), default=0)  # the others are certainly behind
+        last = sorted((n for n in nll if len(nll[n]) == most), key=lambda n: nll[n].mean())[:1]
+        names = dict.fromkeys(["full", best, *last])
+        return {name: Policy.build(rows[name]["policy"]) for name in names}
 
     def _text_options(self) -> inputs.TextOptions:
         chosen_on = select_windows(self._policies, self._each)

@@ -184,8 +184,9 @@ def search(
         objectives: `nll,bytes` or `nll,bytes,throughput`.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of the warm start.
-        all_methods: measure every method on the report text, those too that are certainly behind
-            on the search text.
+        all_methods: compare with every published method and combination, not only with those that
+            were the best of their kind in some study, and give each a row of the report, not only
+            the best few on the search text.
         portfolio: policies of earlier searches to evaluate first: `default`, `none`, or a file.
         seed: of the sampler.
         workers: evaluate in this many processes, or actors with `ray`; 0 is this process, None

@@ -21,6 +21,7 @@ from kvsearch.records import (
     Example,
     Interval,
     Kept,
+    Needles,
     Recheck,
     Row,
     Summary,
@@ -128,6 +129,7 @@ def build(
         importances=written.importances(folder.path / "importances.json"),
         behind={name: Interval(**gap) for name, gap in measured.get("behind", {}).items()},
         dropped=measured.get("dropped", {}),
+        needles=Needles(**measured["needles"]) if measured.get("needles") else None,
         examples=tuple(Example(**e) for e in measured.get("examples", ())),
     )
 

@@ -124,8 +124,8 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 @click.option(
     "--all-methods",
     is_flag=True,
-    help="measure every method on the report text, those too that are certainly behind on the "
-    "search text",
+    help="compare with every published method, not only with those that were ever the best of "
+    "their kind, and give each a row of the report, not only the best few on the search text",
 )
 @click.option(
     "--portfolio",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
-from kvsearch.records import Interval, Row, Throughput
+from kvsearch.records import Interval, Row, Summary, Throughput
 from kvsearch.report.describe import describe
 from kvsearch.student import quantile
 
@@ -79,8 +79,20 @@ def at_least(row: Row) -> str:
 
 
 def behind_text(behind: Mapping[str, Interval]) -> str:
-    """Baselines without a row, since they were certainly behind before; empty without any."""
-    return ", ".join(f"{name} (at least {_least(gap)})" for name, gap in behind.items())
+    """Baselines without a row and how far each was behind by then; empty without any."""
+    return ", ".join(f"{name} {signed(gap.mean, 3)}" for name, gap in behind.items())
+
+
+def needles_text(summary: Summary) -> str:
+    """How many facts are still known after the context, in a sentence; empty if not measured."""
+    found = summary.needles
+    if found is None:
+        return ""
+    kept = ", ".join(f"{name} {count}" for name, count in found.exact.items())
+    return (
+        f"facts asked for after {found.tokens:,} tokens of context, of {found.asks}, answered "
+        f"exactly: {kept}"
+    )
 
 
 def _least(gap: Interval) -> str:

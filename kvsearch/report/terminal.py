@@ -8,7 +8,7 @@ from kvsearch.policy import HeadLosses
 from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed, text_part
-from kvsearch.report.tables import at_least, behind_text
+from kvsearch.report.tables import at_least, behind_text, needles_text
 from kvsearch.report.words import TEXT, Words, words_of
 
 
@@ -59,7 +59,8 @@ def closing(summary: Summary, folder: Path) -> str:
     lines.append(f"  {len(summary.trials)} policies tried: {counts}")
     if absent := behind_text(summary.behind):
         lines.append(
-            f"  behind on the search {w.material} already ({w.unit}), not measured again: {absent}"
+            f"  not among the best on the search {w.material}, and not measured further "
+            f"({w.loss} to the recommended policy there): {absent}"
         )
     if missing := left_out(summary):
         lines.append(f"  left out: {missing}; trials.jsonl has each reason in full")
@@ -125,6 +126,8 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
             f"{'' if summary.prompted else change}{words_of(summary).loss} {_interval(best.dnll)}"
             f"{' (no clear difference)' * unclear}, n = {best.tokens}"
         )
+    if summary.needles is not None:
+        lines.append(f"  {needles_text(summary)}")
     pairs = [(r.speed, r.decode.ratio) for r in summary.rows if r.decode and r.speed]
     if len(pairs) > 1:
         off = sorted(abs(modelled / measured - 1) for modelled, measured in pairs)

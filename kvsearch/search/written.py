@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from kvsearch.errors import RunError, quoted
 from kvsearch.frozen import MOST, first_error
-from kvsearch.records import Example, Interval, Kind, Throughput
+from kvsearch.records import Example, Interval, Kind, Needles, Throughput
 
 SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -87,6 +87,7 @@ class Measured(BaseModel):
     behind: dict[str, Interval] = {}
     dropped: dict[str, str] = {}
     examples: list[Example] = []
+    needles: Needles | None = None
 
 
 class Frozen(BaseModel):

@@ -14,8 +14,14 @@ PLACES = (
 ).split()
 
 
-def make(given: Material, facts: int = 1) -> Iterator[Item]:
-    """Contexts with so many facts, a number of seven digits each; their depths are drawn."""
+def make(given: Material, facts: int = 1, asks: int = 1) -> Iterator[Item]:
+    """Contexts with so many facts, a number of seven digits each; their depths are drawn.
+
+    Args:
+        given: the material.
+        facts: in a context.
+        asks: facts that are asked for, each after the context alone.
+    """
     number = 0
     while True:
         rng = given.rng(number)
@@ -28,16 +34,25 @@ def make(given: Material, facts: int = 1) -> Iterator[Item]:
         for fact, cut in zip(said, cuts, strict=True):
             context += [*prose[at:cut], *fact]
             at = cut
-        name, answer = known[rng.randrange(facts)]
-        question = (
-            f"\nQuestion: what is the special number of the {name}? "
-            f"Answer: The special number of the {name} is"
+        first = rng.randrange(facts)
+        asked = [first, *(i for i in range(facts) if i != first)][:asks]
+        questions = (
+            given.ask(
+                f"\nQuestion: what is the special number of the {name}? "
+                f"Answer: The special number of the {name} is",
+                answer,
+            )
+            for name, answer in (known[i] for i in asked)
         )
         yield Item(
             f"needle-{number}", f"needle-{number}", given.context(context + prose[at:]),
-            (given.ask(question, answer),),
+            tuple(questions),
         )  # fmt: skip
         number += 1
 
 
-TASK = Task("facts hidden in prose, one asked; needle:4 hides four", make, {"facts": 1})
+TASK = Task(
+    "facts hidden in prose, one asked; needle:4 hides four, needle:4,asks=4 asks for all",
+    make,
+    {"facts": 1, "asks": 1},
+)

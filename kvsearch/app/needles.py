@@ -1,0 +1,59 @@
+"""What a policy keeps: facts hidden in the report text, asked for after the context.
+
+A table of perplexities does not tell whether a policy forgets what is asked for later.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from kvsearch.errors import KvsearchError
+from kvsearch.evaluate.answers import answers
+from kvsearch.evaluate.quality import Evaluator
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy
+from kvsearch.records import Needles
+from kvsearch.workloads import make, parse
+from kvsearch.workloads.items import Ids
+from kvsearch.workloads.tasks import Material
+
+CONTEXTS, FACTS = 3, 4  # every fact is asked for
+AFTER = 64  # tokens that question and answer may take
+
+
+def measure(
+    loaded: LoadedModel,
+    prose: Ids,
+    tokens: int,
+    policies: Mapping[str, Policy],
+    progress: Callable[[], None],
+) -> Needles | None:
+    """How many facts each policy keeps, question-agnostic; None where a window is too short.
+
+    Args:
+        loaded: the model.
+        prose: token ids of the text that the facts are hidden in, without special tokens.
+        tokens: of a window; contexts with an answer are at most as long.
+        policies: by name.
+        progress: called after every context.
+    """
+    first = loaded.tokenizer("a")["input_ids"][:1]
+    bos = loaded.tokenizer.bos_token_id
+    start = bos if bos is not None and first == [bos] else None
+
+    def encode(words: str) -> list[int]:
+        found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
+        return found
+
+    spec = parse(f"needle:{FACTS},asks={FACTS},tokens={max(1, tokens - AFTER)}")
+    given = Material(encode, start, np.asarray(prose), spec.tokens, "report")
+    try:
+        asked = make(spec, given, CONTEXTS, "agnostic")
+    except (KvsearchError, ValueError):
+        return None
+    evaluator = Evaluator(loaded)
+    exact = {
+        name: int(answers(evaluator, policy, asked, resident=False, progress=progress).exact.sum())
+        for name, policy in policies.items()
+    }
+    return Needles(spec.tokens, asked.asks, exact)
