@@ -17,7 +17,7 @@ from kvsearch.workloads import make, parse
 from kvsearch.workloads.items import Ids
 from kvsearch.workloads.tasks import Material
 
-CONTEXTS, FACTS = 3, 4  # every fact is asked for
+CONTEXTS, FACTS = 2, 4  # every fact is asked for
 AFTER = 64  # tokens that question and answer may take
 
 
