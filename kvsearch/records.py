@@ -203,6 +203,19 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """A policy at several sizes, smallest first; each beyond its own on a window or few.
+
+    Attributes:
+        name: of the row.
+        points: peak bytes per sequence, and the loss over the full cache.
+    """
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Needles:
     """How many facts policies keep that are asked for after the context.
 
@@ -258,6 +271,7 @@ class Summary:
         dropped: name -> why, of policies that could not be measured on the report text.
         examples: of prompts: answers of the full cache, the recommended policy and the best
             published method.
+        curves: the recommended policy and the best published method at several sizes.
         needles: of a text: facts kept by the full cache, the recommended policy and the best
             published method; None where it was not measured.
         open: what an unfinished run has not measured yet, in a sentence; empty once it has ended.
@@ -279,6 +293,7 @@ class Summary:
     behind: dict[str, Interval] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
+    curves: tuple[Curve, ...] = ()
     needles: Needles | None = None
     open: str = ""
 

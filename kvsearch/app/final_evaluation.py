@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from kvsearch.app.progress import Shown
 from kvsearch.app.report_windows import Candidate, ReportWindows
+from kvsearch.app.sizes import LARGER, SMALLER, resized
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.pareto import nondominated
-from kvsearch.policy import Policy
+from kvsearch.policy import Policy, layout
 from kvsearch.records import Trial, plain
 from kvsearch.search.executors import Executor
 from kvsearch.search.folder import RunFolder
@@ -87,11 +88,13 @@ class FinalEvaluation:
         write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
         rows, absent, dropped = report.rows(chosen, recommended)
         named = {r["name"] for r in rows}
+        sizes = self._sizes(trials, rows, recommended)
         chosen = [c for c in chosen if c.name in named]
         return {
             "schema": SCHEMA,
             "rows": rows,
             "recommended": recommended if recommended in named else None,
+            "sizes": sizes,
             "extra_text": self._extra_texts(report, chosen, recommended),
             "compared": [c.name for c in chosen if c.kind != "full"],
             "behind": {name: plain(gap) for name, gap in absent.items()},
@@ -145,6 +148,39 @@ class FinalEvaluation:
                 chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint, t.speed))
         return chosen
 
+    def _sizes(
+        self, trials: list[Trial], rows: list[dict[str, Any]], recommended: str | None
+    ) -> list[dict[str, Any]]:
+        """The recommended policy and the best published method at other sizes, on first windows."""
+        known = {t.name: t for t in trials}
+        published = [r for r in rows if r["kind"] == "method" and "stopped" not in r]
+        lead = min(
+            published, key=lambda r: self._loss(("report",), r["fingerprint"], 1), default=None
+        )
+        wanted = {} if recommended not in known else {recommended: SMALLER + LARGER[:1]}
+        if lead is not None and lead["name"] not in wanted:
+            wanted[lead["name"]] = LARGER
+        made = {n: resized(known[n], self.setting, shares) for n, shares in wanted.items() if n}
+        policies = [p for some in made.values() for p in some]
+        failures = self._measure(
+            "report", "other sizes", policies, windows=min(self.together, self.windows["report"]),
+            resident=False,
+        )  # fmt: skip
+        found = []
+        for name, some in made.items():
+            keys = [p.fingerprint(self.setting.shape.layers) for p in some]
+            peaks = [
+                layout(p, self.setting.shape).bytes_peak(self.setting.tokens, self.setting.prompt)
+                for p in some
+            ]
+            sizes = [
+                {"fingerprint": k, "bytes": b}
+                for k, b in zip(keys, peaks, strict=True)
+                if k not in failures
+            ]
+            found.append({"name": name, "sizes": sizes})
+        return found
+
     def _extra_texts(
         self, report: ReportWindows, chosen: list[Candidate], recommended: str | None
     ) -> dict[str, Any]:
@@ -186,7 +222,7 @@ class FinalEvaluation:
             self.shown.say(f"{title}: {names[key] or key} is left out: {why}")
         return failures
 
-    def _loss(self, parts: tuple[str, ...], key: str) -> float:
-        """Mean over the scored tokens of all `parts`."""
-        nll = np.concatenate([self.folder.load_nll(part, key)[0] for part in parts])
+    def _loss(self, parts: tuple[str, ...], key: str, windows: int | None = None) -> float:
+        """Mean over the scored tokens of all `parts`, or of their first windows."""
+        nll = np.concatenate([self.folder.load_nll(part, key)[0][:windows] for part in parts])
         return float(nll[:, self.score_from - 1 :].mean())

@@ -18,6 +18,7 @@ from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.records import (
     REPORT,
+    Curve,
     Example,
     Interval,
     Kept,
@@ -129,9 +130,30 @@ def build(
         importances=written.importances(folder.path / "importances.json"),
         behind={name: Interval(**gap) for name, gap in measured.get("behind", {}).items()},
         dropped=measured.get("dropped", {}),
+        curves=_curves(folder, measured, points, nll["full"], most, start, part),
         needles=Needles(**measured["needles"]) if measured.get("needles") else None,
         examples=tuple(Example(**e) for e in measured.get("examples", ())),
     )
+
+
+def _curves(
+    folder: RunFolder,
+    measured: dict[str, Any],
+    points: Mapping[str, tuple[int, float]],
+    full: Blocks,
+    most: Blocks,
+    start: int,
+    part: str,
+) -> tuple[Curve, ...]:
+    """Policies at several sizes; through the recommended one, as rows on few windows are."""
+    base, found = sum(x.mean() for x in through(full, most)), []
+    for m in measured.get("sizes", ()):
+        at = [(points[m["name"]][0], points[m["name"]][1] - base)] if m["name"] in points else []
+        for size in m["sizes"]:
+            mine = folder.losses(part, size["fingerprint"], start)
+            at.append((size["bytes"], sum(x.mean() for x in through(mine, most)) - base))
+        found.append(Curve(m["name"], tuple(sorted(at))))
+    return tuple(found)
 
 
 def write_tables(summary: Summary, folder: Path) -> None:

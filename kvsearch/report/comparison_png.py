@@ -37,6 +37,9 @@ def draw_comparison(info: Picture, axes: Any) -> None:
             axes.axhspan(i - 0.45, i + 0.45, color=FAINT, alpha=0.7, lw=0, zorder=0)
         if p.lo < edge and p.lo < p.hi:
             axes.plot([p.lo, min(p.hi, edge)], [i, i], color=colour, lw=1.6, alpha=0.7, zorder=3)
+            bounds = ((info.y_range[0], p.lo < info.y_range[0]), (edge, p.hi > edge))
+            cut = [x for x, out in bounds if out]
+            axes.plot(cut, [i] * len(cut), "x", ms=5, mec=colour, zorder=3, clip_on=False)
         axes.plot(
             min(p.y, edge),
             i,

@@ -23,6 +23,7 @@ from kvsearch.report.tables import (
     needles_text,
     policy_files,
     signed,
+    sizes_text,
     verdict,
 )
 from kvsearch.report.words import Words, words_of
@@ -78,6 +79,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         rows=_rows(summary),
         placed=info.placed,
         needles=needles_text(summary),
+        sizes=sizes_text(summary),
         behind=behind_text(summary.behind),
         left_out=facts.left_out(summary),
         tokens=facts.scored_tokens(summary),

@@ -12,6 +12,7 @@ from kvsearch.report.comparison_html import comparison
 from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, KINDS, LABEL, SYMBOL
 from kvsearch.report.labels import BESIDE, Box, direction, place
 from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
+from kvsearch.report.tables import bytes_text
 
 NARROW = 640  # pixels of a window, below which there are no names
 WIDE, HIGH = 480, 330  # of the upper panel in such a window
@@ -118,6 +119,19 @@ def _figure(info: Picture) -> Any:
         specs=[[{"secondary_y": True}], [{}]],
     )
     _stairs(info, figure)
+    for kind, curve in info.curves:
+        figure.add_scatter(
+            x=[x for x, _ in curve.points],
+            y=[min(y, info.y_range[1]) for _, y in curve.points],
+            mode="lines+markers",
+            row=1,
+            col=1,
+            line={"width": 1.5, "color": COLOUR[kind]},
+            marker={"size": 5},
+            hovertext=[f"{curve.name} at {bytes_text(x)}" for x, _ in curve.points],
+            hoverinfo="text",
+            showlegend=False,
+        )
     names = _names(info)
     for kind in KINDS:
         _rows(info, figure, kind, names)

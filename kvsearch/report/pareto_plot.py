@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape
-from kvsearch.records import Interval, Kind, Row, Summary, Trial
+from kvsearch.records import Curve, Interval, Kind, Row, Summary, Trial
 from kvsearch.report import facts
 from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.tables import (
@@ -62,6 +62,7 @@ class Picture:
         trial_range: the same for the panel of trials.
         placed: where rows of fewer tokens stand, in words; empty without any.
         words: of a text, or of prompts.
+        curves: policies at several sizes, with their kind.
     """
 
     points: tuple[Point, ...]
@@ -80,6 +81,7 @@ class Picture:
     tokens: str
     placed: str
     words: Words
+    curves: tuple[tuple[Kind, Curve], ...] = ()
 
     def at_budget(self) -> tuple[Point, ...]:
         """Rows that use most of the budget, and the recommended one; least loss first."""
@@ -116,7 +118,10 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
         if t.state == "complete" and t.dnll is not None and t.bytes_peak
     )
     full = facts.full_row(summary)
+    kinds = {p.name: p.kind for p in points}
+    sized = [(float(x), y) for c in summary.curves for x, y in c.points]
     xs = [p.x for p in points + trials] + [float(max(1, summary.budget_bytes))]
+    xs += [x for x, _ in sized]
     x_range = (min(xs) / 1.25, max(xs) * 1.3)
     slots = facts.budget_slots(summary, unit)
     search, report = facts.text_part(summary, "search"), facts.text_part(summary, "report")
@@ -129,7 +134,10 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
         budget_label=f"budget {bytes_text(summary.budget_bytes)} = {slots:,.4g} slots",
         x_range=x_range,
         x_ticks=_x_ticks(x_range, unit),
-        y_range=_y_range([p.lo for p in points], [p.hi for p in points]),
+        y_range=_y_range(
+            [p.y for p in points] + [p.lo for p in points if p.recommended],
+            [p.y for p in points] + [y for _, y in sized],
+        ),
         trial_range=_y_range([p.y for p in trials], [p.y for p in trials]),
         model=facts.model_name(summary),
         report_text=report.name,
@@ -137,6 +145,7 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
         tokens=facts.scored_tokens(summary),
         placed=facts.placed(summary),
         words=words_of(summary),
+        curves=tuple((kinds[c.name], c) for c in summary.curves if c.name in kinds),
     )
 
 

@@ -133,7 +133,14 @@ def _report_panel(
         )
         for (xa, ya), (xb, yb) in pairwise(line):
             boxes.append((min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb)))
-    edge, compared = info.y_range[1], info.at_budget()  # their bars are in the other panel
+    for kind, curve in info.curves:
+        axes.plot(
+            [x for x, _ in curve.points], [y for _, y in curve.points], color=COLOUR[kind], lw=1.4,
+            marker=".", ms=6, zorder=2.5,
+        )  # fmt: skip
+        for (xa, ya), (xb, yb) in pairwise(curve.points):
+            boxes.append((xa, min(ya, yb), xb, max(ya, yb)))
+    (bottom, edge), compared = info.y_range, info.at_budget()  # their bars are in the other panel
     for p in info.points:
         beyond = p.y > edge
         colour, size = COLOUR[p.kind], {"full": 13, "searched": 7}.get(p.kind, 7.5)
@@ -149,6 +156,8 @@ def _report_panel(
                 zorder=3,
             )
             boxes.append((p.x, p.lo, p.x, p.hi))
+            cut = [y for y, out in ((edge, p.hi > edge), (bottom, p.lo < bottom)) if out]
+            axes.plot([p.x] * len(cut), cut, "x", ms=5, mec=colour, zorder=3, clip_on=False)
         if p.recommended:
             axes.plot(p.x, min(p.y, edge), "o", ms=17, mfc="none", mec=INK, mew=1.3, zorder=4)
         axes.plot(

@@ -95,6 +95,32 @@ def needles_text(summary: Summary) -> str:
     )
 
 
+def sizes_text(summary: Summary) -> str:
+    """With how much memory the best published method's loss is reached; empty if not measured."""
+    if len(summary.curves) < 2 or summary.recommended is None:
+        return ""
+    mine, its = summary.curves[:2]
+    rows = {r.name: r for r in summary.rows}
+    if not mine.points or its.name not in rows:
+        return ""
+    row = rows[its.name]
+    unit = row.bytes_peak / row.slots16
+    loss = dict(its.points).get(row.bytes_peak)
+    fits = [i for i, (_, y) in enumerate(mine.points) if loss is not None and y <= loss]
+    if not fits:
+        return ""
+    at = min(fits)
+    slots, near = mine.points[at][0] / unit, "fewer than"
+    if at:  # a line between two sizes, over the logarithm of the bytes
+        (xa, ya), (xb, yb) = mine.points[at - 1 : at + 1]
+        share = (ya - loss) / (ya - yb) if ya > yb else 1.0
+        slots, near = xa / unit * (xb / xa) ** share, "about"
+    return (
+        f"what {its.name} loses at {row.slots16:,.3g} slots, {mine.name} loses at {near} "
+        f"{slots:,.2g}"
+    )
+
+
 def _least(gap: Interval) -> str:
     return f"{gap.lo:.3f}" if gap.lo >= 0.001 else f"{gap.lo:.1g}"
 

@@ -8,7 +8,7 @@ from kvsearch.policy import HeadLosses
 from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed, text_part
-from kvsearch.report.tables import at_least, behind_text, needles_text
+from kvsearch.report.tables import at_least, behind_text, needles_text, sizes_text
 from kvsearch.report.words import TEXT, Words, words_of
 
 
@@ -126,6 +126,8 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
             f"{'' if summary.prompted else change}{words_of(summary).loss} {_interval(best.dnll)}"
             f"{' (no clear difference)' * unclear}, n = {best.tokens}"
         )
+    if reached := sizes_text(summary):
+        lines.append(f"  {reached}")
     if summary.needles is not None:
         lines.append(f"  {needles_text(summary)}")
     pairs = [(r.speed, r.decode.ratio) for r in summary.rows if r.decode and r.speed]

@@ -76,6 +76,16 @@ class _Extra(BaseModel):
     names: list[str]
 
 
+class _Size(BaseModel):
+    fingerprint: str
+    bytes: int
+
+
+class _Sizes(BaseModel):
+    name: str
+    sizes: list[_Size]
+
+
 class Measured(BaseModel):
     """Of `measured.json`, by the present names."""
 
@@ -87,6 +97,7 @@ class Measured(BaseModel):
     behind: dict[str, Interval] = {}
     dropped: dict[str, str] = {}
     examples: list[Example] = []
+    sizes: list[_Sizes] = []
     needles: Needles | None = None
 
 

@@ -107,12 +107,14 @@ def measure_text(o: argparse.Namespace, evaluator: Evaluator) -> None:
     """The portfolio now and before, on four windows of each report text."""
     records, recall = Records(f"text-{o.name}"), heads(evaluator.loaded).losses
     for name, files in texts(o.wikitext, o.sotu).items():
+        if o.texts and name not in o.texts:
+            continue
         given = TextOptions(files=files, windows=1, fewer=True, report_windows=WINDOWS)
         parts = text(evaluator.loaded, given, lambda _: None).windows
         plain = on_text(evaluator, parts["sensitivity"][0, :512])
         report = parts["report"][:WINDOWS]
         rows: dict[tuple[object, ...], Policy] = {(name, 0, "full"): Policy(name="full")}
-        for slots in BUDGETS:
+        for slots in o.budgets:
             others = {n: ("recall", dict(METHODS[n].knobs)) for n in ("h2o", "h2o+int4-fine")}
             for point, (of, knobs) in {**points(), **others}.items():
                 if (o.only and point not in o.only) or (name, slots, point) in records.keys:
@@ -262,6 +264,8 @@ def main() -> None:
     ask.add_argument("--model", default="smollm2-135m")
     ask.add_argument("--name", default="smollm2-135m", help="of the model, in the records")
     ask.add_argument("--only", nargs="*", default=[], help="points or policies")
+    ask.add_argument("--texts", nargs="*", default=[], help="of `text`: some of the six")
+    ask.add_argument("--budgets", nargs="*", type=int, default=BUDGETS, help="of `text`: slots")
     o = ask.parse_args()
     evaluator = Evaluator(load_model(o.model))
     {"text": measure_text, "controls": measure_controls, "needles": measure_needles}[o.what](
