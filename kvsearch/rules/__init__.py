@@ -13,6 +13,7 @@ from kvsearch.rules.attention import Attention
 from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
 from kvsearch.rules.chunks import Chunks
 from kvsearch.rules.critical import Critical
+from kvsearch.rules.defensive import Defensive
 from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
@@ -26,6 +27,7 @@ __all__ = [
     "Attention",
     "Chunks",
     "Critical",
+    "Defensive",
     "ExpectedAttention",
     "KeyDiff",
     "KeyNorm",
@@ -55,6 +57,7 @@ RULES: dict[str, type[Rule]] = {
     "critical": Critical,
     "chunks": Chunks,
     "redundancy": Redundancy,
+    "defensive": Defensive,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 
