@@ -89,7 +89,7 @@ def finish(states: Sequence[LayerState]) -> None:
         _land(first, copies)
         for state, _ in some:
             state.note_peak()
-    if first.layer.clock.due(first.seen, first.prompt):
+    if first.layer.clock.due(first.seen, first.prompt) and not first.rereads:
         compact_states(states)
 
 
@@ -227,11 +227,14 @@ def _attend_dense(
         many = state.scorer.watched(m, after)
         rows = attention_rows(q[:, :, m - many :], keys, scale=scale, softcap=softcap)
     if seen is not None:
-        received, rows = (
-            None if x is None else x.new_zeros(*x.shape[:-1], state.store.n).index_copy(-1, seen, x)
-            for x in (received, rows)
-        )
+        received = _spread(received, seen, state.store.n)
+        rows = None if rows is None else _spread(rows, seen, state.store.n)
     return out, Segment(state.seen, m, received, rows=rows)
+
+
+def _spread(x: Tensor, slots: Tensor, n: int) -> Tensor:
+    """What the `slots` `[N']` have of `x` `[..., N']`, with 0 for the others of `n`."""
+    return x.new_zeros(*x.shape[:-1], n).index_copy(-1, slots, x)
 
 
 def attention_rows(q: Tensor, keys: Tensor, *, scale: float, softcap: float | None) -> Tensor:

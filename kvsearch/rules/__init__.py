@@ -20,6 +20,7 @@ from kvsearch.rules.keydiff import KeyDiff
 from kvsearch.rules.lagkv import LagKV
 from kvsearch.rules.random import Random
 from kvsearch.rules.redundancy import Redundancy
+from kvsearch.rules.reread import Reread
 from kvsearch.rules.value_attention import ValueAttention
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Place",
     "Random",
     "Redundancy",
+    "Reread",
     "Rule",
     "Scorer",
     "Segment",
@@ -58,6 +60,7 @@ RULES: dict[str, type[Rule]] = {
     "chunks": Chunks,
     "redundancy": Redundancy,
     "defensive": Defensive,
+    "reread": Reread,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 

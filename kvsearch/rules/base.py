@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsearch_kernels.choose_slots import Sums
     from kvsearch_kernels.copy_rows import Copy
 
-Need = Literal["attention", "rows", "queries", "keys", "values", "outputs"]
+Need = Literal["attention", "rows", "queries", "keys", "values", "outputs", "rereading"]
 
 
 @dataclass(frozen=True)

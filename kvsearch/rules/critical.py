@@ -150,4 +150,4 @@ def lifted(ranks: "Tensor", first: "Tensor", by: "Tensor | float" = ABOVE) -> "T
     import torch
 
     lift = torch.ones_like(ranks)
-    return ranks * lift.scatter(-1, first, by)  # type: ignore[arg-type]
+    return ranks * lift.scatter(-1, first, by)
