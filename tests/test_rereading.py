@@ -11,6 +11,8 @@ from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, PreTrain
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import PolicyError
+from kvsearch.export import find
+from kvsearch.export.project import project
 from kvsearch.policy import Budgets, Policy
 from kvsearch.rules import Reread, Rule, Slots
 from kvsearch.rules.reread import RereadScorer
@@ -161,6 +163,12 @@ def test_tokens_that_are_read_twice_count_twice() -> None:
 
 
 RULE: Rule = Reread()
+
+
+def test_a_server_that_knows_no_prompts_evicts_by_age() -> None:
+    policy = Policy(slots=40, trigger="prompt", rule=RULE, budgets=GLOBAL)
+    given = project(policy, find("vllm"))
+    assert (given.trigger, given.rule, given.slots) == ("stream", None, 40)
 
 
 @pytest.mark.parametrize(

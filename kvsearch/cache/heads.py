@@ -40,8 +40,8 @@ def advance(
         return rereading.attend(states, q, k, v, scale=scale, softcap=softcap)
     if states[0].rereads and states[0].seen:
         raise ModelError(
-            "this policy's rule has the prompt read again, which follows on a call of the model "
-            "itself; call the model as a module, as in model(input_ids, past_key_values=cache)"
+            "the prompt in this cache was not read again, as its policy's rule asks; call the "
+            "cache's reset(), and then the model itself, as in model(ids, past_key_values=cache)"
         )
     if q.shape[2] == 1:
         found = steps.advance(states, q, k, v, scale=scale, softcap=softcap)
