@@ -12,7 +12,7 @@ from kvsearch.methods import METHODS, at
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier
-from kvsearch.rules import RULES, Attention
+from kvsearch.rules import RULES, Attention, Reread
 from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.heads import losses
 from tests.importance import importance
@@ -249,9 +249,11 @@ EXTRA |= {
     ),
 }
 for rule_name, rule in RULES.items():  # a new rule is proven by being listed
+    when: dict[str, Any] = {"trigger": "prompt"} if "rereading" in rule.needs else {}
     EXTRA |= {
-        f"{rule_name} every token": Policy(slots=40, sinks=2, recent_window=4, rule=rule()),
+        f"{rule_name} every token": Policy(**when, slots=40, sinks=2, recent_window=4, rule=rule()),
         f"{rule_name} in three tiers": Policy(
+            **when,
             slots=60,
             interval=8,
             sinks=2,
@@ -261,6 +263,7 @@ for rule_name, rule in RULES.items():  # a new rule is proven by being listed
             quantizer=Quantizer(group=8, fp16_sinks=True),
         ),
         f"{rule_name} voting together": Policy(
+            **when,
             slots=50,
             interval=6,
             recent_window=4,
@@ -269,9 +272,10 @@ for rule_name, rule in RULES.items():  # a new rule is proven by being listed
             quantizer=Quantizer(group=8),
         ),
         f"{rule_name} in uneven heads": Policy(
-            **HEADS, rule=rule(), tiers=K4, quantizer=Quantizer(group=8)
+            **when, **HEADS, rule=rule(), tiers=K4, quantizer=Quantizer(group=8)
         ),
         f"{rule_name} in a ladder, re-indexed": Policy(
+            **when,
             slots=44,
             interval=6,
             sinks=2,
@@ -296,7 +300,11 @@ def head_dim(name: str) -> int:
 def policy_of(name: str) -> Policy:
     if name in EXTRA:
         return EXTRA[name]
-    setting = AFTER if "prompt" in name else SETTING
+    knobs = METHODS[name].knobs
+    setting = AFTER if knobs.get("trigger") == "prompt" else SETTING
     setting = replace(setting, shape=replace(setting.shape, head_dim=head_dim(name)))
     room = 4 * 6 * 16 * 17 // 2 if name == "expected-attention" else 0  # a layer's covariance
-    return at(name, replace(setting, budget_bytes=(setting.budget_bytes or 0) + 4 * room))
+    policy = at(name, replace(setting, budget_bytes=(setting.budget_bytes or 0) + 4 * room))
+    if isinstance(policy.rule, Reread):  # the tiny model has no tokenizer
+        return policy.model_copy(update={"rule": Reread()})
+    return policy

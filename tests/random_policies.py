@@ -68,11 +68,17 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
         others = [tier(draw, bits) for _ in range(draw.choice([0, 0, 1, 2]))]
         of = per_layer(draw, shape, partial(draw.randrange, len(others) + 1))
         slots = draw.choice([None, 28, 40, 60])
+        ranks, trigger = (
+            rule(draw, interval),
+            draw.choice(["stream", "stream", "prompt", "prompt+stream"]),
+        )
+        if ranks is not None and "rereading" in ranks.needs:
+            trigger = "prompt"
         try:
             made = Policy(
                 slots=slots,
                 interval=interval,
-                trigger=draw.choice(["stream", "stream", "prompt", "prompt+stream"]),
+                trigger=trigger,
                 sinks=draw.choice([0, 2, 5]),
                 recent_window=draw.choice([0, 1, 4, 12]),
                 budgets=Budgets(
@@ -91,7 +97,7 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
                 )
                 if slots
                 else None,
-                rule=rule(draw, interval),
+                rule=ranks,
                 tiers=tuple(
                     Tier(share=s, key_bits=k, value_bits=v)
                     for s, k, v in zip(shares, keys, values, strict=True)

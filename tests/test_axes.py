@@ -1,6 +1,7 @@
 """Numeric axes: presets by their numbers, one policy for what behaves alike, even draws."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +31,9 @@ SETTING = Setting(
     importance=importance(SHAPE),
     heads=losses(SHAPE),
 )
+AFTER = replace(SETTING, prompt=4000)
 UNIFIED = space.load("unified")
+PROMPTED = [n for n, rule in CLASSES.items() if "rereading" in rule.needs]  # need trigger `prompt`
 PRESETS = {
     "rule": {n: "none" if r is None else r.name for n, r in RULES.items()},
     "ladder": {n: "none" if x is None else "custom" for n, x in LADDERS.items()},
@@ -42,7 +45,9 @@ BY_NUMBERS = [(b, name, plain) for b, found in PRESETS.items() for name, plain i
 
 def made(**knobs: Value) -> str:
     """The fingerprint of a policy with so many knobs off their defaults."""
-    return build({"interval": 16, **knobs}, SETTING).fingerprint(30)
+    rule = RULES[str(knobs.get("rule", "none"))]
+    when: dict[str, Value] = {"trigger": "prompt"} if rule and "rereading" in rule.needs else {}
+    return build({"interval": 16, **when, **knobs}, AFTER if when else SETTING).fingerprint(30)
 
 
 @pytest.mark.parametrize(("base", "preset", "plain"), BY_NUMBERS)
@@ -194,9 +199,11 @@ def test_a_rules_axes_are_knobs_and_features(name: str) -> None:
 
 
 def test_the_unified_space_has_every_knob_but_a_few() -> None:
-    assert set(KNOBS) - set(UNIFIED.axes) == {"evict", "trigger"}
-    assert set(CLASSES) <= set(UNIFIED.axes["rule"].choice or ())
-    assert set(names_for(UNIFIED)) == set(every_name())
+    few = {"evict", "trigger", "rule.instruction", "rule.chunk"}
+    assert set(KNOBS) - set(UNIFIED.axes) == few
+    assert set(CLASSES) - set(UNIFIED.axes["rule"].choice or ()) == {*PROMPTED}
+    lacks = {"read again", "instructed", "read at once", "across layers"}
+    assert set(every_name()) - set(names_for(UNIFIED)) == lacks
 
 
 @pytest.mark.slow

@@ -124,7 +124,8 @@ def small(name: str) -> Policy:
     raise AssertionError(name)
 
 
-NAMES = covering({name: small(name) for name in METHODS})
+SMALL = {name: small(name) for name in METHODS}
+NAMES = covering({n: p for n, p in SMALL.items() if not p.rereads})  # which need a model
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -144,7 +145,8 @@ def test_sums_that_are_divided_on_a_device_are_ranks_of_their_rule(name: str, la
 def test_random_policies_run_on_another_device_and_never_wait(way: str, lane: Device) -> None:
     calls = [32, 14] if way != "deployed" else [32, *[1] * 6]  # the least has 28 slots
     for policy in policies(40, SHAPE):
-        holds(policy, way, calls, lane)
+        if not policy.rereads:
+            holds(policy, way, calls, lane)
 
 
 def test_a_text_is_attended_at_once_by_age(monkeypatch: pytest.MonkeyPatch) -> None:

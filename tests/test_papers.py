@@ -48,6 +48,7 @@ class Past:
         rows: per query of the group, what each token received from it; 0 where it was not held.
         saw: how many tokens each query saw.
         head: its number.
+        each: the same of every query of the group, `[group, T]`.
         out: L1 norm of what each value becomes in the layer's output, mean over the group `[T]`.
         stay: how many tokens a compaction leaves.
     """
@@ -59,6 +60,7 @@ class Past:
     held: list[int] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
     saw: list[int] = field(default_factory=list)
+    each: list[Array] = field(default_factory=list)
     head: int = 0
     out: Array = field(default_factory=lambda: np.zeros(T))
     stay: int = 0
@@ -68,9 +70,10 @@ class Past:
         t = len(self.rows)
         self.held.append(t)
         e = np.exp(self.q[:, t] @ self.k[self.held].T / D**0.5)
-        row = np.zeros(T)
-        row[self.held] = (e / e.sum(1, keepdims=True)).mean(0)
-        self.rows.append(row)
+        each = np.zeros((len(e), T))
+        each[:, self.held] = e / e.sum(1, keepdims=True)
+        self.each.append(each)
+        self.rows.append(each.mean(0))
         self.saw.append(len(self.held))
 
 
@@ -158,6 +161,27 @@ def critical(past: Past) -> Array:
     return np.asarray(out)
 
 
+def defensive(past: Past) -> Array:
+    """DefensiveKV: the largest of the last 32 queries, each smoothed, raised to the mean of all.
+
+    It is multiplied by the norm of W_o v; before those come tokens with 90 % of the attention.
+    """
+    held, old, best = past.held, past.held[:-32], np.zeros(T)
+    for each in past.each[-32:]:
+        for row in each:
+            padded = np.concatenate([np.zeros(2), row[held], np.zeros(2)])
+            seen = [padded[i : i + 5].mean() * (row[j] > 0) for i, j in enumerate(held)]
+            best[held] = np.maximum(best[held], seen)
+    out = np.maximum(best, best[old].mean()) * past.out
+    total, covered = np.sum(past.rows[-32:], 0), 0.0
+    for j in sorted(old, key=lambda j: -total[j])[: past.stay - 32]:
+        if covered >= 0.9 * total[old].sum():
+            break
+        covered += total[j]
+        out[j] += 1e6
+    return np.asarray(out)
+
+
 def chunked(past: Past) -> Array:
     """ChunkKV: attention of the last 32 queries, added up over chunks of 10 tokens."""
     total, old, out = np.sum(past.rows[-32:], 0), past.held[:-32], np.zeros(T)
@@ -210,6 +234,7 @@ PAPERS: dict[str, tuple[int, int | None, int, Callable[[Past], Array], bool]] = 
     "expected-attention": (4, 32, 32, expected, False),
     "random": (4, 32, 32, drawn, False),
     "criticalkv": (0, 32, 32, critical, False),
+    "defensivekv": (0, 32, 32, defensive, False),
     "chunkkv": (0, 32, 32, chunked, True),
     "rkv": (0, 8, 32, less_redundancy, False),
 }

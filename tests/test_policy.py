@@ -92,7 +92,7 @@ def test_the_schema_takes_every_policy_and_tells_rules_by_their_names() -> None:
     found = Draft202012Validator(schema)
     for policy in [
         *random_policies(40, SHAPE),
-        *(Policy(slots=64, rule=rule()) for rule in RULES.values()),
+        *(Policy(slots=64, rule=rule(), trigger="prompt") for rule in RULES.values()),
         Policy(anchors=Anchors(at=7, protected=(0, 3))),
         Policy(channels=Channels(qk=("none", "f 3"), vo=("none", "all")), about={"nll": 1.5}),
     ]:

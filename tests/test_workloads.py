@@ -29,7 +29,8 @@ from tests.cache_cases import head_dim, policy_of, tiny
 RNG = np.random.default_rng(3)
 NAMES = [
     "full", "window", "streamingllm", "lacache", "h2o+int4", "tova", "snapkv", "snapkv-prompt",
-    "xmu", "kivi2", "three tiers", "rotated+heads", "heads that share their layer's slots",
+    "xmu", "kivi2", "three tiers", "rotated+heads", "heads that share their layer's slots", "kvzip",
+    "reread in uneven heads",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ them, mixed with an even share so that none is starved. The layer's total never 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ def _take(
         ready = [None if x is None else (x[0][:, :, now], x[1][:, :, now]) for x in low]
         out[:, :, now] = how(states, parts, ready, scale=scale, softcap=softcap)
         done = now.stop
-        if how is _SEGMENT and first.seen == due:
+        if how is _SEGMENT and first.seen == due and not first.rereads:
             compact(states, later=done == total and first.packed)
 
 
@@ -95,7 +96,7 @@ _FILL = partial(_each, filling.run)
 
 
 def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
-    """Compact all heads of a layer, which ends with the slots of an even split.
+    """Compact all heads of a layer, or of several, which end with the slots of an even split.
 
     How many slots each head keeps is for the host to know, which makes tensors of so many. With
     `later` it does not wait: the states' `store`, when it is read next, compacts them first.
@@ -104,7 +105,8 @@ def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
     target = first.layer.target
     assert target is not None
     if held <= target * len(states):
-        segments.compact_states(states)
+        for mine in _layers(states):
+            segments.compact_states(states[mine])
         return
     slots = zip(states, segments.slots_of(states), strict=True)
     ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
@@ -124,7 +126,8 @@ def _counts(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) 
     p = states[0].layer.policy
     even = target - p.sinks - p.recent_window
     chosen = [r[0, 0, p.sinks : r.shape[-1] - p.recent_window] for r in ranks]
-    best = torch.cat(chosen).topk(even * len(states), sorted=False).indices
+    every = torch.cat([x.to(chosen[0].device) for x in chosen])
+    best = every.topk(even * len(states), sorted=False).indices
     room = [len(r) for r in chosen]
     among = best.new_zeros(sum(room)).index_fill_(0, best, 1)
     return torch.stack([head.sum() for head in among.split(room)])
@@ -145,4 +148,13 @@ def _carry_out(
     with torch.inference_mode(inference):
         room = [state.store.n - fixed for state in states]
         got = sharing.shares(counts.tolist(), target - fixed, room, p.budgets.floor)
-        segments.compact_states(states, ranks, [fixed + n for n in got])
+        targets = [fixed + n for n in got]
+        for mine in _layers(states):
+            segments.compact_states(states[mine], ranks[mine], targets[mine])
+
+
+def _layers(states: Sequence[LayerState]) -> list[slice]:
+    """Where the heads of each layer are among `states`."""
+    many = len(states)
+    ends = (i for i in range(1, many) if states[i].layer.layer != states[i - 1].layer.layer)
+    return [slice(a, b) for a, b in pairwise([0, *ends, many])]

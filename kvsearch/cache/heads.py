@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvsearch.cache import adakv, engine, segments, steps
+from kvsearch.cache import adakv, engine, rereading, segments, steps
 from kvsearch.cache.state import LayerState
+from kvsearch.errors import ModelError
 
 
 def advance(
@@ -35,6 +36,13 @@ def advance(
     """
     for state in states:
         state.enter()
+    if states[0].reading is not None:
+        return rereading.attend(states, q, k, v, scale=scale, softcap=softcap)
+    if states[0].rereads and states[0].seen:
+        raise ModelError(
+            "the prompt in this cache was not read again, as its policy's rule asks; call the "
+            "cache's reset(), and then the model itself, as in model(ids, past_key_values=cache)"
+        )
     if q.shape[2] == 1:
         found = steps.advance(states, q, k, v, scale=scale, softcap=softcap)
         if found is not None:

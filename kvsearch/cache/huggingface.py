@@ -25,6 +25,7 @@ from kvsearch.cache.channels import View, views
 from kvsearch.cache.continuing import Given, require_tokens, watch_generate
 from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.cache.outputs import outputs
+from kvsearch.cache.rereading import rereading
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.cache.turning import frequencies, rotaries
@@ -147,7 +148,7 @@ class PolicyCache(Cache):
         packed: hold real formats; False holds equal dense values, for evaluation.
         native: 16-bit storage type; by default the model's type, or fp16 for an fp32 model.
         fast: use one-pass replays for many tokens at once.
-        tokenizer: of the model; needed where anchors follow from the text of tokens.
+        tokenizer: of the model; needed where anchors, or tokens, follow from a text.
 
     Raises:
         TypeError: `policy` is no `Policy`, but the name of one, for instance.
@@ -183,6 +184,7 @@ class PolicyCache(Cache):
             half = model.dtype in (torch.float16, torch.bfloat16)
             native = model.dtype if half else torch.float16
         self.stream = stream(policy, model, tokenizer)
+        self.rereading = rereading(policy, model, tokenizer)
         made = empty_layers(
             policy, shape, turns, lost, packed=packed, native=native, fast=fast,
             stream=self.stream, outputs=outputs(policy, model),
@@ -191,8 +193,7 @@ class PolicyCache(Cache):
         super().__init__(
             layers=_layers(model, [PolicyLayer(x.states, x.view, config) for x in made])
         )
-        self.policy = policy
-        self.shape = shape
+        self.policy, self.shape = policy, shape
         self.given = Given(whole=policy.prompted)
         self._waiting: PolicyLayer | None = None  # the layer that was last given keys
 
@@ -255,8 +256,7 @@ class PolicyCache(Cache):
     @property
     def states(self) -> list[LayerState]:
         """States of the layers that follow the policy, shallow to deep, as in `Layout.layers`."""
-        layers = (layer for layer in self.layers if isinstance(layer, PolicyLayer))
-        return [state for layer in layers for state in layer.states]
+        return [s for x in self.layers if isinstance(x, PolicyLayer) for s in x.states]
 
     @property
     def bytes_resident(self) -> int:

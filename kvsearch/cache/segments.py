@@ -89,7 +89,7 @@ def finish(states: Sequence[LayerState]) -> None:
         _land(first, copies)
         for state, _ in some:
             state.note_peak()
-    if first.layer.clock.due(first.seen, first.prompt):
+    if first.layer.clock.due(first.seen, first.prompt) and not first.rereads:
         compact_states(states)
 
 
@@ -180,11 +180,11 @@ def _attend(
 ) -> Tensor:
     """Attend from the newest tokens, which the store already holds, and let the rule observe."""
     m, hidden = q.shape[2], closing.hidden(state)
-    if state.packed and m == 1 and not hidden:
+    apart = state.rule is not None and "rows" in state.rule.needs
+    if state.packed and m == 1 and not hidden and not apart:
         out, found = decode(state, q, due, scale=scale, softcap=softcap)
     else:
-        out, received = _attend_dense(state, q, due, hidden, scale, softcap)
-        found = Segment(state.seen, m, received)
+        out, found = _attend_dense(state, q, due, hidden, scale, softcap)
     if state.scorer is not None and not found.taken:
         if state.rule is not None and "queries" in state.rule.needs:
             found = replace(found, queries=_unrotated(state, q))
@@ -195,7 +195,7 @@ def _attend(
 def _attend_dense(
     state: LayerState, q: Tensor, due: int | None, hidden: Sequence[int], scale: float,
     softcap: float | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Segment]:  # fmt: skip
     """`_attend` over slots as they are read back, but for the `hidden` ones."""
     keys, values = state.store.read()
     n, m = keys.shape[2], q.shape[2]
@@ -215,17 +215,45 @@ def _attend_dense(
         out, _ = lifetime_attention.record(
             state.impls, q, keys, values, born, never, first_query=0, scale=scale, softcap=softcap
         )
-        return out, None
-    assert state.scorer is not None
+        return out, Segment(state.seen, m)
+    assert state.scorer is not None and state.rule is not None
     after = 0 if due is None else due - state.seen - m
     weights = _row_weights(state, n, m, after, q.device)
     out, received = scored_attention.record(
         state.impls, q, keys, values, weights, scale=scale, softcap=softcap
     )
+    rows = None
+    if "rows" in state.rule.needs:
+        many = state.scorer.watched(m, after)
+        rows = attention_rows(q[:, :, m - many :], keys, scale=scale, softcap=softcap)
     if seen is not None:
-        every = received.new_zeros(*received.shape[:2], state.store.n)
-        received = every.index_copy(2, seen, received)
-    return out, received
+        received = _spread(received, seen, state.store.n)
+        rows = None if rows is None else _spread(rows, seen, state.store.n)
+    return out, Segment(state.seen, m, received, rows=rows)
+
+
+def _spread(x: Tensor, slots: Tensor, n: int) -> Tensor:
+    """What the `slots` `[N']` have of `x` `[..., N']`, with 0 for the others of `n`."""
+    return x.new_zeros(*x.shape[:-1], n).index_copy(-1, slots, x)
+
+
+def attention_rows(q: Tensor, keys: Tensor, *, scale: float, softcap: float | None) -> Tensor:
+    """What the newest tokens give to every slot, `[B, H, G, M, N]` fp32 (fp64 of fp64).
+
+    Args:
+        q: their queries `[B, Hq, M, D]`.
+        keys: of all slots `[B, H, N, D]`, the last `M` are the queries' own.
+        scale: factor on the dot products.
+        softcap: bound of the scaled products, if the model has one.
+    """
+    H, N, M = keys.shape[1], keys.shape[2], q.shape[2]
+    kind = torch.promote_types(q.dtype, torch.float32)
+    s = (q.to(kind) * scale).unflatten(1, (H, -1)) @ keys.to(kind).transpose(-1, -2).unsqueeze(2)
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    future = torch.ones(M, M, dtype=torch.bool, device=q.device).triu(1)
+    s[..., N - M :].masked_fill_(future, float("-inf"))
+    return s.softmax(-1)
 
 
 def _row_weights(state: LayerState, n: int, m: int, after: int, device: torch.device) -> Tensor:

@@ -46,6 +46,8 @@ class LayerState:
         prompt: tokens of the first call, where the policy treats those in another way.
         whole: set where one call brings in a whole text of which nothing is kept, as in training:
             how many of its tokens are the prompt. None otherwise.
+        rereads: whether the model is to read its prompt again before the compaction after it.
+        reading: slots whose turn it is in that reading; None outside of it. See `rereading`.
         impls: op -> the implementation of it that ran.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
         pending: a compaction of the layer that waits for numbers from the device, see `adakv`.
@@ -83,6 +85,8 @@ class LayerState:
         self.scorer: Scorer | None = None
         self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
+        self.rereads = self.rule is not None and "rereading" in self.rule.needs
+        self.reading: range | None = None
         self._peak = 0
         self._inference = False  # whether the newest tokens came in torch's inference mode
 

@@ -267,6 +267,8 @@ def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | Non
         pool = store.reserve(k[:, mine], v[:, mine])
         sums, needs = None, frozenset[str]() if state.rule is None else state.rule.needs
         asked.append(None)
+        if "rows" in needs:
+            return None
         if "queries" in needs:
             last = first.step.asked[len(found)] if isinstance(first.step, Step) else None
             asked[-1] = _asked(state, store.device, pool.used, last)

@@ -132,7 +132,8 @@ class Replay:
             hidden.append(self._head.hidden(group.ids[:, a:b], group.cache))
         held = torch.cat(hidden, 1)
         group.nll.append(self._head.nll(*group.asked(held, edges[-1], stop)))
-        self.spent += len(group.ids) * (edges[-1] - edges[0])
+        again = edges[1] if start == 0 and self.policy.rereads else 0
+        self.spent += len(group.ids) * (edges[-1] - edges[0] + again)
         self._cache = group.cache
         group.last, group.done = held[:, -1:], stop
         if stop == len(group.fed.places):

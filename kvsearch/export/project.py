@@ -58,6 +58,9 @@ def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | Non
     if not lost:
         return policy
     given = policy
+    if policy.rereads and "trigger" in lost:  # nothing is read again without a prompt
+        shares = Budgets() if policy.budgets.kind == "adakv" else policy.budgets
+        given = policy.model_copy(update={"rule": None, "budgets": shares})
     for name in lost:
         given = with_value(given, name, FIELDS[name].default)
     return _without_idle(policy, Policy.build(given.model_dump(by_alias=True)), shape)

@@ -47,6 +47,8 @@ def budgets(
     fields: dict[str, Any] = dict(kind=kind, beta=get["beta"], exponent=get["exponent"])
     if kind == "pyramid":
         fields["of"] = "rest"
+    if kind == "global":
+        fields |= dict(kind="adakv", floor=0.0, across="model")
     if kind == "sensitivity":
         assert heads is not None
         fields["weights"] = heads.of_layers

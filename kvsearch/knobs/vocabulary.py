@@ -101,7 +101,7 @@ KNOBS: dict[str, Knob] = {
     "fp16_recent": Knob(False, (), bool, "keep the recent window in 16 bits"),
     "budgets": Knob(
         "uniform",
-        ("uniform", "pyramid", "sensitivity", "heads", "marginal", "adakv"),
+        ("uniform", "pyramid", "sensitivity", "heads", "marginal", "adakv", "global"),
         None,
         "how layers, or KV heads, share the slots",
     ),

@@ -47,6 +47,16 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
             f"field channels.vo: rule {rule.name!r} multiplies whole values by the output "
             "projection; keep all channels or use another rule"
         )
+    if p.rereads and p.anchors is not None:
+        raise PolicyError(
+            f"field anchors: tokens that are read again close no sequences; take another rule than "
+            f"{'reread'!r}, or no anchors"
+        )
+    if p.budgets.across == "model" and len({*left.kinds} - {(0, 0)}) > 1:
+        raise PolicyError(
+            "field budgets.across: heads of the whole model share slots only where all are alike "
+            "in their channels; use 'layer'"
+        )
     if p.budgets.kind == "sensitivity":
         _fits("budgets.weights", p.budgets.weights, shape)
     if p.head_tiers is not None:

@@ -107,6 +107,8 @@ class Budgets(Frozen):
         weights: measured sensitivity, any positive unit: one number a layer, or per layer one
             number a KV head.
         floor: share of an even budget that AdaKV leaves to every head.
+        across: whose heads share under `adakv`: those of a `layer`, or of the whole `model`, which
+            needs a rule by which the prompt is read again (KVzip, arXiv:2505.23416).
     """
 
     kind: Literal["uniform", "pyramid", "sensitivity", "adakv"] = "uniform"
@@ -115,6 +117,7 @@ class Budgets(Frozen):
     exponent: float = Field(default=0.5, ge=0.0, le=2.0)
     weights: Weights = ()
     floor: float = Field(default=0.2, ge=0.0, le=1.0)
+    across: Literal["layer", "model"] = "layer"
 
     @model_validator(mode="after")
     def _weights_belong(self) -> Self:
@@ -122,6 +125,8 @@ class Budgets(Frozen):
             raise ValueError("kind 'sensitivity' needs weights, one a layer or one a head")
         if self.of == "rest" and self.kind != "pyramid":
             raise ValueError("of 'rest' goes with kind 'pyramid'")
+        if self.across == "model" and self.kind != "adakv":
+            raise ValueError("across 'model' goes with kind 'adakv'")
         for row in self.weights:
             each = row if isinstance(row, tuple) else (row,)
             if min(each, default=0.0) <= 0:

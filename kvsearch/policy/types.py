@@ -150,6 +150,8 @@ class Policy(Frozen):
             raise ValueError(f"{where} needs slots and a rule, and no ladder")
         if len(self.tiers) > 1 or self.head_tiers is not None:
             raise ValueError(f"{where} needs one tier, the same for all heads")
+        if self.budgets.across == "model" and "rereading" not in self.rule.needs:
+            raise ValueError("budgets.across 'model' needs rule 'reread': others go layer by layer")
 
     # -- what is active ----------------------------------------------------------------------
 
@@ -207,6 +209,11 @@ class Policy(Frozen):
     def active_rule(self) -> Rule | None:
         """The rule, where ranks decide anything: who leaves, or which tier a slot is in."""
         return self.rule if self.evicts or self.ranks_tiers else None
+
+    @property
+    def rereads(self) -> bool:
+        """Whether the model reads a prompt twice."""
+        return self.active_rule is not None and "rereading" in self.active_rule.needs
 
     @property
     def scored(self) -> bool:
@@ -312,7 +319,7 @@ class Policy(Frozen):
         if b.kind == "sensitivity" and b.exponent != 0:
             return ["sensitivity", b.exponent, list(b.weights)]
         if b.kind == "adakv":
-            return ["adakv", b.floor]
+            return ["adakv", b.floor, *(["model"] if b.across == "model" else [])]
         return ["uniform"]
 
     def fingerprint(self, layers: int | None = None) -> str:

@@ -146,7 +146,7 @@ def _budgets(policy: Policy) -> list[str]:
     if budgets.kind == "sensitivity" and budgets.exponent:
         return [f"budgets by {'head' if budgets.per_head else 'layer'} sensitivity"]
     if budgets.kind == "adakv":
-        return ["heads share their layer's budget"]
+        return [f"heads share their {budgets.across}'s budget"]
     if budgets.kind == "pyramid" and budgets.beta != 1:
         return [f"pyramid budgets (beta {budgets.beta:.3g})"]
     return []

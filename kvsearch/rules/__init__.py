@@ -13,12 +13,14 @@ from kvsearch.rules.attention import Attention
 from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
 from kvsearch.rules.chunks import Chunks
 from kvsearch.rules.critical import Critical
+from kvsearch.rules.defensive import Defensive
 from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
 from kvsearch.rules.lagkv import LagKV
 from kvsearch.rules.random import Random
 from kvsearch.rules.redundancy import Redundancy
+from kvsearch.rules.reread import Reread
 from kvsearch.rules.value_attention import ValueAttention
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Attention",
     "Chunks",
     "Critical",
+    "Defensive",
     "ExpectedAttention",
     "KeyDiff",
     "KeyNorm",
@@ -33,6 +36,7 @@ __all__ = [
     "Place",
     "Random",
     "Redundancy",
+    "Reread",
     "Rule",
     "Scorer",
     "Segment",
@@ -55,6 +59,8 @@ RULES: dict[str, type[Rule]] = {
     "critical": Critical,
     "chunks": Chunks,
     "redundancy": Redundancy,
+    "defensive": Defensive,
+    "reread": Reread,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsearch_kernels.choose_slots import Sums
     from kvsearch_kernels.copy_rows import Copy
 
-Need = Literal["attention", "queries", "keys", "values", "outputs"]
+Need = Literal["attention", "rows", "queries", "keys", "values", "outputs", "rereading"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class Segment:
         received: attention that each held slot received from the segment's queries, weighted by
             `Scorer.row_weights`, `[B, H, N]`; only for rules that need `attention`. It is the
             scorer's own, to keep or write to.
+        rows: what slots received from each of the newest queries, in time, `[B, H, G, R, N]` fp32;
+            0 where a query does not see a slot. `R` is what `Scorer.watched` asks for, at most `M`;
+            only for rules that need `rows`.
         queries: without their rotation `[B, Hq, M, D]`; only for rules that need `queries`.
         taken: whether `Scorer.tally` has taken in what slots received.
     """
@@ -71,6 +74,7 @@ class Segment:
     received: "Tensor | None" = None
     queries: "Tensor | None" = None
     taken: bool = False
+    rows: "Tensor | None" = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,15 @@ class Scorer:
         Args:
             visible: keys that each row sees, itself included, `[M]`.
             left: rows after each row and before the next compaction, `[M]`.
+        """
+        raise NotImplementedError
+
+    def watched(self, count: int, left: int) -> int:
+        """How many of the newest queries are wanted one by one; for rules that need `rows`.
+
+        Args:
+            count: queries of a segment.
+            left: tokens after them and before the next compaction.
         """
         raise NotImplementedError
 

@@ -99,8 +99,6 @@ class CriticalScorer(AttentionScorer):
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Sums, smoothed outside the recent window, times norms; the first stage above all."""
-        import torch
-
         score = self.smooth(self.corrected(slots.seen), slots.recent_from)
         floor = EPSILON * (self.rule.horizon or 1)
         ranks = (score + floor) * self._read(slots)
@@ -109,9 +107,7 @@ class CriticalScorer(AttentionScorer):
         free = slice(slots.sinks, slots.recent_from)
         count = int(self.first * max(0, slots.stay - slots.count + slots.recent_from - slots.sinks))
         best = score[..., free].sort(dim=-1, stable=True, descending=True).indices[..., :count]
-        lift = torch.ones_like(ranks)
-        lift.scatter_(-1, best + slots.sinks, ABOVE)
-        return ranks * lift
+        return lifted(ranks, best + slots.sinks)
 
     def _read(self, slots: Slots) -> "Tensor":
         """Norms of all slots `[B, V, N]`; values are read of those that came since."""
@@ -147,3 +143,11 @@ class CriticalScorer(AttentionScorer):
         """Select batch rows (beam search)."""
         super().reorder(rows)
         self.norms = self.norms[rows]
+
+
+def lifted(ranks: "Tensor", first: "Tensor", by: "Tensor | float" = ABOVE) -> "Tensor":
+    """Ranks `[B, V, N]`, those of the slots `first` `[B, V, K]` multiplied."""
+    import torch
+
+    lift = torch.ones_like(ranks)
+    return ranks * lift.scatter(-1, first, by)

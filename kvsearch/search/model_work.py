@@ -81,7 +81,8 @@ class ModelSession:
             about.append({"of": name, "weight": weight, "exact": exact, "first": first})
             at = mine.stop
         nll = np.array(losses, dtype=np.float32)[:, None]
-        tokens = sum(item.taken_in(some.see) for item in some.items)
+        again = job.policy.rereads
+        tokens = sum(item.taken_in(some.see, again=again) for item in some.items)
         return Measured(nll, tokens, found.bytes_end, found.impls, tuple(about))
 
     def forget(self) -> None:

@@ -60,11 +60,13 @@ class Item:
         """Tokens of the longest sequence: the context, and an ask with those that it follows."""
         return max(length for _, length in self.paths("agnostic"))
 
-    def taken_in(self, see: See) -> int:
-        """Tokens that go through the model for all asks."""
+    def taken_in(self, see: See, *, again: bool = False) -> int:
+        """Tokens that go through the model for all asks, prompts twice if they are read `again`."""
         asked = sum(a.question.size + a.answer.size for a in self.asks)
-        alone = sum(not a.follows for a in self.asks) if see == "aware" else 1
-        return alone * self.context.size + asked
+        alone = [a for a in self.asks if not a.follows] if see == "aware" else []
+        prompts = max(1, len(alone)) * self.context.size
+        twice = prompts + sum(a.question.size for a in alone) if again else 0
+        return prompts + asked + twice
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,250 @@
+"""A prompt is read again by its model before its cache is compacted (KVzip, arXiv:2505.23416).
+
+A hook on the model's body runs this right after the call that brought the prompt: the model is fed
+an instruction and the prompt once more, chunk by chunk. Its queries see all of the cache and what
+comes with them, and nothing of that is stored. Then all layers are compacted. So whoever calls the
+model, `generate` or an evaluation, has a compacted cache after the call.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel
+
+from kvsearch.cache import adakv, segments
+from kvsearch.cache.state import LayerState
+from kvsearch.errors import PolicyError
+from kvsearch.models.load import max_context
+from kvsearch.policy import Policy
+from kvsearch.rules import Reread
+from kvsearch.rules.reread import RereadScorer
+
+FIRST = "\n\nRepeat the previous context exactly.\n"  # as the paper's public code has it
+LATER = "\n\nRepeat the part of the previous context exactly, starting with"
+BEFORE = 8  # tokens before a chunk that follow these words, and then END
+END = "\n"
+ROWS = 512  # queries per attention map
+
+
+class Rereading:
+    """What the model of a cache reads after a prompt.
+
+    Args:
+        rule: of the policy.
+        first: token ids that come before the first chunk.
+        later: token ids that come before the others, and the tokens before each of these.
+        end: token ids after those.
+    """
+
+    def __init__(
+        self, rule: Reread, first: Sequence[int], later: Sequence[int], end: Sequence[int]
+    ) -> None:
+        self.rule, self._first, self._later, self._end = rule, first, later, end
+        self._reads = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Rereading":
+        return self
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # calls the model again
+    def after(self, body: nn.Module, cache: Any, ids: Tensor | None) -> None:
+        """Let `body` read again the prompt of tokens `ids` `[B, N]` that `cache` has taken in."""
+        states = [state for state in cache.states if state.store.n]
+        if self._reads or not states or not states[0].rereads:
+            return
+        if ids is None:
+            raise PolicyError(
+                f"rule {self.rule.name!r} reads the prompt again, and this call brings no token "
+                "ids; give input_ids instead of embeddings"
+            )
+        chunks = list(self._chunks(ids))
+        self._require_room(body, ids.shape[1], max(x.shape[1] for _, x in chunks))
+        others = {i: x for i, x in enumerate(cache.layers) if not hasattr(x, "states")}
+        self._reads = True
+        try:
+            with torch.no_grad():
+                for start, again in chunks:
+                    self._read(body, cache, others, start, ids, again)
+        finally:
+            self._reads = False
+            for state in cache.states:
+                state.reading = None
+        for state in states:
+            state.rereads = False
+        _compact(states, [x.states for x in cache.layers if hasattr(x, "states")])
+
+    def _chunks(self, ids: Tensor) -> "list[tuple[int, Tensor]]":
+        """Where each chunk starts, and what is read of it `[B, M]`."""
+        found = []
+        for start in range(0, ids.shape[1], self.rule.chunk):
+            words = self._first
+            parts = [ids[:, start : start + self.rule.chunk]]
+            if start and self._first:
+                words = self._later
+                parts = [ids[:, max(0, start - BEFORE) : start], _rows(self._end, ids), *parts]
+            found.append((start, torch.cat([_rows(words, ids), *parts], 1)))
+        return found
+
+    def _read(
+        self, body: nn.Module, cache: Any, others: dict[int, Any], start: int, ids: Tensor,
+        again: Tensor,
+    ) -> None:  # fmt: skip
+        """Read one chunk; caches of layers without a policy are as before afterwards."""
+        stop, seen = min(start + self.rule.chunk, ids.shape[1]), ids.shape[1]
+        for state in cache.states:
+            state.reading = range(start, stop)
+        for i, layer in others.items():
+            cache.layers[i] = deepcopy(layer)
+        body(input_ids=again, past_key_values=cache, use_cache=True)
+        for i, layer in others.items():
+            cache.layers[i] = layer
+        for state in cache.states:
+            state.seen = seen  # layers without attention count what they are given
+
+    def _require_room(self, body: Any, prompt: int, again: int) -> None:
+        most = max_context(body.config)
+        if most is not None and prompt + again > most:
+            raise PolicyError(
+                f"rule {self.rule.name!r} reads a prompt of {prompt} tokens again, up to position "
+                f"{prompt + again}, and the model's positions reach {most}; shorten the prompt, "
+                "lower rule.chunk or take another rule"
+            )
+
+
+def attend(
+    states: Sequence[LayerState], q: Tensor, k: Tensor, v: Tensor, *, scale: float,
+    softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Attend from tokens that are read again, over all slots and themselves, and score the chunk.
+
+    Arguments are as in `heads.advance`; nothing is stored but scores.
+    """
+    group, out = q.shape[1] // k.shape[1], q.new_empty(*q.shape[:3], v.shape[3])
+    for state in states:
+        mine = slice(state.layer.heads.start, state.layer.heads.stop)
+        queries = slice(mine.start * group, mine.stop * group)
+        keys, values = state.store.read()
+        if state.reindex:
+            assert state.rotary is not None
+            keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
+        n, chunk = keys.shape[2], state.reading
+        assert isinstance(state.scorer, RereadScorer) and chunk is not None
+        keys = torch.cat([keys, k[:, mine].to(keys.dtype)], 2)
+        values = torch.cat([values, v[:, mine].to(values.dtype)], 2)
+        sinks = min(state.layer.policy.sinks, chunk.start)
+        out[:, queries], scores = read(
+            q[:, queries], keys, values, n, chunk, sinks, scale=scale, softcap=softcap
+        )
+        state.scorer.take(chunk.start, scores, n)
+    return out
+
+
+def read(
+    q: Tensor, k: Tensor, v: Tensor, n: int, chunk: range, sinks: int, *, scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output and scores of tokens that are read again.
+
+    Args:
+        q: their queries `[B, Hq, M, D]`.
+        k, v: keys and values `[B, H, n + M, D]`, their own behind those that are held.
+        n: slots that are held.
+        chunk: those that are scored.
+        sinks: first slots that compete with these for attention.
+        scale: factor on the dot products.
+        softcap: bound of the scaled products, if the model has one.
+
+    Returns:
+        Output `[B, Hq, M, Dv]` over all keys; and `[B, H, len(chunk)]` fp32, the largest share that
+        a query of the group gives to each slot of the chunk, of all that it gives to sinks, chunk
+        and the tokens that are read again.
+    """
+    B, Hq, M, D = q.shape
+    H, N = k.shape[1], k.shape[2]
+    G, kind = Hq // H, torch.promote_types(q.dtype, torch.float32)
+    own = torch.arange(M, device=q.device)
+    k, v, q = k.to(kind), v.to(kind), q.to(kind) * scale
+    out, best = q.new_empty(B, Hq, M, v.shape[3]), None
+    left = sinks < chunk.start or chunk.stop < n  # slots that do not compete
+    for start in range(0, M, ROWS):
+        rows = own[start : start + ROWS]
+        s = q[:, :, start : start + ROWS].reshape(B, H, G * len(rows), D) @ k.transpose(-1, -2)
+        if softcap is not None:
+            s = softcap * torch.tanh(s / softcap)
+        s = s.view(B, H, G, len(rows), N)
+        s[..., n:].masked_fill_(own > rows[:, None], float("-inf"))
+        scored = s[..., chunk.start : chunk.stop]
+        if left:
+            rivals = torch.cat([s[..., :sinks], scored, s[..., n:]], -1)
+            most = (scored - rivals.logsumexp(-1, keepdim=True)).amax((2, 3)).exp()
+        p = s.softmax(-1)
+        if not left:
+            most = p[..., chunk.start : chunk.stop].amax((2, 3))
+        best = most if best is None else torch.maximum(best, most)
+        part = p.view(B, H, G * len(rows), N) @ v
+        out[:, :, start : start + ROWS] = part.view(B, Hq, len(rows), -1)
+    assert best is not None
+    return out, best.float()
+
+
+def _compact(states: Sequence[LayerState], layers: Sequence[Sequence[LayerState]]) -> None:
+    """Compact every layer, or all heads of the model together."""
+    budgets = states[0].layer.policy.budgets
+    if budgets.across == "model":
+        adakv.compact(states, later=False)
+        return
+    for layer in layers:
+        if layer[0].store.n and budgets.kind == "adakv":
+            adakv.compact(layer, later=False)
+        elif layer[0].store.n:
+            segments.finish(layer)
+
+
+def _rows(ids: Sequence[int], like: Tensor) -> Tensor:
+    """These ids for every sequence of `like` `[B, N]`."""
+    return like.new_tensor(list(ids)).expand(len(like), -1)
+
+
+# -- hooks and tokens --------------------------------------------------------------------------
+
+_watched: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
+
+
+def rereading(policy: Policy, model: PreTrainedModel, tokenizer: Any) -> Rereading | None:
+    """What a cache for `model` has read after a prompt; None if the policy's rule needs nothing.
+
+    Raises:
+        PolicyError: the rule has an instruction, and no tokenizer is given or lies with the model.
+    """
+    rule = policy.active_rule
+    if not isinstance(rule, Reread):
+        return None
+    if model not in _watched:
+        model.base_model.register_forward_hook(_after, with_kwargs=True)
+        _watched[model] = None
+    if rule.instruction == "none":
+        return Rereading(rule, (), (), ())
+    found = tokenizer if tokenizer is not None else _beside(model)
+    texts = FIRST, LATER, END
+    return Rereading(rule, *(found(x, add_special_tokens=False)["input_ids"] for x in texts))
+
+
+def _beside(model: PreTrainedModel) -> Any:
+    """The tokenizer that lies with a model's weights; nothing is fetched."""
+    try:
+        return AutoTokenizer.from_pretrained(model.name_or_path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as e:
+        raise PolicyError(
+            "field rule.instruction: the tokens of an instruction depend on the tokenizer; give "
+            "it, as in PolicyCache(policy, model, tokenizer=tokenizer)"
+        ) from e
+
+
+def _after(body: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    cache = kwargs.get("past_key_values")
+    mine: Rereading | None = getattr(cache, "rereading", None)
+    if cache is not None and mine is not None:
+        mine.after(body, cache, kwargs.get("input_ids", args[0] if args else None))
