@@ -52,6 +52,20 @@ _KVPRUNER: list[tuple[str, str, dict[str, Value], str]] = [
     ("taylor", "eq1", {"channels.score": "taylor"}, "fewer in sensitive layers, by Taylor"),
 ]
 
+_TURBO: dict[str, Value] = dict(
+    levels="turboquant-k", value_levels="turboquant-v", rotate=True, value_block=1
+)
+_VLLM: dict[str, dict[str, Value]] = {
+    "int8_per_token_head": dict(tiers="k8v8", levels="vllm-int"),
+    "fp8_per_token_head": dict(tiers="k8v8", levels="vllm-fp8"),
+    "int4_per_token_head": dict(tiers="k4v4", levels="vllm-int"),
+    "turboquant_k8v4": dict(tiers="k8v4", levels="e4m3", value_levels="turboquant-v"),
+    "turboquant_4bit_nc": dict(_TURBO, tiers="k4v4"),
+    "turboquant_k3v4_nc": dict(_TURBO, tiers="k3v4"),
+    "turboquant_3bit_nc": dict(_TURBO, tiers="k3v3"),
+    "nvfp4": dict(tiers="k4v4", levels="nvfp4", group=32),
+}
+
 METHODS: dict[str, Method] = {
     "full": Method(dict(evict=False), "full", "every token in 16 bits"),
     "window": Method({}, "single", "newest tokens only", baseline=False),
@@ -183,6 +197,15 @@ METHODS: dict[str, Method] = {
             baseline=False,
         )
         for name in ("e4m3", "e5m2")
+    },
+    **{
+        name: Method(
+            {"evict": False, "group": "head", **knobs},
+            "single",
+            f"vLLM's --kv-cache-dtype {name}, in all layers",
+            baseline=False,
+        )
+        for name, knobs in _VLLM.items()
     },
     **{
         name: Method(

@@ -42,9 +42,9 @@ def rule(draw: random.Random, interval: int) -> Rule | None:
     )
 
 
-def tier(draw: random.Random, bits: tuple[int, ...]) -> Tier:
-    """A tier of any of these bits."""
-    return Tier.model_validate(dict(key_bits=draw.choice(bits), value_bits=draw.choice(bits)))
+def tier(draw: random.Random, keys: tuple[int, ...], values: tuple[int, ...]) -> Tier:
+    """A tier of any of these bits of keys and of values."""
+    return Tier.model_validate(dict(key_bits=draw.choice(keys), value_bits=draw.choice(values)))
 
 
 def per_layer(draw: random.Random, shape: ModelShape, one: Callable[[], Any]) -> tuple[Any, ...]:
@@ -59,13 +59,14 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
     while True:
         interval = draw.choice([1, 3, 8, 16])
         shares = draw.choice([[1.0], [1.0], [0.3, 0.7], [0.2, 0.3, 0.5]])
-        levels = draw.choice([*CODEBOOKS])
-        bits = (16, *CODEBOOKS[levels].bits)
+        levels, value_levels = draw.choice([*CODEBOOKS]), draw.choice([None, None, *CODEBOOKS])
+        books = CODEBOOKS[levels], CODEBOOKS[value_levels or levels]
+        bits, value_bits = ((16, *book.bits) for book in books)
         keys = sorted(draw.choices(bits, k=len(shares)), reverse=True)
-        values = sorted(draw.choices(bits, k=len(shares)), reverse=True)
+        values = sorted(draw.choices(value_bits, k=len(shares)), reverse=True)
         budgets = draw.choice(["uniform", "pyramid", "sensitivity"])
         weights = per_layer(draw, shape, partial(draw.uniform, 0.5, 2))
-        others = [tier(draw, bits) for _ in range(draw.choice([0, 0, 1, 2]))]
+        others = [tier(draw, bits, value_bits) for _ in range(draw.choice([0, 0, 1, 2]))]
         of = per_layer(draw, shape, partial(draw.randrange, len(others) + 1))
         slots = draw.choice([None, 28, 40, 60])
         ranks, trigger = (
@@ -104,10 +105,11 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
                 ),
                 head_tiers=HeadTiers(others=tuple((t,) for t in others), of=of) if others else None,
                 quantizer=Quantizer(
-                    group=CODEBOOKS[levels].group or draw.choice([8, 16, None]),
+                    group=books[0].group or books[1].group or draw.choice([8, 16, None]),
                     rotate=draw.random() < 0.3,
-                    value_block=draw.choice([None, 8]),
+                    value_block=draw.choice([None, 8, 1]),
                     levels=levels,
+                    value_levels=value_levels,
                     fp16_sinks=draw.random() < 0.5,
                 ),
                 positions=draw.choice(["original", "original", "cache"]),

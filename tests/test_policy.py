@@ -219,19 +219,48 @@ def test_levels_that_do_not_read_a_field_do_not_hash_it() -> None:
 
     assert fingerprint(levels="e4m3") == fingerprint(levels="e4m3", group=8)
     assert fingerprint(levels="e4m3") != fingerprint(levels="e5m2")
-    assert fingerprint() == fingerprint(value_block=8)
-    turned = {fingerprint(rotate=True, value_block=b) for b in (None, 8, 16)}
-    assert len(turned) == 3
+    assert fingerprint() == fingerprint(value_block=8) == fingerprint(value_levels="uniform")
+    assert fingerprint() != fingerprint(value_levels="lloyd")
+    assert fingerprint(levels="e4m3", value_levels="lloyd") != fingerprint(levels="e4m3")
+    turned = {fingerprint(rotate=True, value_block=b) for b in (None, 1, 8, 16)}
+    assert len(turned) == 4
 
 
 @pytest.mark.parametrize(
     ("method", "bits"),
-    [("q8_0", 8.5), ("q5_1", 6), ("q5_0", 5.5), ("q4_1", 5), ("q4_0", 4.5), ("fp8-e4m3", 8)],
+    [
+        *(("q8_0", 8.5), ("q5_1", 6), ("q5_0", 5.5), ("q4_1", 5), ("q4_0", 4.5), ("fp8-e4m3", 8)),
+        ("nvfp4", 4.5),
+    ],
 )
 def test_formats_of_other_engines_cost_the_bits_that_those_state(method: str, bits: float) -> None:
     shape = ModelShape(layers=2, kv_heads=3, head_dim=96, heads=6)
     policy = at(method, Setting(shape, None, 100))
     assert 16 * layout(policy, shape).bytes_at(100) == bits * shape.budget_bytes(100)
+    check(policy, shape)
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("method", "parts"),  # of a key and of a value: bits of a number, and bytes beside them
+    [
+        ("int8_per_token_head", ((8, 4), (8, 4))),  # scales in fp32
+        ("fp8_per_token_head", ((8, 4), (8, 4))),
+        ("int4_per_token_head", ((4, 4), (4, 4))),
+        ("turboquant_k8v4", ((8, 0), (4, 4))),  # keys: a length; values: step and zero in fp16
+        ("turboquant_4bit_nc", ((4, 2), (4, 4))),
+        ("turboquant_k3v4_nc", ((3, 2), (4, 4))),
+        ("turboquant_3bit_nc", ((3, 2), (3, 4))),
+    ],
+)
+def test_formats_of_vllm_cost_the_bytes_of_its_slots(
+    method: str, parts: tuple[tuple[int, int], ...], D: int
+) -> None:
+    shape = ModelShape(layers=2, kv_heads=3, head_dim=D, heads=6)
+    policy = at(method, Setting(shape, None, 100))
+    slot = sum(D * bits // 8 + more for bits, more in parts)
+    assert slot % 2 == 0  # what vLLM pads TurboQuant's to
+    assert layout(policy, shape).bytes_at(100) == 100 * 2 * 3 * slot
     check(policy, shape)
 
 
@@ -264,6 +293,15 @@ def test_rungs_match_the_papers_rule() -> None:
         (
             '{"tiers": [{"key_bits": 8}], "quantizer": {"levels": "e5m2", "along": "tokens"}}',
             "field quantizer.along: levels 'e5m2' have no groups along tokens",
+        ),
+        (
+            '{"tiers": [{"key_bits": 8, "value_bits": 8}], '
+            '"quantizer": {"levels": "e4m3", "value_levels": "turboquant-v"}}',
+            "field tiers.0.value_bits: value_levels 'turboquant-v' know 4, 3 bits, got 8",
+        ),
+        (
+            '{"tiers": [{"key_bits": 4}], "quantizer": {"value_levels": "nvfp4"}}',
+            "field quantizer.group: value_levels 'nvfp4' have groups of 32, got 64",
         ),
         ('{"quantizer": {"value_block": 48}}', "field quantizer.value_block: must be a power of"),
         ('{"tiers": [{"share": 0.5}]}', "p.json: field tiers: shares must add up to 1"),

@@ -54,15 +54,41 @@ def test_a_run_finds_only_what_its_target_executes(
     assert code == 2 and "leave --space out" in err
 
 
-def test_a_target_starts_from_what_its_users_set_by_hand(
-    tiny_folder: Path, prose: Path, tmp_path: Path
-) -> None:
-    """Without a single proposal: sinks and a window in the runtime's formats, in the budget."""
-    config = LlamaConfig.from_pretrained(tiny_folder, head_dim=32)  # a block of llama.cpp's
-    folder = tmp_path / "wide"
+@pytest.fixture(scope="module")
+def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose heads are a block of llama.cpp's."""
+    config = LlamaConfig.from_pretrained(tiny_folder, head_dim=32)
+    folder = tmp_path_factory.mktemp("wide")
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     for file in tiny_folder.glob("*token*"):
         shutil.copy(file, folder)
+    return folder
+
+
+def test_vllm_starts_from_its_own_cache_types(
+    wide_folder: Path, prose: Path, tmp_path: Path
+) -> None:
+    """Those of which every token of a window fits the budget."""
+    found = kvsearch.search(
+        str(wide_folder), str(prose), budget_slots=129, context=256, trials=0, bench=False,
+        target="vllm", out=tmp_path / "run", portfolio="none",
+    )  # fmt: skip
+    mine = {t.name: t for t in found.summary.trials if t.kind == "combined" and not t.policy.evicts}
+    assert set(mine) == {"fp8_e4m3", "fp8_e5m2", "int4_per_token_head", "nvfp4"}
+    for name, trial in mine.items():
+        assert trial.state == "complete"
+        done = export(
+            trial.policy, "vllm", tmp_path / "x", strict=True, force=True, model=str(wide_folder)
+        )
+        assert done.proof == "schema" and done.document()["proof"] == "schema"
+        assert f"--kv-cache-dtype {name}" in (tmp_path / "x" / "serve.sh").read_text()
+
+
+def test_a_target_starts_from_what_its_users_set_by_hand(
+    wide_folder: Path, prose: Path, tmp_path: Path
+) -> None:
+    """Without a single proposal: sinks and a window in the runtime's formats, in the budget."""
+    folder = wide_folder
     found = kvsearch.search(
         str(folder), str(prose), budget_slots=96, context=256, trials=0, bench=False,
         target="llamacpp", out=tmp_path / "run",

@@ -17,7 +17,18 @@ from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator, check_finite
-from kvsearch.export import Artefact, Job, Target, artefact, find, project, proof, verdicts
+from kvsearch.export import (
+    Artefact,
+    Job,
+    Proof,
+    Target,
+    artefact,
+    find,
+    project,
+    proof,
+    proof_of,
+    verdicts,
+)
 from kvsearch.export.environments import require
 from kvsearch.export.fields import Verdict
 from kvsearch.export.layers import others_of
@@ -71,6 +82,7 @@ class Exported:
     Attributes:
         target: the runtime.
         given: the policy that it runs.
+        proof: how far that is proven.
         verdicts: what became of the fields.
         files: what was written.
         tokens: length of the stream that bytes are counted for.
@@ -82,6 +94,7 @@ class Exported:
 
     target: Target
     given: Policy
+    proof: Proof
     verdicts: list[Verdict]
     files: tuple[Path, ...]
     tokens: int
@@ -98,7 +111,7 @@ class Exported:
             "target": t.name,
             "runtime": t.runtime,
             "version": t.version,
-            "proof": t.proof,
+            "proof": self.proof,
             "policy": self.given.plain(),
             "fields": [
                 {"field": v.field, "asked": plain(v.asked), "given": plain(v.given),
@@ -223,8 +236,8 @@ def export(
         if path.suffix == ".sh":
             path.chmod(0o755)
     return Exported(
-        target, given, found, files, context, sizes[0], sizes[1], loss, measured,
-        (*target.notes, *_of_others(given, target, shape)),
+        target, given, proof_of(given, target, shape), found, files, context, sizes[0], sizes[1],
+        loss, measured, (*target.notes, *_of_others(given, target, shape)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvsearch.app import summary as summaries
 from kvsearch.errors import RunError, quoted
-from kvsearch.export import TARGETS, find, project, verdicts
+from kvsearch.export import TARGETS, find, project, proof_of, verdicts
 from kvsearch.files import write_all
 from kvsearch.models.read import brief
 from kvsearch.models.shared import FILE, is_repository, policy_file
@@ -122,7 +122,13 @@ def _exact(policy: Policy, shape: ModelShape | None) -> list[Proven]:
     for target in map(find, TARGETS):
         given = project(policy, target, shape)
         if all(v.verdict == "exact" for v in verdicts(policy, given, layers)):
-            out.append(Proven(target.name, f"{target.runtime} {target.version}", target.proof))
+            out.append(
+                Proven(
+                    target.name,
+                    f"{target.runtime} {target.version}",
+                    proof_of(policy, target, shape),
+                )
+            )
     return out
 
 

@@ -6,8 +6,9 @@ from itertools import product
 
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.export import find, project
-from kvsearch.export.space import space_of
-from kvsearch.knobs import Setting, Value, build
+from kvsearch.export.capability import Capability
+from kvsearch.export.space import knobs_of, space_of
+from kvsearch.knobs import Setting, Value, build, sized
 from kvsearch.methods import METHODS, Method, at
 from kvsearch.policy import Policy, Quantizer, layout
 from kvsearch.search.portfolio import Portfolio
@@ -40,29 +41,34 @@ def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tu
 
 
 def starts(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
-    """Sinks and a window in the runtime's own formats, as its users would set them by hand.
+    """Policies in the runtime's own formats, as its users would set them by hand.
 
-    Of keys and values in so many bits one format each: the first of the space that fits, rotated
-    where the runtime can.
+    Of keys and values in so many bits one format each, with sinks and a window: the first of the
+    space that fits, rotated where the runtime can. Of a runtime that executes everything, its own
+    cache types in all layers, every token kept, where that fits the budget.
 
     Args:
         name: of the target.
         space: what it executes.
         setting: what policies are sized for.
     """
-    axes = space.axes
+    axes, own = space.axes, find(name).own
+    if own is not None:
+        return _whole(name, own, setting)
     if "custom" not in values(axes, "tiers"):
         return ()
     found: dict[str, Method] = {}
     formats = product(
         BITS, sorted(values(axes, "rotate"), reverse=True), values(axes, "levels"),
         values(axes, "group"), values(axes, "value_block"),
+        values(axes, "value_levels") or ("same",),
     )  # fmt: skip
-    for (key, value), rotate, levels, group, block in formats:
+    for (key, value), rotate, levels, group, block, value_levels in formats:
         label = f"window+k{key}v{value}"
         knobs: dict[str, Value] = {
             "tiers": "custom", "tiers.key_bits": key, "tiers.value_bits": value,
             "rotate": rotate, "levels": levels, "group": group, "value_block": block,
+            **({} if value_levels == "same" else {"value_levels": value_levels}),
         }  # fmt: skip
         if SINKS in values(axes, "sinks"):
             knobs["sinks"] = SINKS
@@ -74,6 +80,20 @@ def starts(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
         with suppress(PolicyError):
             build(knobs, setting)
             found[label] = Method(knobs, "combined", f"{name}: sinks and a window in its formats")
+    return tuple(found.items())
+
+
+def _whole(name: str, own: Capability, setting: Setting) -> Portfolio:
+    """The cache types that hold all layers, by their names."""
+    found: dict[str, Method] = {}
+    for f in own.formats:
+        if f.fits(setting.shape) and not f.ends:
+            knobs: dict[str, Value] = {
+                "evict": False, "tiers": "custom", **knobs_of(f, setting.shape)
+            }  # fmt: skip
+            _, peak = sized(knobs, setting)
+            if setting.budget_bytes is None or peak <= setting.budget_bytes:
+                found[f.word] = Method(knobs, "combined", f"{name}: every token in {f.word}")
     return tuple(found.items())
 
 

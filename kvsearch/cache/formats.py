@@ -88,13 +88,15 @@ def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]
     """Key and value codec of each tier, then those of the 16-bit pool (new tokens and sinks)."""
     q = layer.policy.quantizer
 
-    def codec(bits: int, width: int, along: Along, block: int | None) -> Codec:
-        group = width if q.group is None or not CODEBOOKS[q.levels].numbers else q.group
-        fmt = Format(bits, group, q.levels, q.rotate, along, block)
+    def codec(bits: int, width: int, levels: str, along: Along, block: int | None) -> Codec:
+        group = width if q.group is None or not CODEBOOKS[levels].numbers else q.group
+        turned = q.rotate and block != 1
+        fmt = Format(bits, group, levels, turned, along, block if turned else None)
         return Codec(None if bits == 16 else fmt, native)
 
     def pair(key_bits: int, value_bits: int) -> tuple[Codec, Codec]:
-        keys = codec(key_bits, layer.key_dim, q.along, None)
-        return keys, codec(value_bits, layer.value_dim, "channels", q.value_block)
+        keys = codec(key_bits, layer.key_dim, q.levels, q.along, None)
+        levels = q.value_levels or q.levels
+        return keys, codec(value_bits, layer.value_dim, levels, "channels", q.value_block)
 
     return [*(pair(t.key_bits, t.value_bits) for t in layer.policy.tiers), pair(16, 16)]

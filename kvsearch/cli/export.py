@@ -150,7 +150,7 @@ def _table(done: "Exported") -> str:
         rows.append(("NLL", f"{loss.asked:.4f}", f"{loss.given:.4f}", where))
         rows.append(("PPL", f"{exp(loss.asked):.3f}", f"{exp(loss.given):.3f}", ""))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [f"{t.runtime} {t.version}, proof {t.proof}: {PROOFS[t.proof]}"]
+    lines = [f"{t.runtime} {t.version}, proof {done.proof}: {PROOFS[done.proof]}"]
     lines += [
         "  ".join([*(x.ljust(w) for x, w in zip(row[:3], widths, strict=True)), row[3]]).rstrip()
         for row in rows

@@ -5,8 +5,8 @@ from importlib import import_module
 
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.export.fields import Verdict, verdicts
-from kvsearch.export.project import project
-from kvsearch.export.target import PROOFS, Artefact, Job, Target, unknown_options
+from kvsearch.export.project import project, proof_of
+from kvsearch.export.target import PROOFS, Artefact, Job, Proof, Target, unknown_options
 
 __all__ = [
     "OTHERS",
@@ -14,11 +14,13 @@ __all__ = [
     "TARGETS",
     "Artefact",
     "Job",
+    "Proof",
     "Target",
     "Verdict",
     "artefact",
     "find",
     "project",
+    "proof_of",
     "verdicts",
 ]
 

@@ -50,6 +50,9 @@ class Format:
         rotate: whether a Hadamard rotation comes first.
         value_block: most channels of a value that rotate together; None is as many as of a key.
         divides: number that must divide the head size.
+        value_levels: of `Quantizer`; None is as keys.
+        whole_power: whether the head size must be a power of two.
+        ends: layers at each end of the model that the runtime keeps in 16 bits; at most half.
     """
 
     word: str
@@ -60,10 +63,21 @@ class Format:
     rotate: bool = False
     value_block: int | None = None
     divides: int = 1
+    value_levels: str | None = None
+    whole_power: bool = False
+    ends: int = 0
 
     def fits(self, shape: ModelShape | None) -> bool:
-        """Whether heads of this size can be stored so; yes where the size is not known."""
-        return shape is None or not shape.head_dim % self.divides
+        """Whether heads of this size can be stored so; of an unknown one, where all layers are."""
+        if shape is None:
+            return not self.ends
+        D = shape.head_dim
+        return not D % self.divides and not (self.whole_power and D & (D - 1))
+
+    @property
+    def scaled(self) -> bool:
+        """Whether keys or values have scales."""
+        return any(CODEBOOKS[n].numbers for n in (self.levels, self.value_levels or self.levels))
 
     def tier(self) -> Tier:
         """The tier that a policy has with it."""
@@ -73,7 +87,8 @@ class Format:
         """How many fields of the policy's quantiser it would change."""
         q = policy.quantizer
         pairs = [(q.levels, self.levels), (q.rotate, self.rotate), (q.along, "channels")]
-        if CODEBOOKS[self.levels].numbers:
+        pairs.append((q.value_levels or q.levels, self.value_levels or self.levels))
+        if self.scaled:
             pairs.append((self._whole(q.group, shape), self._whole(self.group, shape)))
         if self.rotate:
             pairs.append((_block(q.value_block, shape), _block(self.value_block, shape)))
@@ -82,9 +97,11 @@ class Format:
     def applied(self, quantizer: Quantizer, shape: ModelShape | None) -> Quantizer:
         """The quantiser with the fields that the format sets, where they make a difference."""
         new: dict[str, object] = dict(levels=self.levels, rotate=self.rotate, along="channels")
-        if CODEBOOKS[self.levels].numbers and (
-            self._whole(quantizer.group, shape) != self._whole(self.group, shape)
+        if (quantizer.value_levels or quantizer.levels) != (self.value_levels or self.levels) or (
+            quantizer.levels != self.levels
         ):
+            new["value_levels"] = self.value_levels
+        if self.scaled and (self._whole(quantizer.group, shape) != self._whole(self.group, shape)):
             new["group"] = self.group
         if self.rotate and _block(quantizer.value_block, shape) != _block(self.value_block, shape):
             new["value_block"] = self.value_block
@@ -93,7 +110,9 @@ class Format:
     @property
     def kind(self) -> tuple[object, ...]:
         """What formats have in common that one policy may hold beside one another."""
-        return self.levels, self.group, self.rotate, self.value_block
+        return (
+            self.levels, self.value_levels, self.group, self.rotate, self.value_block, self.ends,
+        )  # fmt: skip
 
     @staticmethod
     def _whole(group: int | None, shape: ModelShape | None) -> int | None:
@@ -194,9 +213,11 @@ class Capability:
                 found, best = f, far
         return found
 
-    def used(self, policy: Policy, tier: Tier | None = None) -> Format | None:
+    def used(
+        self, policy: Policy, tier: Tier | None = None, shape: ModelShape | None = None
+    ) -> Format | None:
         """The format of a tier of a projected policy, by default its own; None is 16 bits."""
-        return self.nearest(tier or policy.tiers[0], policy, None)
+        return self.nearest(tier or policy.tiers[0], policy, shape)
 
 
 def _distance(asked: tuple[int, int], given: tuple[int, int]) -> tuple[int, ...]:

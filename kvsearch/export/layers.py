@@ -14,10 +14,10 @@ def format_per_layer(job: Job, can: Capability) -> list[Format | None]:
     """
     p = job.policy
     if p.head_tiers is None:
-        return [can.used(p)]
+        return [can.used(p, shape=job.shape)]
     which = [row if isinstance(row, int) else row[0] for row in p.head_tiers.of]
     require_no_others(job)
-    return [can.used(p, p.every_tiers[i][0]) for i in which]
+    return [can.used(p, p.every_tiers[i][0], job.shape) for i in which]
 
 
 def slots_per_layer(job: Job) -> list[int]:

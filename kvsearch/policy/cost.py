@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvsearch.policy.ladder import Rungs
 from kvsearch.policy.shape import ModelShape
 from kvsearch.policy.types import Policy
-from kvsearch_kernels.codebooks import CODEBOOKS
+from kvsearch_kernels.codebooks import Codebook
 
 TAG_BYTES = 1  # uint8 tier index
 
@@ -42,17 +42,18 @@ class Cost:
         K, V = widths or (shape.head_dim, shape.head_dim)
         self._native = policy.fp16_sinks + policy.fp16_recent  # tokens in no tier
         self._residual = 2 * (K + V) * H
+        k, v = q.books
         self._tiers = [
             H
             * (
-                _vector_bytes(policy, K, t.key_bits, q.along)
-                + _vector_bytes(policy, V, t.value_bits)
+                _vector_bytes(q.group, k, K, t.key_bits, q.along)
+                + _vector_bytes(q.group, v, V, t.value_bits)
             )
             for t in policy.tiers
         ]
         self._group, self._group_bytes = 1, 0
         if q.along == "tokens" and q.group is not None and policy.tiers[0].key_bits < 16:
-            self._group, self._group_bytes = q.group, H * K * _numbers(policy) * 2
+            self._group, self._group_bytes = q.group, H * K * k.numbers * 2
         self._shares = list(accumulate((t.share for t in policy.tiers[:-1]), initial=0.0))[1:]
         self._held = self._tag = self._layer = 0
         if (rule := policy.active_rule) is not None and K:
@@ -104,19 +105,16 @@ class Cost:
         return out
 
 
-def _vector_bytes(policy: Policy, width: int, bits: int, along: str = "channels") -> int:
+def _vector_bytes(
+    group: int | None, book: Codebook, width: int, bits: int, along: str = "channels"
+) -> int:
     """Bytes of one key or value of one head: codes, and what scales and zeros it has of its own."""
     if bits == 16:
         return 2 * width
     codes = width * bits // 8
     if along == "tokens" or not width:
         return codes
-    return codes + width // (policy.quantizer.group or width) * _numbers(policy) * 2
-
-
-def _numbers(policy: Policy) -> int:
-    """Fp16 numbers per group: a scale, and a zero where the levels are not symmetric."""
-    return CODEBOOKS[policy.quantizer.levels].numbers
+    return codes + width // (group or width) * book.numbers * 2
 
 
 Held = Sequence[tuple[Cost, Mapping[int | None, int]]]  # layers alike in tiers: slots -> how many

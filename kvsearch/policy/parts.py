@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from kvsearch.errors import nearest
 from kvsearch.frozen import Frozen
 from kvsearch.policy.ladder import Order
-from kvsearch_kernels.codebooks import CODEBOOKS
+from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
 
 Bits = Literal[16, 8, 5, 4, 3, 2, 1]
 
@@ -24,7 +24,7 @@ def _power_of_two(block: int) -> int:
     return block
 
 
-Block = Annotated[int, Field(ge=2), AfterValidator(_power_of_two)]
+Block = Annotated[int, Field(ge=1), AfterValidator(_power_of_two)]
 Weights = tuple[float, ...] | tuple[tuple[float, ...], ...]
 LEAST = 1e-100  # of weights, whose power is at most 2
 Levels = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*CODEBOOKS]})]
@@ -51,11 +51,13 @@ class Quantizer(Frozen):
         rotate: Hadamard rotation of each head before quantising (QuaRot, arXiv:2404.00456), over
             the largest power of two that divides the head size.
         value_block: most channels of a value that one rotation mixes (llama.cpp: 64); None mixes
-            as many as of a key.
+            as many as of a key, and 1 rotates keys only.
         levels: a key of `kvsearch_kernels.codebooks.CODEBOOKS`: `uniform` min/max steps with scale
             and zero; `lloyd`, the Lloyd-Max levels of a Gaussian with one scale and no zero; `e4m3`
             and `e5m2`, 8-bit floating point without a scale; `ggml-0` and `ggml-1`, the blocks of
-            llama.cpp's q8_0, q5_0, q4_0 and of its q5_1, q4_1.
+            llama.cpp's q8_0, q5_0, q4_0 and of its q5_1, q4_1; `vllm-int`, `vllm-fp8`,
+            `turboquant-k`, `turboquant-v` and `nvfp4`, formats of vLLM.
+        value_levels: the same for values, where they differ from keys.
         along: what a group of keys lies along: the `channels` of one token, or one channel of
             `group` neighbouring `tokens` (KIVI, arXiv:2402.02750). Values are always per token.
         fp16_sinks: keep the sinks in 16 bits.
@@ -66,9 +68,20 @@ class Quantizer(Frozen):
     rotate: bool = False
     value_block: Block | None = None
     levels: Levels = "uniform"
+    value_levels: Levels | None = None
     along: Literal["channels", "tokens"] = "channels"
     fp16_sinks: bool = False
     fp16_recent: bool = False
+
+    @property
+    def books(self) -> tuple[Codebook, Codebook]:
+        """Codebooks of keys and of values."""
+        return CODEBOOKS[self.levels], CODEBOOKS[self.value_levels or self.levels]
+
+    @property
+    def scaled(self) -> bool:
+        """Whether keys or values have scales, so that groups count."""
+        return any(book.numbers for book in self.books)
 
     def canonical(self, sinks: bool, recent: bool) -> dict[str, Any]:
         """Fields that matter, for `Policy.canonical`; the flags say what stays in 16 bits."""
@@ -79,7 +92,9 @@ class Quantizer(Frozen):
             del d["along"]
         if not self.rotate or self.value_block is None:
             del d["value_block"]
-        if not CODEBOOKS[self.levels].numbers:
+        if self.value_levels in (None, self.levels):
+            del d["value_levels"]
+        if not self.scaled:
             d["group"] = None
         return d
 

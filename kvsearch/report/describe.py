@@ -7,7 +7,6 @@ from typing import Any
 from kvsearch.policy import Policy, Tier
 from kvsearch.policy.channels import ALL, NONE
 from kvsearch.rules import Attention, Rule
-from kvsearch_kernels.codebooks import CODEBOOKS
 
 _TRIGGER = {
     "stream": "",
@@ -104,10 +103,13 @@ def _precision(policy: Policy) -> str:
     bits = " or ".join(_tiers(tiers) for tiers in policy.every_tiers)
     if policy.head_tiers is not None:
         bits += " by head" if policy.head_tiers.per_head else " by layer"
-    book = CODEBOOKS[q.levels]
-    words = [bits, "rotated" if q.rotate else "", book.words]
-    words.append(f"values in blocks of {q.value_block}" if q.rotate and q.value_block else "")
-    if book.numbers:
+    keys, values = (book.words for book in q.books)
+    rotated = "keys rotated" if q.value_block == 1 else "rotated"
+    words = [bits, rotated if q.rotate else "", keys]
+    words.append(f"with {values or 'uniform'} values" if values != keys else "")
+    if q.rotate and (q.value_block or 1) > 1:
+        words.append(f"values in blocks of {q.value_block}")
+    if q.scaled:
         words.append(f"group {q.group}" if q.group else "one group a head")
     words.append("along tokens for keys" if q.along == "tokens" else "")
     words.append("with 16-bit sinks" if policy.fp16_sinks else "")

@@ -21,6 +21,7 @@ class Fp8(Codebook):
 
     numbers = 0
     bits = (8,)
+    columns = False
 
     def __init__(self, format: str, words: str) -> None:
         self.format, self.words = format, words

@@ -23,6 +23,7 @@ class GgmlSymmetric(Codebook):
     words = "ggml _0"
     bits = (8, 5, 4)
     group = BLOCK
+    columns = False
 
     def encode(self, groups: "Tensor", bits: int) -> tuple["Tensor", "Tensor"]:
         """At 5 and 4 bits the number farthest from zero, the first one, gets the lowest code."""
@@ -41,7 +42,7 @@ class GgmlSymmetric(Codebook):
 
     def decode(self, codes: "Tensor", scales: "Tensor", bits: int) -> "Tensor":
         """`(code - half of the codes) * scale`."""
-        return (codes.float() - 2 ** (bits - 1)) * scales
+        return (codes.float() - 2 ** (bits - 1)) * scales.float()
 
 
 class GgmlMinimum(Codebook):
@@ -51,6 +52,7 @@ class GgmlMinimum(Codebook):
     words = "ggml _1"
     bits = (5, 4)
     group = BLOCK
+    columns = False
 
     def encode(self, groups: "Tensor", bits: int) -> tuple["Tensor", "Tensor"]:
         """Codes are counted in fp32 steps from the fp32 minimum."""
@@ -64,7 +66,8 @@ class GgmlMinimum(Codebook):
 
     def decode(self, codes: "Tensor", scales: "Tensor", bits: int) -> "Tensor":
         """`code * scale + minimum`."""
-        return codes.float() * scales[..., :1] + scales[..., 1:]
+        step, low = scales.float().split(1, -1)
+        return codes.float() * step + low
 
 
 def _over(x: "Tensor", whole: int) -> "Tensor":

@@ -28,7 +28,7 @@ class Lloyd(Codebook):
 
     def decode(self, codes: "Tensor", scales: "Tensor", bits: int) -> "Tensor":
         """`level * scale`."""
-        return lloyd_levels_on(bits, codes.device)[codes.long()] * scales
+        return lloyd_levels_on(bits, codes.device)[codes.long()] * scales.float()
 
 
 def _nearest(z: "Tensor", bits: int) -> "Tensor":

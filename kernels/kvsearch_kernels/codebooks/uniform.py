@@ -31,4 +31,5 @@ class Uniform(Codebook):
 
     def decode(self, codes: "Tensor", scales: "Tensor", bits: int) -> "Tensor":
         """`code * step + zero`."""
-        return codes.float() * scales[..., :1] + scales[..., 1:]
+        step, zero = scales.float().split(1, -1)
+        return codes.float() * step + zero

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.butterflies import butterflies
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.launch import check_slots
 
@@ -37,7 +38,7 @@ class Format:
 
     @property
     def numbers(self) -> int:
-        """Fp16 numbers per group."""
+        """16-bit words per group."""
         return CODEBOOKS[self.levels].numbers
 
 
@@ -72,14 +73,7 @@ def hadamard(x: Tensor, most: int | None = None) -> Tensor:
     """
     D = x.shape[-1]
     block = rotation_block(D, most)
-    y = x.unflatten(-1, (D // block, block))
-    step = 1
-    while step < block:
-        y = y.unflatten(-1, (block // (2 * step), 2, step))
-        a, b = y.unbind(-2)
-        y = torch.stack((a + b, a - b), dim=-2).flatten(-3)
-        step *= 2
-    return y.flatten(-2) * block**-0.5
+    return butterflies(x.unflatten(-1, (D // block, block))).flatten(-2) * block**-0.5
 
 
 def _encode(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
@@ -94,7 +88,7 @@ def _encode(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
 def _decode(codes: Tensor, scales: Tensor, fmt: Format) -> Tensor:
     """Values `[..., D]` fp32 of codes and scales."""
     c = codes.unflatten(-1, (codes.shape[-1] // fmt.group, fmt.group))
-    x = CODEBOOKS[fmt.levels].decode(c, scales.float(), fmt.bits).flatten(-2)
+    x = CODEBOOKS[fmt.levels].decode(c, scales, fmt.bits).flatten(-2)
     return hadamard(x, fmt.block) if fmt.rotate else x
 
 

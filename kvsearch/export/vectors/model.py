@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kvsearch.models.read import quiet
 from kvsearch.policy import ModelShape, Policy
-from kvsearch_kernels.codebooks import CODEBOOKS
 
 VOCABULARY = 64
 HEAD_DIM = 16  # at least
@@ -27,7 +26,7 @@ def shape_for(policy: Policy) -> ModelShape:
     layers = len(rows) or LAYERS
     heads = next((len(x) for y in lists for x in y if isinstance(x, tuple)), KV_HEADS)
     group = 1
-    if policy.quantizes and CODEBOOKS[policy.quantizer.levels].numbers:
+    if policy.quantizes and policy.quantizer.scaled:
         group = policy.quantizer.group or 1
     dim = group * -(-HEAD_DIM // group)
     return ModelShape(layers=layers, kv_heads=heads, head_dim=dim + dim % 2, heads=GROUP * heads)

@@ -24,6 +24,7 @@ BY_KNOB: dict[str, tuple[str, ...]] = {
     "fp16 recent": ("fp16_recent",),
     "along tokens": ("along",),
     "value block": ("value_block",),
+    "value levels": ("value_levels",),
     "contiguous": ("ladder.order",),
     "tiers": ("tiers.count",),
     "first share": ("tiers.share",),
@@ -152,13 +153,16 @@ def _bits(bits: float) -> float:
 
 def _stored(p: Policy, head_dim: int) -> dict[str, float]:
     q, quantizes = p.quantizer, p.quantizes
-    scaled = quantizes and CODEBOOKS[q.levels].numbers > 0
-    group = (q.group or head_dim) if scaled else 0
+    group = (q.group or head_dim) if quantizes and q.scaled else 0
+    values = [*CODEBOOKS].index(q.value_levels or q.levels) + 1
     return {
         "fp16 sinks": p.fp16_sinks > 0,
         "fp16 recent": p.fp16_recent > 0,
         "along tokens": quantizes and q.along == "tokens",
         "rotate": quantizes and q.rotate,
+        "value levels": values / len(CODEBOOKS)
+        if quantizes and q.value_levels not in (None, q.levels)
+        else 0,
         "value block": log2(128 / q.value_block) / 6
         if quantizes and q.rotate and q.value_block is not None
         else 0,
