@@ -73,6 +73,19 @@ def test_documents_are_in_one_part_only(tmp_path: Path) -> None:
     )
 
 
+def test_a_report_of_another_file_shares_no_document(tmp_path: Path) -> None:
+    mine, other = prompts(tmp_path / "mine.jsonl", 12), prompts(tmp_path / "other.jsonl", 14)
+    how = {"prompts": mine, "report_prompts": other, **FAST}
+    both = said(**how)
+    assert "other.jsonl and mine.jsonl have 12 documents in common, such as that of" in both
+    assert "once for each --prompts" in said(**how | {"prompts": [mine, other]})
+    assert "give both" in said(**how | {"prompts": (), "tasks": "needle"})
+    lines = other.read_text().splitlines(keepends=True)
+    other.write_text("".join(lines[12:]))
+    parts = divided("mine", read(mine), read(other), "other")
+    assert [len(p) for p in parts.values()] == [9, 3, 2]
+
+
 def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
     def made(name: str, count: int) -> Prompts:
         item = Item(name, name, ids([1, 2]), (Ask(ids([3]), ids([4])),))
@@ -120,17 +133,20 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
 
 def test_what_the_report_says_is_what_eval_measures(sharp: Path, tmp_path: Path) -> None:
     file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
-    found = search(str(sharp), prompts=file, out=out, **{**FAST, "trials": 0, "items": 4})
-    parts = divided(file.name, read(file))
-    report = {r.context for r in parts["report"]}
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:10]))
     own = tmp_path / "report.jsonl"
-    own.write_text("".join(json.dumps(r) + "\n" for r in rows if r["context"] in report))
+    own.write_text("".join(lines[10:]))
+    how = {**FAST, "trials": 0, "items": 4}
+    found = search(str(sharp), prompts=file, report_prompts=own, out=out, **how)
+    report = read(own)
+    assert found.summary.text["report"]["name"] == "report.jsonl"
     row = next(r for r in found.summary.rows if r.windows == len(report) and r.name != "full")
     policy = row.policy
     measured = kvsearch.evaluate_prompts(policy, str(sharp), prompts=[own]).rows[0]
     assert measured.exact == row.exact
     assert measured.flips == pytest.approx(row.workloads[0].flips)
+    assert measured.lost.mean == pytest.approx(row.workloads[0].lost.mean, abs=1e-4)
 
 
 def test_what_cannot_be_searched_is_one_sentence(

@@ -22,7 +22,7 @@ from kvsearch.stats import clustered, wilson
 from kvsearch.text import Text
 from kvsearch.workloads import TASKS, Ask, Item, Material, Prompts, make, parse
 from kvsearch.workloads.encode import greedy_of, items_of
-from kvsearch.workloads.files import read
+from kvsearch.workloads.files import Turn, read
 from kvsearch.workloads.items import ids
 from tests.cache_cases import head_dim, policy_of, tiny
 
@@ -252,6 +252,9 @@ def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -
         ("a.csv", "question,answer\na,b\n", "line 2: no field of prompt"),
         ("a.jsonl", "\n", "has no prompts"),
         ("a.parquet", "no", "is no Parquet file"),
+        ("a.csv", "context,question\na,b,c\n", "line 2: more cells than the 2 columns"),
+        ("a.jsonl", '{"prompt": "\\ud800"}', "line 1: half of a character"),
+        ("a.jsonl", '{"prompt": "x", "max_new_tokens": 0}', "field max_new_tokens: give a whole"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_sentence_with_line_and_field(
@@ -261,6 +264,42 @@ def test_a_wrong_file_is_one_sentence_with_line_and_field(
     assert _code(["eval", "h2o", "--budget", "64", "--prompts", str(file)]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+def test_what_files_of_others_have_is_read(tmp_path: Path) -> None:
+    """Long cells, lists in cells, other line ends in a text, empty fields, twice the same."""
+    rows = [{"prompt": "a\u2028b", "answer": "c", "answers": None}] * 2
+    lines = "\n".join(json.dumps(r, ensure_ascii=False) for r in rows)
+    (record,) = read(written(tmp_path, "A.JSONL", lines))
+    assert record.context == "a\u2028b" and [t.answer for t in record.turns] == ["c"]
+    long = "word " * 40_000
+    cells = f"context,question,answer,max_new_tokens\n{long},who,\"['Ann', 'Bob']\",7.0\n"
+    (record,) = read(written(tmp_path, "b.csv", cells))
+    assert record.context == long
+    assert (record.turns[0].answer, record.turns[0].tokens) == ("Ann", 7)
+
+
+def test_a_set_of_the_hub_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(repo: str, config: str, **how: Any) -> list[dict[str, Any]]:
+        asked.append((repo, config, how["split"]))
+        return [{"context": "c", "question": "q", "answer_prefix": "A:", "answer": ["1", "2"],
+                 "max_new_tokens": 9, "task": "vt"}]  # fmt: skip
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *a, **k: None)
+    monkeypatch.setattr("datasets.load_dataset", load)
+    (record,) = read(Path("ruler:8192"))
+    assert record.turns == (Turn("qA:", "1", 9),)
+    read(Path("hf:me/mine@train"))
+    assert asked == [("simonjegou/ruler", "8192", "test"), ("me/mine", None, "train")]
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: [{"text": "x"}])
+    with pytest.raises(KvsearchError, match="me/mine test: row 1: no field of prompt"):
+        read(Path("hf:me/mine"))
+    with pytest.raises(KvsearchError, match="give hf:OWNER/NAME"):
+        read(Path("hf:mine"))
+    with pytest.raises(KvsearchError, match="or a set of the hub; did you mean 'ruler'"):
+        read(Path("rulr:4096"))
 
 
 def _code(argv: list[str]) -> int:
@@ -299,11 +338,15 @@ def test_without_answers_the_full_caches_own_is_the_reference(
     tmp_path: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
-    file = written(tmp_path, "mine.jsonl", json.dumps({"prompt": "The quick brown fox " * 12}))
+    rows = [{"prompt": "The quick brown fox " * 12}, {"prompt": "A fox", "max_new_tokens": 3}]
+    file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
     asked = items_of(loaded, "mine", read(file), "agnostic", greedy_of(loaded, 6))
     found = answers(Evaluator(loaded), Policy(name="full"), asked)
-    assert found.exact.all() and found.tokens.tolist() == [6]
-    assert len([*(tmp_path / "cache" / "answers").iterdir()]) == 1
+    assert found.exact.all() and found.tokens.tolist() == [6, 3]
+    assert len([*(tmp_path / "cache" / "answers").iterdir()]) == 2
+    long = written(tmp_path, "long.jsonl", json.dumps({"prompt": "x" * 600}))
+    with pytest.raises(KvsearchError, match="601 tokens, and the model's positions reach 512"):
+        items_of(loaded, "long", read(long), "agnostic", greedy_of(loaded, 6))
 
 
 # -- the command -------------------------------------------------------------------------------
