@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import kvsearch
+from kvsearch.app.export import export
 from kvsearch.app.search import search
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
@@ -147,6 +148,33 @@ def test_what_the_report_says_is_what_eval_measures(sharp: Path, tmp_path: Path)
     assert measured.exact == row.exact
     assert measured.flips == pytest.approx(row.workloads[0].flips)
     assert measured.lost.mean == pytest.approx(row.workloads[0].lost.mean, abs=1e-4)
+
+
+@pytest.mark.parametrize("target", ["openvino", "kvpress"])
+def test_a_runtime_that_evicts_after_a_prompt_is_searched_for(
+    target: str, sharp: Path, tmp_path: Path
+) -> None:
+    """What is found exports as it is, and the export says what its answers lose."""
+    file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
+    how = {**FAST, "trials": 1, "budget_slots": 176, "space": "default"}
+    found = search(str(sharp), prompts=file, out=out, target=target, **how).summary
+    evicting = [r for r in found.rows if r.policy.evicts]
+    assert len(evicting) >= (3 if target == "openvino" else 4)
+    for row in evicting:
+        assert row.within_budget and row.policy.trigger.startswith("prompt")
+        assert target == "kvpress" or row.policy.slots % 32 == 0
+    done = export(
+        out / "best.json", target, tmp_path / "files", strict=True, prompts=[file], items=3,
+    )  # fmt: skip
+    assert done.answers is not None and [r.policy for r in done.answers.rows] == ["asked"]
+    assert done.answers.rows[0].bytes_peak <= found.budget_bytes
+    done = export(
+        "h2o", target, tmp_path / "h2o", prompts=[file], model=str(sharp), budget_slots=90
+    )
+    assert done.answers is not None
+    assert [r.policy for r in done.answers.rows] == ["asked", "given"]
+    with pytest.raises(KvsearchError, match="--verify compares on a text"):
+        export("h2o", "transformers", tmp_path / "no", prompts=[file], budget_slots=90, verify=True)
 
 
 def test_what_cannot_be_searched_is_one_sentence(

@@ -128,7 +128,6 @@ class RunOptions:
         given = {
             "--report-text": self.text.report_files, "--extra-text": self.text.extra,
             "--score-from": self.score_from, "--batch": self.batch,
-            "--target": self.target,
         }  # fmt: skip
         for name, value in given.items():
             if value:

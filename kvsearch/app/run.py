@@ -18,7 +18,7 @@ from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
-from kvsearch.app.target import aim, left_out, starts
+from kvsearch.app.target import aim, left_out, starts, stepped
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import head_losses
 from kvsearch.evaluate.quality import Evaluator
@@ -54,7 +54,7 @@ class Run:
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         if options.target is not None:
-            searched(options.target)
+            searched(options.target, prompted=bool(options.prompts))
         for name in options.exclude_method:
             find(name)
         known = (
@@ -85,6 +85,7 @@ class Run:
             self.score_from = options.first_scored(budget.slots)
         at("window", self.setting)  # raises if the budget is too small for it
         if options.target is not None:
+            self.setting = stepped(options.target, self.setting)
             self.space, missing = aim(options.target, self.space, self.setting)
             left_out(options.target, missing, shown.say)
             exclude = tuple(dict.fromkeys((*options.exclude_method, *missing)))

@@ -2,19 +2,29 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.export import find, project
 from kvsearch.export.space import space_of
-from kvsearch.knobs import Setting, Value, build
-from kvsearch.methods import METHODS, Method, at
+from kvsearch.knobs import Setting, Value, build, effective
+from kvsearch.methods import Method, at
 from kvsearch.policy import Policy, Quantizer, layout
 from kvsearch.search.portfolio import Portfolio
+from kvsearch.search.task import baselines
 from kvsearch.space import Axis, SearchSpace
 
 BITS = ((8, 8), (5, 5), (5, 4), (4, 4))  # of keys and values, that `starts` tries
 SINKS = 4
+
+
+def stepped(name: str, setting: Setting) -> Setting:
+    """The setting with slots that come in the runtime's blocks, where it evicts in some."""
+    can = find(name).executes
+    if can is None or can.eviction is None:
+        return setting
+    return replace(setting, slot_step=can.eviction.slots.step, slot_room=can.eviction.room)
 
 
 def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tuple[str, ...]]:
@@ -29,21 +39,23 @@ def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tu
         KvsearchError: nothing that the runtime executes can be searched for, or fits the budget.
     """
     target = find(name)
-    space = space_of(target, setting.shape, base)
+    space = space_of(target, setting.shape, base, prompted=setting.prompt > 0)
     if target.executes is None:
         if not target.without:
             return space, ()
     elif target.executes.eviction is None:
         _fits(name, setting)
-    compared = [m for m, method in METHODS.items() if method.baseline]
+    compared = [n for n, _ in baselines(prompted=setting.prompt > 0)]
     return space, tuple(m for m in compared if not _runs(m, name, setting))
 
 
 def starts(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
-    """Sinks and a window in the runtime's own formats, as its users would set them by hand.
+    """The runtime's own ways, as its users would set them by hand.
 
-    Of keys and values in so many bits one format each: the first of the space that fits, rotated
-    where the runtime can.
+    Of a runtime that evicts after a prompt that is each of its rules, with the first of its sizes,
+    in 16 bits and in its first format. Of others it is sinks and a window in its formats: of keys
+    and values in so many bits one format each, the first of the space that fits, rotated where the
+    runtime can.
 
     Args:
         name: of the target.
@@ -51,6 +63,8 @@ def starts(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
         setting: what policies are sized for.
     """
     axes = space.axes
+    if "trigger" in axes and find(name).executes is not None:
+        return _by_rule(name, space, setting)
     if "custom" not in values(axes, "tiers"):
         return ()
     found: dict[str, Method] = {}
@@ -75,6 +89,32 @@ def starts(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
             build(knobs, setting)
             found[label] = Method(knobs, "combined", f"{name}: sinks and a window in its formats")
     return tuple(found.items())
+
+
+def _by_rule(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
+    """A point for each rule, in 16 bits and below; axes at their default, or at a first value."""
+    found: dict[str, Method] = {}
+    tiers = values(space.axes, "tiers") or ("16",)
+    for rule, stored in product(values(space.axes, "rule"), tiers):
+        knobs: dict[str, Value] = {"rule": rule, "tiers": stored}
+        for axis, one in space.axes.items():
+            if all(effective(k, knobs) in _listed(wanted) for k, wanted in one.when.items()):
+                no = [_listed(f[axis]) for f in space.forbid if f.keys() == {"rule", axis}
+                      and f["rule"] == rule]  # fmt: skip
+                mine = [v for v in one.values if not any(v in values for values in no)]
+                usual = None if "." in axis else effective(axis, knobs)
+                knobs[axis] = usual if usual is not None and usual in mine else mine[0]
+        label = f"{rule}/{name}"
+        if stored != "16":
+            label = f"{rule}+k{knobs['tiers.key_bits']}v{knobs['tiers.value_bits']}/{name}"
+        with suppress(PolicyError):
+            build(knobs, setting)
+            found[label] = Method(knobs, "combined", f"{name}: its eviction by {rule}")
+    return tuple(found.items())
+
+
+def _listed(wanted: Value | list[Value]) -> list[Value]:
+    return wanted if isinstance(wanted, list) else [wanted]
 
 
 def values(axes: Mapping[str, Axis], name: str) -> tuple[Value, ...]:
