@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from kvsearch.app.export import export
 from kvsearch.app.search import search
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
+from kvsearch.report.needles import needle_map
+from kvsearch.stats import mcnemar
 from kvsearch.workloads import Ask, Item, Prompts
+from kvsearch.workloads.encode import items_of
 from kvsearch.workloads.files import read
 from kvsearch.workloads.items import ids
 from kvsearch.workloads.parts import divided, in_turn
@@ -53,6 +57,13 @@ def prompts(file: Path, count: int = 14) -> Path:
     ]  # fmt: skip
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
+
+
+def with_depths(*given: Any) -> Prompts:
+    """Items as of a task that hides facts at known depths."""
+    made = items_of(*given)
+    items = tuple(replace(x, depth=(0.1, 0.9)[i % 2]) for i, x in enumerate(made.items))
+    return Prompts(made.name, items, made.see)
 
 
 def said(**how: Any) -> str:
@@ -101,8 +112,9 @@ def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
 
 @pytest.mark.parametrize("see", ["agnostic", "aware"])
 def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
-    see: Any, sharp: Path, tmp_path: Path
+    see: Any, sharp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kvsearch.app.workloads.items_of", with_depths)
     file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
     found = search(str(sharp), prompts=file, see=see, out=out, **FAST)
     s = found.summary
@@ -118,13 +130,28 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
         if row.windows == most:  # other rows are placed through the recommended one
             assert kept.lost.mean == pytest.approx(row.dnll_full.mean, abs=1e-5)
         assert row.bytes_resident <= row.bytes_peak and (row.name == "full" or row.within_budget)
+    best = s.row(s.recommended)
+    assert full.workloads[0].kl == 0.0 and best.discordant is None
+    for row in (r for r in s.rows if r is not best):
+        assert row.workloads[0].kl is not None and row.workloads[0].kl >= 0
+        d, asks = row.discordant, row.workloads[0].asks
+        assert d is not None and d.p == mcnemar(d.only_row, d.only_recommended)
+        assert row is full or (row.workloads[0].kl > 0 and d.only_row + d.only_recommended <= asks)
+        assert {n.depth for n in row.needles} <= {0.1, 0.9} and len(row.needles) == row.windows
+    assert full.discordant is not None and full.discordant.only_recommended == 0
+    found_facts = needle_map(s)
+    assert found_facts is not None and found_facts.panels[0].name == "full"
+    assert (found_facts.panels[0].asked == found_facts.panels[0].exact).all()
+    assert found_facts.panels[0].asked[0, 1:4].sum() == 0  # no fact is in the middle
+    assert "Which facts it finds" in (out / "report.html").read_text()
     assert len(s.examples) == 4 and "What it answers" in (out / "report.html").read_text()
     for example in s.examples:  # the reference is what the full cache says, to an end token
         assert [*example.answers][:2] == ["full", s.recommended]
         mine, reference = example.answers["full"].strip(), example.reference
         assert mine.startswith(reference) or reference.startswith(mine)
     rows = list(csv.DictReader((out / "front.csv").open()))
-    assert {"exact", "lost[mine.jsonl]", "flips[mine.jsonl]"} <= rows[0].keys()
+    columns = {"exact", "lost[mine.jsonl]", "flips[mine.jsonl]", "kl[mine.jsonl]", "mcnemar_p"}
+    assert columns <= rows[0].keys()
     page = re.sub('base64,[^"]*', "", (out / "report.html").read_text())
     assert "context lost" in page and f"question-{see}" in page and "PPL" not in page
     before = (out / "trials.jsonl").read_bytes()

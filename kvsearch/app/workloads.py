@@ -248,7 +248,7 @@ def examples(
         ask, said = item.asks[0], dict[str, str]()
         asked = ask.question if ask.question.size else item.context
         for policy_name, policy in policies.items():
-            tokens = spoken(evaluator, policy, item, part.see, ask.answer.size + MORE)
+            (tokens,) = spoken(evaluator, policy, item, part.see, [ask.answer.size + MORE])
             said[policy_name] = loaded.tokenizer.decode(tokens)
             progress()
         question = loaded.tokenizer.decode(asked[-LONGEST_QUESTION:])

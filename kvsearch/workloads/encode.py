@@ -90,13 +90,13 @@ def _ask(loaded: LoadedModel, context: Ids, turn: Turn, record: Record, greedy: 
         more = () if turn.tokens is None else (turn.tokens,)
         prompt = np.concatenate([context, question])
         _reach(loaded, record, prompt.size + 1)
-        return Ask(question, greedy(prompt, *more))
+        return Ask(question, greedy(prompt, *more), about=turn.about)
     before = turn.question or record.context
     gap = "" if before[-1:].isspace() or turn.answer[:1].isspace() else " "
     answer = ids(_encoded(loaded, gap + turn.answer))
     if not answer.size:
         raise TextError(f"{record.where}: field answer: the tokenizer finds nothing in it")
-    return Ask(question, answer)
+    return Ask(question, answer, about=turn.about)
 
 
 def _chat(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:

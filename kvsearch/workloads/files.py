@@ -9,7 +9,7 @@ import ast
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from os.path import exists
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from kvsearch.errors import TextError, named, quoted
 from kvsearch.frozen import has_half
 from kvsearch.workloads import hub
+from kvsearch.workloads.items import About
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 ASKED = ("prompt", "context", "messages")
@@ -34,11 +35,13 @@ class Turn:
         question: after the context.
         answer: None is to be generated.
         tokens: of a generated answer; None is the default.
+        about: fields of the record, for results in kvpress' form; no part of the content.
     """
 
     question: str
     answer: str | None
     tokens: int | None = None
+    about: About | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,11 @@ def _record(row: Any, where: str) -> Record:
             raise TextError(f"{where}: field questions: give a list")
         answers = _answers(row, len(questions), where)
         pairs = zip(questions, answers, strict=True)
-        turns = tuple(_turn(q, prefix, a, tokens, where) for q, a in pairs)
+        turns = tuple(_about(row, prefix, _turn(q, prefix, a, tokens, where)) for q, a in pairs)
         return Record(context, turns, (), context, where)
     if row.get("prompt"):
         prompt, answer = _text(row, "prompt", where), _answers(row, 1, where)[0]
-        return Record(prompt, (Turn("", answer, tokens),), (), prompt, where)
+        return Record(prompt, (_about(row, "", Turn("", answer, tokens)),), (), prompt, where)
     have = ", ".join(map(str, row))[:100] or "none"
     raise TextError(f"{where}: no field of {', '.join(ASKED)}; it has {have}")
 
@@ -132,6 +135,16 @@ def _turn(question: Any, prefix: str, answer: str | None, tokens: int | None, wh
     if not isinstance(question, str):
         raise TextError(f"{where}: field question: give a text, got {str(question)[:60]!r}")
     return Turn(question + prefix, answer, tokens)
+
+
+def _about(row: Mapping[str, Any], prefix: str, turn: Turn) -> Turn:
+    """A turn with the fields of its record; of one question all references."""
+    given = row.get("answers") if row.get("answers") is not None else row.get("answer")
+    alone = isinstance(given, list) and not row.get("questions")
+    answers = tuple(str(a) for a in given or ()) if alone else (turn.answer,) if turn.answer else ()
+    question = turn.question.removesuffix(prefix) if prefix else turn.question
+    task = str(row.get("task") or "")
+    return replace(turn, about=About(task, question, prefix, answers, turn.tokens))
 
 
 def _answers(row: Mapping[str, Any], many: int, where: str) -> list[str | None]:

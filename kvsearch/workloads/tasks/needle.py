@@ -25,17 +25,21 @@ def make(given: Material, facts: int = 1) -> Iterator[Item]:
         room = given.tokens - sum(map(len, said)) - (given.start is not None)
         prose, context, at = given.passage(rng, room), list[int](), 0
         cuts = sorted(rng.sample(range(room // 20, room * 9 // 10), facts))
+        places = list[int]()
         for fact, cut in zip(said, cuts, strict=True):
+            places.append(len(context) + cut - at)
             context += [*prose[at:cut], *fact]
             at = cut
-        name, answer = known[rng.randrange(facts)]
+        context += prose[at:]
+        asked = rng.randrange(facts)
+        name, answer = known[asked]
         question = (
             f"\nQuestion: what is the special number of the {name}? "
             f"Answer: The special number of the {name} is"
         )
         yield Item(
-            f"needle-{number}", f"needle-{number}", given.context(context + prose[at:]),
-            (given.ask(question, answer),),
+            f"needle-{number}", f"needle-{number}", given.context(context),
+            (given.ask(question, answer),), places[asked] / len(context),
         )  # fmt: skip
         number += 1
 
