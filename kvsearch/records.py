@@ -110,6 +110,8 @@ class Kept:
         exact: share of answers that greedy decoding gives, with its Wilson interval.
         flips: share of answer tokens whose most likely token is not the full cache's.
         asks: answers.
+        kl: mean KL divergence of the next-token distributions from the full cache's at the answers'
+            tokens, in nats; None where it was not measured.
     """
 
     workload: str
@@ -117,6 +119,38 @@ class Kept:
     exact: Interval
     flips: float
     asks: int
+    kl: float | None = None
+
+
+@dataclass(frozen=True)
+class Needle:
+    """Whether a fact that was hidden in a context was found.
+
+    Attributes:
+        workload: name of the task.
+        length: tokens of the context.
+        depth: of the fact in it, from 0 to 1.
+        exact: whether greedy decoding gives the answer.
+    """
+
+    workload: str
+    length: int
+    depth: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Discordant:
+    """Answers of which a row and the recommended policy give one and not the other.
+
+    Attributes:
+        only_row, only_recommended: how many each gives alone, on contexts that both have.
+        p: of McNemar's exact test, two-sided, that both give as many.
+    """
+
+    only_row: int
+    only_recommended: int
+    p: float
 
 
 @dataclass(frozen=True)
@@ -151,6 +185,8 @@ class Row:
             interval. Losses are shares of the context then, and a context counts as a token and
             as a window.
         workloads: of prompts, the same by workload.
+        discordant: of prompts, exact answers against those of the recommended policy.
+        needles: of tasks that ask for one fact in a context.
     """
 
     name: str
@@ -180,6 +216,8 @@ class Row:
     stopped: Interval | None = None
     exact: Interval | None = None
     workloads: tuple[Kept, ...] = ()
+    discordant: Discordant | None = None
+    needles: tuple[Needle, ...] = ()
 
 
 REPORT = "report text"  # the text of a recheck that is no further one

@@ -14,7 +14,7 @@ All of it follows from the sums over blocks, so every function takes losses per 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import hypot
+from math import comb, hypot
 from typing import Any
 
 import numpy as np
@@ -268,3 +268,14 @@ def wilson(successes: int, n: int) -> Interval:
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * float(np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)))
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def mcnemar(only_one: int, only_other: int) -> float:
+    """McNemar's exact test, two-sided: how likely are counts as unequal, if both are as good.
+
+    Args:
+        only_one, only_other: asks that one of two policies answers and the other does not.
+    """
+    n, least = only_one + only_other, min(only_one, only_other)
+    tail = sum(comb(n, k) for k in range(least + 1)) / 2**n
+    return min(1.0, 2 * tail)

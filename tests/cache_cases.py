@@ -130,6 +130,25 @@ EXTRA: dict[str, Policy] = {
         trigger="prompt+stream",
         budgets=Budgets(kind="pyramid", beta=3),
     ),
+    "the prompt stays": Policy(
+        slots=24,
+        interval=4,
+        sinks=2,
+        recent_window=6,
+        rule=Attention(beta=1),
+        trigger="generation",
+        tiers=K4,
+        quantizer=Quantizer(group=8, fp16_sinks=True),
+        budgets=Budgets(kind="sensitivity", weights=((1.0, 2.0), (3.0, 1.0), (1.0, 1.0), (2, 1))),
+    ),
+    "the prompt stays, by age": Policy(
+        slots=20,
+        interval=3,
+        sinks=1,
+        trigger="generation",
+        positions="cache",
+        budgets=Budgets(kind="pyramid", beta=3),
+    ),
 }
 KIVI: dict[str, Any] = dict(tiers=(Tier(key_bits=2, value_bits=2),), interval=8)
 GROUPS: dict[str, Any] = dict(group=8, along="tokens")

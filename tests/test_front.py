@@ -40,7 +40,7 @@ def test_python_and_the_command_line_have_the_same_options(
 ) -> None:
     here = inspect.signature(function).parameters
     there = dict(command.make_context("", given.get("policies", [])).params)
-    asked = {"tasks", "prompts", "see", "items"}  # `evaluate_prompts` takes these
+    asked = {"tasks", "prompts", "see", "items", "kvpress_out"}  # of `evaluate_prompts`
     only = {"config", "as_json", "quiet", *(asked if "nll_out" in there else ())}
     assert set(here) - {"progress"} == set(there) - only
     for name in set(here) & set(there) - set(given):

@@ -146,7 +146,7 @@ def test_a_loop_and_arrays_find_the_same_peak(policy: Policy, tokens: int) -> No
     assert found[0] == found[1] == layout(policy, SHAPE).bytes_peak(tokens)
 
 
-@pytest.mark.parametrize("trigger", ["stream", "prompt+stream"])
+@pytest.mark.parametrize("trigger", ["stream", "prompt+stream", "generation"])
 def test_costs_of_another_size_give_the_same_peak(trigger: str) -> None:
     policy = Policy.build(
         {"slots": 40, "sinks": 4, "recent_window": 8, "interval": 4, "trigger": trigger}

@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import kvsearch
+from kvsearch.app.export import export
 from kvsearch.app.search import search
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
+from kvsearch.report.needles import needle_map
+from kvsearch.stats import mcnemar
 from kvsearch.workloads import Ask, Item, Prompts
+from kvsearch.workloads.encode import items_of
 from kvsearch.workloads.files import read
 from kvsearch.workloads.items import ids
 from kvsearch.workloads.parts import divided, in_turn
@@ -54,6 +59,13 @@ def prompts(file: Path, count: int = 14) -> Path:
     return file
 
 
+def with_depths(*given: Any) -> Prompts:
+    """Items as of a task that hides facts at known depths."""
+    made = items_of(*given)
+    items = tuple(replace(x, depth=(0.1, 0.9)[i % 2]) for i, x in enumerate(made.items))
+    return Prompts(made.name, items, made.see)
+
+
 def said(**how: Any) -> str:
     with pytest.raises(KvsearchError) as caught:
         search(**how)
@@ -73,6 +85,19 @@ def test_documents_are_in_one_part_only(tmp_path: Path) -> None:
     )
 
 
+def test_a_report_of_another_file_shares_no_document(tmp_path: Path) -> None:
+    mine, other = prompts(tmp_path / "mine.jsonl", 12), prompts(tmp_path / "other.jsonl", 14)
+    how = {"prompts": mine, "report_prompts": other, **FAST}
+    both = said(**how)
+    assert "other.jsonl and mine.jsonl have 12 documents in common, such as that of" in both
+    assert "once for each --prompts" in said(**how | {"prompts": [mine, other]})
+    assert "give both" in said(**how | {"prompts": (), "tasks": "needle"})
+    lines = other.read_text().splitlines(keepends=True)
+    other.write_text("".join(lines[12:]))
+    parts = divided("mine", read(mine), read(other), "other")
+    assert [len(p) for p in parts.values()] == [9, 3, 2]
+
+
 def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
     def made(name: str, count: int) -> Prompts:
         item = Item(name, name, ids([1, 2]), (Ask(ids([3]), ids([4])),))
@@ -87,8 +112,9 @@ def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
 
 @pytest.mark.parametrize("see", ["agnostic", "aware"])
 def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
-    see: Any, sharp: Path, tmp_path: Path
+    see: Any, sharp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kvsearch.app.workloads.items_of", with_depths)
     file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
     found = search(str(sharp), prompts=file, see=see, out=out, **FAST)
     s = found.summary
@@ -104,13 +130,28 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
         if row.windows == most:  # other rows are placed through the recommended one
             assert kept.lost.mean == pytest.approx(row.dnll_full.mean, abs=1e-5)
         assert row.bytes_resident <= row.bytes_peak and (row.name == "full" or row.within_budget)
+    best = s.row(s.recommended)
+    assert full.workloads[0].kl == 0.0 and best.discordant is None
+    for row in (r for r in s.rows if r is not best):
+        assert row.workloads[0].kl is not None and row.workloads[0].kl >= 0
+        d, asks = row.discordant, row.workloads[0].asks
+        assert d is not None and d.p == mcnemar(d.only_row, d.only_recommended)
+        assert row is full or (row.workloads[0].kl > 0 and d.only_row + d.only_recommended <= asks)
+        assert {n.depth for n in row.needles} <= {0.1, 0.9} and len(row.needles) == row.windows
+    assert full.discordant is not None and full.discordant.only_recommended == 0
+    found_facts = needle_map(s)
+    assert found_facts is not None and found_facts.panels[0].name == "full"
+    assert (found_facts.panels[0].asked == found_facts.panels[0].exact).all()
+    assert found_facts.panels[0].asked[0, 1:4].sum() == 0  # no fact is in the middle
+    assert "Which facts it finds" in (out / "report.html").read_text()
     assert len(s.examples) == 4 and "What it answers" in (out / "report.html").read_text()
     for example in s.examples:  # the reference is what the full cache says, to an end token
         assert [*example.answers][:2] == ["full", s.recommended]
         mine, reference = example.answers["full"].strip(), example.reference
         assert mine.startswith(reference) or reference.startswith(mine)
     rows = list(csv.DictReader((out / "front.csv").open()))
-    assert {"exact", "lost[mine.jsonl]", "flips[mine.jsonl]"} <= rows[0].keys()
+    columns = {"exact", "lost[mine.jsonl]", "flips[mine.jsonl]", "kl[mine.jsonl]", "mcnemar_p"}
+    assert columns <= rows[0].keys()
     page = re.sub('base64,[^"]*', "", (out / "report.html").read_text())
     assert "context lost" in page and f"question-{see}" in page and "PPL" not in page
     before = (out / "trials.jsonl").read_bytes()
@@ -120,17 +161,47 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
 
 def test_what_the_report_says_is_what_eval_measures(sharp: Path, tmp_path: Path) -> None:
     file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
-    found = search(str(sharp), prompts=file, out=out, **{**FAST, "trials": 0, "items": 4})
-    parts = divided(file.name, read(file))
-    report = {r.context for r in parts["report"]}
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:10]))
     own = tmp_path / "report.jsonl"
-    own.write_text("".join(json.dumps(r) + "\n" for r in rows if r["context"] in report))
+    own.write_text("".join(lines[10:]))
+    how = {**FAST, "trials": 0, "items": 4}
+    found = search(str(sharp), prompts=file, report_prompts=own, out=out, **how)
+    report = read(own)
+    assert found.summary.text["report"]["name"] == "report.jsonl"
     row = next(r for r in found.summary.rows if r.windows == len(report) and r.name != "full")
     policy = row.policy
     measured = kvsearch.evaluate_prompts(policy, str(sharp), prompts=[own]).rows[0]
     assert measured.exact == row.exact
     assert measured.flips == pytest.approx(row.workloads[0].flips)
+    assert measured.lost.mean == pytest.approx(row.workloads[0].lost.mean, abs=1e-4)
+
+
+@pytest.mark.parametrize("target", ["openvino", "kvpress"])
+def test_a_runtime_that_evicts_after_a_prompt_is_searched_for(
+    target: str, sharp: Path, tmp_path: Path
+) -> None:
+    """What is found exports as it is, and the export says what its answers lose."""
+    file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
+    how = {**FAST, "trials": 1, "budget_slots": 176, "space": "default"}
+    found = search(str(sharp), prompts=file, out=out, target=target, **how).summary
+    evicting = [r for r in found.rows if r.policy.evicts]
+    assert len(evicting) >= (3 if target == "openvino" else 4)
+    for row in evicting:
+        assert row.within_budget and row.policy.trigger.startswith("prompt")
+        assert target == "kvpress" or row.policy.slots % 32 == 0
+    done = export(
+        out / "best.json", target, tmp_path / "files", strict=True, prompts=[file], items=3,
+    )  # fmt: skip
+    assert done.answers is not None and [r.policy for r in done.answers.rows] == ["asked"]
+    assert done.answers.rows[0].bytes_peak <= found.budget_bytes
+    done = export(
+        "h2o", target, tmp_path / "h2o", prompts=[file], model=str(sharp), budget_slots=90
+    )
+    assert done.answers is not None
+    assert [r.policy for r in done.answers.rows] == ["asked", "given"]
+    with pytest.raises(KvsearchError, match="--verify compares on a text"):
+        export("h2o", "transformers", tmp_path / "no", prompts=[file], budget_slots=90, verify=True)
 
 
 def test_what_cannot_be_searched_is_one_sentence(

@@ -62,7 +62,7 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget(name: str) -> No
     held, good = space.load(name), 0
     prompt = 3072 if "trigger" in held.axes else 0
     setting = replace(SETTING, prompt=prompt)
-    for seed in range(80):
+    for seed in range(120):
         knobs = anything(held, random.Random(seed))
         assert set(knobs) <= set(held.axes)
         if held.forbidden(knobs):

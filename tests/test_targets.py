@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsearch.app.target import starts, stepped
 from kvsearch.errors import KvsearchError, SpaceError
 from kvsearch.export import (
     TARGETS,
@@ -32,7 +33,17 @@ from kvsearch.export.space import space_of
 from kvsearch.export.vllm import TURBOQUANT
 from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS, at
-from kvsearch.policy import Anchors, Budgets, Channels, HeadTiers, ModelShape, Policy, Tier, check
+from kvsearch.policy import (
+    Anchors,
+    Budgets,
+    Channels,
+    HeadTiers,
+    ModelShape,
+    Policy,
+    Tier,
+    check,
+    layout,
+)
 from kvsearch.rules import Attention
 from kvsearch.search.samplers.pool import anything
 from kvsearch.space import load
@@ -369,6 +380,52 @@ def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str, shape: M
     how = target.executes.eviction
     wide = how is None or how.quantised
     assert built > 100 and len(kinds) >= (2 if wide else 1)
+
+
+@pytest.mark.parametrize("slots", [128, 190])
+@targets
+def test_every_point_for_prompts_is_executed_as_it_is(name: str, slots: int) -> None:
+    """Of runtimes that evict after a prompt, too; slots of OpenVINO come in blocks."""
+    target, base = find(name), load("prompts")
+    setting = Setting(WIDE, WIDE.budget_bytes(slots), 512, prompt=480, heads=losses(WIDE))
+    setting = stepped(name, setting)
+    if name == "ollama":
+        with pytest.raises(SpaceError, match="its interval follows"):
+            space_of(target, WIDE, base, prompted=True)
+        return
+    space = space_of(target, WIDE, base, prompted=True)
+    rng, built, kinds = random.Random(3), 0, set()
+    for _ in range(200):
+        knobs = anything(space, rng)
+        if space.forbidden(knobs):
+            continue
+        try:
+            made = build(knobs, setting)
+        except KvsearchError:
+            continue
+        given = project(made, target, WIDE)
+        assert given.canonical(4) == made.canonical(4), verdicts(made, given, 4)
+        if made.evicts:
+            assert layout(made, WIDE).bytes_peak(512, 480) <= WIDE.budget_bytes(slots)
+        built += 1
+        kinds.add((made.trigger, None if made.rule is None else made.rule.name))
+    assert built > 40
+    if name == "openvino":
+        assert kinds == {("prompt+stream", "attention")}
+    if name == "kvpress":
+        assert {t for t, _ in kinds} == {"prompt", "prompt+stream"} and len(kinds) >= 8
+    found = dict(starts(name, space, setting))
+    if name in ("openvino", "kvpress"):
+        assert len(found) >= (2 if name == "openvino" else 6)
+        assert all(space.params(m.knobs) is not None for m in found.values())
+
+
+def test_a_budget_that_pays_for_no_block_is_one_sentence() -> None:
+    setting = stepped("openvino", Setting(WIDE, WIDE.budget_bytes(100), 512, prompt=480))
+    space = space_of(find("openvino"), WIDE, load("prompts"), prompted=True)
+    (_, method), *_ = starts("openvino", space, replace(setting, budget_bytes=1 << 30))
+    with pytest.raises(KvsearchError, match=r"pay for 9\d slots, .* 128 or more, a multiple of 32"):
+        build(method.knobs, setting)
 
 
 @targets

@@ -1,7 +1,9 @@
 """Prompts and answers: forks, replays, files, tasks, and `kvsearch eval` on them."""
 
+import csv
 import json
 import re
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,20 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
+from kvsearch.app.kvpress_results import string_match
 from kvsearch.app.prompts import evaluate_prompts
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate.answers import answers
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.policy import Policy, layout
-from kvsearch.stats import clustered, wilson
+from kvsearch.stats import clustered, mcnemar, wilson
 from kvsearch.text import Text
 from kvsearch.workloads import TASKS, Ask, Item, Material, Prompts, make, parse
 from kvsearch.workloads.encode import greedy_of, items_of
-from kvsearch.workloads.files import read
+from kvsearch.workloads.files import Turn, read
 from kvsearch.workloads.items import ids
 from tests.cache_cases import head_dim, policy_of, tiny
 
@@ -125,6 +130,45 @@ def test_answers_are_what_a_deployed_cache_gives_token_by_token(
     paths = [(prompt, n - (i != 0)) for i, (prompt, n) in enumerate(CHAT.paths(see))]
     if not policy.anchors:  # a last token that no turn follows is scored, and not fed
         assert held.bytes_end == max(sizes.bytes_at(n, prompt) for prompt, n in paths)
+
+
+def test_what_a_prompt_brought_in_stays_within_the_budget(models: dict[int, LoadedModel]) -> None:
+    loaded, shape = models[16], models[16].shape
+    setting = Setting(shape, shape.budget_bytes(150), 200, prompt=110)
+    knobs = {"trigger": "generation", "rule": "redundancy-rkv", "recent_window": 4, "interval": 8}
+    policy = build(knobs, setting)
+    cache, x = PolicyCache(policy, loaded.model), torch.from_numpy(tokens(200))[None]
+    with torch.inference_mode():
+        loaded.model(x[:, :110], past_key_values=cache)
+        before = [state.store.read()[0].clone() for state in cache.states]
+        for i in range(110, 200):
+            loaded.model(x[:, i : i + 1], past_key_values=cache)
+            assert cache.bytes_resident <= setting.budget_bytes
+    for state, was in zip(cache.states, before, strict=True):
+        assert torch.equal(state.store.read()[0][:, :, :110], was)
+        assert 110 + policy.slots - 8 <= state.store.n <= 110 + policy.slots < 150
+    cache.reset()
+    with torch.inference_mode():  # the next prompt has another length
+        loaded.model(x[:, :30], past_key_values=cache)
+        loaded.model(x[:, 30:100], past_key_values=cache)
+    assert {state.store.n for state in cache.states} == {30 + policy.slots - 8 + 70 % 8}
+    with pytest.raises(KvsearchError, match="no slots beside a prompt of 110 tokens, which stays"):
+        build(knobs, replace(setting, budget_bytes=shape.budget_bytes(112)))
+    with pytest.raises(KvsearchError, match="neither anchors nor budgets 'adakv'"):
+        build({**knobs, "budgets": "adakv"}, setting)
+
+
+def test_divergence_is_from_the_full_caches_distribution(models: dict[int, LoadedModel]) -> None:
+    loaded, asked = models[16], Prompts("chat", (CHAT,))
+    evaluator, policy = Evaluator(loaded), policy_of("window")
+    full = answers(evaluator, Policy(), asked, keep=True)
+    lost = answers(evaluator, policy, asked, full=full.log, keep=True)
+    same = answers(evaluator, Policy(), asked, full=full.log)
+    assert same.kl is not None and (same.kl == 0).all() and lost.kl is not None
+    for kl, a, b in zip(lost.kl, full.log, lost.log, strict=True):
+        want = torch.nn.functional.kl_div(b, a, log_target=True, reduction="batchmean")
+        assert kl == pytest.approx(float(want), rel=1e-4, abs=1e-9)
+    assert lost.kl.max() > 1e-5
 
 
 def test_exactness_is_what_greedy_decoding_says(models: dict[int, LoadedModel]) -> None:
@@ -253,6 +297,9 @@ def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -
         ("a.csv", "question,answer\na,b\n", "line 2: no field of prompt"),
         ("a.jsonl", "\n", "has no prompts"),
         ("a.parquet", "no", "is no Parquet file"),
+        ("a.csv", "context,question\na,b,c\n", "line 2: more cells than the 2 columns"),
+        ("a.jsonl", '{"prompt": "\\ud800"}', "line 1: half of a character"),
+        ("a.jsonl", '{"prompt": "x", "max_new_tokens": 0}', "field max_new_tokens: give a whole"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_sentence_with_line_and_field(
@@ -262,6 +309,42 @@ def test_a_wrong_file_is_one_sentence_with_line_and_field(
     assert _code(["eval", "h2o", "--budget", "64", "--prompts", str(file)]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+def test_what_files_of_others_have_is_read(tmp_path: Path) -> None:
+    """Long cells, lists in cells, other line ends in a text, empty fields, twice the same."""
+    rows = [{"prompt": "a\u2028b", "answer": "c", "answers": None}] * 2
+    lines = "\n".join(json.dumps(r, ensure_ascii=False) for r in rows)
+    (record,) = read(written(tmp_path, "A.JSONL", lines))
+    assert record.context == "a\u2028b" and [t.answer for t in record.turns] == ["c"]
+    long = "word " * 40_000
+    cells = f"context,question,answer,max_new_tokens\n{long},who,\"['Ann', 'Bob']\",7.0\n"
+    (record,) = read(written(tmp_path, "b.csv", cells))
+    assert record.context == long
+    assert (record.turns[0].answer, record.turns[0].tokens) == ("Ann", 7)
+
+
+def test_a_set_of_the_hub_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(repo: str, config: str, **how: Any) -> list[dict[str, Any]]:
+        asked.append((repo, config, how["split"]))
+        return [{"context": "c", "question": "q", "answer_prefix": "A:", "answer": ["1", "2"],
+                 "max_new_tokens": 9, "task": "vt"}]  # fmt: skip
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *a, **k: None)
+    monkeypatch.setattr("datasets.load_dataset", load)
+    (record,) = read(Path("ruler:8192"))
+    assert record.turns == (Turn("qA:", "1", 9),)
+    read(Path("hf:me/mine@train"))
+    assert asked == [("simonjegou/ruler", "8192", "test"), ("me/mine", None, "train")]
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: [{"text": "x"}])
+    with pytest.raises(KvsearchError, match="me/mine test: row 1: no field of prompt"):
+        read(Path("hf:me/mine"))
+    with pytest.raises(KvsearchError, match="give hf:OWNER/NAME"):
+        read(Path("hf:mine"))
+    with pytest.raises(KvsearchError, match="or a set of the hub; did you mean 'ruler'"):
+        read(Path("rulr:4096"))
 
 
 def _code(argv: list[str]) -> int:
@@ -300,11 +383,15 @@ def test_without_answers_the_full_caches_own_is_the_reference(
     tmp_path: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
-    file = written(tmp_path, "mine.jsonl", json.dumps({"prompt": "The quick brown fox " * 12}))
+    rows = [{"prompt": "The quick brown fox " * 12}, {"prompt": "A fox", "max_new_tokens": 3}]
+    file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
     asked = items_of(loaded, "mine", read(file), "agnostic", greedy_of(loaded, 6))
     found = answers(Evaluator(loaded), Policy(name="full"), asked)
-    assert found.exact.all() and found.tokens.tolist() == [6]
-    assert len([*(tmp_path / "cache" / "answers").iterdir()]) == 1
+    assert found.exact.all() and found.tokens.tolist() == [6, 3]
+    assert len([*(tmp_path / "cache" / "answers").iterdir()]) == 2
+    long = written(tmp_path, "long.jsonl", json.dumps({"prompt": "x" * 600}))
+    with pytest.raises(KvsearchError, match="601 tokens, and the model's positions reach 512"):
+        items_of(loaded, "long", read(long), "agnostic", greedy_of(loaded, 6))
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -337,6 +424,72 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
         text=Text(prose.read_text()),
     )  # fmt: skip
     assert same.rows[0].nll == pytest.approx(document["results"][0]["nll"], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["needle:3", "ruler/niah_single_1", "ruler/niah_multikey_1"])
+def test_a_fact_is_where_its_item_says(name: str) -> None:
+    pytest.importorskip("long_context_eval" if "ruler" in name else "numpy")
+    made = make(parse(f"{name},tokens=1200"), material("report", 1200), 6, "agnostic")
+    depths = set()
+    for item in made.items:
+        answer, text = "".join(map(chr, item.asks[0].answer)), "".join(map(chr, item.context))
+        assert item.depth is not None
+        assert text.index(answer.strip()) / len(text) == pytest.approx(item.depth, abs=0.09)
+        depths.add(item.depth)
+    assert len(depths) > 3
+
+
+def test_mcnemars_test_is_binomial() -> None:
+    assert [mcnemar(0, 5), mcnemar(5, 0), mcnemar(3, 3), mcnemar(0, 0)] == [1 / 16, 1 / 16, 1, 1]
+    assert mcnemar(1, 9) == pytest.approx(2 * (1 + 10) / 2**10)
+
+
+def test_answers_in_the_form_of_kvpress(
+    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
+    rows = [{"context": f"{i} " * 90, "question": "Which?", "answer_prefix": " It is",
+             "answer": [str(i), "x"], "task": "mine_1", "max_new_tokens": 5}
+            for i in range(3)]  # fmt: skip
+    file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
+    prose = written(tmp_path, "prose.txt", " ".join(str(i * i) for i in range(900)))
+    out = tmp_path / "results"
+    argv = ["eval", "h2o", "--budget", "64", "--model", str(tiny_folder), "--prompts", str(file),
+            "--task", "needle,tokens=200", "--text", str(prose), "--items", "2", "--quiet",
+            "--kvpress-out", str(out)]  # fmt: skip
+    assert _code([*argv, "--json"]) == 0
+    folders = [Path(f) for f in json.loads(capsys.readouterr().out)["folders"]]
+    assert len(folders) == 4 and all(f.parent == out for f in folders)
+    model = str(tiny_folder).replace("/", "--")
+    full = out / f"mine__{model}__full__0.00"
+    assert full in folders and (out / f"needle__200__{model}__full__0.00") in folders
+    found = list(csv.DictReader((full / "predictions.csv").open()))
+    assert [r["task"] for r in found] == ["mine_1"] * 3
+    assert found[1]["question"] == "Which?" and found[1]["answer_prefix"] == " It is"
+    assert found[1]["answer"] == "['1', 'x']" and found[1]["max_new_tokens"] == "5"
+    loaded = load_model(str(tiny_folder), announce=lambda _: None)
+    ids_ = loaded.tokenizer(f"{'1 ' * 90}Which? It is", return_tensors="pt")["input_ids"]
+    said = loaded.model.generate(ids_, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    text = loaded.tokenizer.decode(said[0, ids_.shape[1] :], skip_special_tokens=True)
+    assert found[1]["predicted_answer"] == text
+    config = yaml.safe_load((full / "config.yaml").read_text())
+    assert config["press_name"] == "full" and config["query_aware"] is False
+    assert json.loads((full / "metrics.json").read_text()).keys() == {"mine_1"}
+    (h2o,) = [f for f in folders if f.name.startswith(f"mine__{model}__h2o__0.")]
+    assert _code(argv) == 0 and f"{h2o}/1\n" in capsys.readouterr().out
+    assert _code(["eval", "h2o", "--budget", "64", "--kvpress-out", str(out)]) == 2
+    assert "--kvpress-out is for answers to prompts" in capsys.readouterr().err
+
+
+def test_the_score_of_ruler_counts_references() -> None:
+    rows = [
+        {"task": "vt", "predicted_answer": "ABC\x00DE", "answer": ["abcd", "XY"]},
+        {"task": "vt", "predicted_answer": "abcd xy", "answer": ["ABCD", "xy"]},
+        {"task": "qa_1", "predicted_answer": "so it is b", "answer": ["a", "B"]},
+    ]
+    want = {"vt": {"string_match": 75.0}, "qa_1": {"string_match": 100.0}}
+    assert string_match(rows, every=True) == want
+    assert string_match(rows, every=False)["vt"] == {"string_match": 100.0}
 
 
 def test_intervals_count_groups_and_shares_stay_inside() -> None:

@@ -1,6 +1,7 @@
 """A policy for a runtime: what becomes of each field, what that costs, and the files."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvsearch.app.budget import check_budget
 from kvsearch.app.options import check_counts
 from kvsearch.app.policies import is_method
 from kvsearch.app.progress import Shown
+from kvsearch.app.prompts import ITEMS, PromptsResult, evaluate_prompts
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluate.fed import require_anchors
 from kvsearch.evaluate.quality import Evaluator, check_finite
@@ -40,6 +42,7 @@ from kvsearch.records import Interval
 from kvsearch.stats import paired
 from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
+from kvsearch.workloads import See
 
 CONTEXT = 2048  # tokens, for bytes and losses
 ANY_MODEL = "MODEL"  # in artefacts, where no model was named
@@ -88,6 +91,7 @@ class Exported:
         tokens: length of the stream that bytes are counted for.
         bytes_asked, bytes_given: at the peak; None where the model's shape is not known.
         loss: on a text, if there was one.
+        answers: on prompts, if there were some: of the policies `asked` and `given`.
         measured: what the runtime said of its cache.
         notes: what no field says, one sentence each.
     """
@@ -103,6 +107,7 @@ class Exported:
     loss: Loss | None
     measured: dict[str, int]
     notes: tuple[str, ...]
+    answers: PromptsResult | None = None
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch export --json` prints."""
@@ -123,6 +128,7 @@ class Exported:
             "loss": None if loss is None else asdict(loss) | {
                 "ppl_off": loss.ppl_off, "agrees": loss.agrees
             },
+            **({} if self.answers is None else {"answers": self.answers.document()}),
             "measured": self.measured,
             "notes": list(self.notes),
             "files": [str(f) for f in self.files],
@@ -148,6 +154,10 @@ def export(
     model: str | LoadedModel | None = None,
     text: TextLike | tuple[TextLike, ...] | None = None,
     dataset: str | None = None,
+    tasks: Sequence[str] = (),
+    prompts: Sequence[str | PathLike[str]] = (),
+    see: See = "agnostic",
+    items: int = ITEMS,
     context: int = CONTEXT,
     windows: int = 1,
     prompt: int = 0,
@@ -169,6 +179,8 @@ def export(
         model: whose shape counts; by default that of the run that the policy file lies in.
         text: predict losses on this text.
         dataset: a named dataset instead.
+        tasks, prompts, see, items: predict what answers to prompts lose instead, as
+            `evaluate_prompts` does; tasks hide their facts in `text`.
         context: tokens of a window, for bytes and losses.
         windows: of the text, for losses.
         prompt: tokens that arrive in one call, for policies triggered by a prompt; not scored.
@@ -190,6 +202,10 @@ def export(
         require(target)
     inputs.require_files(text)
     check_counts(windows=windows)
+    prompted = bool(tasks or prompts)
+    if prompted and (verify or dataset is not None):
+        what = "--verify compares" if verify else "--dataset is for losses"
+        raise KvsearchError(f"{what} on a text; leave --task and --prompts out")
     if context < 2:
         raise TextError(f"--context must be at least 2 tokens, got {context}")
     if not 0 <= prompt < context:
@@ -203,16 +219,15 @@ def export(
             str(policy), shape, budget_slots, budget_bytes, context=context, prompt=prompt
         )
     loaded = None
-    if verify or text is not None or dataset is not None:
+    if prompted or verify or text is not None or dataset is not None:
         require_writable(folder / "policy.json" if folder.exists() else folder)
         loaded = inputs.model(
             name or DEFAULT if isinstance(model, str | None) else model,
-            dtype=dtype, device=device, context=context, say=shown.say,
+            dtype=dtype, device=device, context=1 if prompted else context, say=shown.say,
         )  # fmt: skip
         name, shape = loaded.name, loaded.shape
-        for p in {asked.fingerprint(): asked}.values():
-            check(p, shape, prompt=prompt)
-            require_anchors(loaded, p)
+        check(asked, shape, prompt=None if prompted else prompt)
+        require_anchors(loaded, asked)
     given = project(asked, target, shape)
     found = verdicts(asked, given, None if shape is None else shape.layers)
     if strict and (lost := [f"{v.field} is {v.verdict}" for v in found if v.verdict != "exact"]):
@@ -222,7 +237,14 @@ def export(
         require_free(folder, made.files)
     loss: Loss | None = None
     measured: dict[str, int] = {}
-    if loaded is not None:
+    answered: PromptsResult | None = None
+    if loaded is not None and prompted:
+        both = [p.model_copy(update={"name": n}) for n, p in (("asked", asked), ("given", given))]
+        answered = evaluate_prompts(
+            both[: 1 + (asked.canonical() != given.canonical())], loaded, tasks=tasks,
+            prompts=prompts, text=text, see=see, items=items, progress=progress,
+        )  # fmt: skip
+    elif loaded is not None:
         ids, source = _ids(loaded, text, dataset, context, windows, shown)
         loss, measured = _losses(
             asked, given, target, made, loaded, ids, source, prompt, verify, shown
@@ -237,7 +259,7 @@ def export(
             path.chmod(0o755)
     return Exported(
         target, given, proof_of(given, target, shape), found, files, context, sizes[0], sizes[1],
-        loss, measured, (*target.notes, *_of_others(given, target, shape)),
+        loss, measured, (*target.notes, *_of_others(given, target, shape)), answered,
     )  # fmt: skip
 
 

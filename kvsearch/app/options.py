@@ -126,6 +126,8 @@ class RunOptions:
             raise KvsearchError("--engine tune gives each trial one GPU: no --gpus-per-evaluator")
         if self.target is not None and self.space != DEFAULT_SPACE:
             raise KvsearchError("--target searches a space of its own; leave --space out")
+        if self.prompts.report_files and not self.prompts.files:
+            raise KvsearchError("--report-prompts is the report part of --prompts; give both")
         if self.prompts:
             self._check_prompts()
         elif self.score_from is not None or self.budget_slots is not None:
@@ -135,10 +137,10 @@ class RunOptions:
         check_counts(items=self.prompts.items)
         check_see(self.prompts.see)
         self.prompts.specs()
+        _ = self.prompts.records  # which raises what is wrong with them
         given = {
             "--report-text": self.text.report_files, "--extra-text": self.text.extra,
             "--score-from": self.score_from, "--batch": self.batch,
-            "--target": self.target,
         }  # fmt: skip
         for name, value in given.items():
             if value:

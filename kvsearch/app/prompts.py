@@ -11,13 +11,16 @@ import numpy as np
 from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
+from kvsearch.app.kvpress_results import Predicted, predicted, require_prompts, write
 from kvsearch.app.options import check_counts, check_see
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import Worth, bare, from_tasks, groups
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate.answers import Answers, answers
+from kvsearch.evaluate.answers import Answers, answers, fits
 from kvsearch.evaluate.quality import Evaluator
+from kvsearch.files import require_writable
+from kvsearch.knobs import Setting
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
@@ -50,6 +53,8 @@ class Asked:
         within_budget: whether `bytes_peak` is at most the budget; None without one.
         asks: answers measured.
         seconds: wall time.
+        kl: mean KL divergence from the full cache at the answers' tokens, nats; None where its
+            probabilities are too many to be kept.
     """
 
     workload: str
@@ -65,6 +70,7 @@ class Asked:
     within_budget: bool | None
     asks: int
     seconds: float
+    kl: float | None = None
 
 
 @dataclass(frozen=True)
@@ -103,18 +109,20 @@ class PromptsResult:
         workloads: what each is for this model.
         model: name, digest, dtype and device.
         left_out: methods without a row, which model or budget refuses, and why.
+        folders: in kvpress' form, where they were asked for.
     """
 
     rows: list[Asked]
     workloads: list[Known]
     model: dict[str, str]
     left_out: dict[str, str] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch eval --json` prints."""
         return {
             "model": self.model, "workloads": plain(self.workloads), "results": plain(self.rows),
-            "left_out": self.left_out,
+            "left_out": self.left_out, "folders": [str(f) for f in self.folders],
         }  # fmt: skip
 
 
@@ -134,6 +142,7 @@ def evaluate_prompts(
     dtype: str = "auto",
     device: str = "auto",
     seed: int = 0,
+    kvpress_out: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> PromptsResult:
     """Measure policies on prompts and answers, paired with the full cache.
@@ -153,6 +162,8 @@ def evaluate_prompts(
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         seed: of what tasks draw.
+        kvpress_out: also let every policy generate the answers, and write them below this folder
+            as kvpress' evaluation does, see `kvsearch.app.kvpress_results`.
         progress: print progress to stderr.
 
     Raises:
@@ -177,7 +188,11 @@ def evaluate_prompts(
         *_made(loaded, specs, text, see, items, seed, shown),
         *(items_of(loaded, name, rows, see, greedy_of(loaded)) for name, rows in records.items()),
     ]
+    if kvpress_out is not None:
+        require_prompts(asked)
+        require_writable(Path(fspath(kvpress_out)) / "config.yaml")
     evaluator, rows, known = Evaluator(loaded), list[Asked](), list[Known]()
+    generated = list[Predicted]()
     left_out: dict[str, str] = {}
     for workload in asked:
         budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
@@ -187,8 +202,13 @@ def evaluate_prompts(
         )
         chosen, refused = resolve_some(names, setting)
         left_out |= refused
-        with shown.step(workload.name, (len(chosen) + 2) * len(workload.items)) as step:
-            full = answers(evaluator, Policy(name="full"), workload, progress=step.advance)
+        passes = (len(chosen) + 2) * (1 if kvpress_out is None else 2)
+        with shown.step(workload.name, passes * len(workload.items)) as step:
+            few = fits(evaluator, workload)
+            full = answers(
+                evaluator, Policy(name="full"), workload, keep=few, progress=step.advance
+            )
+            log = full.log if few else None
             without = bare(workload, loaded)
             empty = answers(evaluator, Policy(), without, resident=False, progress=step.advance)
             about = _known(workload, full, empty)
@@ -200,15 +220,33 @@ def evaluate_prompts(
                     "nothing here"
                 )
             for policy in chosen:
-                found = answers(evaluator, policy, workload, progress=step.advance)
+                found = answers(evaluator, policy, workload, full=log, progress=step.advance)
                 rows.append(_row(workload, policy, found, full, empty, setting, budget))
+            if kvpress_out is not None:
+                for policy in [Policy(name="full"), *(p for p in chosen if p.name != "full")]:
+                    ratio = _saved(policy, setting)
+                    generated.append(
+                        predicted(evaluator, policy, workload, ratio, progress=step.advance)
+                    )
     about_model = {
         "name": loaded.name,
         "digest": loaded.digest,
         "dtype": loaded.dtype,
         "device": loaded.device,
     }
-    return PromptsResult(rows, known, about_model, left_out)
+    folders = list[Path]()
+    if kvpress_out is not None:
+        folders = write(Path(fspath(kvpress_out)), loaded.name, loaded.device, see, generated)
+    return PromptsResult(rows, known, about_model, left_out, folders)
+
+
+def _saved(policy: Policy, setting: Setting) -> float:
+    """Share of the full cache's bytes that a policy saves at its peak."""
+    mine, full = (
+        layout(p, setting.shape).bytes_peak(setting.tokens, setting.prompt)
+        for p in (policy, Policy())
+    )
+    return 1 - mine / full
 
 
 def _made(
@@ -271,4 +309,5 @@ def _row(
         within_budget=None if budget is None else peak <= budget.bytes,
         asks=workload.asks,
         seconds=found.seconds,
+        kl=None if found.kl is None else float(found.kl.mean()),
     )

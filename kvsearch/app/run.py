@@ -28,7 +28,7 @@ from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
-from kvsearch.app.target import aim, left_out, starts
+from kvsearch.app.target import aim, left_out, starts, stepped
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluate import head_losses
 from kvsearch.evaluate.quality import Evaluator
@@ -68,7 +68,7 @@ class Run:
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         if options.target is not None:
-            searched(options.target)
+            searched(options.target, prompted=bool(options.prompts))
         for name in options.exclude_method:
             find(name)
         known = (
@@ -102,6 +102,7 @@ class Run:
             exclude = tuple(dict.fromkeys((*options.exclude_method, *SELDOM)))
             self.options = options = replace(options, exclude_method=exclude)
         if options.target is not None:
+            self.setting = stepped(options.target, self.setting)
             self.space, missing = aim(options.target, self.space, self.setting)
             left_out(options.target, missing, shown.say)
             exclude = tuple(dict.fromkeys((*options.exclude_method, *missing)))

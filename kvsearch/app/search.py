@@ -122,6 +122,7 @@ def search(
     report_windows: int = 2,
     tasks: str | Sequence[str] = (),
     prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
+    report_prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     see: See = "agnostic",
     items: int = ITEMS,
     score_from: int | None = None,
@@ -170,7 +171,9 @@ def search(
             to eight times as many where they leave the headline undecided.
         tasks: search on prompts instead, such as `needle:4,tokens=2000`; `kvsearch tasks` lists
             them. `text` is where facts are hidden.
-        prompts: search on these files of prompts, see `kvsearch.workloads.files`.
+        prompts: search on these files of prompts, or sets of the hub, see
+            `kvsearch.workloads.files`.
+        report_prompts: report on these instead of on a part of each of `prompts`.
         see: of prompts: `agnostic`: a question arrives after the context was compressed; `aware`:
             both are one prompt.
         items: contexts of each task or file that the search sees; the report has as many others,
@@ -230,7 +233,11 @@ def search(
         model=which(model),
         text=parts,
         prompts=PromptOptions(
-            tasks=_several(tasks), files=tuple(map(Path, _several(prompts))), see=see, items=items
+            tasks=_several(tasks),
+            files=tuple(map(Path, _several(prompts))),
+            report_files=tuple(map(Path, _several(report_prompts))),
+            see=see,
+            items=items,
         ),
         budget_slots=budget_slots,
         budget_bytes=budget_bytes,

@@ -19,9 +19,11 @@ from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.records import (
     REPORT,
     Curve,
+    Discordant,
     Example,
     Interval,
     Kept,
+    Needle,
     Needles,
     Recheck,
     Row,
@@ -39,6 +41,7 @@ from kvsearch.stats import (
     corrected,
     interval,
     long_blocks,
+    mcnemar,
     paired,
     spread_of,
     standard_error,
@@ -103,11 +106,12 @@ def build(
     methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
     level = corrected(len(names) - 1)
     together = spread_of(nll.values(), most, nll["full"])
-    answers = next(m.get("answers", ()) for m in measured["rows"] if m["name"] == "full")
+    answers = {m["name"]: m.get("answers", ()) for m in measured["rows"]}
+    of_best = answers.get(measured["recommended"] or "", ())
     rows = [
         _row(
             m, asked, shape, nll, most, points, methods, m["name"] in on_front, searched, level,
-            together, answers,
+            together, answers["full"], of_best,
         )
         for m in measured["rows"]
     ]  # fmt: skip
@@ -225,6 +229,7 @@ def _row(
     level: float,
     together: Spread | None,
     full_answers: Sequence[dict[str, Any]],
+    best_answers: Sequence[dict[str, Any]],
 ) -> Row:
     name, mine = m["name"], nll[m["name"]]
     parts = through(mine, most)
@@ -236,6 +241,8 @@ def _row(
     best = min(rivals, key=lambda n: points[n][1], default=None)
     decode, stopped, mean = m.get("decode"), m.get("stopped"), points[name][1]
     kept = _kept(m.get("answers", ()), mine, nll["full"], full_answers)
+    if best_answers and best_answers is not m.get("answers"):
+        kept["discordant"] = _discordant(m["answers"], best_answers)
     return Row(
         name=name,
         kind=m["kind"],
@@ -298,9 +305,31 @@ def _kept(
         lost = paired(gap[at, None] / answers[at[0]]["weight"], np.zeros((len(at), 1)))
         share = wilson(sum(exact), len(exact))
         flips = sum(x != y for x, y in pairs) / len(pairs)
-        found.append(Kept(name, lost, share, flips, len(exact)))
+        kl = [x for i in at for x in answers[i].get("kl") or ()]
+        found.append(
+            Kept(name, lost, share, flips, len(exact),
+                 sum(kl) / len(kl) if len(kl) == len(exact) else None)
+        )  # fmt: skip
     exact = [x for a in answers for x in a["exact"]]
-    return {"exact": wilson(sum(exact), len(exact)), "workloads": tuple(found)}
+    needles = tuple(
+        Needle(a["of"], a["needle"][0], a["needle"][1], a["exact"][0])
+        for a in answers
+        if a.get("needle")
+    )
+    return {
+        "exact": wilson(sum(exact), len(exact)), "workloads": tuple(found), "needles": needles
+    }  # fmt: skip
+
+
+def _discordant(mine: Sequence[dict[str, Any]], best: Sequence[dict[str, Any]]) -> Discordant:
+    """Exact answers of a row against the recommended one's, on contexts that both have."""
+    pairs = [
+        (x, y)
+        for a, b in zip(mine, best, strict=False)
+        for x, y in zip(a["exact"], b["exact"], strict=True)
+    ]
+    row, its = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
+    return Discordant(row, its, mcnemar(row, its))
 
 
 def _looks(asked: dict[str, Any]) -> int:

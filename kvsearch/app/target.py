@@ -2,20 +2,30 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.export import find, project
 from kvsearch.export.capability import Capability
 from kvsearch.export.space import knobs_of, space_of
-from kvsearch.knobs import Setting, Value, build, sized
-from kvsearch.methods import METHODS, Method, at
+from kvsearch.knobs import Setting, Value, build, effective, sized
+from kvsearch.methods import Method, at
 from kvsearch.policy import Policy, Quantizer, layout
 from kvsearch.search.portfolio import Portfolio
+from kvsearch.search.task import baselines
 from kvsearch.space import Axis, SearchSpace
 
 BITS = ((8, 8), (5, 5), (5, 4), (4, 4))  # of keys and values, that `starts` tries
 SINKS = 4
+
+
+def stepped(name: str, setting: Setting) -> Setting:
+    """The setting with slots that come in the runtime's blocks, where it evicts in some."""
+    can = find(name).executes
+    if can is None or can.eviction is None:
+        return setting
+    return replace(setting, slot_step=can.eviction.slots.step, slot_room=can.eviction.room)
 
 
 def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tuple[str, ...]]:
@@ -30,22 +40,24 @@ def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tu
         KvsearchError: nothing that the runtime executes can be searched for, or fits the budget.
     """
     target = find(name)
-    space = space_of(target, setting.shape, base)
+    space = space_of(target, setting.shape, base, prompted=setting.prompt > 0)
     if target.executes is None:
         if not target.without:
             return space, ()
     elif target.executes.eviction is None:
         _fits(name, setting)
-    compared = [m for m, method in METHODS.items() if method.baseline]
+    compared = [n for n, _ in baselines(prompted=setting.prompt > 0)]
     return space, tuple(m for m in compared if not _runs(m, name, setting))
 
 
 def starts(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
-    """Policies in the runtime's own formats, as its users would set them by hand.
+    """The runtime's own ways, as its users would set them by hand.
 
-    Of keys and values in so many bits one format each, with sinks and a window: the first of the
-    space that fits, rotated where the runtime can. Of a runtime that executes everything, its own
-    cache types in all layers, every token kept, where that fits the budget.
+    Of a runtime that evicts after a prompt that is each of its rules, with the first of its sizes,
+    in 16 bits and in its first format. Of one that executes everything it is its own cache types in
+    all layers, every token kept, where that fits the budget. Of others it is sinks and a window in
+    its formats: of keys and values in so many bits one format each, the first of the space that
+    fits, rotated where the runtime can.
 
     Args:
         name: of the target.
@@ -55,6 +67,8 @@ def starts(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
     axes, own = space.axes, find(name).own
     if own is not None:
         return _whole(name, own, setting)
+    if "trigger" in axes and find(name).executes is not None:
+        return _by_rule(name, space, setting)
     if "custom" not in values(axes, "tiers"):
         return ()
     found: dict[str, Method] = {}
@@ -95,6 +109,32 @@ def _whole(name: str, own: Capability, setting: Setting) -> Portfolio:
             if setting.budget_bytes is None or peak <= setting.budget_bytes:
                 found[f.word] = Method(knobs, "combined", f"{name}: every token in {f.word}")
     return tuple(found.items())
+
+
+def _by_rule(name: str, space: SearchSpace, setting: Setting) -> Portfolio:
+    """A point for each rule, in 16 bits and below; axes at their default, or at a first value."""
+    found: dict[str, Method] = {}
+    tiers = values(space.axes, "tiers") or ("16",)
+    for rule, stored in product(values(space.axes, "rule"), tiers):
+        knobs: dict[str, Value] = {"rule": rule, "tiers": stored}
+        for axis, one in space.axes.items():
+            if all(effective(k, knobs) in _listed(wanted) for k, wanted in one.when.items()):
+                no = [_listed(f[axis]) for f in space.forbid if f.keys() == {"rule", axis}
+                      and f["rule"] == rule]  # fmt: skip
+                mine = [v for v in one.values if not any(v in values for values in no)]
+                usual = None if "." in axis else effective(axis, knobs)
+                knobs[axis] = usual if usual is not None and usual in mine else mine[0]
+        label = f"{rule}/{name}"
+        if stored != "16":
+            label = f"{rule}+k{knobs['tiers.key_bits']}v{knobs['tiers.value_bits']}/{name}"
+        with suppress(PolicyError):
+            build(knobs, setting)
+            found[label] = Method(knobs, "combined", f"{name}: its eviction by {rule}")
+    return tuple(found.items())
+
+
+def _listed(wanted: Value | list[Value]) -> list[Value]:
+    return wanted if isinstance(wanted, list) else [wanted]
 
 
 def values(axes: Mapping[str, Axis], name: str) -> tuple[Value, ...]:

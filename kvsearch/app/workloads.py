@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make, parse
 from kvsearch.workloads.encode import greedy_of, items_of
-from kvsearch.workloads.files import read
+from kvsearch.workloads.files import Record, read
 from kvsearch.workloads.items import without_context
 from kvsearch.workloads.parts import SPLITS, Part, Rows, divided, in_turn
 from kvsearch.workloads.tasks.base import SHARES, Split
@@ -41,7 +42,8 @@ class PromptOptions:
 
     Attributes:
         tasks: such as `needle:4,tokens=2000`.
-        files: of prompts.
+        files: of prompts, or names of sets, see `kvsearch.workloads.files`.
+        report_files: to report on instead of on a part of each of these, as many as these.
         see: whether the question is seen before the context is compressed.
         items: contexts of each workload in each part; the report may have four times
             as many where its headline is undecided.
@@ -49,6 +51,7 @@ class PromptOptions:
 
     tasks: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+    report_files: tuple[Path, ...] = ()
     see: See = "agnostic"
     items: int = ITEMS
 
@@ -70,6 +73,27 @@ class PromptOptions:
         """Contexts that a policy starts with: as many of each workload."""
         count = len(self.tasks) + len(self.files)
         return count * max(1, STEP // max(1, count))
+
+    @cached_property
+    def records(self) -> dict[str, dict[Split, list[Record]]]:
+        """Records of the files, by name and in disjoint parts.
+
+        Raises:
+            KvsearchError: a file cannot be used, or the files for the report do not fit these.
+        """
+        own = self.report_files
+        if own and len(own) != len(self.files):
+            raise KvsearchError(
+                f"give --report-prompts once for each --prompts and in their order, got {len(own)} "
+                f"for {len(self.files)}"
+            )
+        found: dict[str, dict[Split, list[Record]]] = {}
+        for i, file in enumerate(self.files):
+            if file.name in found:
+                raise KvsearchError(f"two files of prompts are called {file.name}; rename one")
+            report = (read(own[i]), own[i].name) if own else ()
+            found[file.name] = divided(file.name, read(file), *report)
+        return found
 
     def specs(self) -> list[TaskSpec]:
         """The tasks; raises a `KvsearchError` for one that there is not."""
@@ -167,7 +191,7 @@ def measured_on(
     Raises:
         KvsearchError: a file or task cannot be used, or none passes its gate.
     """
-    specs, files = options.specs(), {f.name: read(f) for f in options.files}
+    specs, files = options.specs(), options.records
     counts = {"search": options.items, "select": options.items}
     counts |= {"report": HEADLINE * options.items}
     parts: dict[Split, list[Prompts]] = {split: [] for split in SPLITS}
@@ -177,8 +201,8 @@ def measured_on(
             parts[split] += from_tasks(
                 loaded, specs, tokens.ids, tokens.start, options.see, counts[split], seed, split
             )
-    for name, records in files.items():
-        for split, some in divided(name, records).items():
+    for name, its_parts in files.items():
+        for split, some in its_parts.items():
             few = some[: counts[split]]
             parts[split].append(items_of(loaded, name, few, options.see, greedy_of(loaded)))
     names = [w.name for w in parts["search"]]
@@ -187,12 +211,19 @@ def measured_on(
     known = _passing(loaded, parts["search"], shown)
     weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
     worth = {name: w.empty - w.full for name, w in known.items()}
+    worths = dict.fromkeys(SPLITS, worth)
+    if options.report_files:  # contexts of another file may be worth another loss
+        own = [w for w in parts["report"] if w.name in known and w.name in files]
+        worths["report"] = worth | _reported(loaded, own, shown)
     made = {
-        split: in_turn(split, [w for w in some if w.name in known], worth, weights)
+        split: in_turn(split, [w for w in some if w.name in known], worths[split], weights)
         for split, some in parts.items()
     }
     each = min(len(made["report"]), options.items * len(known))
     about: dict[str, dict[str, object]] = {k: _described(part) for k, part in made.items()}
+    if options.report_files:
+        of = {f.name: own.name for f, own in zip(options.files, options.report_files, strict=True)}
+        about["report"]["name"] = ", ".join(of.get(n, n) for n in dict.fromkeys(made["report"].of))
     windows: dict[str, Rows] = {("select1" if k == "select" else k): v for k, v in made.items()}
     return inputs.MeasuredOn(about, windows, each, "select1", ())
 
@@ -218,12 +249,28 @@ def examples(
         ask, said = item.asks[0], dict[str, str]()
         asked = ask.question if ask.question.size else item.context
         for policy_name, policy in policies.items():
-            tokens = spoken(evaluator, policy, item, part.see, ask.answer.size + MORE)
+            (tokens,) = spoken(evaluator, policy, item, part.see, [ask.answer.size + MORE])
             said[policy_name] = loaded.tokenizer.decode(tokens)
             progress()
         question = loaded.tokenizer.decode(asked[-LONGEST_QUESTION:])
         reference = loaded.tokenizer.decode(ask.answer)
         found.append(Example(name, question.strip(), reference.strip(), said))
+    return found
+
+
+def _reported(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -> dict[str, float]:
+    """What the contexts of files for the report are worth, in nats per token by workload."""
+    found = {}
+    for workload in workloads:
+        few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
+        worth = context_worth(loaded, few, shown)
+        if not worth.passes:
+            raise KvsearchError(
+                f"{loaded.name} does not need the contexts that --report-prompts gives for "
+                f"{workload.name} (NLL of the answers {worth.full:.2f} with them, "
+                f"{worth.empty:.2f} without), so nothing can be lost there; give another file"
+            )
+        found[workload.name] = worth.empty - worth.full
     return found
 
 

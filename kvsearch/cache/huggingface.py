@@ -270,7 +270,7 @@ class PolicyCache(Cache):
 
     def fork(self) -> "PolicyCache":
         """A copy that goes on by itself, exactly as this one would: for prompts with one prefix."""
-        same: list[Any] = [x for s in self.states for x in (s.layer, s.rule, s.rotary)]
+        same: list[Any] = [x for s in self.states for x in (s.layer, s.empty, s.rule, s.rotary)]
         same += [self.shape, self.policy, *(getattr(x, "config", None) for x in self.layers)]
         return deepcopy(self, {id(x): x for x in same if x is not None})
 

@@ -37,6 +37,8 @@ class LayerState:
         output: the layer's output projection, needed when the rule reads `outputs`.
 
     Attributes:
+        layer: its integers; with trigger `generation` those after the prompt, from that on.
+        empty: its integers before the first token.
         store: keys and values.
         scorer: what the policy's rule knows of the slots; None before the first token, or without
             an active rule.
@@ -66,7 +68,8 @@ class LayerState:
         room: Room | None = None,
         output: Output | None = None,
     ) -> None:
-        self.layer, self.native, self.rotary, self.fast = layer, native, rotary, fast
+        self.empty = layer
+        self.native, self.rotary, self.fast = native, rotary, fast
         self.stream, self.room, self.output = stream, room, output
         self.whole: int | None = None
         self.packed, self.codecs = packed, codecs(layer, native)
@@ -76,12 +79,11 @@ class LayerState:
 
     def reset(self) -> None:
         """Forget everything."""
+        self.layer = self.empty
         self.impls: dict[str, str] = {}
         self.step: Any = None
         self.pending: Callable[[], None] | None = None
-        self._store: Store = DenseStore(self.layer, self.native, self.impls)
-        if self.packed:
-            self._store = PackedStore(self.layer, self.native, self.impls)
+        self._store = self._new_store()
         self.scorer: Scorer | None = None
         self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
@@ -89,6 +91,10 @@ class LayerState:
         self.reading: range | None = None
         self._peak = 0
         self._inference = False  # whether the newest tokens came in torch's inference mode
+
+    def _new_store(self) -> Store:
+        kind = PackedStore if self.packed else DenseStore
+        return kind(self.layer, self.native, self.impls)
 
     @property
     def store(self) -> Store:
@@ -128,6 +134,9 @@ class LayerState:
         if self.layer.policy.prompted:
             self.prompt = q.shape[2] if self.whole is None else self.whole
             require_prompt(self.layer.policy, self.layer.slots, self.prompt)
+            self.layer = self.empty.after(self.prompt)
+            if self.layer is not self.empty:
+                self._store = self._new_store()
         if self.stream is not None:
             self.sequences = Sequences(self.layer.policy, self.prompt)
         if self.rule is not None:

@@ -16,6 +16,7 @@ from kvsearch.cli.options import (
     text_options,
 )
 from kvsearch.cli.output import print_json
+from kvsearch.errors import KvsearchError
 
 
 @click.command("eval")
@@ -43,6 +44,12 @@ from kvsearch.cli.output import print_json
     metavar="FILE.parquet",
     help="per-token NLL: policy, window, pos, token, nll",
 )
+@click.option(
+    "--kvpress-out",
+    type=PLACE,
+    metavar="DIR",
+    help="also generate the answers to prompts, and write them below DIR as kvpress does",
+)
 @output_options
 def command(
     policies: tuple[str, ...],
@@ -66,6 +73,7 @@ def command(
     measure_heads: bool,
     batch: int | None,
     nll_out: Path | None,
+    kvpress_out: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -74,9 +82,11 @@ def command(
         _on_prompts(
             policies, model, tasks, prompts, as_json, progress=not quiet, see=see, items=items,
             text=text, budget_slots=budget_slots, budget_bytes=budget_bytes, heads=heads,
-            measure_heads=measure_heads, dtype=dtype, device=device,
+            measure_heads=measure_heads, dtype=dtype, device=device, kvpress_out=kvpress_out,
         )  # fmt: skip
         return
+    if kvpress_out is not None:
+        raise KvsearchError("--kvpress-out is for answers to prompts: give --task or --prompts")
     from kvsearch.app.evaluate import NotWritten, evaluate
     from kvsearch.report.terminal import results_table
 
@@ -129,3 +139,5 @@ def _on_prompts(
         print_json(document)
     else:
         click.echo(answers_table(document))
+        for folder in document["folders"]:
+            click.echo(folder)

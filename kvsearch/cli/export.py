@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from kvsearch.cli.options import PLACE, budget_options, output_options, text_options
+from kvsearch.cli.options import (
+    PLACE,
+    budget_options,
+    output_options,
+    prompt_options,
+    text_options,
+)
 from kvsearch.cli.output import print_json
 from kvsearch.errors import RunError
+from kvsearch.workloads import See
 
 if TYPE_CHECKING:
     from kvsearch.app.export import Exported
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
     "--model", help="whose shape counts, and for losses [default: that of the policy's run]"
 )
 @text_options
+@prompt_options
+@click.option("--items", default=25, show_default=True, help="contexts of a task")
 @click.option(
     "--context", default=2048, show_default=True, help="tokens that bytes and losses are for"
 )
@@ -47,6 +56,10 @@ def command(
     model: str | None,
     text: tuple[str, ...],
     dataset: str | None,
+    tasks: tuple[str, ...],
+    prompts: tuple[Path, ...],
+    see: See,
+    items: int,
     context: int,
     windows: int,
     prompt: int,
@@ -97,6 +110,10 @@ def command(
         model=model,
         text=text or None,
         dataset=dataset,
+        tasks=tasks,
+        prompts=prompts,
+        see=see,
+        items=items,
         context=context,
         windows=windows,
         prompt=prompt,
@@ -109,6 +126,10 @@ def command(
         print_json(done.document())
     else:
         click.echo(_table(done))
+        if done.answers is not None:
+            from kvsearch.report.terminal import answers_table
+
+            click.echo(answers_table(done.answers.document()))
     if done.loss is not None and done.loss.agrees is False:
         raise RunError(
             f"the PPL in {done.target.runtime} is not within {100 * TOLERANCE:g} % of what is "

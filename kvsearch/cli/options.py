@@ -159,7 +159,8 @@ def prompt_options(f: F) -> F:
         type=PLACE,
         multiple=True,
         metavar="FILE",
-        help="the same on your own prompts (.jsonl, .json, .csv, .parquet); repeatable",
+        help="the same on your own prompts (.jsonl, .json, .csv, .parquet), or on a set of the "
+        "hub: ruler, loogle, longbench, hf:OWNER/NAME, with :CONFIG and @SPLIT; repeatable",
     )(f)
     return task_options(f, "answers to prompts instead of a text: see `kvsearch tasks`")
 

@@ -78,6 +78,13 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 )
 @prompt_options
 @click.option(
+    "--report-prompts",
+    type=PLACE,
+    multiple=True,
+    metavar="FILE",
+    help="report on these prompts instead of on a part of --prompts; once for each of those",
+)
+@click.option(
     "--items",
     default=16,
     show_default=True,
@@ -186,6 +193,7 @@ def command(
     report_windows: int,
     tasks: tuple[str, ...],
     prompts: tuple[Path, ...],
+    report_prompts: tuple[Path, ...],
     see: See,
     items: int,
     score_from: int | None,
@@ -233,6 +241,7 @@ def command(
             report_windows=report_windows,
             tasks=tasks,
             prompts=prompts,
+            report_prompts=report_prompts,
             see=see,
             items=items,
             score_from=score_from,

@@ -7,7 +7,7 @@ to its first deviation: the answer is exact if every token is the first choice, 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from kvsearch.evaluate.replay import deployed
 from kvsearch.policy import Policy
 from kvsearch.workloads.items import Ask, Item, Prompts, See
 
+HELD = 1 << 26  # log-probabilities of the full cache that are kept, at most: 256 MiB
+_Row = tuple[float, int, bool, NDArray[np.int64]]  # NLL, tokens, exactness and first choices
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:
@@ -33,6 +36,10 @@ class Answers:
         tokens: of each answer `[N]`.
         exact: whether greedy decoding gives the answer `[N]`.
         first: most likely tokens, given the answer before each; a row of token ids an ask.
+        kl: mean over an answer's tokens of the KL divergence from the full cache's next-token
+            distribution, nats `[N]`; None where that was not given.
+        log: log-probabilities at an answer's tokens `[tokens, vocabulary]`, fp32, an ask each;
+            empty where they were not asked for.
         bytes_prompt: resident bytes per sequence after the prompt that holds most.
         bytes_end: the same at the end of an answer.
         seconds: wall time.
@@ -47,6 +54,14 @@ class Answers:
     bytes_end: int
     seconds: float
     impls: dict[str, str]
+    kl: NDArray[np.float64] | None = None
+    log: tuple[Tensor, ...] = ()
+
+
+def fits(evaluator: Evaluator, asked: Prompts) -> bool:
+    """Whether `Answers.log` of all asks may be kept."""
+    tokens = sum(ask.answer.size for item in asked.items for ask in item.asks)
+    return tokens * evaluator.head.vocabulary <= HELD
 
 
 def answers(
@@ -55,6 +70,8 @@ def answers(
     asked: Prompts,
     *,
     resident: bool = True,
+    full: Sequence[Tensor] | None = None,
+    keep: bool = False,
     progress: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Answers:
@@ -65,6 +82,8 @@ def answers(
         policy: what to replay.
         asked: the prompts.
         resident: also pack the caches of the longest item and measure their bytes.
+        full: `Answers.log` of the full cache, for divergences from it.
+        keep: also return `Answers.log`.
         progress: called after every item.
         options: passed to `PolicyCache`.
 
@@ -75,14 +94,20 @@ def answers(
     if policy.anchors is not None and policy.anchors.insert:
         raise PolicyError("field anchors.insert: inserted anchors are measured on texts only")
     start = time.perf_counter()
-    rows: list[tuple[float, int, bool, NDArray[np.int64]]] = []
+    rows: list[_Row] = []
+    kl, log = list[float](), list[Tensor]()
     heaviest = max(asked.items, key=lambda item: item.longest)
     replay = _Replay(evaluator, policy, asked.see == "aware", options)
     for item in asked.items:
         replay.weighs = resident and item is heaviest
         try:
             with torch.inference_mode():
-                rows += list(replay.of(item))
+                for row, said in replay.of(item):
+                    if full is not None:
+                        there = full[len(rows)]
+                        kl.append(float((there.exp() * (there - said)).sum(-1).double().mean()))
+                    log += [said] if keep else []
+                    rows.append(row)
         except (RuntimeError, MemoryError) as e:
             if not lacks_memory(e):
                 raise
@@ -100,35 +125,39 @@ def answers(
         bytes_end=replay.bytes_end,
         seconds=time.perf_counter() - start,
         impls=replay.impls,
+        kl=None if full is None else np.array(kl),
+        log=tuple(log),
     )
 
 
 def spoken(
-    evaluator: Evaluator, policy: Policy, item: Item, see: See, tokens: int
-) -> NDArray[np.int64]:
-    """What greedy decoding says to the first ask of an item, so many tokens or up to an end token.
+    evaluator: Evaluator, policy: Policy, item: Item, see: See, tokens: Sequence[int]
+) -> list[NDArray[np.int64]]:
+    """What greedy decoding says to asks of an item, so many tokens or up to an end token.
 
     Args:
         evaluator: of the model.
         policy: of the cache that decodes.
         item: a context with its asks.
         see: whether the question is seen before the context is compressed.
-        tokens: at most.
+        tokens: at most, of each of the first asks, none of which follows on another.
     """
     ends = evaluator.loaded.model.generation_config.eos_token_id
     stop = {ends} if isinstance(ends, int) else set(ends or ())
-    replay, said = _Replay(evaluator, policy, see == "aware", {}), list[int]()
+    replay, found = _Replay(evaluator, policy, see == "aware", {}), []
     with torch.inference_mode():
-        node = replay.asked(item)
-        while True:
-            token = int(evaluator.head.logits(node.last)[0, -1].argmax())
-            if token in stop:
-                break
-            said.append(token)
-            if len(said) == tokens:
-                break
-            node = replay.fed(node, np.array([token]))
-    return np.array(said, dtype=np.int64)
+        for node, most in zip(replay.asked(item, len(tokens)), tokens, strict=True):
+            said, here = list[int](), node
+            while True:
+                token = int(evaluator.head.logits(here.last)[0, -1].argmax())
+                if token in stop:
+                    break
+                said.append(token)
+                if len(said) == most:
+                    break
+                here = replay.fed(here, np.array([token]))
+            found.append(np.array(said, dtype=np.int64))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +186,8 @@ class _Replay:
         self.bytes_prompt = self.bytes_end = 0
         self.impls: dict[str, str] = {}
 
-    def of(self, item: Item) -> Iterator[tuple[float, int, bool, NDArray[np.int64]]]:
-        """NLL, tokens, exactness and first choices of every ask."""
+    def of(self, item: Item) -> Iterator[tuple[_Row, Tensor]]:
+        """NLL, tokens, exactness and first choices of every ask, and its log-probabilities."""
         context: _Node | None = None
         node: _Node | None = None
         for i, ask in enumerate(item.asks):
@@ -173,15 +202,20 @@ class _Replay:
                 last = all(a.follows for a in later)
                 taken = context if last else _Node(context.cache.fork(), context.last)
                 node = self.fed(taken, ask.question)
-            row, node = self._scored(node, ask, bool(later) and later[0].follows)
-            yield row
+            row, log, node = self._scored(node, ask, bool(later) and later[0].follows)
+            yield row, log
 
-    def asked(self, item: Item) -> _Node:
-        """The cache before the first answer of an item."""
-        question = item.asks[0].question
-        if self._aware:
-            return self._prompt(np.concatenate([item.context, question]))
-        return self.fed(self._prompt(item.context), question)
+    def asked(self, item: Item, count: int) -> Iterator[_Node]:
+        """The caches before the answers of so many asks of an item."""
+        context: _Node | None = None
+        for i, ask in enumerate(item.asks[:count], 1):
+            assert not ask.follows or i == 1, "a turn follows on an answer"
+            if self._aware:
+                yield self._prompt(np.concatenate([item.context, ask.question]))
+                continue
+            context = context or self._prompt(item.context)
+            taken = context if i == count else _Node(context.cache.fork(), context.last)
+            yield self.fed(taken, ask.question)
 
     def _prompt(self, ids: NDArray[np.int64]) -> _Node:
         cache = deployed(self._loaded, self._policy, packed=False, **self._options)
@@ -199,10 +233,11 @@ class _Replay:
         hidden = self._head.hidden(given, cache)
         return hidden, _Node(cache, hidden[:, -1:])
 
-    def _scored(
-        self, node: _Node, ask: Ask, goes_on: bool
-    ) -> tuple[tuple[float, int, bool, NDArray[np.int64]], _Node]:
-        """Row of an answer; its last token is taken in only if a further turn follows."""
+    def _scored(self, node: _Node, ask: Ask, goes_on: bool) -> tuple[_Row, Tensor, _Node]:
+        """Row of an answer, and log-probabilities at its tokens `[tokens, vocabulary]`.
+
+        Its last token is taken in only if a further turn follows.
+        """
         fed, hidden = ask.answer if goes_on else ask.answer[:-1], node.last
         if fed.size:
             more, node = self._run(node.cache, fed)
@@ -215,7 +250,7 @@ class _Replay:
             self.bytes_end = max(self.bytes_end, _packed_bytes(node.cache))
         self.impls |= {k: v for s in node.cache.states for k, v in s.impls.items()}
         exact = bool((first == target).all())
-        return (float(lost), ask.answer.size, exact, first.cpu().numpy()), node
+        return (float(lost), ask.answer.size, exact, first.cpu().numpy()), log, node
 
 
 def _packed_bytes(cache: PolicyCache) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvsearch.errors import KvsearchError, SpaceError, nearest, quoted
 from kvsearch.export import TARGETS, find
-from kvsearch.export.capability import Capability, Eviction, Format
+from kvsearch.export.capability import Capability, Eviction, Format, Ranking, Sizes
 from kvsearch.export.layers import others_of
 from kvsearch.export.project import same_rule
 from kvsearch.export.target import Target
@@ -24,20 +24,27 @@ SIZES: dict[str, tuple[int, ...]] = {
 FRACTIONS = (0.4, 0.55, 0.75, 1.0)
 
 
-def space_of(target: Target, shape: ModelShape, base: SearchSpace) -> SearchSpace:
+def space_of(
+    target: Target, shape: ModelShape, base: SearchSpace, *, prompted: bool = False
+) -> SearchSpace:
     """The space that `run --target` searches; for a runtime that executes everything, `base`.
 
+    Args:
+        target: the runtime.
+        shape: of the model.
+        base: the space of a runtime that executes everything.
+        prompted: whether policies are measured on prompts, and not on a stream of text.
+
     Raises:
-        SpaceError: no policy of the runtime can be searched for on a stream of text, or it does not
-            serve such a model.
+        SpaceError: no policy of the runtime can be searched for, or it does not serve such a model.
     """
     can = target.executes
     if can is None:
         if shape.others and target.score is None:
             raise _refusal(target, f"{others_of(shape)}, which it does not serve")
-        return base
+        return _without(base, target.without)
     formats = [f for f in can.formats if f.fits(shape)]
-    if (reason := unsearchable(can, formats)) is not None:
+    if (reason := unsearchable(can, formats, prompted)) is not None:
         raise _refusal(target, reason)
     evicts = can.eviction
     axes: Axes = {}
@@ -53,7 +60,8 @@ def space_of(target: Target, shape: ModelShape, base: SearchSpace) -> SearchSpac
         axes |= more
         wide = {"tiers": "16"}
     if evicts is not None:
-        axes |= _schedule(evicts, wide, layers=not shape.others)
+        more, rules = _schedule(evicts, wide, layers=not shape.others)
+        axes, forbid = axes | more, [*forbid, *rules]
     data = {
         "version": 2,
         "name": target.name,
@@ -64,18 +72,24 @@ def space_of(target: Target, shape: ModelShape, base: SearchSpace) -> SearchSpac
     return SearchSpace.model_validate(data)
 
 
-def searched(name: str) -> Target:
-    """The target called `name`, for a search.
+def _without(base: SearchSpace, fields: tuple[str, ...]) -> SearchSpace:
+    """A space without the axes of some fields; itself if it has none of them."""
+    kept = {k: v for k, v in base.axes.items() if k.partition(".")[0] not in fields}
+    return base if len(kept) == len(base.axes) else base.model_copy(update={"axes": kept})
+
+
+def searched(name: str, *, prompted: bool = False) -> Target:
+    """The target called `name`, for a search on a stream of text, or on prompts.
 
     Raises:
         KvsearchError: there is no such target; those are named that can be searched for.
         SpaceError: nothing that it executes can be searched for, whatever the model.
     """
     if name not in TARGETS:
-        known = [n for n in TARGETS if why_not(find(n)) is None]
+        known = [n for n in TARGETS if why_not(find(n), prompted) is None]
         raise KvsearchError(f"unknown target {quoted(name)}{nearest(name, known)}")
     target = find(name)
-    if (reason := why_not(target)) is not None:
+    if (reason := why_not(target, prompted)) is not None:
         raise _refusal(target, reason)
     return target
 
@@ -86,19 +100,19 @@ def _refusal(target: Target, reason: str) -> SpaceError:
     )
 
 
-def why_not(target: Target) -> str | None:
+def why_not(target: Target, prompted: bool = False) -> str | None:
     """Why nothing that the runtime executes can be searched for, whatever the model, or None."""
     can = target.executes
-    return None if can is None else unsearchable(can, list(can.formats))
+    return None if can is None else unsearchable(can, list(can.formats), prompted)
 
 
-def unsearchable(can: Capability, formats: list[Format]) -> str | None:
-    """Why a search on a stream of text finds nothing that the runtime executes, or None."""
+def unsearchable(can: Capability, formats: list[Format], prompted: bool = False) -> str | None:
+    """Why a search on a text, or on prompts, finds nothing that the runtime executes, or None."""
     how = can.eviction
     if how is None:
         return None if formats else "it holds every token in 16 bits"
-    if "stream" not in how.triggers:
-        return "it evicts after a prompt, and a search has none"
+    if "stream" not in how.triggers and not prompted:
+        return "it evicts after a prompt, and a search on a text has none: give --task or --prompts"
     if callable(how.interval):
         return "its interval follows from its slots"
     return None
@@ -110,28 +124,71 @@ def _choice(values: Iterable[Value], default: Value) -> dict[str, Any]:
     return {} if found == [default] else {"choice": found}
 
 
+def _ranked(how: Eviction) -> dict[str, tuple[Ranking, Value | None]]:
+    """Presets by which a runtime ranks: how, and its `rule.share` where that is another.
+
+    Of presets that are one and the same, the last, which has a method's name.
+    """
+    found: dict[str, tuple[Ranking, Value | None]] = {}
+    for name, rule in RULES.items():
+        for ranking in how.rankings:
+            given, share, mine = ranking.rule, None, rule
+            if rule is not None and given is not None and rule.share != given.share:
+                share = given.share
+                mine = rule.model_copy(update={"share": share})
+            if same_rule(mine, given):
+                found = {k: v for k, v in found.items() if not same_rule(RULES[k], RULES[name])}
+                found[name] = ranking, share
+                break
+    return found
+
+
 def _rules(how: Eviction) -> Axes:
-    names = [
-        name for name, rule in RULES.items() if any(same_rule(rule, r.rule) for r in how.rankings)
-    ]
-    axes: Axes = {"rule": _choice(names, "none")}
-    ranked = [name for name in names if name != "none"]
-    if ranked:
-        windows = (how.recent_window.fit(n) for n in SIZES["recent_window"])
-        axes["recent_window"] = {**_choice(windows, 0), "when": {"rule": ranked}}
+    found = _ranked(how)
+    axes: Axes = {"rule": _choice(found, "none")}
+    if shared := {name: share for name, (_, share) in found.items() if share is not None}:
+        choice = list(dict.fromkeys(shared.values()))
+        assert len(choice) == 1, "one axis says how heads vote"
+        axes["rule.share"] = {"choice": choice, "when": {"rule": list(shared)}}
     return axes
 
 
-def _schedule(how: Eviction, wide: dict[str, Any], *, layers: bool) -> Axes:
-    """Sinks, interval, positions and budgets, which differ by layer.
+def _sized(how: Eviction, knob: str, default: Value) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """An axis of sizes, of the rules that take others than the default, and what they do not take.
+
+    The recent window says nothing where age ranks.
+    """
+    known = _ranked(how)
+    rules = [name for name in known if knob != "recent_window" or name != "none"]
+    sizes: dict[str, Sizes] = {n: getattr(known[n][0], knob) or getattr(how, knob) for n in rules}
+    tried = list(dict.fromkeys(s.fit(n) for n in SIZES[knob] for s in sizes.values()))
+    takes = {name: [n for n in tried if s.fit(n) == n] for name, s in sizes.items()}
+    takes = {name: some for name, some in takes.items() if some != [default]}
+    union = [n for n in tried if any(n in some for some in takes.values())]
+    if not union:
+        return {}, []
+    axis: dict[str, Any] = {"choice": union}
+    if len(takes) < len(known):
+        axis["when"] = {"rule": list(takes)}
+    lacks = {name: [n for n in union if n not in some] for name, some in takes.items()}
+    return axis, [{"rule": name, knob: none} for name, none in lacks.items() if none]
+
+
+def _schedule(
+    how: Eviction, wide: dict[str, Any], *, layers: bool
+) -> tuple[Axes, list[dict[str, Any]]]:
+    """Triggers, sinks, recent window, interval, positions and budgets, and what does not go.
 
     `wide` is what says that nothing is below 16 bits, `layers` whether layers may differ.
     """
-    axes: Axes = {"sinks": _choice((how.sinks.fit(n) for n in SIZES["sinks"]), 0)}
+    axes: Axes = {"trigger": _choice(how.triggers, "stream")}
+    forbid: list[dict[str, Any]] = []
     assert not callable(how.interval)
-    axes["interval"] = _choice((how.interval.fit(n) for n in SIZES["interval"]), 1)
+    for knob, default in (("sinks", 0), ("recent_window", 0), ("interval", 1)):
+        axes[knob], rules = _sized(how, knob, default)
+        forbid += rules
     if axes["interval"] and wide and not how.exact_when_quantised:
-        axes["interval"]["when"] = wide
+        axes["interval"].setdefault("when", {}).update(wide)
     axes["positions"] = _choice(how.positions, "original")
     if axes["positions"] and wide and not how.reindexes_quantised:
         axes["positions"]["when"] = wide
@@ -139,7 +196,7 @@ def _schedule(how: Eviction, wide: dict[str, Any], *, layers: bool) -> Axes:
         axes["budgets"] = {"choice": ["uniform", "pyramid", "sensitivity"]}
         axes["exponent"] = {"choice": [0.25, 0.5, 0.75, 1.0], "when": {"budgets": "sensitivity"}}
         axes["beta"] = {"choice": [2.0, 5.0, 20.0], "when": {"budgets": "pyramid"}}
-    return axes
+    return axes, forbid
 
 
 def _formats(formats: list[Format], shape: ModelShape) -> tuple[Axes, list[dict[str, Value]]]:

@@ -40,8 +40,10 @@ def _layers(t: Target) -> str:
 
 
 def _searched(t: Target) -> str:
-    reason = why_not(t)
-    return "yes" if reason is None else f"no: {reason}"
+    if why_not(t) is None:
+        return "yes"
+    reason = why_not(t, prompted=True)
+    return "on prompts" if reason is None else f"no: {reason}"
 
 
 def main() -> None:

@@ -29,6 +29,8 @@ class Setting:
         heads: what the KV heads lose, or None if it was not measured.
         prompt: tokens of the stream that one forward call brings in at its start.
         importance: what was measured of the channels, or None.
+        slot_step: a number that slots are multiples of, in a runtime that has them in blocks.
+        slot_room: slots beside what is never evicted, at least.
     """
 
     shape: ModelShape
@@ -37,6 +39,8 @@ class Setting:
     prompt: int = 0
     heads: HeadLosses | None = None
     importance: Importance | None = None
+    slot_step: int = 1
+    slot_room: int = 0
 
 
 def recent_window_of(get: Get, setting: Setting, slots: int | None) -> int:

@@ -77,10 +77,27 @@ def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[
         step = (limit - held) / slope  # nearly linear; at least one slot on, which quantises it
         guess = mid + (max(1.0, step) if step >= 0 else min(-1.0, step))
         turn += 1
-    policy = of(low)
-    if low >= few:
-        return policy, peak
+    if low >= few + setting.slot_room:
+        slots = low // setting.slot_step * setting.slot_step
+        policy = of(slots)
+        if slots == low:
+            return policy, peak
+        if slots >= few + setting.slot_room:
+            return policy, peak_of(
+                policy, setting.shape, costs_of(policy, setting.shape), setting.tokens,
+                setting.prompt,
+            )  # fmt: skip
     reason = f"{limit} bytes pay for no slot"
+    if low >= few:
+        reason = (
+            f"{limit} bytes pay for {low} slots, and this runtime needs {few + setting.slot_room} "
+            f"or more, a multiple of {setting.slot_step}"
+        )
+        raise PolicyError(f"budget too small: {reason}")
+    policy = of(low)
+    if base.trigger == "generation" and setting.prompt:
+        stays = f"a prompt of {setting.prompt} tokens, which stays"
+        raise PolicyError(f"budget too small: {limit} bytes pay for no slots beside {stays}")
     if base.prompted and not setting.prompt:
         check(base, setting.shape, prompt=setting.prompt)  # without a prompt nothing is dropped
     try:

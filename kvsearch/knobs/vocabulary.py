@@ -66,7 +66,9 @@ KNOBS: dict[str, Knob] = {
     "budget_fraction": Knob(1.0, (), float, "share of the byte budget to use", 0.0, 1.0),
     "evict": Knob(True, (), bool, "false keeps every token"),
     "interval": Knob(1, (), int, "tokens between compactions", 1),
-    "trigger": Knob("stream", ("stream", "prompt", "prompt+stream"), None, "when to compact"),
+    "trigger": Knob(
+        "stream", ("stream", "prompt", "prompt+stream", "generation"), None, "when to compact"
+    ),
     "sinks": Knob(0, (), int, "first tokens, never evicted"),
     "recent_window": Knob(
         0, ("half", "layers", "share"), int, "newest tokens, never evicted; share is of the slots"

@@ -83,6 +83,15 @@ class LayerLayout:
         """
         return self.cost.bytes(compacted, residual, self.target)
 
+    def after(self, prompt: int) -> "LayerLayout":
+        """The layer after a prompt of so many tokens, see `Policy.after`."""
+        if self.policy.trigger != "generation":
+            return self
+        policy = self.policy.after(prompt)
+        cost = Cost(policy, self.shape, (self.key_dim, self.value_dim))
+        slots = None if self.slots is None else self.slots + prompt
+        return replace(self, policy=policy, slots=slots, cost=cost)
+
     def intervals(self, tokens: int, prompt: int = 0) -> Iterator[tuple[int, int]]:
         """Yield (compacted tokens held, new tokens until the next compaction) over a stream."""
         seen = compacted = 0
@@ -109,6 +118,7 @@ class Layout:
         kinds: which of `costs` counts each unit.
         rungs: integers of the ladder, or None.
         costs: bytes of a unit, see `costs_of`.
+        whole: the shape of the model.
     """
 
     policy: Policy
@@ -119,6 +129,15 @@ class Layout:
     kinds: tuple[int, ...]
     rungs: Rungs | None
     costs: tuple[Cost, ...]
+    whole: ModelShape
+
+    def after(self, prompt: int) -> "Layout":
+        """The layout after a prompt of so many tokens, see `Policy.after`."""
+        if self.policy.trigger != "generation":
+            return self
+        policy = self.policy.after(prompt)
+        slots: Any = tuple(None if n is None else n + prompt for n in self.slots)
+        return replace(self, policy=policy, slots=slots, costs=costs_of(policy, self.whole))
 
     @cached_property
     def layers(self) -> tuple[LayerLayout, ...]:
@@ -199,6 +218,8 @@ class Layout:
         Keys and values of a prompt that one forward call brings in are activations until the
         call ends and are not counted.
         """
+        if (there := self.after(prompt)) is not self:
+            return there.bytes_peak(tokens, prompt)
         if tokens is None:
             tokens = self.horizon()
             if tokens is None:
@@ -243,6 +264,8 @@ class Layout:
 
         With anchors, those of a text without any: see `closings.text_bytes`.
         """
+        if (there := self.after(prompt)) is not self:
+            return there.bytes_mean(tokens, prompt)
         start = prompt if self.policy.trigger != "stream" else 0
         total = 0
         for layer, count in self.distinct:
@@ -255,6 +278,8 @@ class Layout:
 
     def bytes_at(self, seen: int, prompt: int = 0) -> int:
         """Bytes per sequence right after the `seen`-th token; with anchors, at most."""
+        if (there := self.after(prompt)) is not self:
+            return there.bytes_at(seen, prompt)
         if self.policy.anchors is not None:
             return ceiling(self.policy, _held(self.costs, self.slots, self.kinds), seen, prompt)
         start = prompt if self.policy.trigger != "stream" else 0
@@ -314,7 +339,7 @@ def _make(policy: Policy, shape: ModelShape) -> Layout:
     left = policy.channels.on(shape)
     tiers, kinds = _tiers(policy, shape), kinds_of(policy, shape)
     rung, costs = ladder_of(policy, shape), costs_of(policy, shape)
-    return Layout(policy, left, units(policy, left), slots, tiers, kinds, rung, costs)
+    return Layout(policy, left, units(policy, left), slots, tiers, kinds, rung, costs, shape)
 
 
 class _Key:
@@ -370,6 +395,6 @@ def peak_of(
     if policy.anchors is not None:
         return ceiling(policy, held, tokens, prompt)
     peak = stream_peak(policy, held, ladder_of(policy, shape), tokens)
-    if peak is not None:
+    if peak is not None and policy.trigger != "generation":
         return peak
     return _make(policy, shape).bytes_peak(tokens, prompt)

@@ -13,7 +13,7 @@ from kvsearch.policy.ladder import Rungs
 
 NEVER = 1 << 40
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
-Trigger = Literal["stream", "prompt", "prompt+stream"]
+Trigger = Literal["stream", "prompt", "prompt+stream", "generation"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Clock:
         if self.trigger == "stream":
             return -(-seen // c) * c
         later = np.full_like(seen, NEVER)
-        if self.trigger == "prompt+stream":
+        if self.trigger != "prompt":
             later = prompt + -((prompt - seen) // c) * c
         return np.where(seen <= prompt, prompt, later)
 

@@ -57,7 +57,8 @@ class Policy(Frozen):
         slots: most tokens a KV head ever holds, mean over heads; None never evicts.
         interval: tokens between compactions; 1 is the papers' token-by-token form.
         trigger: `stream` compacts from the first token on; `prompt` once, after a fully attended
-            prompt; `prompt+stream` then and every `interval` tokens.
+            prompt; `prompt+stream` then and every `interval` tokens; `generation` likewise, but the
+            prompt stays and `slots` are those of the tokens after it.
         sinks: first tokens, never evicted (StreamingLLM, arXiv:2309.17453).
         recent_window: newest tokens, never evicted, best-ranked for the tiers.
         budgets: how layers, or KV heads, share the slots.
@@ -78,7 +79,7 @@ class Policy(Frozen):
     name: str | None = None
     slots: int | None = Field(default=None, ge=1)
     interval: int = Field(default=1, ge=1)
-    trigger: Literal["stream", "prompt", "prompt+stream"] = "stream"
+    trigger: Literal["stream", "prompt", "prompt+stream", "generation"] = "stream"
     sinks: int = Field(default=0, ge=0)
     recent_window: int = Field(default=0, ge=0)
     budgets: Budgets = Budgets()
@@ -109,6 +110,8 @@ class Policy(Frozen):
             check_tiers(tiers, self.quantizer, f"head_tiers.others.{i - 1}" if i else "tiers")
         if self.budgets.kind == "adakv":
             self._heads_can_share()
+        if self.trigger == "generation" and (self.anchors or self.budgets.kind == "adakv"):
+            raise ValueError("trigger 'generation' goes with neither anchors nor budgets 'adakv'")
         if self.slots is None and self.ladder is not None:
             raise ValueError("ladder needs slots: without a limit nothing is evicted")
         if self.rule is not None:
@@ -152,6 +155,13 @@ class Policy(Frozen):
             raise ValueError(f"{where} needs one tier, the same for all heads")
         if self.budgets.across == "model" and "rereading" not in self.rule.needs:
             raise ValueError("budgets.across 'model' needs rule 'reread': others go layer by layer")
+
+    def after(self, prompt: int) -> "Policy":
+        """What runs after a prompt of so many tokens: with trigger `generation` they are sinks."""
+        if self.trigger != "generation":
+            return self
+        more = {"trigger": "prompt+stream", "sinks": self.sinks + prompt}
+        return self.model_copy(update=more | ({"slots": self.slots + prompt} if self.slots else {}))
 
     # -- what is active ----------------------------------------------------------------------
 

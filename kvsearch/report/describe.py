@@ -12,6 +12,7 @@ _TRIGGER = {
     "stream": "",
     "prompt": ", once after the prompt",
     "prompt+stream": ", from the prompt on",
+    "generation": " after the prompt, which stays",
 }
 
 
@@ -44,7 +45,8 @@ def describe(policy: Policy) -> str:
     """
     parts = [tokens_text(policy), _anchors(policy)]
     if policy.evicts:
-        parts.append(f"{policy.slots:,} slots")
+        beside = " beside the prompt" if policy.trigger == "generation" else ""
+        parts.append(f"{policy.slots:,} slots{beside}")
     if policy.quantizes:
         parts.append(_precision(policy))
     if policy.channels.active:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from kvsearch.policy import ModelShape
+from kvsearch.policy import ModelShape, Policy
 from kvsearch.records import Example, Recheck, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
@@ -40,18 +40,26 @@ class Images:
     pareto_narrow: bytes
     slots: bytes | None = None
     slots_narrow: bytes | None = None
+    needles: bytes | None = None
+    needles_narrow: bytes | None = None
 
 
 def draw_images(summary: Summary, shape: ModelShape, info: Picture) -> Images:
-    """Draw the Pareto picture and the slot map of the recommended policy."""
+    """Draw the Pareto picture, the slot map of the recommended policy and the map of needles."""
+    from kvsearch.report.needles import draw_needles, needle_map
     from kvsearch.report.pareto_png import draw_png
     from kvsearch.report.slotmap_png import draw_slots
 
-    wide, narrow = draw_png(info), draw_png(info, narrow=True)
-    if summary.recommended is None:
-        return Images(wide, narrow)
-    found = slot_map(summary.row(summary.recommended).policy, shape, facts.context(summary))
-    return Images(wide, narrow, draw_slots(found), draw_slots(found, narrow=True))
+    policy, facts_found = _mapped(summary), needle_map(summary)
+    slots = None if policy is None else slot_map(policy, shape, facts.context(summary))
+    return Images(
+        draw_png(info),
+        draw_png(info, narrow=True),
+        None if slots is None else draw_slots(slots),
+        None if slots is None else draw_slots(slots, narrow=True),
+        None if facts_found is None else draw_needles(facts_found),
+        None if facts_found is None else draw_needles(facts_found, narrow=True),
+    )
 
 
 def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -> str:
@@ -154,9 +162,10 @@ def _row(
         "level_interval": limits,
         "workloads": [
             f"{k.workload}: lost {interval_text(k.lost)}, exact {100 * k.exact.mean:.0f} % of "
-            f"{k.asks}, flips {100 * k.flips:.0f} %"
+            f"{k.asks}, flips {100 * k.flips:.0f} %" + ("" if k.kl is None else f", KL {k.kl:.3f}")
             for k in row.workloads
         ],
+        "discordant": _discordant(row),
         "n": f"n = {row.tokens:,}" if several else "",
         "stopped": at_least(row),
         "full": None if row.kind == "full" else interval_text(row.dnll_full).split(" ", 1),
@@ -168,6 +177,15 @@ def _row(
         "decode": "" if d is None else f"{d.ratio:.2f} [{d.ratio_lo:.2f}, {d.ratio_hi:.2f}]",
         "pairs": "" if d is None else f"{d.pairs} pairs",
     }
+
+
+def _discordant(row: Row) -> str:
+    """Exact answers against the recommended policy's, by McNemar's test."""
+    d = row.discordant
+    if d is None:
+        return ""
+    p = "p < 0.001" if d.p < 0.001 else f"p = {d.p:.2g}"
+    return f"{d.only_row} it alone, {d.only_recommended} the recommended alone; {p}"
 
 
 def _why_no_best(row: Row) -> str:
@@ -187,10 +205,18 @@ def _example(e: Example) -> dict[str, Any]:
     return {"workload": e.workload, "question": e.question, "reference": e.reference, "said": cut}
 
 
-def _slots_caption(summary: Summary, shape: ModelShape) -> str | None:
+def _mapped(summary: Summary) -> Policy | None:
+    """The policy whose slots are drawn; none where the prompt stays, whose length decides."""
     if summary.recommended is None:
         return None
     policy = summary.row(summary.recommended).policy
+    return None if policy.trigger == "generation" else policy
+
+
+def _slots_caption(summary: Summary, shape: ModelShape) -> str | None:
+    policy = _mapped(summary)
+    if policy is None:
+        return None
     return caption(slot_map(policy, shape, facts.context(summary)), policy)
 
 

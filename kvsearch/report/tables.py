@@ -154,7 +154,8 @@ def front_csv(rows: Sequence[Row]) -> str:
     it was an objective; `stopped` how far a row was behind the recommended policy when it got no
     further windows. Of prompts, losses are shares of the context and `tokens` are contexts, `exact`
     is the share of answers that greedy decoding gives, and there are `lost[TASK]`, `exact[TASK]`,
-    `flips[TASK]` and `asks[TASK]`, see `records.Kept`.
+    `flips[TASK]`, `kl[TASK]` and `asks[TASK]`, see `records.Kept`, and `only_row`,
+    `only_recommended` and `mcnemar_p`, see `records.Discordant`.
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)
@@ -214,9 +215,16 @@ def _record(row: Row, file: str) -> dict[str, Any]:
 
 def _answers(row: Row) -> dict[str, Any]:
     cells: dict[str, Any] = _three("exact", row.exact)
+    d = row.discordant
+    cells |= {
+        "only_row": None if d is None else d.only_row,
+        "only_recommended": None if d is None else d.only_recommended,
+        "mcnemar_p": None if d is None else d.p,
+    }
     for k in row.workloads:
         cells |= _three(f"lost[{k.workload}]", k.lost) | _three(f"exact[{k.workload}]", k.exact)
         cells |= {f"flips[{k.workload}]": k.flips, f"asks[{k.workload}]": k.asks}
+        cells |= {f"kl[{k.workload}]": k.kl}
     return cells
 
 

@@ -85,6 +85,16 @@ PROMPTS = Words(
             "share of answers that greedy decoding gives, every token given the answer before it",
         ),
         (
+            "flips, KL",
+            "share of the answers' tokens whose most likely token is not the full cache's; mean "
+            "divergence of next-token probabilities from the full cache's there, in nats",
+        ),
+        (
+            "it alone, the recommended alone",
+            "answers that one of the two gives and the other does not, with McNemar's exact test "
+            "of equal counts; asks of one context are counted as independent",
+        ),
+        (
             "question-agnostic, question-aware",
             "the question arrives after the context was compressed; both are one prompt",
         ),

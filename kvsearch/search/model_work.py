@@ -3,17 +3,19 @@
 Separate from `work`, so that a driver whose evaluators are elsewhere need not import torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvsearch.errors import lacks_memory
-from kvsearch.evaluate.answers import answers
+from kvsearch.evaluate.answers import answers, fits
 from kvsearch.evaluate.quality import Evaluator
 from kvsearch.models.load import load_model
+from kvsearch.policy import Policy
 from kvsearch.search.work import Job, Measured, Unusable
+from kvsearch.workloads.items import Prompts
 from kvsearch.workloads.parts import Part, Rows
 
 
@@ -55,6 +57,7 @@ class ModelSession:
 
     def __init__(self, evaluator: Evaluator, parts: Mapping[str, Rows]) -> None:
         self.evaluator, self.parts = evaluator, parts
+        self._full: dict[int, Sequence[Any]] = {}  # `Answers.log` of the report's items
 
     def run(self, job: Job) -> Measured:
         """Evaluate one job."""
@@ -70,7 +73,8 @@ class ModelSession:
     def _answers(self, part: Part, job: Job) -> Measured:
         """Items of prompts; `stop` says nothing about them."""
         some = part.cut(job.first, len(part) if job.windows is None else job.windows)
-        found = answers(self.evaluator, job.policy, some, resident=job.resident)
+        full = self._expected(part, some, job.first) if job.part == "report" else None
+        found = answers(self.evaluator, job.policy, some, resident=job.resident, full=full)
         losses, about, at = list[float](), list[dict[str, Any]](), 0
         each = zip(some.items, some.scales, some.weights, some.of, strict=True)
         for item, scale, weight, name in each:
@@ -78,12 +82,30 @@ class ModelSession:
             losses.append(scale * float(found.nll[mine].mean()))
             first = [x.tolist() for x in found.first[mine]]
             exact = found.exact[mine].tolist()
-            about.append({"of": name, "weight": weight, "exact": exact, "first": first})
+            row = {"of": name, "weight": weight, "exact": exact, "first": first}
+            row |= {} if found.kl is None else {"kl": found.kl[mine].tolist()}
+            row |= {} if item.depth is None else {"needle": [item.context.size, item.depth]}
+            about.append(row)
             at = mine.stop
         nll = np.array(losses, dtype=np.float32)[:, None]
         again = job.policy.rereads
         tokens = sum(item.taken_in(some.see, again=again) for item in some.items)
         return Measured(nll, tokens, found.bytes_end, found.impls, tuple(about))
+
+    def _expected(self, part: Part, some: Part, first: int) -> list[Any] | None:
+        """Log-probabilities of the full cache at answers; None if all of the part's are too many.
+
+        A session measures them once for each item.
+        """
+        if not fits(self.evaluator, part):
+            return None
+        mine = range(first, first + len(some))
+        if lacking := [i for i in mine if i not in self._full]:
+            less = Prompts(part.name, tuple(part.items[i] for i in lacking), part.see)
+            log = iter(answers(self.evaluator, Policy(), less, resident=False, keep=True).log)
+            for i in lacking:
+                self._full[i] = [next(log) for _ in part.items[i].asks]
+        return [x for i in mine for x in self._full[i]]
 
     def forget(self) -> None:
         """Drop the caches of a job that failed, so that the next one has all the memory.

@@ -71,7 +71,7 @@ def baselines(
         for n, m in METHODS.items()
         if warm_start
         and n not in exclude
-        and (m.baseline or (prompted and m.knobs.get("trigger", "stream") != "stream"))
+        and (m.baseline or (prompted and str(m.knobs.get("trigger")).startswith("prompt")))
     ]
     combined = [(n, m) for n, m in wanted if m.kind == "combined"]
     single = [(n, m) for n, m in wanted if m.kind == "single"]

@@ -53,7 +53,8 @@ class Measured:
         bytes_resident: of the packed cache, 0 if not asked for.
         impls: which implementation of each op ran.
         answers: of prompts, for every item: its workload (`of`) and `weight`, whether each of its
-            answers is `exact`, and the most likely tokens of each (`first`).
+            answers is `exact`, and the most likely tokens of each (`first`); where they were
+            measured, KL divergences (`kl`), and length and depth of the fact asked (`needle`).
     """
 
     nll: NDArray[np.float32]

@@ -55,6 +55,8 @@ class _Answers(BaseModel):
     weight: float
     exact: list[bool]
     first: list[list[int]]
+    kl: list[float] | None = None
+    needle: tuple[int, float] | None = None
 
 
 class _Row(BaseModel):

@@ -155,7 +155,8 @@ class SearchSpace(Frozen):
             if axis is None or axis.choice is None or preset is None or axis.contains(preset):
                 continue
             each = [(other, respelled(base, preset, other)) for other in axis.choice]
-            options.append([{base: o, **fields} for o, fields in each if fields is not None])
+            spelt = [{base: o, **fields} for o, fields in each if fields is not None]
+            options.append([*([{}] if axis.when else []), *spelt])  # it may be inactive
             given = {k: v for k, v in given.items() if k != base}
         for chosen in product(*options):
             yield {k: v for part in chosen for k, v in part.items()} | given

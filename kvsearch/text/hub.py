@@ -85,12 +85,11 @@ def read_dataset(
     if announce:
         announce(f"dataset {name}: fetching {spec.repo} ({spec.split}) unless it is cached")
     try:
-        text = _joined((row[spec.field] for row in _rows(spec)), spec.join, limit)
+        text = _joined((row[spec.field] for row in rows(spec)), spec.join, limit)
     # The errors of `datasets` are those of every HTTP and file library below it.
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise TextError(
-            f"dataset {name} ({spec.repo}) cannot be fetched: {lines[0][:200]}; "
+            f"dataset {name} ({spec.repo}) cannot be fetched: {why(error)}; "
             "give a text of your own with --text FILE"
         ) from error
     what = f"{spec.repo} {spec.config or ''}".strip()
@@ -99,7 +98,13 @@ def read_dataset(
     )
 
 
-def _rows(spec: Dataset) -> Iterable[Mapping[str, Any]]:
+def why(error: Exception) -> str:
+    """The first line of what `datasets`, or a library below it, says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def rows(spec: Dataset) -> Iterable[Mapping[str, Any]]:
+    """Rows of a dataset, from the hub or from the cache of `datasets`."""
     import datasets
     from huggingface_hub import HfApi
 
@@ -110,16 +115,16 @@ def _rows(spec: Dataset) -> Iterable[Mapping[str, Any]]:
         cached = Path(datasets.config.HF_DATASETS_CACHE) / spec.repo.replace("/", "___")
         if spec.stream or not cached.exists():
             raise
-    rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
+    found: Iterable[Mapping[str, Any]] = datasets.load_dataset(
         spec.repo, spec.config, split=spec.split, streaming=spec.stream, revision=spec.revision
     )
-    return rows
+    return found
 
 
-def _joined(rows: Iterable[str], join: str, limit: int) -> str:
+def _joined(texts: Iterable[str], join: str, limit: int) -> str:
     taken: list[str] = []
     size = 0
-    for row in rows:
+    for row in texts:
         taken.append(row)
         size += len(row) + len(join)
         if size >= limit:

@@ -14,7 +14,7 @@ from kvsearch.workloads.items import Ask, Ids, Item, Prompts, See, ids
 
 NEW_TOKENS = 32  # of an answer that the full cache gives
 
-Greedy = Callable[[Ids], Ids]  # tokens of a sequence -> the answer that follows
+Greedy = Callable[..., Ids]  # tokens of a sequence, and how many at most -> the answer
 
 
 def items_of(
@@ -36,12 +36,7 @@ def items_of(
     made = []
     for record in records:
         item = (_chat if record.messages else _asked)(loaded, record, greedy)
-        most = max_context(loaded.model.config)
-        if most is not None and item.longest > most:
-            raise TextError(
-                f"{record.where}: {item.longest} tokens with the answer, and the model's positions "
-                f"reach {most}; shorten the prompt, or leave this record out"
-            )
+        _reach(loaded, record, item.longest, " with the answer")
         made.append(item)
     return Prompts(name, tuple(made), see)
 
@@ -49,8 +44,8 @@ def items_of(
 def greedy_of(loaded: LoadedModel, tokens: int = NEW_TOKENS) -> Greedy:
     """Greedy answers of so many tokens by the full cache, kept on disk by model and prompt."""
 
-    def answer(given: Ids) -> Ids:
-        words = f"answer/{loaded.digest}/{loaded.dtype}/{tokens}"
+    def answer(given: Ids, most: int = tokens) -> Ids:
+        words = f"answer/{loaded.digest}/{loaded.dtype}/{most}"
 
         def make() -> list[int]:
             import torch
@@ -58,7 +53,7 @@ def greedy_of(loaded: LoadedModel, tokens: int = NEW_TOKENS) -> Greedy:
             with torch.inference_mode():
                 x = torch.from_numpy(given)[None].to(loaded.device)
                 out = loaded.model.generate(
-                    x, attention_mask=torch.ones_like(x), max_new_tokens=tokens, do_sample=False,
+                    x, attention_mask=torch.ones_like(x), max_new_tokens=most, do_sample=False,
                     pad_token_id=0,
                 )  # fmt: skip
             return [int(t) for t in out[0, given.size :].tolist()]
@@ -73,6 +68,15 @@ def greedy_of(loaded: LoadedModel, tokens: int = NEW_TOKENS) -> Greedy:
     return answer
 
 
+def _reach(loaded: LoadedModel, record: Record, tokens: int, of: str = "") -> None:
+    most = max_context(loaded.model.config)
+    if most is not None and tokens > most:
+        raise TextError(
+            f"{record.where}: {tokens} tokens{of}, and the model's positions reach {most}; shorten "
+            "the prompt, or leave this record out"
+        )
+
+
 def _asked(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
     context = _start(loaded, _encoded(loaded, record.context))
     asks = tuple(_ask(loaded, context, turn, record, greedy) for turn in record.turns)
@@ -83,13 +87,16 @@ def _asked(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
 def _ask(loaded: LoadedModel, context: Ids, turn: Turn, record: Record, greedy: Greedy) -> Ask:
     question = ids(_encoded(loaded, turn.question))
     if turn.answer is None:
-        return Ask(question, greedy(np.concatenate([context, question])))
+        more = () if turn.tokens is None else (turn.tokens,)
+        prompt = np.concatenate([context, question])
+        _reach(loaded, record, prompt.size + 1)
+        return Ask(question, greedy(prompt, *more), about=turn.about)
     before = turn.question or record.context
     gap = "" if before[-1:].isspace() or turn.answer[:1].isspace() else " "
     answer = ids(_encoded(loaded, gap + turn.answer))
     if not answer.size:
         raise TextError(f"{record.where}: field answer: the tokenizer finds nothing in it")
-    return Ask(question, answer)
+    return Ask(question, answer, about=turn.about)
 
 
 def _chat(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
@@ -105,6 +112,7 @@ def _chat(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
         else:
             question = _rest(before, said, record)
         if i == len(messages):
+            _reach(loaded, record, before.size + 1)
             answer = greedy(before)
         else:
             said = _templated(loaded, messages[: i + 1], record, prompt=False)

@@ -1,31 +1,47 @@
-"""A person's own prompts: JSONL, JSON, CSV and Parquet, in the field names that people have.
+"""A person's own prompts: JSONL, JSON, CSV, Parquet and sets of the hub, in the usual field names.
 
 A record has `prompt`, or `context` with `question` or `questions`, or `messages`; the answer is in
 `answer` (a text, or a list of which the first counts) or `answers`. These are kvpress' names, and
 those of chat data. Records of one context are one item, which is taken in once.
 """
 
+import ast
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
-from kvsearch.errors import TextError, named
+from kvsearch.errors import TextError, named, quoted
+from kvsearch.frozen import has_half
+from kvsearch.workloads import hub
+from kvsearch.workloads.items import About
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 ASKED = ("prompt", "context", "messages")
+LISTS = ("answer", "answers", "questions", "messages")  # whose cells may be lists
+LONGEST_CELL = 1 << 30  # characters of a cell of CSV
+MOST_TOKENS = 4096  # of an answer that is generated
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and its answer, as text; an answer of None is to be generated."""
+    """A question and its answer, as text.
+
+    Attributes:
+        question: after the context.
+        answer: None is to be generated.
+        tokens: of a generated answer; None is the default.
+        about: fields of the record, for results in kvpress' form; no part of the content.
+    """
 
     question: str
     answer: str | None
-    follows: bool = False
+    tokens: int | None = None
+    about: About | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class Record:
         context: before every question; of a chat it is empty.
         turns: the questions.
         messages: of a chat, up to and with the last answer; the template makes the text.
-        group: the document, for statistics: the context, or the record.
+        group: the document, for statistics: the context, the prompt or the chat.
         where: file and line, for messages.
     """
 
@@ -54,16 +70,23 @@ class Record:
 
 
 def read(file: Path) -> list[Record]:
-    """All records of a file, those of one context together.
+    """All records of a file, or of a set of the hub by its name, those of one context together.
+
+    Args:
+        file: or the name of a set, see `kvsearch.workloads.hub`.
 
     Raises:
         TextError: the file cannot be read, or a record lacks a field; the sentence has the line
             and the field.
     """
-    if file.suffix not in SUFFIXES:
-        raise TextError(f"{named(file)} is no file of prompts: give one of {', '.join(SUFFIXES)}")
+    kind, data = file.suffix.lower(), None if exists(file) else hub.named(str(file))
+    if data is None and kind not in SUFFIXES:
+        raise TextError(
+            f"{named(file)} is no file of prompts: give one of {', '.join(SUFFIXES)}, or a set of "
+            f"the hub{hub.hint(str(file))}"
+        )
     try:
-        rows = list(_ROWS[file.suffix](file))
+        rows = list(_ROWS[kind](file) if data is None else hub.numbered(data))
     except OSError as e:
         raise TextError(f"cannot read {named(file)}: {e.strerror or e}") from e
     except (UnicodeDecodeError, csv.Error, RecursionError) as e:
@@ -73,7 +96,7 @@ def read(file: Path) -> list[Record]:
         record = _record(row, where)
         before = found.get(record.group)
         if before is not None and record.context and not record.messages:
-            both = (*before.turns, *record.turns)
+            both = tuple(dict.fromkeys((*before.turns, *record.turns)))
             record = Record(record.context, both, (), record.group, before.where)
         found[record.group] = record
     if not found:
@@ -84,34 +107,49 @@ def read(file: Path) -> list[Record]:
 def _record(row: Any, where: str) -> Record:
     if not isinstance(row, Mapping):
         raise TextError(f"{where}: a prompt is an object with fields, got {str(row)[:60]!r}")
+    if has_half(json.dumps(row, ensure_ascii=False, default=str)):
+        raise TextError(f"{where}: half of a character (\\ud800 to \\udfff) is no text")
     if row.get("messages"):
         return _chat(row["messages"], where)
+    tokens = _tokens(row.get("max_new_tokens"), where)
     if row.get("context"):
         context, prefix = _text(row, "context", where), str(row.get("answer_prefix") or "")
         questions = row.get("questions") or [row.get("question") or ""]
         if not isinstance(questions, Sequence) or isinstance(questions, str):
             raise TextError(f"{where}: field questions: give a list")
         answers = _answers(row, len(questions), where)
-        turns = tuple(_turn(q, prefix, a, where) for q, a in zip(questions, answers, strict=True))
+        pairs = zip(questions, answers, strict=True)
+        turns = tuple(_about(row, prefix, _turn(q, prefix, a, tokens, where)) for q, a in pairs)
         return Record(context, turns, (), context, where)
     if row.get("prompt"):
-        answer = _answers(row, 1, where)[0]
-        return Record(_text(row, "prompt", where), (Turn("", answer),), (), where, where)
+        prompt, answer = _text(row, "prompt", where), _answers(row, 1, where)[0]
+        return Record(prompt, (_about(row, "", Turn("", answer, tokens)),), (), prompt, where)
     have = ", ".join(map(str, row))[:100] or "none"
     raise TextError(f"{where}: no field of {', '.join(ASKED)}; it has {have}")
 
 
-def _turn(question: Any, prefix: str, answer: str | None, where: str) -> Turn:
+def _turn(question: Any, prefix: str, answer: str | None, tokens: int | None, where: str) -> Turn:
     if isinstance(question, Mapping):
         answers = _answers(question, 1, where)
-        return Turn(_text(question, "question", where) + prefix, answers[0] or answer)
+        return Turn(_text(question, "question", where) + prefix, answers[0] or answer, tokens)
     if not isinstance(question, str):
         raise TextError(f"{where}: field question: give a text, got {str(question)[:60]!r}")
-    return Turn(question + prefix, answer)
+    return Turn(question + prefix, answer, tokens)
+
+
+def _about(row: Mapping[str, Any], prefix: str, turn: Turn) -> Turn:
+    """A turn with the fields of its record; of one question all references."""
+    given = row.get("answers") if row.get("answers") is not None else row.get("answer")
+    alone = isinstance(given, list) and not row.get("questions")
+    answers = tuple(str(a) for a in given or ()) if alone else (turn.answer,) if turn.answer else ()
+    question = turn.question.removesuffix(prefix) if prefix else turn.question
+    task = str(row.get("task") or "")
+    return replace(turn, about=About(task, question, prefix, answers, turn.tokens))
 
 
 def _answers(row: Mapping[str, Any], many: int, where: str) -> list[str | None]:
-    found = row.get("answers", row.get("answer"))
+    found = row.get("answers")
+    found = row.get("answer") if found is None else found
     if found is None:
         return [None] * many
     if many > 1:
@@ -128,6 +166,19 @@ def _first(answer: Any, where: str) -> str:
         raise TextError(f"{where}: field answer: an answer is empty or no text; leave it out to "
                         "compare with what the full cache answers")  # fmt: skip
     return str(answer)
+
+
+def _tokens(given: Any, where: str) -> int | None:
+    """`max_new_tokens`, of an answer that the full cache gives."""
+    if given is None:
+        return None
+    text = str(given).removesuffix(".0")  # as pandas writes whole numbers beside empty cells
+    if not text.isdecimal() or not 0 < int(text) <= MOST_TOKENS:
+        raise TextError(
+            f"{where}: field max_new_tokens: give a whole number from 1 to {MOST_TOKENS}, got "
+            f"{quoted(given)}"
+        )
+    return int(text)
 
 
 def _text(row: Mapping[str, Any], field: str, where: str) -> str:
@@ -148,11 +199,12 @@ def _chat(messages: Any, where: str) -> Record:
     plain = tuple({"role": m["role"], "content": m["content"]} for m in messages)
     if not any(m["role"] == "user" for m in plain):
         raise TextError(f"{where}: field messages: no message of role user")
-    return Record("", (), plain, where, where)
+    return Record("", (), plain, repr(plain), where)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(file.read_text("utf-8-sig").splitlines(), 1):
+    # not splitlines(): a text may have other line ends in it, such as U+2028
+    for number, line in enumerate(file.read_text("utf-8-sig").split("\n"), 1):
         if line.strip():
             try:
                 yield f"{file}: line {number}", json.loads(line)
@@ -171,9 +223,27 @@ def _json(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _csv(file: Path) -> Iterator[tuple[str, Any]]:
     with open(file, newline="", encoding="utf-8-sig") as f:
+        csv.field_size_limit(LONGEST_CELL)
         reader = csv.DictReader(f)
         for row in reader:
-            yield f"{file}: line {reader.line_num}", {k: v for k, v in row.items() if k and v}
+            where = f"{file}: line {reader.line_num}"
+            if None in row:
+                raise TextError(f"{where}: more cells than the {len(reader.fieldnames or ())} "
+                                "columns; put texts with commas in quotes")  # fmt: skip
+            yield where, {k: _cell(k, v) for k, v in row.items() if k and v}
+
+
+def _cell(name: str, text: str) -> Any:
+    """A cell; lists of texts or messages are written as JSON or as Python has them."""
+    if name in LISTS and text.lstrip().startswith("["):
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                found = parse(text.strip())
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                continue
+            if found and all(isinstance(x, str | dict) for x in found):
+                return found
+    return text
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:

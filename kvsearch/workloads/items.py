@@ -13,6 +13,24 @@ See = Literal["agnostic", "aware"]
 SEES: tuple[See, ...] = ("agnostic", "aware")
 
 
+@dataclass(frozen=True)
+class About:
+    """Fields of a record, as they were given.
+
+    Attributes:
+        task: its `task`, or empty.
+        question, prefix: texts.
+        answers: all references.
+        tokens: `max_new_tokens`, or None.
+    """
+
+    task: str
+    question: str
+    prefix: str
+    answers: tuple[str, ...]
+    tokens: int | None
+
+
 @dataclass(frozen=True, eq=False)
 class Ask:
     """A question and its answer.
@@ -22,11 +40,13 @@ class Ask:
         answer: token ids that are scored, at least one.
         follows: whether it continues the conversation of the ask before it, as a turn of a chat
             does; otherwise it follows on the context alone.
+        about: what the record says that it was made of, if it was one.
     """
 
     question: Ids
     answer: Ids
     follows: bool = False
+    about: About | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +58,14 @@ class Item:
         group: what statistics count as independent: the document.
         context: token ids, with the token that begins a text, if the model has one.
         asks: one or several.
+        depth: where in the context the fact is that is asked for, from 0 to 1, if it is one.
     """
 
     name: str
     group: str
     context: Ids
     asks: tuple[Ask, ...]
+    depth: float | None = None
 
     def paths(self, see: See) -> Iterator[tuple[int, int]]:
         """Tokens of the prompt, and of all up to the answer's last, for every ask."""

@@ -79,23 +79,43 @@ def in_turn(
     )  # fmt: skip
 
 
-def divided(name: str, records: Sequence[Record]) -> dict[Split, list[Record]]:
+def divided(
+    name: str, records: Sequence[Record], report: Sequence[Record] = (), own: str = ""
+) -> dict[Split, list[Record]]:
     """Records of a file in disjoint parts; records of one document are one record already.
 
     Their order in the file is not that of the parts: files are often sorted.
 
+    Args:
+        name: of the file.
+        records: all of it.
+        report: records of a file of their own, instead of a part of these.
+        own: its name.
+
     Raises:
-        KvsearchError: there are too few.
+        KvsearchError: there are too few, or both files have a document.
     """
+    seen = {r.group for r in records}
+    if both := [r for r in report if r.group in seen]:
+        raise KvsearchError(
+            f"{own} and {name} have {len(both)} documents in common, such as that of "
+            f"{both[0].where}, so a figure would be of prompts that the search saw; leave them out "
+            "of one of the two"
+        )
     ordered = sorted(records, key=lambda r: r.key)
+    last = SHARES["report"][0] if report else 1.0
     found = {
-        split: ordered[round(low * len(ordered)) : round(high * len(ordered))]
+        split: ordered[round(low / last * len(ordered)) : round(high / last * len(ordered))]
         for split, (low, high) in SHARES.items()
     }
-    least = min(map(len, found.values()))
-    if least < 2:
-        raise KvsearchError(
-            f"{name} has {len(records)} documents, and a search needs about 12: some to search on, "
-            "others to choose on and to report on; `kvsearch eval` measures policies on fewer"
-        )
+    if report:
+        found["report"] = sorted(report, key=lambda r: r.key)
+    for split, some in found.items():
+        short = own if report and split == "report" else name
+        if len(some) < 2:
+            raise KvsearchError(
+                f"{short} has {len(report if short == own else records)} documents, and a search "
+                f"needs about {'10, and 2 to report on' if report else 12}: some to search on, "
+                "others to choose on and to report on; `kvsearch eval` measures policies on fewer"
+            )
     return found

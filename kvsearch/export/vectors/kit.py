@@ -37,6 +37,11 @@ def kit(policy: Policy, prompt: int = 0) -> dict[str, bytes]:
                 f"{name} belong to a certain text or model, which a kit of vectors has none of; "
                 "leave them out of the policy"
             )
+    if policy.trigger == "generation":
+        raise PolicyError(
+            "field trigger: 'generation' keeps the prompt, whose length a kit does not tell apart; "
+            "give a copy of the policy with trigger 'prompt+stream'"
+        )
     shape = shape_for(policy)
     parts = layout(policy, shape).layers
     largest = max((part.slots or 0 for part in parts), default=0)

@@ -127,7 +127,7 @@ def _slots(p: Policy, fp16_slots: float, tokens: int) -> dict[str, float]:
         "interval": log2(p.interval) / 6,
         "interval share": 2 * p.interval / slots,  # the part that is never compressed or chosen
         "positions": p.positions == "cache",
-        "prompt": 0 if p.trigger == "stream" else 0.5 if p.trigger == "prompt+stream" else 1,
+        "prompt": {"stream": 0, "generation": 0.25, "prompt+stream": 0.5, "prompt": 1}[p.trigger],
     }
 
 

@@ -31,9 +31,12 @@ def make(given: Material, facts: int = 1, asks: int = 1) -> Iterator[Item]:
         room = given.tokens - sum(map(len, said)) - (given.start is not None)
         prose, context, at = given.passage(rng, room), list[int](), 0
         cuts = sorted(rng.sample(range(room // 20, room * 9 // 10), facts))
+        places = list[int]()
         for fact, cut in zip(said, cuts, strict=True):
+            places.append(len(context) + cut - at)
             context += [*prose[at:cut], *fact]
             at = cut
+        context += prose[at:]
         first = rng.randrange(facts)
         asked = [first, *(i for i in range(facts) if i != first)][:asks]
         questions = (
@@ -45,8 +48,8 @@ def make(given: Material, facts: int = 1, asks: int = 1) -> Iterator[Item]:
             for name, answer in (known[i] for i in asked)
         )
         yield Item(
-            f"needle-{number}", f"needle-{number}", given.context(context + prose[at:]),
-            tuple(questions),
+            f"needle-{number}", f"needle-{number}", given.context(context), tuple(questions),
+            places[first] / len(context) if asks == 1 else None,
         )  # fmt: skip
         number += 1
 

@@ -118,8 +118,10 @@ def _item(
     )  # fmt: skip
     answer = ", ".join(v for key in asked for k, v in pairs if k == key)
     name = f"niah-{number}"
-    context = given.context(given.encode(text(given.room(text, 1))))
-    return Item(name, name, context, (given.ask(question, f" {answer}"),))
+    whole = text(given.room(text, 1))
+    depth = None if many else whole.index(fact(asked[0], answer)) / len(whole)
+    context = given.context(given.encode(whole))
+    return Item(name, name, context, (given.ask(question, f" {answer}"),), depth)
 
 
 def _drawn(rng: random.Random, kind: Kind, known: Sequence[str]) -> str:
