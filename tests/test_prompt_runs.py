@@ -121,7 +121,7 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     assert s.prompted and s.settings["see"] == see and s.recommended is not None
     full = s.row("full")
     assert full.exact is not None and full.exact.mean == 1.0  # its own answers are the reference
-    prompted = {r.name for r in s.rows if r.policy.trigger == "prompt"}
+    prompted = {*s.behind, *(r.name for r in s.rows if r.policy.trigger == "prompt")}
     assert {"snapkv-prompt", "pyramidkv-prompt"} <= prompted
     most = max(r.windows for r in s.rows)
     for row in s.rows:

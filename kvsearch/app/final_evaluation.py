@@ -157,7 +157,9 @@ class FinalEvaluation:
         lead = min(
             published, key=lambda r: self._loss(("report",), r["fingerprint"], 1), default=None
         )
-        wanted = {} if recommended not in known else {recommended: SMALLER + LARGER[:1]}
+        wanted: dict[str | None, tuple[float, ...]] = {}
+        if recommended in known:
+            wanted[recommended] = SMALLER + LARGER[:1]
         if lead is not None and lead["name"] not in wanted:
             wanted[lead["name"]] = LARGER
         made = {n: resized(known[n], self.setting, shares) for n, shares in wanted.items() if n}

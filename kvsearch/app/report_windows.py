@@ -146,7 +146,7 @@ class ReportWindows:
 
     def _absent(self, chosen: list[Candidate], best: Candidate) -> dict[str, Interval]:
         """Methods and combinations that were not among the best few on the search text."""
-        found = {}
+        found: dict[str, Interval] = {}
         for kind, count in COMPARED.items():
             mine = [c for c in chosen if c.kind == kind and c != best]
             mine.sort(key=lambda c: self._over("search", c, best, None))
@@ -161,7 +161,7 @@ class ReportWindows:
         self, left: list[Candidate], best: Candidate, windows: int, false: float
     ) -> dict[str, Interval]:
         """Baselines that are certainly behind on so many report windows and the search text."""
-        found = {}
+        found: dict[str, Interval] = {}
         for c in left:
             if c.kind in ("full", "searched") or c in (best, *self._leads(left, best, windows)):
                 continue

@@ -152,7 +152,7 @@ class Run:
             measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
                 {part: len(ids) for part, ids in self.text.windows.items()}, self.text.select,
-                o.together, self.text.report, o.all_methods,
+                o.together, self.text.report, o.all_methods or o.target is not None,
             ).go(trials)  # fmt: skip
             executor.close()
             self.loaded = evaluators.unpark(self.loaded)

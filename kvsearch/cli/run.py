@@ -22,7 +22,7 @@ from kvsearch.search.samplers import DEFAULT, NAMES
 from kvsearch.workloads import See
 
 
-class Trials(click.ParamType):
+class Trials(click.ParamType[int | None]):
     """A number, or `auto`, which is None."""
 
     name = "N|auto"

@@ -107,7 +107,7 @@ def sizes_text(summary: Summary) -> str:
     unit = row.bytes_peak / row.slots16
     loss = dict(its.points).get(row.bytes_peak)
     fits = [i for i, (_, y) in enumerate(mine.points) if loss is not None and y <= loss]
-    if not fits:
+    if loss is None or not fits:
         return ""
     at = min(fits)
     slots, near = mine.points[at][0] / unit, "fewer than"
