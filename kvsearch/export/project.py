@@ -48,6 +48,9 @@ def project(policy: Policy, target: Target, shape: ModelShape | None = None) -> 
             stored = dict(tiers=(Tier(),), head_tiers=None, quantizer=_plain(policy))
             quantises = False
         fields |= stored | _evicted(policy, how, quantises, shape)
+    rule = fields["rule"]
+    if rule is not None and "rereading" in rule.needs and fields["trigger"] != "prompt":
+        fields["rule"] = None  # it ranks nothing, and is refused all the same
     given = Policy.build({Policy.model_fields[k].alias or k: v for k, v in fields.items()})
     return _without_idle(policy, given, shape)
 
@@ -248,6 +251,8 @@ def _without_idle(asked: Policy, given: Policy, shape: ModelShape | None) -> Pol
             continue
         if value(given, name) != value(asked, name) or active(asked, name, layers):
             given = with_value(given, name, FIELDS[name].default)
+    if given.rule is not None and "rereading" in given.rule.needs and given.trigger != "prompt":
+        given = with_value(given, "rule", None)  # it ranks nothing, and is refused all the same
     if given.canonical(layers) != asked.canonical(layers):
         given = without_figures(given)
     try:
