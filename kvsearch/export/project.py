@@ -73,7 +73,8 @@ def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | Non
     if not lost:
         return policy
     given = policy
-    if policy.rereads and "trigger" in lost:  # nothing is read again without a prompt
+    rule = policy.rule
+    if rule is not None and "rereading" in rule.needs and "trigger" in lost:  # no prompt, no reading
         shares = Budgets() if policy.budgets.kind == "adakv" else policy.budgets
         given = policy.model_copy(update={"rule": None, "budgets": shares})
     for name in lost:
