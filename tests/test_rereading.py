@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
+from kvsearch import space
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import PolicyError
 from kvsearch.export import find
 from kvsearch.export.project import project
+from kvsearch.methods import METHODS
 from kvsearch.policy import Budgets, Policy
 from kvsearch.rules import Reread, Rule, Slots
 from kvsearch.rules.reread import RereadScorer
@@ -202,3 +204,10 @@ def test_what_cannot_be_read_again_is_one_sentence(tmp_path: Any) -> None:
     told = Policy(slots=40, trigger="prompt", rule=Reread(instruction="repeat"))
     with pytest.raises(PolicyError, match="give it, as in PolicyCache"):
         PolicyCache(told, MODEL)
+
+
+def test_the_space_for_prompts_has_the_method() -> None:
+    found, knobs = space.load("prompts"), METHODS["kvzip"].knobs
+    assert found.params(knobs) is not None and found.forbidden(knobs) is None
+    assert found.forbidden({**knobs, "trigger": "stream"}) is not None
+    assert found.forbidden({**knobs, "rule": "snapkv", "interval": 32}) is not None
