@@ -256,15 +256,64 @@ def test_other_caches_still_work_on_an_installed_model(windowed: bool) -> None:
         assert torch.equal(both[:1, 24:], alone[:, 21:])
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+def test_rows_of_a_batch_that_is_padded_on_the_left_are_what_they_are_alone(attention: str) -> None:
+    model, pads = make(), (5, 0)
+    model.set_attn_implementation(attention)
+    mask = torch.ones_like(PROMPT)
+    mask[0, :5] = 0
+    more: Any = dict(max_new_tokens=NEW, do_sample=False, pad_token_id=0, output_logits=True,
+                     return_dict_in_generate=True)  # fmt: skip
+    names = [*POLICIES, "adakv", "the prompt stays"] if attention == "sdpa" else ["h2o"]
+    some = {
+        **POLICIES,
+        "the prompt stays": Policy(slots=12, interval=4, trigger="generation"),
+        "adakv": Policy(slots=24, interval=4, rule=Attention(), budgets=Budgets(kind="adakv")),
+    }
+    for name in names:
+        cache, sizes = PolicyCache(some[name], model), []
+        with torch.inference_mode():
+            both = model.generate(PROMPT * mask, attention_mask=mask, past_key_values=cache, **more)
+            for i, pad in enumerate(pads):
+                alone = PolicyCache(some[name], model)
+                one = model.generate(PROMPT[i : i + 1, pad:], past_key_values=alone, **more)
+                for a, b in zip(one.logits, both.logits, strict=False):
+                    assert (a[0] - b[i]).abs().max() < 1e-5, name
+                sizes.append(alone.bytes_resident)
+            assert cache.bytes_resident == max(sizes)
+            if name == "adakv":  # alone it serves no beams
+                continue
+            cache.reset()  # the next batch may be another one, and be searched in beams
+            beams = dict(num_beams=2, max_new_tokens=6, do_sample=False, pad_token_id=0)
+            found = model.generate(
+                PROMPT * mask, attention_mask=mask, past_key_values=cache, **beams
+            )
+            alone = PolicyCache(some[name], model)
+            want = model.generate(PROMPT[:1, 5:], past_key_values=alone, **beams)
+            assert found[0, 24:].tolist()[:4] == want[0, 19:].tolist()[:4], name
+
+
 def test_padding_is_refused_in_one_sentence(model: PreTrainedModel) -> None:
-    for side in (slice(None, 3), slice(21, None)):
-        mask = torch.ones_like(PROMPT)
-        mask[0, side] = 0
-        cache = PolicyCache(POLICIES["h2o"], model)
-        with pytest.raises(ModelError, match="equal length") as caught, torch.inference_mode():
-            model.generate(PROMPT, attention_mask=mask, past_key_values=cache, max_new_tokens=2)
-        assert "\n" not in str(caught.value) and ". " not in str(caught.value)
-        assert cache.bytes_resident == 0
+    """Behind a prompt; in front of one without positions; another one later."""
+    behind, front = torch.ones_like(PROMPT), torch.ones_like(PROMPT)
+    behind[0, 21:] = front[0, :3] = 0
+    cache = PolicyCache(POLICIES["h2o"], model)
+    with pytest.raises(ModelError, match="equal length") as caught, torch.inference_mode():
+        model.generate(PROMPT, attention_mask=behind, past_key_values=cache, max_new_tokens=2)
+    assert "\n" not in str(caught.value) and ". " not in str(caught.value)
+    assert cache.bytes_resident == 0
+    cache = PolicyCache(POLICIES["window re-indexed"], model)
+    with pytest.raises(ModelError, match="count each row's own"), torch.inference_mode():
+        model(
+            PROMPT, attention_mask=front, past_key_values=cache, position_ids=torch.arange(24)[None]
+        )
+    cache = PolicyCache(POLICIES["h2o"], model)
+    with torch.inference_mode():
+        model(PROMPT, attention_mask=front, past_key_values=cache)
+        with pytest.raises(ModelError, match="hides other tokens than the padding"):
+            grown = torch.cat([behind, torch.ones(2, 1)], 1).long()
+            grown[0, :5] = 0
+            model(PROMPT[:, :1], attention_mask=grown, past_key_values=cache)
 
 
 def test_masks_and_positions_of_the_callers_own_are_refused(model: PreTrainedModel) -> None:
@@ -292,7 +341,7 @@ def test_any_attention_implementation_attends_through_the_cache(name: str) -> No
         cache.reset()
         assert torch.equal(generate(model, PROMPT, cache), want)
         padded = torch.ones_like(PROMPT)
-        padded[0, :3] = 0
+        padded[0, 21:] = 0
         with pytest.raises(ModelError, match="equal length"):
             generate(model, PROMPT, PolicyCache(POLICIES[name], model), attention_mask=padded)
 

@@ -48,6 +48,7 @@ def test_front_csv_has_every_field_of_a_row() -> None:
         "policy": "description",
         "dnll_full": "dnll_full_lo",
         "decode": "decode_ratio",
+        "discordant": "mcnemar_p",
     }
     assert {named.get(f.name, f.name) for f in fields(Row)} <= set(head)
     plain_head = front_csv([row(None)]).splitlines()[0].split(",")

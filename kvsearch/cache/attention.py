@@ -6,7 +6,7 @@ for the mark and lets the layer attend over what it holds, or else calls the fun
 for. So nothing of a model is changed. What a policy layer would silently get wrong is refused here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Protocol
 
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import AttentionInterface
 
+from kvsearch.cache import padded
+from kvsearch.cache.channels import View
 from kvsearch.cache.continuing import again
+from kvsearch.cache.padded import Rows
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError
 from kvsearch.models.shape import shape_of, text_config
@@ -37,8 +40,11 @@ class Attending(Protocol):
     """A cache layer that attends over its own slots."""
 
     state: LayerState
+    states: Sequence[LayerState]
     waits: bool
     config: Any
+    padded: Rows | None
+    view: View | None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
@@ -86,9 +92,11 @@ def _attend(
     if (config := getattr(module, "config", None)) is not layer.config:
         _refuse_other(layer, config)
     kwargs.setdefault("is_causal", getattr(module, "is_causal", None))
-    _refuse(layer.state, query, attention_mask, kwargs)
+    _refuse(layer, query, attention_mask, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = layer.attend(query, key, value, scale=scale, softcap=softcap)
+    if layer.padded is not None:
+        layer.state.seen += query.shape[2]  # padding included, as transformers counts
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -110,14 +118,44 @@ def _kind(config: Any) -> tuple[object, ...]:
     return shape_of(config), text.model_type, getattr(text, "rope_parameters", None)
 
 
-def _refuse(state: LayerState, query: Tensor, mask: Tensor | None, extra: dict[str, Any]) -> None:
+def _pad(layer: Attending, query: Tensor, mask: Tensor | None, ids: Tensor | None) -> bool:
+    """Whether rows of the batch are padded in front; from their first call on the layer knows."""
+    seen, n = layer.state.seen, layer.state.seen + query.shape[2]
+    plain = getattr(layer.state, "stream", layer) is None  # no anchors, and a layer that holds
+    plain = plain and not layer.state.rereads  # its second reading takes rows of equal length
+    if plain and layer.padded is None and not seen and mask is not None:
+        found = padded.known(mask)
+        if found is None and not getattr(mask, _PLAIN, False):
+            shown = _shown(mask, query, n)
+            found = None if shown is None else padded.left(shown, len(query), n)
+            setattr(mask, padded.KNOWN, found)  # all layers of one call are given the same mask
+        if found is not None:
+            rows = [padded.copied(layer.states) for _ in found]
+            layer.padded = Rows(found, rows, layer.view)
+    if layer.padded is None:
+        return False
+    if seen and mask is not None and (shown := _shown(mask, query, n)) is not None:
+        newest = shown if shown.dim() == 2 else shown[:, 0, -1]
+        if len(newest) != len(query) or (~newest).sum(-1).tolist() != layer.padded.padding:
+            raise ModelError(
+                "the attention mask of this call hides other tokens than the padding of the first "
+                "one; give one that has grown by the tokens of the call"
+            )
+    padded.require_rows(layer.padded, seen, ids, layer.states)
+    return True
+
+
+def _refuse(layer: Attending, query: Tensor, mask: Tensor | None, extra: dict[str, Any]) -> None:
     """Say what a policy layer would otherwise silently get wrong."""
+    state = layer.state
     for name, what in _BEYOND.items():
         if extra.get(name) is not None:
             raise ModelError(f"models with {what} are not supported by a policy cache")
     if extra.get("is_causal") is False:
         raise ModelError("models whose attention is not causal are not supported by a policy cache")
     ids = extra.get("position_ids")
+    if _pad(layer, query, mask, ids):
+        return
     if state.seen:  # padding is refused at the first tokens
         _compare(state, query, ids)
     if mask is not None and not getattr(mask, _PLAIN, False):
@@ -148,7 +186,8 @@ def _refuse_hidden(state: LayerState, query: Tensor, mask: Tensor | BlockMask) -
         )
     raise ModelError(
         "a policy cache attends to all earlier tokens, and this mask hides some or shows "
-        "later ones: padded batches are not supported; give prompts of equal length"
+        "later ones: a batch may be padded in front of its prompts only, and not under a policy "
+        "with anchors or a second reading of the prompt; give prompts of equal length"
     )
 
 

@@ -102,7 +102,7 @@ def _repeats(asked: dict[str, Any]) -> bool:
     ids, cache = asked.get("input_ids"), asked.get("past_key_values")
     return (
         isinstance(cache, PolicyCache)
-        and all(isinstance(layer, PolicyLayer) for layer in cache.layers)
+        and all(isinstance(layer, PolicyLayer) and not layer.padded for layer in cache.layers)
         and ids is not None and ids.shape[1] == 1
         and not any(isinstance(v, Tensor) for k, v in asked.items() if k not in _READ)
         and not torch.is_grad_enabled()

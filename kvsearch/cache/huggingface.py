@@ -3,9 +3,7 @@
 transformers hands new keys and values to a cache layer, and the result to an attention function
 chosen by name. Our layer returns the new keys marked with itself; `attention` finds the mark and
 lets the layer attend over what it holds. Unmarked calls go to the model's own attention function.
-Nothing of the model changes, but for policies with anchors, which need hooks on it, and for two
-wrappers that do nothing for other caches (`attention.route`, `continuing.watch_generate`). A model
-is asked once, with one token, whether every layer hands its keys over, and how they are turned.
+Nothing of the model changes but for hooks of policies with anchors, and two wrappers.
 """
 
 import os
@@ -25,6 +23,7 @@ from kvsearch.cache.channels import View, views
 from kvsearch.cache.continuing import Given, require_tokens, watch_generate
 from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.cache.outputs import outputs
+from kvsearch.cache.padded import Rows
 from kvsearch.cache.rereading import rereading
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
@@ -43,6 +42,7 @@ class PolicyLayer(CacheLayerMixin):
         view: what it loses of the model's channels, or None.
         waits: whether it was given keys that nobody has attended to since.
         rows: sequences that it holds.
+        padded: states of each of them, where some are padded; `states` are empty then.
         config: of the model that it is for, as far as that is known.
     """
 
@@ -54,7 +54,7 @@ class PolicyLayer(CacheLayerMixin):
     ) -> None:
         super().__init__()
         self.states, self.view, self.waits, self.rows = states, view, False, 0
-        self.config = config
+        self.config, self.padded = config, cast(Rows | None, None)
 
     @property
     def state(self) -> LayerState:
@@ -92,7 +92,8 @@ class PolicyLayer(CacheLayerMixin):
         if torch.is_autocast_enabled(q.device.type):  # it hands over values of another type
             with torch.autocast(q.device.type, enabled=False):
                 return self.attend(q, k, v.to(k.dtype), scale=scale, softcap=softcap)
-        return Layer(self.states, self.view).attend(q, k, v, scale=scale, softcap=softcap)
+        here = self.padded or Layer(self.states, self.view)
+        return here.attend(q, k, v, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Lengths for a mask, as if nothing had been evicted."""
@@ -111,13 +112,15 @@ class PolicyLayer(CacheLayerMixin):
         """Forget everything."""
         for state in self.states:
             state.reset()
-        self.is_initialized = self.waits = False
+        self.is_initialized, self.waits, self.padded = False, False, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
-        for state in self.states:
+        for state in () if self.padded else self.states:
             if state.seen:
                 state.reorder(beam_idx.to(state.store.device))
+        if self.padded:
+            self.padded.reorder(beam_idx.tolist())
         self.rows = len(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -138,9 +141,8 @@ class PolicyLayer(CacheLayerMixin):
 class PolicyCache(Cache):
     """A cache that really holds what a policy says; goes into `model.generate(past_key_values=)`.
 
-    Layers with full attention follow the policy; sliding-window and linear-attention layers keep
-    the cache that transformers gives them. A cache holds one sequence, or one batch of them: call
-    `reset()` before the next prompt. The model stays as it was for every other use.
+    Layers with full attention follow the policy, others keep transformers' caches. It holds one
+    sequence or batch, which may be padded on the left; call `reset()` before the next prompt.
 
     Args:
         policy: what to hold.
@@ -181,8 +183,7 @@ class PolicyCache(Cache):
             turns = rotaries(model, _seen, f"rule {rule.name!r}", "use another rule")
         lost = views(policy, shape, lambda *say: frequencies(model, _seen, *say))
         if native is None:
-            half = model.dtype in (torch.float16, torch.bfloat16)
-            native = model.dtype if half else torch.float16
+            native = torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float16
         self.stream = stream(policy, model, tokenizer)
         self.rereading = rereading(policy, model, tokenizer)
         made = empty_layers(
@@ -255,8 +256,9 @@ class PolicyCache(Cache):
 
     @property
     def states(self) -> list[LayerState]:
-        """States of the layers that follow the policy, shallow to deep, as in `Layout.layers`."""
-        return [s for x in self.layers if isinstance(x, PolicyLayer) for s in x.states]
+        """States of the policy's layers, shallow to deep; of a padded batch each's fullest row."""
+        layers = (layer for layer in self.layers if isinstance(layer, PolicyLayer))
+        return [s for x in layers for s in (x.padded.fullest if x.padded else x.states)]
 
     @property
     def bytes_resident(self) -> int:
@@ -340,8 +342,7 @@ def _layers(model: PreTrainedModel, mine: Sequence[PolicyLayer]) -> list[CacheLa
     """Cache layers of `model`, those with full attention replaced by `mine`."""
     layers = list(DynamicCache(config=model.config).layers)
     held = policy_layers(model.config)
-    plain = DynamicLayer  # exactly this class: its subclasses have caches of their own
-    if [i for i, layer in enumerate(layers) if type(layer) is plain] != list(held):
+    if [i for i, x in enumerate(layers) if type(x) is DynamicLayer] != list(held):  # no subclass
         raise ModelError(
             f"the layers of this {text_config(model.config).model_type!r} model share caches or "
             "have caches of a kind that kvsearch does not know"

@@ -74,7 +74,9 @@ def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | Non
         return policy
     given = policy
     rule = policy.rule
-    if rule is not None and "rereading" in rule.needs and "trigger" in lost:  # no prompt, no reading
+    if (
+        rule is not None and "rereading" in rule.needs and "trigger" in lost
+    ):  # no prompt, no reading
         shares = Budgets() if policy.budgets.kind == "adakv" else policy.budgets
         given = policy.model_copy(update={"rule": None, "budgets": shares})
     for name in lost:

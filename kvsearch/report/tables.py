@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -155,7 +156,8 @@ def front_csv(rows: Sequence[Row]) -> str:
     further windows. Of prompts, losses are shares of the context and `tokens` are contexts, `exact`
     is the share of answers that greedy decoding gives, and there are `lost[TASK]`, `exact[TASK]`,
     `flips[TASK]`, `kl[TASK]` and `asks[TASK]`, see `records.Kept`, and `only_row`,
-    `only_recommended` and `mcnemar_p`, see `records.Discordant`.
+    `only_recommended` and `mcnemar_p`, see `records.Discordant`, and `needles`, a JSON list of
+    `records.Needle`.
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)
@@ -220,6 +222,7 @@ def _answers(row: Row) -> dict[str, Any]:
         "only_row": None if d is None else d.only_row,
         "only_recommended": None if d is None else d.only_recommended,
         "mcnemar_p": None if d is None else d.p,
+        "needles": json.dumps([list(vars(n).values()) for n in row.needles]),
     }
     for k in row.workloads:
         cells |= _three(f"lost[{k.workload}]", k.lost) | _three(f"exact[{k.workload}]", k.exact)

@@ -15,6 +15,10 @@ PROMPT_SETS: Mapping[str, Dataset] = MappingProxyType(
         "ruler": Dataset("simonjegou/ruler", "4096", "test", stream=False),
         "loogle": Dataset("simonjegou/loogle", "shortdep_qa", "test", stream=False),
         "longbench": Dataset("Xnhyacinth/LongBench", "hotpotqa", "test", stream=False),
+        "longbench-v2": Dataset("simonjegou/LongBench-v2", "0shot", "test", stream=False),
+        "infinitebench": Dataset(
+            "MaxJeblick/InfiniteBench", "longbook_qa_eng", "test", stream=False
+        ),
     }
 )
 _SPEC = re.compile(r"(?P<own>hf:)?(?P<name>[^:@]+)(:(?P<config>[^:@]+))?(@(?P<split>[^:@]+))?")
