@@ -10,7 +10,7 @@ Attention over 16 bits is computed in fp32, in which torch's operations want eve
 import torch
 from torch import Tensor
 
-from kvsearch.cache import one_by_one, turns
+from kvsearch.cache import one_by_one
 from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.formats import Ran
@@ -136,7 +136,7 @@ def _loop(
     """
     queries, fresh_ones, kept = fed
     _, B, H, S, D = slots.shape
-    J, c, V = len(queries), victims.c, victims.sums.shape[2]
+    c, V = victims.c, victims.sums.shape[2]
     n, G = S - c, queries.shape[2] // c
     voters = H * G // V
     if one_by_one.serves(victims, queries[0].view(B, H * G, c, D)):
@@ -153,7 +153,7 @@ def _loop(
     s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
     transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
 
-    def turn(query: Tensor, fresh: Tensor, held: Tensor, result: Tensor) -> None:
+    for query, fresh, held, result in zip(queries, fresh_ones, kept, out, strict=True):
         newest.copy_(fresh)
         torch.bmm(query, transposed, out=s)
         if softcap is not None:
@@ -168,11 +168,6 @@ def _loop(
             index = which.expand(2, B, H, c).unsqueeze(-1)
             held = held.gather(-2, index.expand(2, B, H, c, D))
         rows.index_copy_(0, (places + first).view(-1), held.reshape(-1, D))
-
-    captured = turns.serves(out.device, J)
-    if captured:  # then the tokens seen are counted where a replay counts them
-        victims.seen = torch.full((), int(victims.seen), device=slots.device)
-    turns.repeat(turn, (queries, fresh_ones, kept), out, captured)
     return out
 
 

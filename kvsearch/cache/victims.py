@@ -17,13 +17,13 @@ class Victims:
     Attributes:
         sums: as in the scorer `[R, B, V, n + c]`.
         born: arrival index of each slot's token `[B, V, n + c]` int64.
-        seen: tokens of the stream so far; a tensor `[]` int64 if turns are captured (`turns`).
+        seen: tokens of the stream so far.
     """
 
     def __init__(self, layer: LayerLayout, scorer: AttentionScorer, seen: int, n: int) -> None:
         p, s = layer.policy, scorer.rule
         self.policy, self.scorer, self.n, self.c = p, scorer, n, p.interval
-        self.seen: int | Tensor = seen
+        self.seen = seen
         R, B, V = scorer.sums.shape[:3]
         device = scorer.sums.device
         # without ages, births only need to rise in time and be right for the recent window
@@ -78,7 +78,6 @@ class Victims:
         rule = self.scorer.rule
         if rule.share == "layer" or rule.pool > 1 or len(self.sums) > 1:
             return None
-        assert isinstance(self.seen, int)
         by = self.scorer.table(self.seen + intervals * self.c) if self._aged else None
         return Evictions(
             self.seen, self._from, self._to, self.recent, self.carry, self._fresh, by, softcap

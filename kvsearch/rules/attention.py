@@ -288,7 +288,7 @@ class AttentionScorer(RoomySums):
         """Corrected sums, smoothed outside the recent window."""
         return self.smooth(self.corrected(slots.seen), slots.recent_from)
 
-    def corrected(self, seen: "int | Tensor") -> "Tensor":
+    def corrected(self, seen: int) -> "Tensor":
         """Sums `[B, V, N]` over what slots could have received after `seen` tokens."""
         beta = self.rule.beta
         total = self.sums.sum(0) if self.blocks > 1 else self.sums[0]
