@@ -11,16 +11,11 @@ from kvsearch.cache.groups import compact_groups
 from kvsearch.cache.lying import Lying, back
 from kvsearch.cache.moving import move
 from kvsearch.cache.native_pool import NativePool, spare
-from kvsearch.cache.pools import first_of
 from kvsearch.cache.reading import read
-from kvsearch.cache.rotary import Rotary
 from kvsearch.policy import LayerLayout
-from kvsearch.rules.pick import pick
-from kvsearch_kernels.append_kv import append_kv
 from kvsearch_kernels.choose_slots import Choice
 from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part
-from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.time_order import time_order
 
 _Told = tuple[tuple[Held, Held, int], Part]  # what was held, and the part that says so
@@ -66,7 +61,9 @@ class PackedStore:
         m = k.shape[2]
         if m == 1 and self.repeats(k.device):
             pool = self.reserve(k, v)
-            append_kv.record(self.ran, pool.keys, pool.values, pool.lengths, k, v)
+            pool.keys[:, :, pool.used : pool.used + 1] = k
+            pool.values[:, :, pool.used : pool.used + 1] = v
+            pool.lengths += 1
             self.counted()
             return
         self._forget_parts(-1)
@@ -181,39 +178,25 @@ class PackedStore:
         found = self.order()
         return None if found is None else found[..., : self.n]
 
-    def parts(self, dtype: torch.dtype, rotary: Rotary | None = None) -> list[Part]:
-        """What is held, packed as it is, for `decode_attention`.
-
-        With `rotary`, keys are those of slots that carry no angle: they are unpacked for one use
-        and turned to their slot's index, `dtype`; values stay packed.
-        """
+    def parts(self) -> list[Part]:
+        """What is held, packed as it is, for `decode_step`."""
         found = []
-        pools = None if rotary is None else self.slot_pools()
         for i, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
             pool = self.native_pool if self.fixed else None
-            if pool is not None and i == self.residual_pool and rotary is None:
+            if pool is not None and i == self.residual_pool:
                 k, v = (pool.keys,), (pool.values,)  # the same part until it is full
             if k is None or v is None:
                 continue
             kc, vc = self.codecs[i]
-            if rotary is None or pools is None:
-                held, last = (k, v, 0 if i == self.residual_pool else self.lead), self._parts[i]
-                lengths = None
-                if pool is not None:
-                    lengths = self._lengths[i][1] if i in self._lengths else pool.lengths
-                if last is None or not _same(held, last[0]):
-                    keys, values = kc.packed(held[0], self.lead), vc.packed(held[1])
-                    part = Part(keys, values, kc.fmt, vc.fmt, lengths)
-                    last = self._parts[i] = (held, part)
-                found.append(last[1])
-                continue
-            n = k[0].shape[2]
-            keys = kc.decode(k, dtype, self.ran, self.lead)
-            keys = gather_kv.record(
-                self.ran, keys, torch.arange(n, device=keys.device),
-                by=first_of(pools == i, n), inv_freq=rotary.inv_freq.to(keys.device),
-            )  # fmt: skip
-            found.append(Part(keys, vc.packed(v), None, vc.fmt))
+            held, last = (k, v, 0 if i == self.residual_pool else self.lead), self._parts[i]
+            lengths = None
+            if pool is not None:
+                lengths = self._lengths[i][1] if i in self._lengths else pool.lengths
+            if last is None or not _same(held, last[0]):
+                keys, values = kc.packed(held[0], self.lead), vc.packed(held[1])
+                part = Part(keys, values, kc.fmt, vc.fmt, lengths)
+                last = self._parts[i] = (held, part)
+            found.append(last[1])
         return found
 
     def _forget_parts(self, first: int = 0) -> None:
@@ -223,11 +206,6 @@ class PackedStore:
         self._order.forget()
         self._index.forget()
         self.edition += 1
-
-    def in_time(self, x: Tensor) -> Tensor:
-        """Data `[B, H, N]` of the slots of `parts`, put into order of time; those in use."""
-        order = self.order_in_use()
-        return x[..., : self.n] if order is None else pick(x, order)
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""

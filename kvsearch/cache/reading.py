@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.pools import Pools, first_slots, part_in_use
-from kvsearch_kernels.gather_rows import Rows, gather_rows
+from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
 
@@ -78,16 +78,9 @@ def _in_order(stores: Sequence[Readable]) -> Iterator[Tensor]:
     """Keys, then values, of each store: unpacked pool by pool, then in order of time."""
     sides = [(store, which) for store in stores for which in (0, 1)]
     parts = [_unpacked(*side) for side in sides]
-    orders = [store.order_in_use() for store, _ in sides]
-    asked = [Rows(x, order) for x, order in zip(parts, orders, strict=True) if order is not None]
-    ran = dict[str, str]()
-    moved = iter(gather_rows.record(ran, asked) if asked else ())
-    for (store, _), x, order in zip(sides, parts, orders, strict=True):
-        if order is None:
-            yield x[0] if len(x) == 1 else torch.cat(x, 2)
-        else:
-            store.ran.update(ran)
-            yield next(moved)
+    for (store, _), found in zip(sides, parts, strict=True):
+        order, x = store.order_in_use(), found[0] if len(found) == 1 else torch.cat(found, 2)
+        yield x if order is None else gather_kv.record(store.ran, x, order)
 
 
 def _unpacked(store: Readable, which: int) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """`repack_kv` for formats without a kernel: its reference, with few launches.
 
-Bytes of all pools of all stores of a layer are moved by one launch of `gather_rows`. Before it, one
-more brings together what changes pool, and torch decodes and encodes that.
+Bytes of what stays in a pool move as they are; what changes pool is brought together, and torch
+decodes and encodes that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from kvsearch.cache.formats import Codec, Held, Ran
 from kvsearch.cache.pools import as_held, first_of
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.decode_attention.reference import slots_of
-from kvsearch_kernels.gather_rows import Rows, gather_rows
+from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.repack_kv import NewPool
 
 Sides = tuple[Held, Held]  # of keys and of values
@@ -79,7 +79,7 @@ def repack(
     both = [(plan, side) for plan in plans for side in (0, 1)]
     joint = _joint(both)
     fetched = _gathered(ran, [
-        Rows([x], origin.at)
+        ([x], origin.at)
         for i, (plan, side) in enumerate(both)
         if plan.origins and (i in joint or not plan.direct(side))
         for origin in plan.origins for x in origin.sides[side]
@@ -100,7 +100,7 @@ def repack(
         for i, held in zip(mine, _encoded(ran, alike[0], [*mine.values()]), strict=True):
             entered[i] = held
     moved = _gathered(ran, [
-        Rows([x] if new is None else [x, new[i]], plan.index)
+        ([x] if new is None else [x, new[i]], plan.index)
         for (plan, side), new in zip(both, entered, strict=True)
         if plan.own is not None and plan.index is not None
         for i, x in enumerate(plan.own[side])
@@ -110,8 +110,10 @@ def repack(
     return [None if keys is None or values is None else (keys, values) for keys, values in sides]
 
 
-def _gathered(ran: Ran, asked: list[Rows]) -> Iterator[Tensor]:
-    return iter(gather_rows.record(ran, asked) if asked else ())
+def _gathered(ran: Ran, asked: list[tuple[list[Tensor], Tensor]]) -> Iterator[Tensor]:
+    """Rows of tensors `[B, H, N, w]` that follow one another, `[B, H, n, w]` each."""
+    for parts, source in asked:
+        yield gather_kv.record(ran, parts[0] if len(parts) == 1 else torch.cat(parts, 2), source)
 
 
 def _planned(pool: NewPool, native: torch.dtype) -> _Plan:

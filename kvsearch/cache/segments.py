@@ -1,7 +1,6 @@
 """Taking in tokens piece by piece, from one compaction to the next; serves every policy."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from kvsearch.cache import closing
 from kvsearch.cache.compaction import carry_out, decide
-from kvsearch.cache.decode import decode
 from kvsearch.cache.formats import read_back
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.reading import read as read_packed
@@ -180,15 +178,11 @@ def _attend(
 ) -> Tensor:
     """Attend from the newest tokens, which the store already holds, and let the rule observe."""
     m, hidden = q.shape[2], closing.hidden(state)
-    if state.packed and m == 1 and not hidden:
-        out, found = decode(state, q, due, scale=scale, softcap=softcap)
-    else:
-        out, received = _attend_dense(state, q, due, hidden, scale, softcap)
-        found = Segment(state.seen, m, received)
-    if state.scorer is not None and not found.taken:
-        if state.rule is not None and "queries" in state.rule.needs:
-            found = replace(found, queries=_unrotated(state, q))
-        state.scorer.observe(found)
+    out, received = _attend_dense(state, q, due, hidden, scale, softcap)
+    if state.scorer is not None:
+        asks = state.rule is not None and "queries" in state.rule.needs
+        queries = _unrotated(state, q) if asks else None
+        state.scorer.observe(Segment(state.seen, m, received, queries))
     return out
 
 
@@ -209,9 +203,10 @@ def _attend_dense(
         seen = sent(np.setdiff1d(np.arange(n), hidden), q.device)
         keys, values, n = keys.index_select(2, seen), values.index_select(2, seen), len(seen)
     if not wants_attention(state):
-        slots = torch.arange(n, device=q.device)
-        born = (slots - (n - m)).clamp_min(0)
-        never = torch.full_like(slots, m)
+        born = torch.zeros(n, dtype=torch.long, device=q.device)
+        if m > 1:
+            born = torch.arange(m - n, m, device=q.device).clamp_min_(0)
+        never = torch.full_like(born, m)
         out, _ = lifetime_attention.record(
             state.impls, q, keys, values, born, never, first_query=0, scale=scale, softcap=softcap
         )

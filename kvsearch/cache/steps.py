@@ -283,7 +283,7 @@ def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | Non
                 end=0 if due is None else pool.used + due - state.seen,
                 alpha=ledger.alpha, horizon=ledger.horizon, keep=ledger.keep,
             )  # fmt: skip
-        found.append(Heads(store.parts(k.dtype), sums, _turned(state, store, pool.used)))
+        found.append(Heads(store.parts(), sums, _turned(state, store, pool.used)))
         held.append((store, store.edition))
     kept = first.step.stores.kept if isinstance(first.step, Step) else {}
     return Step(Stores(found, kept), held, asked, due)

@@ -1,4 +1,4 @@
-"""Meaning of `append_kv`."""
+"""Writing new tokens behind those that pools of fixed capacity hold: the first part of a step."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from kvsearch_kernels.launch import checking
 
 
-def reference(
+def append(
     keys: Tensor, values: Tensor, lengths: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write tokens behind the slots in use, in place; what does not fit is not written.

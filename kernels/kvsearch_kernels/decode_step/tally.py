@@ -1,9 +1,9 @@
-"""Meaning of `tally`."""
+"""Adding what slots received from one token to a rule's sums: the last part of a step."""
 
 from torch import Tensor
 
 
-def reference(
+def tally(
     sums: Tensor,
     received: Tensor,
     order: Tensor | None,

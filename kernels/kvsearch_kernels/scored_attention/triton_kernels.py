@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Kernel of `score_keys`: one program per block of keys, so there are no atomics."""
+"""Second kernel of `scored_attention`: one program per block of keys, so there are no atomics."""
 
 import triton
 import triton.language as tl
@@ -13,7 +13,6 @@ def score(
     sqb, sqh, sqm, skb, skh, ske,
     M, E, first_query, H, G, scale, cap,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
-    MAX: tl.constexpr,
 ):  # fmt: skip
     """One program: BN keys of one KV head, against all rows of its G query heads.
 
@@ -38,13 +37,10 @@ def score(
     k_at = k + b * skb + h * skh + first * ske + n[:, None] * ske + d[None, :]
     keys = tl.load(k_at, mask=there[:, None], other=0.0)
     parts = tl.zeros([BN, BM], tl.float32)
-    received = tl.zeros([BN], tl.float32)
     for g in range(0, G):
         head = h * G + g
         q_head = q + b * sqb + head * sqh
         lse_head = lse + (b * H * G + head) * M
-        if MAX:
-            parts = tl.zeros([BN, BM], tl.float32)
         for start in range(begin, end, BM):
             inside = start + r < M
             q_at = q_head + tl.cast(start, tl.int64) * sqm + r[None, :] * sqm + d[:, None]
@@ -57,10 +53,6 @@ def score(
             seen = seen & inside[None, :]
             # the mask goes into the exponent: a row that sees nothing has lse = -inf
             p = tl.exp2(tl.where(seen, s - norm[None, :], float("-inf")))
-            p = p * weight[None, :]
-            parts = tl.maximum(parts, p) if MAX else parts + p
-        if MAX:
-            received += tl.max(parts, 1)
-    if not MAX:
-        received = tl.sum(parts, 1)
+            parts += p * weight[None, :]
+    received = tl.sum(parts, 1)
     tl.store(out + bh.to(tl.int64) * E + first + n, received / G, mask=there)
