@@ -4,16 +4,16 @@ The best-ranked slots of all heads together are counted by head: a head gets as 
 them, mixed with an even share so that none is starved. The layer's total never changes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvsearch.cache import adakv_inplace, filling, segments, sharing, staging
+from kvsearch.cache import segments, staging
 from kvsearch.cache.engine import arriving
-from kvsearch.cache.later import Later
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 
@@ -57,41 +57,21 @@ def _take(
     softcap: float | None,
 ) -> None:  # fmt: skip
     """`run` of tokens that have arrived in every head; writes `out` `[B, Hq, M, Dv]`."""
-    first, c, total, done = states[0], states[0].layer.policy.interval, out.shape[2], 0
+    first, total, done = states[0], out.shape[2], 0
+    group = out.shape[1] // len(states)
     low = [segments.quantise_ahead(s, k, v) for s, (_, k, v) in zip(states, heads, strict=True)]
-    fast, target = adakv_inplace.applies(first, total), first.layer.target
-    assert target is not None
     while done < total:
         due = first.layer.clock.after(first.seen, first.prompt)
-        how: Callable[..., Tensor] = _SEGMENT
-        step = total - done if due is None else min(due - first.seen, total - done)
-        if fast and first.store.residual == 0 and first.layer.clock.due(first.seen, first.prompt):
-            whole = (total - done) // c
-            room = target * len(states) - sum(state.store.n for state in states)
-            if min(whole, room // (c * len(states))):
-                step, how = min(whole, room // (c * len(states))) * c, _FILL
-            elif whole and not room:
-                step, how = whole * c, adakv_inplace.run
-        now = slice(done, done + step)
-        parts = [(q[:, :, now], k[:, :, now], v[:, :, now]) for q, k, v in heads]
-        ready = [None if x is None else (x[0][:, :, now], x[1][:, :, now]) for x in low]
-        out[:, :, now] = how(states, parts, ready, scale=scale, softcap=softcap)
+        now = slice(done, total if due is None else min(done + due - first.seen, total))
+        for h, (state, arrived, ready) in enumerate(zip(states, heads, low, strict=True)):
+            q, k, v = (x[:, :, now] for x in arrived)
+            quantised = None if ready is None else (ready[0][:, :, now], ready[1][:, :, now])
+            out[:, h * group : (h + 1) * group, now] = segments.run(
+                state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=False
+            )
         done = now.stop
-        if how is _SEGMENT and first.seen == due:
+        if first.seen == due:
             compact(states, later=done == total and first.packed)
-
-
-def _each(
-    run: Callable[..., Tensor], states: Sequence[LayerState], parts: Sequence[Arrived],
-    ready: Sequence[tuple[Tensor, Tensor] | None], *, scale: float, softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """Output `[B, Hq, M, Dv]` of heads that take in their tokens one after the other."""
-    found = zip(states, parts, ready, strict=True)
-    return torch.cat([run(s, *x, low, scale=scale, softcap=softcap) for s, x, low in found], 1)
-
-
-_SEGMENT = partial(_each, partial(segments.run, compacts=False))
-_FILL = partial(_each, filling.run)
 
 
 def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
@@ -108,7 +88,7 @@ def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
         return
     slots = zip(states, segments.slots_of(states), strict=True)
     ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
-    counts = Later(_counts(states, ranks, target))
+    counts = AsyncCopy(_counts(states, ranks, target))
     carry_out = partial(
         _carry_out, states, ranks, counts, target, inference=torch.is_inference_mode_enabled()
     )
@@ -131,7 +111,7 @@ def _counts(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) 
 
 
 def _carry_out(
-    states: Sequence[LayerState], ranks: Sequence[Tensor], counts: Later, target: int, *,
+    states: Sequence[LayerState], ranks: Sequence[Tensor], counts: "AsyncCopy", target: int, *,
     inference: bool,
 ) -> None:  # fmt: skip
     """Let each head keep its share of the slots; they add up to `target` for every head.
@@ -144,5 +124,56 @@ def _carry_out(
     fixed = p.sinks + p.recent_window
     with torch.inference_mode(inference):
         room = [state.store.n - fixed for state in states]
-        got = sharing.shares(counts.tolist(), target - fixed, room, p.budgets.floor)
+        got = shares(counts.tolist(), target - fixed, room, p.budgets.floor)
         segments.compact_states(states, ranks, [fixed + n for n in got])
+
+
+def shares(counts: Sequence[int], even: int, room: Sequence[int], floor: float) -> list[int]:
+    """Evictable slots that each head keeps; they add up to `even` for every head.
+
+    Args:
+        counts: of the layer's best-ranked slots, how many each head has.
+        even: slots of an even split.
+        room: slots that each head has.
+        floor: share of an even split that every head gets.
+    """
+    exact = [floor * even + (1 - floor) * n for n in counts]
+    got = [min(int(x), most) for x, most in zip(exact, room, strict=True)]
+    order = sorted(range(len(got)), key=lambda h: got[h] - exact[h])
+    missing = even * len(got) - sum(got)
+    while missing:  # what rounding, or a head with no more slots, has left over
+        for h in order:
+            if missing and got[h] < room[h]:
+                got[h] += 1
+                missing -= 1
+    return got
+
+
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has reached it."""
+
+
+class AsyncCopy:
+    """An asynchronous copy of numbers `[N]` from a device to the host."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers.to("cpu", non_blocking=numbers.is_cuda)  # which pins its memory
+        self._copied = recorded(numbers.device)
+
+    def tolist(self) -> list[int]:
+        """The numbers; waits for the copy if it has not ended."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._numbers.tolist()
+
+
+def recorded(device: torch.device) -> Event | None:
+    """The end of the work that a device has been given; None if it is done now."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event

@@ -51,6 +51,9 @@ class Versions:
         """Keys and values `[B, H, E, D]` of some rows."""
         k, v = self.parts[0]
         if len(self.parts) == 1:
+            first, stop = int(rows[0]), int(rows[-1]) + 1
+            if stop - first == len(rows) and (rows == np.arange(first, stop)).all():
+                return k[:, :, first:stop], v[:, :, first:stop]
             return _some(k, v, rows)
         taken = (
             k.new_empty(*k.shape[:2], len(rows), k.shape[3]),
