@@ -10,7 +10,6 @@ Attention over 16 bits is computed in fp32, in which torch's operations want eve
 import torch
 from torch import Tensor
 
-from kvsearch.cache import one_by_one
 from kvsearch.cache.compaction import pools_of_ages
 from kvsearch.cache.dense import DenseStore
 from kvsearch.cache.formats import Ran
@@ -51,11 +50,12 @@ def run(
     weights = scorer.row_weights(n + 1 + own, c - 1 - own)
     given = wide(q, D), (k, v), quantised, c, scale
     fed = _fed(*given, q.dtype)
-    out = _one_launch(slots, victims, fed, weights, softcap, state.impls)
+    out = _fused(slots, victims, fed, weights, softcap, state.impls)
+    kind = torch.promote_types(q.dtype, torch.float32)
+    if out is None and kind is not q.dtype:
+        slots, fed = slots.to(kind), _fed(*given, kind)
+        out = _fused(slots, victims, fed, weights, softcap, state.impls)
     if out is None:
-        kind = torch.promote_types(q.dtype, torch.float32)
-        if kind is not q.dtype:
-            slots, fed = slots.to(kind), _fed(*given, kind)
         out = _loop(slots, victims, fed, weights, softcap)
     order = victims.leave()
     born = victims.born[..., :n].gather(-1, order)
@@ -101,16 +101,21 @@ def _fed(
     return queries, fresh, intervals(torch.stack([wide(x, D) for x in quantised]).to(kind), c)
 
 
-def _one_launch(
+def _fused(
     slots: Tensor, victims: Victims, fed: tuple[Tensor, Tensor, Tensor], weights: Tensor,
     softcap: float | None, ran: Ran,
 ) -> Tensor | None:  # fmt: skip
-    """`_loop` where a kernel does it all, which `ran` is told; None where there is none."""
-    J, _, rows, _ = fed[0].shape
+    """`_loop` where an implementation of `evict_in_place` does it all, which `ran` is told.
+
+    None where there is none.
+    """
+    J, heads, rows, _ = fed[0].shape
     how = victims.evictions(J, softcap)
     if how is None:
         return None
-    of = (slots, victims.sums[0], victims.born, *fed, weights / (rows // victims.c), how)
+    _, B, V, _ = victims.sums.shape
+    voters = rows // victims.c * (heads // (B * V))
+    of = (slots, victims.sums[0], victims.born, *fed, weights / voters, how)
     impl = evict_in_place.pick(*of)
     if impl == "reference":  # what follows is faster than that
         return None
@@ -139,9 +144,6 @@ def _loop(
     c, V = victims.c, victims.sums.shape[2]
     n, G = S - c, queries.shape[2] // c
     voters = H * G // V
-    if one_by_one.serves(victims, queries[0].view(B, H * G, c, D)):
-        more = fresh_ones, kept, float(weights), softcap
-        return one_by_one.run(slots, victims, queries, *more)
     out = torch.empty_like(queries)
     keys, values = slots.view(2, B * H, S, D)
     first = torch.arange(0, 2 * B * H * S, S, device=slots.device).view(2, B, H, 1)

@@ -51,21 +51,6 @@ class Victims:
         self._born_tail, self._sums_tail = self.born[..., n:], self.sums[..., n:]
 
     @property
-    def candidates(self) -> tuple[int, int]:
-        """First slot that may go, and the one after the last."""
-        return self._from, self._to
-
-    @property
-    def recent(self) -> int:
-        """Newest tokens that are candidates by their place but may not go."""
-        return self.policy.recent_window if self._mask else 0
-
-    @property
-    def forgets_all(self) -> bool:
-        """Whether every compaction forgets all sums."""
-        return self._fresh
-
-    @property
     def carry(self) -> float:
         """What is left of a sum after an interval."""
         return 0.0 if self._fresh else self._keep**self.c
@@ -73,14 +58,15 @@ class Victims:
     def evictions(self, intervals: int, softcap: float | None) -> Evictions | None:
         """What `evict_in_place` is to do in so many intervals; None if it does not serve.
 
-        That is where KV heads vote together, scores are smoothed, or a window has several parts.
+        That is where scores are smoothed, or a window has several parts.
         """
         rule = self.scorer.rule
-        if rule.share == "layer" or rule.pool > 1 or len(self.sums) > 1:
+        if rule.pool > 1 or len(self.sums) > 1:
             return None
         by = self.scorer.table(self.seen + intervals * self.c) if self._aged else None
+        recent = self.policy.recent_window if self._mask else 0
         return Evictions(
-            self.seen, self._from, self._to, self.recent, self.carry, self._fresh, by, softcap
+            self.seen, self._from, self._to, recent, self.carry, self._fresh, by, softcap
         )
 
     def vote(self, votes: Tensor, probabilities: Tensor) -> None:
