@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvsearch.cache import scan
+from kvsearch.cache import eviction
 from kvsearch.cache.engine import advance
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
@@ -158,8 +158,8 @@ def test_a_continued_stream_is_fast_too(name: str, monkeypatch: pytest.MonkeyPat
         taken.append(q.shape[2])
         return run(s, q, *args, **kwargs)
 
-    run = scan.inplace.run
-    monkeypatch.setattr(scan.inplace, "run", spy)
+    run = eviction.in_full_cache
+    monkeypatch.setattr(eviction, "in_full_cache", spy)
     replay(state(name, fast=True), tokens(tokens=2 * T), [T], None)
     assert len(taken) == (1 if "trigger" in POLICIES[name] else 2)
     assert taken[-1] > T - 2 * Policy(**POLICIES[name]).interval

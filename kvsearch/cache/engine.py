@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsearch.cache import lifetimes, scan, segments, staging
-from kvsearch.cache.gradients import straight
+from kvsearch.cache import eviction, lifetimes, segments, staging
+from kvsearch.cache.formats import straight
 from kvsearch.cache.state import LayerState
 
 PIECE = 192  # tokens of a whole layer that are scanned at once: copies beside the cache
@@ -62,8 +62,8 @@ def _piecewise(
     compacts: bool,
 ) -> Tensor:  # fmt: skip
     """From compaction to compaction, the fast ways where there are such."""
-    if state.fast and scan.applies(state, q.shape[2]):
-        return scan.run(state, q, k, v, scale=scale, softcap=softcap)
+    if state.fast and eviction.serves(state, q.shape[2]):
+        return eviction.run(state, q, k, v, scale=scale, softcap=softcap)
     quantised = segments.quantise_ahead(state, k, v)
     return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=compacts)
 

@@ -98,3 +98,12 @@ def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]
         return keys, codec(value_bits, layer.value_dim, "channels", q.value_block)
 
     return [*(pair(t.key_bits, t.value_bits) for t in layer.policy.tiers), pair(16, 16)]
+
+
+def straight(rounded: Tensor, x: Tensor) -> Tensor:
+    """`rounded`, with the gradient of `x` (straight-through, arXiv:1308.3432).
+
+    Rounding has no gradient of its own, and a cast to 16 bits would round the gradient as well,
+    which loses those below 6e-8. Where no gradient is wanted, this is `rounded` itself.
+    """
+    return rounded.detach() + (x - x.detach()) if x.requires_grad else rounded

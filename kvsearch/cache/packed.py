@@ -8,10 +8,9 @@ from torch import Tensor
 
 from kvsearch.cache.formats import Held, Ran, codecs
 from kvsearch.cache.groups import compact_groups
-from kvsearch.cache.lying import Lying, back
 from kvsearch.cache.moving import move
-from kvsearch.cache.native_pool import NativePool, spare
-from kvsearch.cache.reading import read
+from kvsearch.cache.pools import read
+from kvsearch.cache.stable_buffers import NativePool, StableBuffer, back, spare
 from kvsearch.policy import LayerLayout
 from kvsearch_kernels.choose_slots import Choice
 from kvsearch_kernels.copy_rows import Copy, copy_rows
@@ -49,7 +48,7 @@ class PackedStore:
         self.native_pool: NativePool | None = None  # the 16-bit pool, once tokens come one by one
         self._lengths: dict[int, tuple[int, Tensor]] = {}  # slots of each tier, on the device too
         self._parts: list[_Told | None] = [None] * len(self.codecs)  # what `parts` said last
-        self._order, self._index, self._roomy = Lying(), Lying(), Lying()
+        self._order, self._index, self._roomy = StableBuffer(), StableBuffer(), StableBuffer()
         self._tagged: Tensor | None = None  # pools of all slots that there is room for, if known
         self.edition = 0  # whoever remembers what `parts` said asks whether this is as it was
 

@@ -11,7 +11,7 @@ from kvsearch.cache import closing
 from kvsearch.cache.compaction import carry_out, decide
 from kvsearch.cache.formats import read_back
 from kvsearch.cache.packed import PackedStore
-from kvsearch.cache.reading import read as read_packed
+from kvsearch.cache.pools import read as read_packed
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
 from kvsearch_kernels.copy_rows import Copy, copy_rows

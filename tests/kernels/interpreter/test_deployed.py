@@ -5,7 +5,7 @@ import torch
 from kernel_tools import few
 
 from kvsearch.cache.engine import advance
-from kvsearch.cache.reading import read
+from kvsearch.cache.pools import read
 from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout

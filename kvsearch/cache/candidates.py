@@ -1,4 +1,4 @@
-"""Whom a full cache evicts when slots are in no order: births and scores by slot."""
+"""Candidates of eviction in a full cache whose slots are in no order: births and scores by slot."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from kvsearch_kernels.evict_in_place import Evictions
 LAST = torch.iinfo(torch.int64).max
 
 
-class Victims:
+class Candidates:
     """Births and partial sums of `n` kept slots and `c` new ones, in place of a scorer's.
 
     Attributes:
