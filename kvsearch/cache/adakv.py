@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache import segments, staging
-from kvsearch.cache.engine import arriving
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 
@@ -40,7 +39,9 @@ def run(
         raise PolicyError("budgets 'adakv' serve one sequence at a time: batches are not supported")
     group = q.shape[1] // k.shape[1]
     heads = [
-        arriving(state, q[:, h * group : (h + 1) * group], k[:, h : h + 1], v[:, h : h + 1])
+        segments.arriving(
+            state, q[:, h * group : (h + 1) * group], k[:, h : h + 1], v[:, h : h + 1]
+        )
         for h, state in enumerate(states)
     ]
     out = q.new_empty(*q.shape[:3], v.shape[3])

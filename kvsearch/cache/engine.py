@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache import eviction, lifetimes, segments, staging
-from kvsearch.cache.formats import straight
 from kvsearch.cache.state import LayerState
 
 PIECE = 192  # tokens of a whole layer that are scanned at once: copies beside the cache
@@ -43,7 +42,7 @@ def advance(
     Returns:
         Attention output `[B, Hq, M, Dv]`.
     """
-    q, k, v = arriving(state, q, k, v)
+    q, k, v = segments.arriving(state, q, k, v)
     if state.fast and q.shape[2] > 1 and lifetimes.serves(state, q.shape[2]):
         out = lifetimes.replay(state, q, k, v, scale=scale, softcap=softcap)
         state.note_peak()
@@ -66,20 +65,3 @@ def _piecewise(
         return eviction.run(state, q, k, v, scale=scale, softcap=softcap)
     quantised = segments.quantise_ahead(state, k, v)
     return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=compacts)
-
-
-def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as a cache takes them in: rounded, turned back if re-indexed."""
-    m = q.shape[2]
-    if state.seen == 0:
-        state.begin(q, k)
-    if state.reindex:
-        assert state.rotary is not None
-        stop = state.seen + m
-        index = torch.arange(state.seen, stop, device=q.device, dtype=torch.float32)
-        q, k = state.rotary.undo(index, q, k)
-    return (
-        q,
-        straight(k.to(state.native).to(k.dtype), k),
-        straight(v.to(state.native).to(v.dtype), v),
-    )

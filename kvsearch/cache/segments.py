@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvsearch.cache import closing
 from kvsearch.cache.compaction import carry_out, decide
-from kvsearch.cache.formats import read_back
+from kvsearch.cache.formats import read_back, straight
 from kvsearch.cache.packed import PackedStore
 from kvsearch.cache.pools import read as read_packed
 from kvsearch.cache.state import LayerState
@@ -58,6 +58,23 @@ def run(
         if compacts:
             finish([state])
     return out[0] if len(out) == 1 else torch.cat(out, 2)
+
+
+def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as a cache takes them in: rounded, turned back if re-indexed."""
+    m = q.shape[2]
+    if state.seen == 0:
+        state.begin(q, k)
+    if state.reindex:
+        assert state.rotary is not None
+        stop = state.seen + m
+        index = torch.arange(state.seen, stop, device=q.device, dtype=torch.float32)
+        q, k = state.rotary.undo(index, q, k)
+    return (
+        q,
+        straight(k.to(state.native).to(k.dtype), k),
+        straight(v.to(state.native).to(v.dtype), v),
+    )
 
 
 def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
