@@ -96,7 +96,7 @@ def _entries(lives: Plan, table: Versions, start: int, stop: int, device: torch.
     """Keys that queries `[start, stop)` see; on a device made for the first of layers alike."""
     key = "entries", device, start, stop, torch.is_inference_mode_enabled()
     if key in lives.known:
-        return lives.known[key]  # type: ignore[no-any-return]
+        return lives.known[key]
     some = lives.around(start, stop)
     alone = lives.isolated(some, start, stop)
     birth, death = sent(lives.birth[some], device), sent(lives.death[some], device)
