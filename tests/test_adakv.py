@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvsearch.cache import adakv
+from kvsearch.cache.general import adakv
 from kvsearch.cache.heads import advance
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Budgets, Policy, Quantizer, Tier, layout

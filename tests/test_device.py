@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import adakv, channels, lifetimes, plans
-from kvsearch.cache.anchors import Stream
+from kvsearch.cache import channels
+from kvsearch.cache.by_age import lifetimes, plans
 from kvsearch.cache.channels import View
+from kvsearch.cache.general import adakv
 from kvsearch.cache.heads import advance
-from kvsearch.cache.outputs import Output
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.anchors import Stream
+from kvsearch.cache.model.outputs import Output
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting

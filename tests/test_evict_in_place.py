@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvsearch.cache.heads import advance
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention

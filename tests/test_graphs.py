@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache.anchors import Stream
 from kvsearch.cache.heads import advance
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.anchors import Stream
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy, Quantizer, Tier, layout
 from kvsearch.policy.anchors import Anchors

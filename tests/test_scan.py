@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvsearch.cache import eviction
 from kvsearch.cache.engine import advance
+from kvsearch.cache.eviction import loop as eviction
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout

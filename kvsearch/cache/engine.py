@@ -9,7 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsearch.cache import eviction, lifetimes, segments, staging
+from kvsearch.cache.by_age import lifetimes
+from kvsearch.cache.eviction import loop as eviction
+from kvsearch.cache.general import segments, staging
 from kvsearch.cache.state import LayerState
 
 PIECE = 192  # tokens of a whole layer that are scanned at once: copies beside the cache

@@ -19,15 +19,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from kvsearch.cache.anchors import stream
 from kvsearch.cache.attention import MARK, route
 from kvsearch.cache.channels import View, views
 from kvsearch.cache.continuing import Given, require_tokens, watch_generate
 from kvsearch.cache.layers import Layer, empty_layers
-from kvsearch.cache.outputs import outputs
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.anchors import stream
+from kvsearch.cache.model.outputs import outputs
+from kvsearch.cache.model.rotary import Rotary
+from kvsearch.cache.model.turning import frequencies, rotaries
 from kvsearch.cache.state import LayerState
-from kvsearch.cache.turning import frequencies, rotaries
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import policy_layers, shape_of, text_config, unwrapped
 from kvsearch.models.shared import policy_file

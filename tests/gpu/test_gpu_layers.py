@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kvsearch.cache import captures
+from kvsearch.cache.decoding import captures
 from kvsearch.policy import ModelShape, Policy
 from kvsearch_kernels.room import Room
 from tests import test_evict_in_place, test_graphs, test_launches

@@ -5,8 +5,8 @@ import torch
 from kernel_tools import few
 
 from kvsearch.cache.engine import advance
-from kvsearch.cache.pools import read
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.rotary import Rotary
+from kvsearch.cache.slots.pools import read
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention

@@ -10,7 +10,7 @@ from kernel_tools import arena, close, few, poisoned
 from step_policies import POLICIES
 
 from kvsearch.cache.heads import advance
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, layout
 from kvsearch_kernels.decode_attention import Part

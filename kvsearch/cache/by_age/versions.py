@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvsearch.cache.formats import read_back, straight
+from kvsearch.cache.slots.formats import read_back, straight
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.sending import sent

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Held, Ran, codecs
-from kvsearch.cache.groups import compact_groups
-from kvsearch.cache.moving import move
-from kvsearch.cache.pools import read
-from kvsearch.cache.stable_buffers import NativePool, StableBuffer, back, spare
+from kvsearch.cache.slots.formats import Held, Ran, codecs
+from kvsearch.cache.slots.groups import compact_groups
+from kvsearch.cache.slots.moving import move
+from kvsearch.cache.slots.pools import read
+from kvsearch.cache.slots.stable_buffers import NativePool, StableBuffer, back, spare
 from kvsearch.policy import LayerLayout
 from kvsearch_kernels.choose_slots import Choice
 from kvsearch_kernels.copy_rows import Copy, copy_rows

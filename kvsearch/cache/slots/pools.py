@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Codec, Held, Ran
+from kvsearch.cache.slots.formats import Codec, Held, Ran
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.quantize_kv import Packed

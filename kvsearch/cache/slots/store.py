@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Ran
+from kvsearch.cache.slots.formats import Ran
 from kvsearch.policy import LayerLayout
 
 

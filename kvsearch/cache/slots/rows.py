@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Codec, Held, Ran
-from kvsearch.cache.pools import as_held, first_of
+from kvsearch.cache.slots.formats import Codec, Held, Ran
+from kvsearch.cache.slots.pools import as_held, first_of
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.decode_attention.reference import slots_of
 from kvsearch_kernels.gather_kv import gather_kv

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.plans import Plan, applies, compacted, plan
-from kvsearch.cache.pools import first_slots
+from kvsearch.cache.by_age.plans import Plan, applies, compacted, plan
+from kvsearch.cache.by_age.versions import Versions, leave, versions
+from kvsearch.cache.slots.pools import first_slots
 from kvsearch.cache.state import LayerState
-from kvsearch.cache.versions import Versions, leave, versions
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.lifetime_attention import lifetime_attention

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kvsearch.cache.dense import DenseStore
-from kvsearch.cache.formats import Held
-from kvsearch.cache.packed import PackedStore
-from kvsearch.cache.pools import first_of, place_in_pool
+from kvsearch.cache.slots.dense import DenseStore
+from kvsearch.cache.slots.formats import Held
+from kvsearch.cache.slots.packed import PackedStore
+from kvsearch.cache.slots.pools import first_of, place_in_pool
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.pick import pick
 

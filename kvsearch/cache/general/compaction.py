@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kvsearch.cache.packed import Move, PackedStore, compact_together
-from kvsearch.cache.store import Store
+from kvsearch.cache.slots.packed import Move, PackedStore, compact_together
+from kvsearch.cache.slots.store import Store
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer, Slots

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Held
+from kvsearch.cache.slots.formats import Held
 from kvsearch.policy import LayerLayout
 from kvsearch_kernels.copy_rows import Copy, copy_rows
 

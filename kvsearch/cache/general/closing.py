@@ -4,7 +4,7 @@ Which slots those are is known on the host (`policy.closings`), and is the same 
 what a rule picks among the ordinary tokens of the open sequence.
 """
 
-from kvsearch.cache.compaction import Decision, settled
+from kvsearch.cache.general.compaction import Decision, settled
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Slots
 from kvsearch_kernels.choose_slots import best_between

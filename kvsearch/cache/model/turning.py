@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.errors import ModelError
 from kvsearch.models.shape import policy_layers, rotary_candidates, text_config
 

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache import closing
-from kvsearch.cache.compaction import carry_out, decide
-from kvsearch.cache.formats import read_back, straight
-from kvsearch.cache.packed import PackedStore
-from kvsearch.cache.pools import read as read_packed
+from kvsearch.cache.general import closing
+from kvsearch.cache.general.compaction import carry_out, decide
+from kvsearch.cache.slots.formats import read_back, straight
+from kvsearch.cache.slots.packed import PackedStore
+from kvsearch.cache.slots.pools import read as read_packed
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
 from kvsearch_kernels.copy_rows import Copy, copy_rows

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvsearch.cache import rows
-from kvsearch.cache.formats import Ran
-from kvsearch.cache.pools import Pools, as_held, first_slots, part_in_use
+from kvsearch.cache.slots import rows
+from kvsearch.cache.slots.formats import Ran
+from kvsearch.cache.slots.pools import Pools, as_held, first_slots, part_in_use
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 

@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Held
-from kvsearch.cache.pools import Pools, as_held, first_slots
-from kvsearch.cache.store import entering
+from kvsearch.cache.slots.formats import Held
+from kvsearch.cache.slots.pools import Pools, as_held, first_slots
+from kvsearch.cache.slots.store import entering
 from kvsearch.policy import LayerLayout
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.repack_kv import NewPool, repack_kv

@@ -22,13 +22,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsearch.cache import segments
-from kvsearch.cache.candidates import Candidates
-from kvsearch.cache.compaction import pools_of_ages
-from kvsearch.cache.dense import DenseStore
-from kvsearch.cache.formats import Ran
+from kvsearch.cache.eviction.candidates import Candidates
+from kvsearch.cache.general import segments
+from kvsearch.cache.general.compaction import pools_of_ages
+from kvsearch.cache.slots.dense import DenseStore
+from kvsearch.cache.slots.formats import Ran
+from kvsearch.cache.slots.store import gather
 from kvsearch.cache.state import LayerState
-from kvsearch.cache.store import gather
 from kvsearch.rules.attention import AttentionScorer
 from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.scored_attention import scored_attention

@@ -7,8 +7,8 @@ Slots are in order of time. A slot's pool is its tier, or `residual` (the last p
 import torch
 from torch import Tensor
 
-from kvsearch.cache.formats import Ran, codecs, read_back
-from kvsearch.cache.store import entering, gather
+from kvsearch.cache.slots.formats import Ran, codecs, read_back
+from kvsearch.cache.slots.store import entering, gather
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.settle_kv import settle_kv

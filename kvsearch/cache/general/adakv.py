@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvsearch.cache import segments, staging
+from kvsearch.cache.general import segments, staging
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch.cache import adakv, closing
-from kvsearch.cache.packed import PackedStore
-from kvsearch.cache.segments import compact_states, finish
+from kvsearch.cache.general import adakv, closing
+from kvsearch.cache.general.segments import compact_states, finish
+from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.base import QuerySums, Segment
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, given, prepare
