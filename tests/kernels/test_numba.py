@@ -4,6 +4,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +20,17 @@ from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.decode_step import probe as step_probe
+from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.numba_args import LEVELS
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, dequantize_kv, quantize_kv, triton_impl
 from kvsearch_kernels.quantize_kv.reference import quantize
-from kvsearch_kernels.trust import prove
+from kvsearch_kernels.trust import holds, prove
 
 LOOPS = [(bits, levels) for bits, levels in WIDTHS if levels in LEVELS]
-NUMBA = [op for op in OPS if "numba" in op.impls]
+# that take any of the arguments of their probes, but for turning keys
+NUMBA = [op for op in OPS if "numba" in op.impls and op is not evict_in_place]
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
@@ -42,13 +45,27 @@ def test_auto_takes_the_loops_on_a_cpu_and_nowhere_else(op):
 
 @pytest.mark.parametrize(("op", "dtype"), PROVEN, ids=lambda x: getattr(x, "name", str(x)))
 def test_the_loops_pass_every_probe_that_they_take(op, dtype):
-    if "numba" not in op.impls:
-        pytest.skip("has no loops")
+    if op not in NUMBA:
+        pytest.skip("has no loops, or for a part of its arguments")
     try:
         assert prove(op, "numba", torch.device("cpu"), dtype) is None
     except UnsupportedError as error:
         assert op is gather_kv
         assert "turns keys" in str(error)
+
+
+def test_evictions_at_every_token_pass_the_probe():
+    """Cases of other intervals run on the reference."""
+    took = Counter()
+
+    def run(*args):
+        ran = {}
+        out = evict_in_place.record(ran, *args)
+        took.update(ran.values())
+        return out
+
+    assert holds(evict_in_place, run, torch.device("cpu"), F32) is None
+    assert took == {"numba": 3, "reference": 3}
 
 
 def formats(bits, levels, D):
