@@ -1,11 +1,11 @@
-"""AdaKV's heads, all at once in place, decide and hold what they do one by one in segments."""
+"""AdaKV's heads hold the same, in whatever calls a stream comes, one token a call among them."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from kvsearch.cache import adakv_inplace, sharing
+from kvsearch.cache.general import adakv
 from kvsearch.cache.heads import advance
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Budgets, Policy, Quantizer, Tier, layout
@@ -33,71 +33,49 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def heads(name: str, *, fast: bool, native: torch.dtype = torch.float64) -> list[LayerState]:
+def heads(name: str, packed: bool = False) -> list[LayerState]:
     """Of one layer."""
     given = dict(POLICIES[name])
     budgets = Budgets(kind="adakv", floor=given.pop("floor", 0.2))
     layers = layout(Policy(budgets=budgets, **given), SHAPE).layers
-    return [LayerState(x, packed=False, native=native, fast=fast) for x in layers]
+    return [LayerState(x, packed=packed, native=torch.float64) for x in layers]
 
 
-def stream() -> list[torch.Tensor]:
-    """Queries, keys and values; the first head attends to few slots, and so asks for few."""
+def replay(states: list[LayerState], sizes: list[int]) -> torch.Tensor:
+    """Output of all tokens, in calls of so many.
+
+    The first head attends to few slots, and so asks for few.
+    """
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, h, T, D, dtype=torch.float64) for h in (HQ, H, H))
+    q, k, v = (torch.randn(1, h, sum(sizes), D, dtype=torch.float64) for h in (HQ, H, H))
     q[:, : HQ // H] *= 4
-    return [q, k, v]
+    pieces = zip(*(x.split(sizes, 2) for x in (q, k, v)), strict=True)
+    return torch.cat([advance(states, *x, scale=0.3, softcap=4.0) for x in pieces], 2)
 
 
-def replay(states: list[LayerState], cuts: list[int], cap: float | None) -> torch.Tensor:
-    """Output of all tokens, given in pieces that end at `cuts`."""
-    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, T], strict=True)]
-    native = states[0].native
-    pieces = zip(*(x.to(native).split(sizes, 2) for x in stream()), strict=True)
-    return torch.cat([advance(states, *x, scale=0.3, softcap=cap) for x in pieces], 2)
-
-
-@pytest.mark.parametrize(("cuts", "cap"), [([], None), ([61, 75, 200], 4.0)])
 @pytest.mark.parametrize("name", POLICIES)
-def test_all_heads_at_once_hold_what_each_does_in_segments(
-    name: str, cuts: list[int], cap: float | None, monkeypatch: pytest.MonkeyPatch
+def test_heads_share_their_slots_as_they_do_token_by_token(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[int] = []
+    """In one call, and of a prompt and two turns in a deployed cache, which packs after each."""
+    found: set[int] = set()
+    plain = adakv.shares
 
-    def spy(*args: Any, **kwargs: Any) -> torch.Tensor:
-        out = run(*args, **kwargs)
-        taken.append(out.shape[2])
-        return out
-
-    def unequal(*args: Any) -> list[int]:
-        got = shares(*args)
+    def shares(*args: Any) -> list[int]:
+        got = plain(*args)
         found.update(got)
         return got
 
-    run, shares = adakv_inplace.run, sharing.shares
-    found: set[int] = set()
-    monkeypatch.setattr(adakv_inplace, "run", spy)
-    monkeypatch.setattr(sharing, "shares", unequal)
-    if "trigger" in POLICIES[name]:
-        cuts = [61, *(c for c in cuts if c > 61)]  # the first call is the prompt
-    fast, slow = heads(name, fast=True), heads(name, fast=False)
-    got = replay(fast, cuts, cap)
-    assert sum(taken) > 100  # otherwise nothing is compared here
-    torch.testing.assert_close(
-        got, replay(slow, cuts[:1] if "trigger" in POLICIES[name] else [], cap), rtol=0, atol=1e-9
-    )
+    monkeypatch.setattr(adakv, "shares", shares)
+    prompt = 61 if "trigger" in POLICIES[name] else 1
+    slow = heads(name)
+    want = replay(slow, [prompt, *[1] * (T - prompt)])
     assert len(found) > 2  # heads have unequal shares, which change
+    fast = heads(name)
+    torch.testing.assert_close(replay(fast, [prompt, T - prompt]), want, rtol=0, atol=1e-9)
     for one, other in zip(fast, slow, strict=True):
         assert_same(one, other)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16])
-@pytest.mark.parametrize("name", POLICIES)
-def test_in_16_bits_only_the_result_is_rounded(name: str, dtype: torch.dtype) -> None:
-    """As in segments: rounded probabilities would share the slots out otherwise."""
-    fast, slow = (heads(name, fast=f, native=dtype) for f in (True, False))
-    cuts = [61] if "trigger" in POLICIES[name] else []
-    got, want = (replay(states, cuts, 4.0) for states in (fast, slow))
-    torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
-    for one, other in zip(fast, slow, strict=True):
-        assert_same(one, other)
+    packed = heads(name, packed=True)
+    got = replay(packed, [61, 14, T - 75])
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+    assert [s.store.n for s in packed] == [s.store.n for s in slow]

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kvsearch import Policy, Text, load_model
 from kvsearch.app import adapt_job
 from kvsearch.app.adapt import adapt
-from kvsearch.cache import plans
+from kvsearch.cache.by_age import plans
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, PolicyError, RunError
 from kvsearch.evaluate.quality import Evaluator, stepwise

@@ -11,7 +11,7 @@ import torch
 
 from kvsearch import Text, evaluate, load_model
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.anchors import Stream
+from kvsearch.cache.model.anchors import Stream
 from kvsearch.cli import main
 from kvsearch.errors import PolicyError
 from kvsearch.evaluate.fed import feed

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.compaction import survivors
-from kvsearch.cache.plans import plan
+from kvsearch.cache.by_age.plans import plan
+from kvsearch.cache.general.compaction import survivors
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.methods import METHODS, at

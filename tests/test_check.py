@@ -10,8 +10,8 @@ import torch
 from kvsearch.app import check
 from kvsearch.cli import main
 from kvsearch_kernels.ahead import ops
+from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.proofs import Proof, proofs
-from kvsearch_kernels.tally import tally
 
 CPU = torch.device("cpu")
 
@@ -33,35 +33,37 @@ def test_every_op_is_right_here(capsys: Any) -> None:
 
 def test_a_wrong_op_is_named_and_ends_with_1(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "proofs", lambda *where: proofs(*where))
-    monkeypatch.setattr("kvsearch_kernels.proofs.ops", lambda: {"tally": tally})
-    real = type(tally).record
+    monkeypatch.setattr("kvsearch_kernels.proofs.ops", lambda: {"evict_in_place": evict_in_place})
+    real = type(evict_in_place).record
 
     def record(op: Any, ran: Any, *args: Any, **kwargs: Any) -> Any:
         return real(op, ran, *args, **kwargs) + 1
 
-    monkeypatch.setattr(type(tally), "record", record)
+    monkeypatch.setattr(type(evict_in_place), "record", record)
     code, out = call(["check", "--quiet"], capsys)
-    line = next(x for x in out.splitlines() if x.startswith("tally "))
+    line = next(x for x in out.splitlines() if x.startswith("evict_in_place "))
     assert code == 1 and line.endswith("WRONG")
-    assert any(x.startswith("tally: case 0: ") for x in out.splitlines())
+    assert any(x.startswith("evict_in_place: case 0: ") for x in out.splitlines())
 
 
 def test_a_kernel_that_auto_passes_over_is_wrong_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference runs then, and is right: only a warning says it."""
-    monkeypatch.setattr("kvsearch_kernels.proofs.ops", lambda: {"tally": tally})
-    real = type(tally).pick
+    monkeypatch.setattr("kvsearch_kernels.proofs.ops", lambda: {"evict_in_place": evict_in_place})
+    real = type(evict_in_place).pick
 
     def pick(op: Any, *args: Any, **kwargs: Any) -> str:
         import warnings
 
-        warnings.warn("auto passes over tally[triton] on cpu: it is off", RuntimeWarning, 1)
+        warnings.warn(
+            "auto passes over evict_in_place[triton] on cpu: it is off", RuntimeWarning, 1
+        )
         return real(op, *args, **kwargs)
 
-    monkeypatch.setattr(type(tally), "pick", pick)
+    monkeypatch.setattr(type(evict_in_place), "pick", pick)
     (proof,) = proofs(CPU, torch.float32)
-    assert set(proof.took) == {"reference"}
+    assert set(proof.took) == {"reference", "numba"}
     assert proof.faults and set(proof.faults) == {
-        "auto passes over tally[triton] on cpu: it is off"
+        "auto passes over evict_in_place[triton] on cpu: it is off"
     }
 
 
@@ -87,7 +89,7 @@ def test_what_ends_the_graphs_does_not_hide_which_op_failed(
 
     def tried(*_: Any) -> Iterator[Proof]:
         dead.append(True)
-        yield Proof("tally", {}, ("case 0: AcceleratorError",), 0.1)
+        yield Proof("evict_in_place", {}, ("case 0: AcceleratorError",), 0.1)
 
     monkeypatch.setattr(check, "device_named", lambda _: torch.device("cuda", 0))
     monkeypatch.setattr(check, "free_memory", lambda _: 1 << 40)
@@ -97,7 +99,7 @@ def test_what_ends_the_graphs_does_not_hide_which_op_failed(
     monkeypatch.setattr(check, "_graphs", refuse)
     code, out = call(["check", "--quiet"], capsys)
     assert code == 1 and out.startswith("an H200, bfloat16")
-    assert "tally: case 0: AcceleratorError" in out.splitlines()
+    assert "evict_in_place: case 0: AcceleratorError" in out.splitlines()
     assert out.splitlines()[-1] == "graphs: AcceleratorError: CUDA error: an illegal memory access"
 
 

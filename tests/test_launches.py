@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import segments
-from kvsearch.cache.anchors import Stream
+from kvsearch.cache.by_age.plans import forget_plans
+from kvsearch.cache.general import segments
 from kvsearch.cache.heads import advance
-from kvsearch.cache.plans import forget_plans
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.anchors import Stream
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting

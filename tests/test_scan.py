@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvsearch.cache import one_by_one, scan
 from kvsearch.cache.engine import advance
+from kvsearch.cache.eviction import loop as eviction
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Need, Place, Rule, Scorer, Slots
 from kvsearch.rules.attention import AttentionScorer
+from kvsearch_kernels.evict_in_place import numba_impl
 
 B, HQ, H, D, T = 2, 6, 2, 16, 150
 SHAPE = ModelShape(1, H, D, HQ)
@@ -119,18 +120,13 @@ def test_a_loop_and_torch_take_in_tokens_alike(
     name: str, cap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    calls, run, serves = [], one_by_one.run, one_by_one.serves
-    monkeypatch.setattr(one_by_one, "run", lambda *a: calls.append(a) or run(*a))
     loop, plain = state(name, fast=True), state(name, fast=True)
     got = replay(loop, tokens(), [70], cap)
-    assert len(calls) == 2 and serves(calls[0][1], calls[0][2])
-    many = torch.empty(B, 64 * HQ, 1, 1 << 10)
-    for threads, takes in ((1, True), (64, False)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert serves(calls[0][1], many.double()) is takes
-    monkeypatch.setattr(one_by_one, "serves", lambda *_: False)
+    assert loop.impls["evict_in_place"] == "numba"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1 << 30)
+    monkeypatch.setattr(numba_impl, "SHARED", 1)  # so torch's threads are faster
     want = replay(plain, tokens(), [70], cap)
-    assert len(calls) == 2
+    assert "evict_in_place" not in plain.impls
     torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
     assert_same(loop, plain)
 
@@ -162,8 +158,8 @@ def test_a_continued_stream_is_fast_too(name: str, monkeypatch: pytest.MonkeyPat
         taken.append(q.shape[2])
         return run(s, q, *args, **kwargs)
 
-    run = scan.inplace.run
-    monkeypatch.setattr(scan.inplace, "run", spy)
+    run = eviction.in_full_cache
+    monkeypatch.setattr(eviction, "in_full_cache", spy)
     replay(state(name, fast=True), tokens(tokens=2 * T), [T], None)
     assert len(taken) == (1 if "trigger" in POLICIES[name] else 2)
     assert taken[-1] > T - 2 * Policy(**POLICIES[name]).interval

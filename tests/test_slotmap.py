@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsearch.cache.plans import plan as cache_plan
+from kvsearch.cache.by_age.plans import plan as cache_plan
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Tier, layout
 from kvsearch.report.slotmap import caption, held, slot_map
 from kvsearch.rules.attention import Attention

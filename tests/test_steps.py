@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kvsearch.cache import PolicyCache, heads, steps
-from kvsearch.cache.packed import PackedStore
+from kvsearch.cache import PolicyCache, heads
+from kvsearch.cache.decoding import steps
+from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy, check
 from kvsearch.rules.attention import AttentionScorer

@@ -31,9 +31,7 @@ from kvsearch_kernels.quantize_kv import (  # noqa: E402
     quantize,
     quantize_kv,
 )
-from kvsearch_kernels.score_keys import score_keys  # noqa: E402
 from kvsearch_kernels.scored_attention import scored_attention  # noqa: E402
-from kvsearch_kernels.scored_decode import scored_decode  # noqa: E402
 
 NEVER = 1 << 40
 os.environ["KVSEARCH_TRITON"] = "1"  # kernels are asked for by name, and compared before
@@ -58,8 +56,8 @@ MODELS = (
 OPS: dict[str, Op[Any, Any]] = {
     op.name: op
     for op in (
-        decode_step, decode_attention, scored_decode, lifetime_attention, scored_attention,
-        quantize_kv, dequantize_kv, gather_kv, score_keys, *compactions.OPS,
+        decode_step, decode_attention, lifetime_attention, scored_attention,
+        quantize_kv, dequantize_kv, gather_kv, *compactions.OPS,
     )
 }  # fmt: skip
 # Share of slots, and bits of keys and values, of each part; `r` is a rotated format with Lloyd
@@ -76,7 +74,6 @@ TIERS: dict[str, tuple[tuple[float, str], ...]] = {
     "1": ((1.0, "1"),),
     "1%16+20%4+79%1": ((0.01, "16"), (0.2, "4"), (0.79, "1")),
 }
-SCORED = ("1%16+r4", "1%16+4", "16", "1%16+60%8+4")
 # slots and sequences: what a policy holds of a long text, then what it is compared with
 SHAPES = ((4096, 8), (32768, 8), (512, 1), (512, 8), (4096, 1), (32768, 1), (4096, 32), (131072, 1))
 
@@ -135,11 +132,10 @@ def cases() -> Iterator[Case]:
         for variant in steps.VARIANTS:
             for model in MODELS:
                 yield Case("decode_step", model, batch, context, variant)
-    for name in ("decode_attention", "scored_decode"):
-        for context, batch in SHAPES:
-            for model in MODELS:
-                for variant in TIERS if name == "decode_attention" else SCORED:
-                    yield Case(name, model, batch, context, variant)
+    for context, batch in SHAPES:
+        for model in MODELS:
+            for variant in TIERS:
+                yield Case("decode_attention", model, batch, context, variant)
     for model in MODELS:
         for context, budget in ((4096, 0), (32768, 1024), (16384, 0), (4096, 512)):
             yield Case("lifetime_attention", model, 1, context, str(budget or "full"))
@@ -151,7 +147,6 @@ def cases() -> Iterator[Case]:
             yield Case("dequantize_kv", model, 8, 512, form)
         yield Case("gather_kv", model, 8, 512, "keep")
         yield Case("gather_kv", model, 8, 4096, "turn")
-        yield Case("score_keys", model, 1, 4096, "last64")
         for op in compactions.OPS:
             for slots, batch, variant in compactions.shapes(op.name):
                 yield Case(op.name, model, batch, slots, variant)
@@ -204,9 +199,9 @@ def build(
             case.variant, queries(1).squeeze(2), pair, T, _packed
         )
         return Work(decode_step, args, more, nbytes, first=first)
-    if case.op in ("decode_attention", "scored_decode"):
+    if case.op == "decode_attention":
         return _decode(case, queries(1), pair, T, scale)
-    if case.op in ("lifetime_attention", "score_keys", "scored_attention"):
+    if case.op in ("lifetime_attention", "scored_attention"):
         return _attend(case, queries(T), *pair(T), scale, tiny)
     if case.op in compactions.VARIANTS:
         fmt = form(case.variant, m.dim) if case.op == "repack_kv" else None
@@ -246,14 +241,10 @@ def _attend(case: Case, q: Tensor, k: Tensor, v: Tensor, scale: float, tiny: boo
         # they attend to everything: once a context
         rest = _baselines(q, k, v, scale) if case.variant in ("full", "1024") else {}
         return Work(lifetime_attention, (q, k, v, birth, death), more, size(q, k, v), rest)
-    rows = {"all": T, "last64": min(64, T)}.get(case.variant) or min(int(case.variant), T)
+    rows = T if case.variant == "all" else min(int(case.variant), T)
     last = q[:, :, T - rows :]
     weights = torch.ones(rows, device=q.device)
-    if case.op == "scored_attention":
-        return Work(scored_attention, (last, k, v, weights), {"scale": scale}, size(last, k, v))
-    lse = torch.full(last.shape[:3], 13.0, device=q.device)
-    at = {"first_query": T - rows, "scale": scale}
-    return Work(score_keys, (last, k, lse, weights, birth, death), at, size(k))
+    return Work(scored_attention, (last, k, v, weights), {"scale": scale}, size(last, k, v))
 
 
 def _decode(

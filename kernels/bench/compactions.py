@@ -1,8 +1,4 @@
-"""What the benchmark times of a compaction: who stays, and where what stays is then held.
-
-`append_kv` and `tally` write into what they are given, so a replayed graph would run past their
-end; `decode_step` does their work (`steps.py`).
-"""
+"""What the benchmark times of a compaction: which slots stay, and where these are then held."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,19 +11,15 @@ from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.evict_in_place.probe import cases as proofs
-from kvsearch_kernels.gather_rows import Rows, gather_rows
 from kvsearch_kernels.op import Op
 from kvsearch_kernels.quantize_kv import Format, Packed
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from kvsearch_kernels.settle_kv import settle_kv
 
-OPS: tuple[Op[Any, Any], ...] = (
-    evict_in_place, repack_kv, choose_slots, copy_rows, settle_kv, gather_rows
-)  # fmt: skip
+OPS: tuple[Op[Any, Any], ...] = (evict_in_place, repack_kv, choose_slots, copy_rows, settle_kv)
 INTERVAL = 16  # tokens between compactions
 TINY = 128  # slots of cases that are compared with the reference are fewer
 INTERVALS = 64  # that `evict_in_place` goes through
-Q8_0 = Format(8, 32, "ggml-0")
 SHAPES = ((1024, 1), (1024, 8), (4080, 8))  # slots and sequences
 VARIANTS = {
     "evict_in_place": (f"{INTERVALS} intervals",),
@@ -35,7 +27,6 @@ VARIANTS = {
     "choose_slots": ("evict", "tiers"),
     "settle_kv": ("8+4",),
     "copy_rows": ("4",),
-    "gather_rows": ("q8_0",),
 }
 
 
@@ -81,15 +72,6 @@ def arguments(
         more = {"dtype": k.dtype, "native": k.dtype}
         nbytes = tier.keys.nbytes + tier.values.nbytes + fresh.keys.nbytes + fresh.values.nbytes
         return ([NewPool(stay, [tier, fresh], 0, (fmt, fmt))],), more, nbytes
-    if op == "gather_rows":  # codes and scales of keys and values, and of tokens that came
-        old, came = ([packed(x, Q8_0) for x in pair(m)] for m in (slots, new))
-        stay = torch.rand(B, H, n, device=device).argsort(-1)[..., :slots].sort(-1).values
-        asked = [
-            Rows([x, y], stay)
-            for mine, fresh in zip(old, came, strict=True)
-            for x, y in ((mine.codes, fresh.codes), (_flat(mine), _flat(fresh)))
-        ]
-        return (asked,), {}, sum(x.nbytes for rows in asked for x in rows.parts)
     if op == "copy_rows":  # what a compaction of 4 bits made, and tokens that are still to come
         tiers = [packed(y, Format(4, D)) for x in (k, v) for y in (x.flip(2), x)]
         pairs = [(x.codes, x.scales) for x in tiers]
@@ -133,8 +115,3 @@ def _evictions(k: Tensor, v: Tensor, new: int, queries: int) -> tuple[Any, ...]:
             x.copy_(y)
 
     return args, {}, J * (k.nbytes + v.nbytes), {}, first
-
-
-def _flat(x: Packed) -> Tensor:
-    """Scales as rows of a slot."""
-    return x.scales.flatten(-2)

@@ -21,7 +21,7 @@ ROW_SECONDS = 0.5  # between looks at what a search has written
 # Tests of decoding, of evictions in place and of replayed graphs come first.
 FIRST = (
     "test_kernels_give_what_references_give_on_a_cpu",
-    "test_one_launch_for_all_intervals_evicts_what_turns_evict",
+    "test_one_launch_for_all_intervals_evicts_what_torch_evicts",
     "test_a_captured_step_gives_the_tokens_until_the_next_compaction",
     "test_replayed_tokens_are_those_that_are_computed",
     "test_generate_replays_tokens",

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvsearch.cache.plans import plan
+from kvsearch.cache.by_age.plans import plan
 from kvsearch.knobs import Setting
 from kvsearch.methods import at
 from kvsearch.policy import ModelShape, layout

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.heads import advance
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError
 from kvsearch.policy import ModelShape, Policy

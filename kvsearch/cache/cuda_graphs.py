@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from kvsearch.cache import steps
-from kvsearch.cache.captures import NotCaptured, aside
+from kvsearch.cache.decoding import steps
+from kvsearch.cache.decoding.captures import NotCaptured, aside
 from kvsearch.cache.huggingface import PolicyCache, PolicyLayer
 from kvsearch.cache.state import LayerState
 from kvsearch_kernels.launch import on

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsearch.cache import lifetimes, scan, segments, staging
-from kvsearch.cache.gradients import straight
+from kvsearch.cache.by_age import lifetimes
+from kvsearch.cache.eviction import loop as eviction
+from kvsearch.cache.general import segments, staging
 from kvsearch.cache.state import LayerState
 
 PIECE = 192  # tokens of a whole layer that are scanned at once: copies beside the cache
@@ -43,7 +44,7 @@ def advance(
     Returns:
         Attention output `[B, Hq, M, Dv]`.
     """
-    q, k, v = arriving(state, q, k, v)
+    q, k, v = segments.arriving(state, q, k, v)
     if state.fast and q.shape[2] > 1 and lifetimes.serves(state, q.shape[2]):
         out = lifetimes.replay(state, q, k, v, scale=scale, softcap=softcap)
         state.note_peak()
@@ -62,24 +63,7 @@ def _piecewise(
     compacts: bool,
 ) -> Tensor:  # fmt: skip
     """From compaction to compaction, the fast ways where there are such."""
-    if state.fast and scan.applies(state, q.shape[2]):
-        return scan.run(state, q, k, v, scale=scale, softcap=softcap)
+    if state.fast and eviction.serves(state, q.shape[2]):
+        return eviction.run(state, q, k, v, scale=scale, softcap=softcap)
     quantised = segments.quantise_ahead(state, k, v)
     return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=compacts)
-
-
-def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as a cache takes them in: rounded, turned back if re-indexed."""
-    m = q.shape[2]
-    if state.seen == 0:
-        state.begin(q, k)
-    if state.reindex:
-        assert state.rotary is not None
-        stop = state.seen + m
-        index = torch.arange(state.seen, stop, device=q.device, dtype=torch.float32)
-        q, k = state.rotary.undo(index, q, k)
-    return (
-        q,
-        straight(k.to(state.native).to(k.dtype), k),
-        straight(v.to(state.native).to(v.dtype), v),
-    )

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvsearch.cache import adakv, engine, rereading, segments, steps
+from kvsearch.cache import engine, rereading
+from kvsearch.cache.decoding import steps
+from kvsearch.cache.general import adakv, segments
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError
 

@@ -2,8 +2,8 @@
 
 transformers hands new keys and values to a cache layer, and the result to an attention function
 chosen by name. Our layer returns the new keys marked with itself; `attention` finds the mark and
-lets the layer attend over what it holds. Unmarked calls go to the model's own attention function.
-Nothing of the model changes but for hooks of policies with anchors, and two wrappers.
+lets the layer attend over what it holds; unmarked calls go to the model's own function. Nothing of
+the model changes but for hooks (anchors, a second reading) and two wrappers.
 """
 
 import os
@@ -17,17 +17,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from kvsearch.cache.anchors import stream
 from kvsearch.cache.attention import MARK, route
 from kvsearch.cache.channels import View, views
 from kvsearch.cache.continuing import Given, require_tokens, watch_generate
 from kvsearch.cache.layers import Layer, empty_layers
-from kvsearch.cache.outputs import outputs
+from kvsearch.cache.model.anchors import stream
+from kvsearch.cache.model.outputs import outputs
+from kvsearch.cache.model.rotary import Rotary
+from kvsearch.cache.model.turning import frequencies, rotaries
 from kvsearch.cache.padded import Rows
 from kvsearch.cache.rereading import rereading
-from kvsearch.cache.rotary import Rotary
 from kvsearch.cache.state import LayerState
-from kvsearch.cache.turning import frequencies, rotaries
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import policy_layers, shape_of, text_config, unwrapped
 from kvsearch.models.shared import policy_file
@@ -257,8 +257,8 @@ class PolicyCache(Cache):
     @property
     def states(self) -> list[LayerState]:
         """States of the policy's layers, shallow to deep; of a padded batch each's fullest row."""
-        layers = (layer for layer in self.layers if isinstance(layer, PolicyLayer))
-        return [s for x in layers for s in (x.padded.fullest if x.padded else x.states)]
+        mine = (x for x in self.layers if isinstance(x, PolicyLayer))
+        return [s for x in mine for s in (x.padded.fullest if x.padded else x.states)]
 
     @property
     def bytes_resident(self) -> int:

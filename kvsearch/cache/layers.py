@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kvsearch.cache.channels import View
 from kvsearch.cache.heads import advance
-from kvsearch.cache.outputs import Output
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.outputs import Output
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, layout
 

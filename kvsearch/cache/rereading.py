@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from kvsearch.cache import adakv, segments
+from kvsearch.cache.general import adakv, segments
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.models.load import max_context

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch.cache.anchors import Stream
-from kvsearch.cache.dense import DenseStore
-from kvsearch.cache.formats import codecs
-from kvsearch.cache.outputs import Output
-from kvsearch.cache.packed import PackedStore
-from kvsearch.cache.rotary import Rotary
-from kvsearch.cache.store import Store
+from kvsearch.cache.model.anchors import Stream
+from kvsearch.cache.model.outputs import Output
+from kvsearch.cache.model.rotary import Rotary
+from kvsearch.cache.slots.dense import DenseStore
+from kvsearch.cache.slots.formats import codecs
+from kvsearch.cache.slots.packed import PackedStore
+from kvsearch.cache.slots.store import Store
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.budgets import require_prompt
 from kvsearch.policy.closings import Sequences

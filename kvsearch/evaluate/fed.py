@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.cache.anchors import finder, new_token
+from kvsearch.cache.model.anchors import finder, new_token
 from kvsearch.models.load import LoadedModel, require_context
 from kvsearch.models.vocabulary import require_ids
 from kvsearch.policy import Policy

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvsearch.cache import plans
+from kvsearch.cache.by_age import plans
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory, lacks_memory
 from kvsearch.evaluate.batches import Batches

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from kvsearch.errors import nearest, quoted
 from kvsearch.frozen import why
 from kvsearch.rules.attention import Attention
-from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, Votes
+from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
 from kvsearch.rules.chunks import Chunks
 from kvsearch.rules.critical import Critical
 from kvsearch.rules.defensive import Defensive
@@ -42,7 +42,6 @@ __all__ = [
     "Segment",
     "Slots",
     "ValueAttention",
-    "Votes",
     "json_schema",
     "presets",
     "read",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from kvsearch.errors import PolicyError
-from kvsearch.rules.base import Ledger, Need, Place, Rule, Scorer, Segment, Slots, Votes
+from kvsearch.rules.base import Ledger, Need, Place, Rule, Scorer, Segment, Slots
 from kvsearch.rules.roomy import RoomySums
 
 if TYPE_CHECKING:
@@ -233,23 +233,6 @@ class AttentionScorer(RoomySums):
             new = torch.arange(seen, seen + m, dtype=torch.int32, device=self.born.device)
             self.born = torch.cat([self.born, new.expand(*self.born.shape[:-1], m)], -1)
 
-    def tally(self, seen: int, votes: Votes) -> bool:
-        """Add what slots received to sums that have room for them, where they are."""
-        from kvsearch_kernels.tally import tally
-
-        slots = votes.received.shape[-1]
-        if self.sums.dtype != votes.received.dtype:  # fp64 models
-            return False
-        if self._room is None or self.sums is not self._shown or self._room[0].shape[-1] != slots:
-            self.reserve(seen, slots)
-        into = self.ledger()
-        tally.record(
-            votes.ran, into.sums, votes.received, votes.order, votes.lengths, held=votes.held,
-            end=votes.end, alpha=into.alpha, horizon=into.horizon, keep=into.keep,
-        )  # fmt: skip
-        self.counted(votes.count)
-        return True
-
     def ledger(self) -> Ledger:
         """The newest partial sums, in the room that `reserve` made."""
         assert self._room is not None
@@ -288,7 +271,7 @@ class AttentionScorer(RoomySums):
         """Corrected sums, smoothed outside the recent window."""
         return self.smooth(self.corrected(slots.seen), slots.recent_from)
 
-    def corrected(self, seen: "int | Tensor") -> "Tensor":
+    def corrected(self, seen: int) -> "Tensor":
         """Sums `[B, V, N]` over what slots could have received after `seen` tokens."""
         beta = self.rule.beta
         total = self.sums.sum(0) if self.blocks > 1 else self.sums[0]

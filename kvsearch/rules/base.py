@@ -5,7 +5,7 @@ the rule reads, what it holds per slot and per layer in bytes, how a search reac
 words for people. Its scorer sees every segment of the stream and ranks the slots at a compaction.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -66,44 +66,18 @@ class Segment:
             0 where a query does not see a slot. `R` is what `Scorer.watched` asks for, at most `M`;
             only for rules that need `rows`.
         queries: without their rotation `[B, Hq, M, D]`; only for rules that need `queries`.
-        taken: whether `Scorer.tally` has taken in what slots received.
     """
 
     seen: int
     count: int
     received: "Tensor | None" = None
     queries: "Tensor | None" = None
-    taken: bool = False
     rows: "Tensor | None" = None
 
 
 @dataclass(frozen=True)
-class Votes:
-    """What slots received from one token, as the kernels leave it: for sums kept on the device.
-
-    Attributes:
-        received: `[B, H, C]` of all slots that there is room for, in the order of pools, not
-            weighted.
-        order: where slots in order of time are in it, `[C]` or `[B, V, C]`; None if in that order.
-        lengths: slots in use of the last pool `[B, H]` int32, on the device.
-        held: slots of the other pools.
-        end: slots of the last pool at the next compaction, or now if none is due.
-        count: slots in use, this token's included, `N`; those of the others count as 0.
-        ran: where to note which implementation of an op ran.
-    """
-
-    received: "Tensor"
-    order: "Tensor | None"
-    lengths: "Tensor"
-    held: int
-    end: int
-    count: int
-    ran: MutableMapping[str, str]
-
-
-@dataclass(frozen=True)
 class Ledger:
-    """Sums of what slots receive, and what a token's votes count in them, see `tally.reference`.
+    """Sums of what slots receive, and what a token's votes count in them (`decode_step/tally.py`).
 
     Attributes:
         sums: `[B, V, C]` fp32 in order of time, of all slots that there is room for.
@@ -185,10 +159,6 @@ class Scorer:
 
     def observe(self, segment: Segment) -> None:
         """Take in what a segment brought."""
-
-    def tally(self, seen: int, votes: Votes) -> bool:
-        """Take in what one token gave, `seen` tokens before it; False leaves it to `observe`."""
-        return False
 
     def reserve(self, seen: int, slots: int) -> None:
         """After a compaction, `seen` tokens in all: there will be so many slots until the next."""

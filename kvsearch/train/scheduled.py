@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from kvsearch.cache import plans
+from kvsearch.cache.by_age import plans
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import PolicyError
 from kvsearch.evaluate.fed import feed

@@ -19,7 +19,7 @@ from anchors import ANCHORED, policy
 from setting import FULL, keep, kept, loaded, options
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.anchors import new_token
+from kvsearch.cache.model.anchors import new_token
 from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy

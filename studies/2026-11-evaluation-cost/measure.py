@@ -28,16 +28,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from kvsearch.cache import one_by_one
-from kvsearch.evaluate import head
 from kvsearch.evaluate.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.methods import METHODS, at
-from kvsearch.models import load_model
+from kvsearch.models import head, load_model
 from kvsearch.models.products import SIZE, OneDnnLinear
 from kvsearch.policy import Policy
 from kvsearch.text import builtin, read_file, tokenize, windows
 from kvsearch_kernels.choose_slots import numba_impl
+from kvsearch_kernels.evict_in_place import numba_impl as evicting
 
 COSTED: dict[str, dict[str, Value]] = {
     "full": {"evict": False},
@@ -106,7 +105,7 @@ def main(
                 write(row(f"512 / {head.ROWS}", name, T, "fp32", float(np.median(ratios)), ratios))
                 continue
             if loop or choose:
-                before = mock.patch.object(one_by_one, "serves", lambda *_: False)
+                before = mock.patch.object(evicting, "why_not", lambda *_: "not now")
                 if choose:
                     before = mock.patch.object(numba_impl, "why_not", lambda *_: "not now")
                 evaluator.quality(policy, ids[:, :512], resident=False)  # compiles it

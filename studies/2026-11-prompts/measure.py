@@ -17,7 +17,7 @@ import click
 import torch
 from cases import NAMES, PARTS, chosen, keep, start
 
-from kvsearch.cache import plans
+from kvsearch.cache.by_age import plans
 from kvsearch.evaluate.replay import deployed
 from kvsearch.policy import Policy, layout
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.anchors import Stream
 from kvsearch.cache.heads import advance
-from kvsearch.cache.outputs import Output
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.anchors import Stream
+from kvsearch.cache.model.outputs import Output
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, layout
 from kvsearch_kernels.room import Room

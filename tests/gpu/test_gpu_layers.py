@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kvsearch.cache import captures, turns
+from kvsearch.cache.decoding import captures
 from kvsearch.policy import ModelShape, Policy
 from kvsearch_kernels.room import Room
-from tests import test_evict_in_place, test_graphs, test_launches, test_turns
+from tests import test_evict_in_place, test_graphs, test_launches
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
 from tests.test_device import NAMES, PROMPT, SHARED, WAYS
@@ -130,42 +130,6 @@ def test_a_captured_step_gives_the_tokens_until_the_next_compaction(
         torch.testing.assert_close(out, one.feed(tokens), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", [*test_turns.POLICIES, *test_turns.NAMED])
-def test_captured_turns_evict_what_turns_evict(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the last bit, without waiting."""
-    monkeypatch.setenv("KVSEARCH_TRITON", "0")  # `evict_in_place` would do without turns
-    policy, made, capture = test_turns.policy_of(name), [], turns.capture
-    calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4)]
-    monkeypatch.setattr(turns, "capture", lambda step: made.append(step) or capture(step))
-    monkeypatch.setenv("KVSEARCH_GRAPHS", "0")
-    want = Layer(policy, WIDE, calls, GPU, dtype, packed=False).run()
-    assert not made
-    monkeypatch.delenv("KVSEARCH_GRAPHS")
-    assert turns.serves(GPU, turns.LEAST)  # which waits, the first time
-    made.clear()
-    layer = Layer(policy, WIDE, calls, GPU, dtype, packed=False)
-    with without_waits():
-        got = layer.run()
-    assert made
-    assert torch.equal(got, want)
-
-
-def test_captures_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with a pool of its own would keep some 50 MB (estimated from torch's sources)."""
-    monkeypatch.setenv("KVSEARCH_TRITON", "0")
-    policy = test_turns.policy_of("XMU's correction")
-    calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4)]
-    reserved = []
-    for _ in range(40):
-        Layer(policy, WIDE, calls, GPU, torch.bfloat16, packed=False).run()
-        reserved.append(torch.cuda.memory_reserved())
-    print(f"reserved {reserved[0]} bytes after a text, {reserved[-1]} after 40")
-    assert reserved[-1] == reserved[2]
-
-
 def test_a_capture_that_fails_leaves_torch_well() -> None:
     row = torch.zeros(1, device="cuda")
     done, fails = [], True
@@ -186,12 +150,12 @@ def test_a_capture_that_fails_leaves_torch_well() -> None:
 
 
 @pytest.mark.parametrize("name", test_evict_in_place.SERVED)
-def test_one_launch_for_all_intervals_evicts_what_turns_evict(
+def test_one_launch_for_all_intervals_evicts_what_torch_evicts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In fp32; in 16 bits turns round products, so that others may go. The probe has these."""
+    """In fp32; in 16 bits torch rounds products, so that others may go. The probe has these."""
     policy = test_evict_in_place.SERVED[name]
-    calls = [2 * (policy.slots or 0) + policy.interval * (turns.LEAST + 4), 7]
+    calls = [2 * (policy.slots or 0) + policy.interval * 28, 7]
     layer = Layer(policy, WIDE, calls, GPU, packed=False)
     got = layer.run()
     assert layer.states[0].impls["evict_in_place"] == "triton"

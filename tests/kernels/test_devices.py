@@ -21,13 +21,12 @@ from kvsearch_kernels.quantize_kv import Format
 from tests.launches import KERNELS
 
 RUNS = {
-    "lifetime_attention": ["attend"], "score_keys": ["score"],
+    "lifetime_attention": ["attend"],
     "scored_attention": ["attend", "score"], "quantize_kv": ["quantize"],
     "dequantize_kv": ["dequantize"], "gather_kv": ["gather"],
-    "decode_attention": ["decode", "combine"], "scored_decode": ["decode", "combine", "receive"],
-    "append_kv": ["append"], "tally": ["add"], "repack_kv": ["repack"],
+    "decode_attention": ["decode", "combine"], "repack_kv": ["repack"],
     "settle_kv": ["settle"], "choose_slots": ["choose"],
-    "gather_rows": ["gather_all"], "copy_rows": ["copy_all"], "sum_queries": ["add_queries"],
+    "copy_rows": ["copy_all"], "sum_queries": ["add_queries"],
     "decode_step": ["enter", "attend_heads", "combine_heads", "count"],
     "evict_in_place": ["evict"],
 }  # fmt: skip

@@ -4,6 +4,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +18,19 @@ from kvsearch_kernels import numba_loops
 from kvsearch_kernels.budget import HARDWARE, over_budget
 from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
 from kvsearch_kernels.decode_attention import Part, decode_attention
-from kvsearch_kernels.decode_step import decode_step
+from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.decode_step import probe as step_probe
+from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.numba_args import LEVELS
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, dequantize_kv, quantize_kv, triton_impl
 from kvsearch_kernels.quantize_kv.reference import quantize
-from kvsearch_kernels.scored_decode import scored_decode
-from kvsearch_kernels.trust import prove
+from kvsearch_kernels.trust import holds, prove
 
 LOOPS = [(bits, levels) for bits, levels in WIDTHS if levels in LEVELS]
-NUMBA = [op for op in OPS if "numba" in op.impls]
+# that take any of the arguments of their probes, but for turning keys
+NUMBA = [op for op in OPS if "numba" in op.impls and op is not evict_in_place]
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
@@ -43,13 +45,27 @@ def test_auto_takes_the_loops_on_a_cpu_and_nowhere_else(op):
 
 @pytest.mark.parametrize(("op", "dtype"), PROVEN, ids=lambda x: getattr(x, "name", str(x)))
 def test_the_loops_pass_every_probe_that_they_take(op, dtype):
-    if "numba" not in op.impls:
-        pytest.skip("has no loops")
+    if op not in NUMBA:
+        pytest.skip("has no loops, or for a part of its arguments")
     try:
         assert prove(op, "numba", torch.device("cpu"), dtype) is None
     except UnsupportedError as error:
         assert op is gather_kv
         assert "turns keys" in str(error)
+
+
+def test_evictions_at_every_token_pass_the_probe():
+    """Cases of other intervals run on the reference."""
+    took = Counter()
+
+    def run(*args):
+        ran = {}
+        out = evict_in_place.record(ran, *args)
+        took.update(ran.values())
+        return out
+
+    assert holds(evict_in_place, run, torch.device("cpu"), F32) is None
+    assert took == {"numba": 3, "reference": 3}
 
 
 def formats(bits, levels, D):
@@ -100,10 +116,9 @@ def test_a_codebook_needs_no_loop_and_no_kernel(monkeypatch):
     read = dequantize_kv(packed, fmt, dtype=F32)
     assert torch.equal(read, (2 * x).round().clamp(-8, 7) / 2)
     parts = [Part(packed, packed, fmt, fmt)]
-    for op in (decode_attention, scored_decode):
-        for got, want in zip(op(query, parts, **args), op(query, [Part(read, read)], **args),
-                             strict=True):  # fmt: skip
-            assert torch.allclose(got, want, atol=1e-6)
+    plain = decode_attention(query, [Part(read, read)], **args)
+    for got, want in zip(decode_attention(query, parts, **args), plain, strict=True):
+        assert torch.allclose(got, want, atol=1e-6)
     for impl, op, asked in (
         ("numba", dequantize_kv, (packed, fmt)), ("numba", decode_attention, (query, parts)),
     ):  # fmt: skip
@@ -159,14 +174,14 @@ def test_decoding_values_of_another_width_and_nothing():
 
 
 def agree(q, parts, softcap):
-    """Both ops, in fp64 (where vectors are turned back as the reference does) and in fp32."""
+    """In fp64 (where vectors are turned back as the reference does) and in fp32."""
     for dtype, room in ((F64, 1e-12), (F32, 2e-6)):
         args = {"scale": 0.2, "softcap": softcap}
-        for op in (decode_attention, scored_decode):
-            want = op.reference(q.double(), parts, **args)
-            for a, b in zip(op.run("numba", q.to(dtype), parts, **args), want, strict=True):
-                assert a.dtype is dtype
-                torch.testing.assert_close(a.double(), b, rtol=0, atol=room * 4)
+        want = decode_attention.reference(q.double(), parts, **args)
+        got = decode_attention.run("numba", q.to(dtype), parts, **args)
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype is dtype
+            torch.testing.assert_close(a.double(), b, rtol=0, atol=room * 4)
 
 
 def test_a_slot_that_receives_almost_nothing_is_still_right():
@@ -174,9 +189,15 @@ def test_a_slot_that_receives_almost_nothing_is_still_right():
     q[0, 0, 0] = 1.0
     keys, values = one.keys[:1, :1].clone(), one.values[:1, :1].clone()
     keys[..., 0] = -torch.linspace(0, 86, 200)
-    got = scored_decode.run("numba", q, [Part(keys, values)], scale=1.0)[1]
-    want = scored_decode.reference(q.double(), [Part(keys.double(), values)], scale=1.0)[1]
-    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
+    found = []
+    for how, query in (("numba", q), ("reference", q.double())):
+        used = torch.full((1, 1), 199, dtype=torch.int32)
+        pool = Part(keys.clone(), values.clone(), lengths=used)
+        sums = Sums(torch.zeros(1, 1, 200, dtype=query.dtype), None, 0, 200, 0.0, None, 1.0)
+        new = (x[:, :, -1:] for x in (keys, values))
+        decode_step.run(how, query, *new, Stores([Heads([pool], sums)]), scale=1.0)
+        found.append(sums.sums.double())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("bad", [-1, 6, 1 << 40])

@@ -8,7 +8,6 @@ from importlib import import_module
 import pytest
 import torch
 
-from kvsearch_kernels.append_kv import append_kv
 from kvsearch_kernels.choose_slots import Ask, choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
@@ -18,7 +17,6 @@ from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.gather_kv import gather_kv
-from kvsearch_kernels.gather_rows import Rows, gather_rows
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.op import Op, UnsupportedError
 from kvsearch_kernels.quantize_kv import (
@@ -30,18 +28,15 @@ from kvsearch_kernels.quantize_kv import (
     reference,
 )
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
-from kvsearch_kernels.score_keys import score_keys
 from kvsearch_kernels.scored_attention import scored_attention
-from kvsearch_kernels.scored_decode import scored_decode
 from kvsearch_kernels.settle_kv import settle_kv
 from kvsearch_kernels.sum_queries import sum_queries
-from kvsearch_kernels.tally import tally
 from kvsearch_kernels.time_order import time_order
 
 OPS = [
-    lifetime_attention, score_keys, scored_attention, quantize_kv, dequantize_kv, gather_kv,
-    decode_attention, scored_decode, time_order, append_kv, tally, repack_kv,
-    settle_kv, choose_slots, decode_step, gather_rows, sum_queries, copy_rows, evict_in_place,
+    lifetime_attention, scored_attention, quantize_kv, dequantize_kv, gather_kv,
+    decode_attention, time_order, repack_kv, settle_kv, choose_slots, decode_step, sum_queries,
+    copy_rows, evict_in_place,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -64,16 +59,12 @@ def call(op, device="cpu"):
     at = {"first_query": 0, "scale": 0.1}
     return {
         "lifetime_attention": ((q, k, k, *lives), at),
-        "score_keys": ((q, k, torch.zeros(1, 4, 6), weights, *lives), at),
         "scored_attention": ((q, k, k, weights), {"scale": 0.1}),
         "quantize_kv": ((k, FMT), {}),
         "dequantize_kv": ((packed, FMT), {}),
         "gather_kv": ((k, birth), {}),
-        "gather_rows": (([Rows([k, k], birth), Rows([packed.codes], birth)],), {}),
         "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
-        "scored_decode": ((q[:, :, 0], parts), {"scale": 0.1}),
         "time_order": ((birth.to(torch.uint8),), {}),
-        "append_kv": ((k.clone(), k.clone(), used, k[:, :, :1], k[:, :, :1]), {}),
         "repack_kv": (
             ([NewPool(birth, parts, 1, (FMT, FMT))],),
             {"dtype": k.dtype, "native": k.dtype},
@@ -104,7 +95,6 @@ def call(op, device="cpu"):
             ),
             {},
         ),
-        "tally": ((torch.zeros(1, 2, 6), torch.ones(1, 2, 6), birth, used), {"held": 0}),
     }[op.name]
 
 
@@ -144,31 +134,13 @@ def test_an_op_without_implementations():
         op.run("triton", 3)
 
 
-@pytest.mark.parametrize(
-    ("M", "E", "first"), [(1, 1, 0), (63, 64, 0), (65, 65, 0), (10, 1000, 990)]
-)
-def test_scores_over_everything_sum_to_the_row_weights(M, E, first):
-    torch.manual_seed(E)
-    q, k = torch.randn(2, 6, M, 64), torch.randn(2, 2, E, 64)
+@pytest.mark.parametrize(("M", "N"), [(1, 1), (63, 64), (65, 65), (10, 1000)])
+def test_what_all_keys_received_sums_to_the_row_weights(M, N):
+    torch.manual_seed(N)
+    q, k = torch.randn(2, 6, M, 64), torch.randn(2, 2, N, 64)
     weights = torch.rand(M)
-    birth, death = torch.arange(E), torch.full((E,), NEVER)
-    args = {"first_query": first, "scale": 0.125}
-    lse = lifetime_attention.reference(q, k, k, birth, death, **args)[1]
-    got = score_keys.reference(q, k, lse, weights, birth, death, **args)
+    _, got = scored_attention.reference(q, k, k, weights, scale=0.125)
     torch.testing.assert_close(got.sum(-1), weights.sum().expand(2, 2))
-    largest = score_keys.reference(q, k, lse, weights, birth, death, **args, reduce="max")
-    assert (largest <= got + 1e-6).all()
-
-
-def test_scores_equal_those_of_scored_attention():
-    torch.manual_seed(0)
-    q, k = torch.randn(1, 6, 7, 64), torch.randn(1, 2, 20, 64)
-    weights = torch.rand(7)
-    _, want = scored_attention.reference(q, k, k, weights, scale=0.125, softcap=9.0)
-    birth, death = torch.arange(20), torch.full((20,), NEVER)
-    args = {"first_query": 13, "scale": 0.125, "softcap": 9.0}
-    lse = lifetime_attention.reference(q, k, k, birth, death, **args)[1]
-    torch.testing.assert_close(score_keys.reference(q, k, lse, weights, birth, death, **args), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -274,12 +246,17 @@ def test_decoding_equals_attention_over_what_is_read_back():
 def test_what_a_slot_received_is_what_scored_attention_says():
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 6, 64), torch.randn(2, 2, 30, 64), torch.randn(2, 2, 30, 64)
-    parts = [Part(k[:, :, :10], v[:, :, :10]), Part(k[:, :, 10:], v[:, :, 10:])]
-    out, received = scored_decode.reference(q, parts, scale=0.125, softcap=7.0)
+    pool = Part(*(x[:, :, 10:-1].contiguous() for x in (k, v)))
+    pool = Part(*(torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (pool.keys, pool.values)),
+                lengths=torch.full((2, 2), 19, dtype=torch.int32))  # fmt: skip
+    sums = Sums(torch.zeros(2, 2, 30), None, 10, 20, 0.0, None, 1.0)
+    stores = Stores([Heads([Part(k[:, :, :10], v[:, :, :10]), pool], sums)])
+    new = (x[:, :, -1:] for x in (k, v))
+    out = decode_step.reference(q, *new, stores, scale=0.125, softcap=7.0)
     one = torch.ones(1)
     want = scored_attention.reference(q.unsqueeze(2), k, v, one, scale=0.125, softcap=7.0)
     torch.testing.assert_close(out, want[0].squeeze(2))
-    torch.testing.assert_close(received, want[1])
+    torch.testing.assert_close(sums.sums, want[1])
 
 
 def test_time_order_undoes_sorting_by_pool():
@@ -303,15 +280,14 @@ def test_bad_slots_are_found_on_request(op, bad, monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [-1, 7])
-@pytest.mark.parametrize("op", [decode_attention, scored_decode], ids=lambda op: op.name)
-def test_bad_lengths_are_found_on_request(op, bad, monkeypatch):
+def test_bad_lengths_are_found_on_request(bad, monkeypatch):
     monkeypatch.setenv("KVSEARCH_CHECK", "1")
-    (q, (plain, packed)), kwargs = call(op)
+    (q, (plain, packed)), kwargs = call(decode_attention)
     for i in range(2):
         used = [torch.tensor([[6, bad if i == j else 0]], dtype=torch.int32) for j in range(2)]
         parts = [replace(p, lengths=n) for p, n in zip((plain, packed), used, strict=True)]
         with pytest.raises(IndexError, match=f"lengths of part {i} must be in 0 to 6.*{bad}"):
-            op(q, parts, **kwargs)
+            decode_attention(q, parts, **kwargs)
 
 
 def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():

@@ -78,39 +78,28 @@ def forward(
     q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
     room: Room | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `reference`."""
-    out, lse, _ = attend(q, parts, scale, softcap, scores=False)
-    return kept(room, "out", out), kept(room, "lse", lse)
-
-
-def attend(
-    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None, *, scores: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output and log-sum-exp as `reference` returns them; with `scores`, also what slots received.
+    """As `reference`.
 
     In fp64 every vector is turned back, as the reference does. In fp32 the query is turned
     instead, and the sum of rotated values once.
     """
     from kvsearch_kernels.numba_loops.attending import attend as loop
-    from kvsearch_kernels.numba_loops.rows import SLOTS, TURN
+    from kvsearch_kernels.numba_loops.rows import TURN
 
     check_lengths(parts)
     B, Hq, _ = q.shape
     heads, width = _tensor(parts[0].keys).shape[1], _width(parts[0].values, parts[0].value_format)
     kind = torch.float64 if q.dtype is torch.float64 else torch.float32
     table = np.array([row_of_part(part) for part in parts])
-    slots = int(table[:, SLOTS].sum()) if scores else 0
     out = torch.zeros(B, Hq, width, dtype=kind, device="cpu")
-    lse, received = (
-        torch.empty(B, Hq, dtype=kind, device="cpu"),
-        torch.empty(B, heads, slots, dtype=kind, device="cpu"),
-    )
+    lse = torch.empty(B, Hq, dtype=kind, device="cpu")
+    nobody = np.empty((B, heads, 0), lse.numpy().dtype)  # asks what slots received
     loop(
         q.detach().to(kind).contiguous().numpy(), table, heads, np.zeros(TURN, np.int64),
         float(scale), float(softcap or 0.0), kind is torch.float64, out.numpy(), lse.numpy(),
-        received.numpy(),
+        nobody,
     )  # fmt: skip
-    return out.to(q.dtype), lse, received
+    return kept(room, "out", out.to(q.dtype)), kept(room, "lse", lse)
 
 
 def row_of_part(part: Part) -> Integers:

@@ -1,4 +1,4 @@
-"""Probe of `decode_attention`, and of `scored_decode`, which reads the same."""
+"""Probe of `decode_attention`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

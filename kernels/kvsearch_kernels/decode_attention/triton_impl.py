@@ -235,18 +235,6 @@ def forward(
     room: Room | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `reference`."""
-    out, lse, _ = launch(q, parts, scale, softcap, room, scores=False)
-    return out, lse
-
-
-def launch(
-    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None,
-    room: Room | None = None, *, scores: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Output and log-sum-exp, and with `scores` the products in bits `[B, Hq, N]` fp32.
-
-    The N slots are those of all parts, one part after the other; slots not in use hold -inf.
-    """
     from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
 
     B, Hq, D = q.shape
@@ -255,14 +243,9 @@ def launch(
     out = taken(room, "out", B, Hq, D, dtype=q.dtype, device=q.device)
     lse = fp32("lse", B, Hq)
     width = sum(slots_of(p) for p in parts)
-    products: Tensor | None = None
-    if scores:
-        products = fp32("products", B, Hq, width)
-        if any(p.lengths is not None for p in parts):
-            products.fill_(float("-inf"))  # what is not in use is not written
     found = [(p, *pools_of(p)) for p in parts if slots_of(p)]
     if not found or out.numel() == 0:
-        return out.zero_(), lse.fill_(float("-inf")), products
+        return out.zero_(), lse.fill_(float("-inf"))
     H = found[0][1][0].shape[1]
     G = Hq // H
     kinds = [constants(p.key_format, p.value_format, D, q.dtype) for p, _, _ in found]
@@ -300,10 +283,10 @@ def launch(
     outs, bits = fp32("partial", B * H, splits, G, D), fp32("bits", B * H, splits, G)
     with on(q.device):
         decode[(splits, B * H)](
-            *args, outs, bits, bits if products is None else products, levels_on(q.device),
+            *args, outs, bits, bits, levels_on(q.device),
             G, splits, width, scale, softcap or 1.0,
             D=D, GP=tile.rows, BN=tile.columns,
-            HAS_CAP=softcap is not None, SCORES=scores, PARTS=len(found), ASM=not emulated(),
+            HAS_CAP=softcap is not None, SCORES=False, PARTS=len(found), ASM=not emulated(),
             **fixed, STAGES=tile.stages, **FUSED, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         combine[(B * H, G)](
@@ -312,4 +295,4 @@ def launch(
             G, splits, D=D, SP=1 << (splits - 1).bit_length(), STEPS=max(turns[1], default=0),
             **FUSED, num_warps=4,
         )  # fmt: skip
-    return out, lse, products
+    return out, lse

@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.append_kv.reference import reference as append_kv
 from kvsearch_kernels.budget import HARDWARE, over_budget
 from kvsearch_kernels.decode_attention.probe import eager as attend
 from kvsearch_kernels.decode_attention.probe import lloyd
 from kvsearch_kernels.decode_attention.reference import Part
+from kvsearch_kernels.decode_step.append import append
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, reference
+from kvsearch_kernels.decode_step.tally import tally
 from kvsearch_kernels.decode_step.turned import Turned, arrived, as_read
 from kvsearch_kernels.probing import Case, Draw
 from kvsearch_kernels.quantize_kv.reference import Format, quantize
-from kvsearch_kernels.tally.reference import reference as tally
 
 VOTERS = (0, 1, 2)  # heads that vote apart in a store, at most; 0: nobody asks
 IN_USE, ROOM = 3, 5  # slots of the pools
@@ -116,7 +116,7 @@ def plainly(
         parts = heads.parts
         if heads.turned is not None:
             query, key = arrived(query, key, heads.turned, pool.lengths)
-        append_kv(pool.keys, pool.values, pool.lengths, key.to(pool.keys.dtype), v[:, mine])
+        append(pool.keys, pool.values, pool.lengths, key.to(pool.keys.dtype), v[:, mine])
         if heads.turned is not None:
             parts = as_read(parts, heads.turned, q.dtype)
         out, _, received = attend(query, parts, scale=scale, softcap=softcap)

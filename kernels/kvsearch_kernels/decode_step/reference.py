@@ -1,4 +1,4 @@
-"""Meaning of `decode_step`: three ops, head group by head group."""
+"""Meaning of `decode_step`: store, attend, add up; head group by head group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,18 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.append_kv.reference import reference as append_kv
-from kvsearch_kernels.decode_attention.reference import Part
-from kvsearch_kernels.decode_attention.reference import reference as decode_attention
+from kvsearch_kernels.decode_attention.reference import Part, attend
+from kvsearch_kernels.decode_step.append import append
+from kvsearch_kernels.decode_step.tally import tally
 from kvsearch_kernels.decode_step.turned import Turned, arrived, as_read
 from kvsearch_kernels.room import Room, kept
-from kvsearch_kernels.scored_decode.reference import reference as scored_decode
-from kvsearch_kernels.tally.reference import reference as tally
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Where a rule adds up what slots receive; fields as in `tally.reference`."""
+    """Where a rule adds up what slots receive; fields as in `tally.tally`."""
 
     sums: Tensor
     order: Tensor | None
@@ -91,14 +89,12 @@ def reference(
         if how is not None:
             query, key = arrived(query, key, how, pool.lengths)
         new = (x.to(pool.keys.dtype) for x in (key, v[:, mine]))
-        append_kv(pool.keys, pool.values, pool.lengths, *new)
+        append(pool.keys, pool.values, pool.lengths, *new)
         parts = heads.parts if how is None else as_read(heads.parts, how, q.dtype)
-        if found is None:
-            out, _ = decode_attention(query, parts, scale=scale, softcap=softcap)
-        else:
-            out, received = scored_decode(query, parts, scale=scale, softcap=softcap)
+        out, _, p = attend(query, parts, scale, softcap)
+        if found is not None:
             tally(
-                found.sums, received, found.order, pool.lengths, held=found.held, end=found.end,
+                found.sums, p.mean(2), found.order, pool.lengths, held=found.held, end=found.end,
                 alpha=found.alpha, horizon=found.horizon, keep=found.keep,
             )  # fmt: skip
         outs.append(out)

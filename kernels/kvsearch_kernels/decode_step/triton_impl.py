@@ -13,7 +13,6 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.append_kv.reference import check_room
 from kvsearch_kernels.configs import (
     RECEIVE_COLUMNS,
     RECEIVE_WARPS,
@@ -28,6 +27,7 @@ from kvsearch_kernels.decode_attention.triton_impl import (
     tile_of,
     turns_of,
 )
+from kvsearch_kernels.decode_step.append import check_room
 from kvsearch_kernels.decode_step.reference import Stores
 from kvsearch_kernels.decode_step.table import Table, kinds_of, made
 from kvsearch_kernels.decode_step.takes import why_not

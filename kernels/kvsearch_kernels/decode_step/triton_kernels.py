@@ -148,8 +148,9 @@ def count(
 ):  # fmt: skip
     """One program: BN slots of one voter, in order of time; what they received is added.
 
-    As `scored_decode`'s second kernel and `tally` in one. Products of slots that are not in use
-    were never written: lengths, `HELD` of a head at most, say which those are. POWER 2 is any.
+    What slots received follows from products, and is added as `tally` does. Products of slots that
+    are not in use were never written: lengths, `HELD` of a head at most, say which those are. POWER
+    2 is any.
     """
     row = voters + tl.program_id(1) * VOTER
     N = tl.load(row + 2)

@@ -52,8 +52,9 @@ def reference(
 
     Args:
         slots: keys and values `[2, B, H, n + c, D]`; the last c are of the interval before.
-        sums: what slots have received `[B, H, n + c]` fp32, the last c nothing.
-        born: arrival index of the tokens in the slots `[B, H, n + c]` int64.
+        sums: what slots have received `[B, V, n + c]` fp32, the last c nothing; V is H, or 1, and
+            then all heads evict the same slots.
+        born: arrival index of the tokens in the slots `[B, V, n + c]` int64.
         queries: scaled, `[J, B * H, G * c, D]`: of a KV head, query head by query head.
         new: keys and values of the tokens `[J, 2, B, H, c, D]`.
         kept: the same as their tier keeps them.
@@ -72,7 +73,7 @@ def replayed(
 ) -> Tensor:  # fmt: skip
     """`reference`; probabilities are rounded to `kind`, if one is given, before they weigh."""
     _, B, H, S, D = slots.shape
-    J, c = len(queries), new.shape[-2]
+    J, c, V = len(queries), new.shape[-2], sums.shape[1]
     n, G, seen = S - c, queries.shape[2] // c, how.seen
     wide = torch.promote_types(queries.dtype, torch.float32)
     slot, own = (torch.arange(x, device=slots.device) for x in (S, c))
@@ -88,7 +89,7 @@ def replayed(
         s[..., n:].masked_fill_(later, float("-inf"))
         p = s.softmax(-1)
         out[j] = ((p if kind is None else p.to(kind).to(wide)) @ values).to(out.dtype)
-        received = (votes @ p).view(B, H, S).to(sums.dtype)
+        received = (votes @ p).view(B, V, H // V, S).sum(2).to(sums.dtype)
         sums.copy_(received if how.forgets else sums * how.carry + received)
         born[..., n:] = seen + own
         seen += c
@@ -104,7 +105,7 @@ def replayed(
         if not how.forgets:
             _put(sums, places, sums.gather(-1, n + which), free)
         sums[..., n:] = 0
-        rows_of = [x[None, ..., None].expand(2, -1, -1, -1, D) for x in (places, which, free)]
+        rows_of = [x[None, ..., None].expand(2, -1, H, -1, D) for x in (places, which, free)]
         _put(slots, rows_of[0], kept[j].gather(-2, rows_of[1]), rows_of[2], -2)
     return out
 

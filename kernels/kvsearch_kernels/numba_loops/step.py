@@ -34,7 +34,7 @@ def _store(new, pool, token, first, heads):
 
 @compiled()
 def _tally(received, row, alpha, keep, used):
-    """Add what slots received to a rule's sums, see `tally.reference`."""
+    """Add what slots received to a rule's sums, see `decode_step/tally.py`."""
     sums_at, of_batch, of_voter, voters, count = row[3], row[4], row[5], row[6], row[7]
     order, held, end, horizon = (row[8], row[9], row[10], row[11]), row[12], row[13], row[14]
     batch, heads, _ = received.shape

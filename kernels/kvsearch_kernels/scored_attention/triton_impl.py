@@ -5,9 +5,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.launch import emulated, why_not_heads, why_not_here
+from kvsearch_kernels.configs import SCORE
+from kvsearch_kernels.launch import (
+    FUSED,
+    ceil_div,
+    emulated,
+    on,
+    rows_last,
+    why_not_heads,
+    why_not_here,
+)
 from kvsearch_kernels.lifetime_attention import triton_impl as attention
-from kvsearch_kernels.score_keys import triton_impl as scores
 
 __all__ = ["emulated", "forward", "why_not"]
 
@@ -55,7 +63,29 @@ def forward(
     out, lse = attention.forward(
         q, k, v, birth, death, first_query=N - M, scale=scale, softcap=softcap
     )
-    received = scores.forward(
-        q, k, lse, row_weights, birth, death, first_query=N - M, scale=scale, softcap=softcap
-    )
-    return out, received
+    return out, _received(q, k, lse, row_weights, (birth, death), scale, softcap)
+
+
+def _received(
+    q: Tensor, k: Tensor, lse: Tensor, row_weights: Tensor, lives: tuple[Tensor, Tensor],
+    scale: float, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """What each key received `[B, H, N]`, from the log-sum-exps `[B, Hq, M]`: no map is written."""
+    from kvsearch_kernels.scored_attention.triton_kernels import score
+
+    B, Hq, M, D = q.shape
+    H, N = k.shape[1], k.shape[2]
+    out = torch.empty(B, H, N, dtype=torch.float32, device=q.device)
+    if out.numel() == 0 or M == 0:
+        return out.zero_()
+    q, k = rows_last(q), rows_last(k)
+    tile = SCORE[D, q.element_size()]
+    with on(q.device):
+        score[(ceil_div(N, tile.rows), B * H)](
+            q, k, lse.float().contiguous(), row_weights.float().contiguous(), *lives, out,
+            *q.stride()[:3], *k.stride()[:3],
+            M, N, N - M, H, Hq // H, scale, softcap or 1.0,
+            D=D, BM=tile.columns, BN=tile.rows, HAS_CAP=softcap is not None,
+            **FUSED, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return out

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvsearch.cache.formats import Held
 from kvsearch.cache.huggingface import PolicyCache, PolicyLayer
-from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.slots.formats import Held
+from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy
 from kvsearch.rules.pick import pick

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvsearch.cache.channels import View, views
 from kvsearch.cache.layers import Layer, empty_layers
-from kvsearch.cache.rotary import Rotary
+from kvsearch.cache.model.rotary import Rotary
 from kvsearch.errors import ModelError, RunError
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import ModelShape, Policy, check, layout

@@ -140,9 +140,8 @@ def test_a_sum_over_warps_that_are_not_neighbours_is_found(warps, found):
 
 OPS = ahead.ops()
 WIDTHS = (8, 5, 4, 3, 2, 1)
-CASES = {  # of an op's probe, compiled here; of the others the last
-    "decode_step": (6, 9), "decode_attention": (12,), "repack_kv": (6,), "gather_rows": (2,),
-}  # fmt: skip
+# of an op's probe, compiled here; of the others the last
+CASES = {"decode_step": (6, 9), "decode_attention": (12,), "repack_kv": (6,)}
 ARCHS = [pytest.param(80, marks=pytest.mark.slow), 90]
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.slots.packed import PackedStore
 from kvsearch_kernels.op import Op
 
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]

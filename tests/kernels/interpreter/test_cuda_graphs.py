@@ -13,8 +13,8 @@ from triton.runtime import interpreter
 
 from kvsearch.app import check
 from kvsearch.cache import PolicyCache, attention, cuda_graphs
-from kvsearch.cache.captures import NotCaptured
-from kvsearch.cache.packed import PackedStore
+from kvsearch.cache.decoding.captures import NotCaptured
+from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.policy import Budgets, Policy
 from kvsearch_kernels.op import Op
 from tests.tagged import COMPOSITE, WAITS

@@ -7,7 +7,6 @@ from kernel_tools import arena, close, few, poisoned
 from kvsearch_kernels.decode_attention import Part, decode_attention, probe, triton_impl
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
-from kvsearch_kernels.scored_decode import scored_decode
 
 F16, F32 = torch.float16, torch.float32
 
@@ -190,29 +189,6 @@ def test_lengths(n):
     verify(q, parts, 0.125)
 
 
-@pytest.mark.parametrize(("dtype", "softcap"), few([(F16, None), (F32, 4.0)], 1))
-def test_what_each_slot_received(dtype, softcap):
-    D = 64
-    formats = [(uniform(4, D), uniform(2, D), 300), (lloyd(2, D), uniform(8, D), 65),
-               (None, None, 7)]  # fmt: skip
-    for lengths in (None, "random"):
-        q, parts = build(3, D, dtype, formats, B=2, lengths=lengths)
-        with poisoned():
-            out, received = scored_decode.run("triton", q, parts, scale=0.125, softcap=softcap)
-        plain, lse = decode_attention.run("triton", q, parts, scale=0.125, softcap=softcap)
-        assert torch.equal(out, plain)
-        assert received.dtype is F32
-        wide = [widened(p, torch.float64) for p in parts]
-        _, exact = scored_decode.reference(q.double(), wide, scale=0.125, softcap=softcap)
-        eps = torch.finfo(dtype).eps * (1 if dtype is F16 else 16)
-        torch.testing.assert_close(received.double(), exact, rtol=8 * eps, atol=eps * 1e-2)
-        some = (~lse.isinf()).view(2, 2, 3).all(-1).float()
-        torch.testing.assert_close(received.sum(-1), some, rtol=1e-3, atol=0)
-    used = torch.zeros(2, 2, dtype=torch.int32)
-    empty = [dataclasses.replace(p, lengths=used) for p in parts]
-    assert (scored_decode.run("triton", q, empty, scale=0.1)[1] == 0).all()
-
-
 def test_fp32_queries_read_16_bit_parts():
     q, parts = build(2, 64, F16, [(None, None, 70)])
     out, _ = decode_attention.run("triton", q.float(), parts, scale=0.1)
@@ -289,10 +265,9 @@ def test_what_cannot_be_taken_is_named():
         decode_attention.run("triton", q, parts, scale=1.0)
 
 
-@pytest.mark.parametrize("op", [decode_attention, scored_decode], ids=lambda op: op.name)
-def test_lengths_are_checked_on_request(op, monkeypatch):
+def test_lengths_are_checked_on_request(monkeypatch):
     monkeypatch.setenv("KVSEARCH_CHECK", "1")
     q, parts = build(1, 64, F16, [(None, None, 5)])
     bad = dataclasses.replace(parts[0], lengths=torch.tensor([[5, 6]], dtype=torch.int32))
     with pytest.raises(IndexError, match="6"):
-        op.run("triton", q, [bad], scale=1.0)
+        decode_attention.run("triton", q, [bad], scale=1.0)

@@ -1,0 +1,325 @@
+"""Eviction by score, fast: fill the cache in large pieces, then evict in place.
+
+With original positions the order of slots does not matter to attention, so a compaction need not
+move what stays: survivors among the newest tokens take the places of the evicted, a few rows
+instead of the whole cache. Decisions are those of the general loop (`segments`), which also takes
+what is left over: up to the first compaction, the one compaction that evicts less than an interval,
+and the tokens after the last one.
+
+Until the cache is full a compaction does one thing: it quantises the interval's keys and values. So
+a row sees quantised keys everywhere except in its own interval, where they are still in 16 bits;
+those are a diagonal of small blocks, computed apart, and many intervals share one attention map.
+
+In a full cache an implementation of `evict_in_place` goes through all intervals: numba's on a CPU
+with intervals of one token, one Triton launch on a GPU. What none takes, torch's operations do,
+interval by interval. Everything that they touch is laid out before, because at short intervals the
+number of small operations is what they cost. Attention over 16 bits is computed in fp32.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.eviction.candidates import Candidates
+from kvsearch.cache.general import segments
+from kvsearch.cache.general.compaction import pools_of_ages
+from kvsearch.cache.slots.dense import DenseStore
+from kvsearch.cache.slots.formats import Ran
+from kvsearch.cache.slots.store import gather
+from kvsearch.cache.state import LayerState
+from kvsearch.rules.attention import AttentionScorer
+from kvsearch_kernels.evict_in_place import evict_in_place
+from kvsearch_kernels.scored_attention import scored_attention
+
+ROWS = 128  # queries of one attention map: small enough for the caches, large enough for a product
+
+
+def serves(state: LayerState, m: int) -> bool:
+    """Whether a call that brings `m` tokens to `state` can be scanned."""
+    p = state.layer.policy
+    return (
+        not state.packed
+        and state.rule is not None
+        and "scan" in state.rule.fast
+        and p.evicts
+        and p.trigger != "prompt"
+        and p.ladder is None
+        and p.anchors is None
+        and p.positions == "original"
+        and p.quantised_on_arrival
+        and m >= 2 * p.interval
+    )
+
+
+def run(
+    state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
+) -> Tensor:
+    """Replay many tokens, from whatever the state holds.
+
+    Arguments are as in `engine.advance`, after rounding.
+    """
+    layer, c, total = state.layer, state.layer.policy.interval, q.shape[2]
+    assert layer.target is not None
+    quantised = segments.quantise_ahead(state, k, v)
+    out, done = q.new_empty(*q.shape[:3], v.shape[3]), 0
+    how: Callable[..., Tensor]
+    while done < total:
+        held, whole = state.store.n, (total - done) // c
+        room = (layer.target - held) // c
+        at_compaction = state.store.residual == 0 and layer.clock.due(state.seen, state.prompt)
+        if at_compaction and min(room, whole) > 0:
+            step, how = min(room, whole) * c, partial(while_filling, state)
+        elif at_compaction and held == layer.target and whole > 0:
+            step, how = whole * c, partial(in_full_cache, state)
+        else:
+            due = layer.clock.after(state.seen, state.prompt)
+            assert due is not None
+            step, how = min(due - state.seen, total - done), partial(segments.run, state)
+        part = slice(done, done + step)
+        x = (q[:, :, part], k[:, :, part], v[:, :, part])
+        ready = None if quantised is None else (quantised[0][:, :, part], quantised[1][:, :, part])
+        out[:, :, part] = how(*x, ready, scale=scale, softcap=softcap)
+        done += step
+    return out
+
+
+def while_filling(
+    state: LayerState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    quantised: tuple[Tensor, Tensor] | None,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Take in whole intervals that fit, starting at a compaction.
+
+    Args:
+        state: holds `n` compacted tokens; with `q` it must stay within its target.
+        q: queries `[B, Hq, M, D]`.
+        k: keys `[B, H, M, D]` in 16 bits.
+        v: values, likewise.
+        quantised: what their tier will read back, or None where nothing is quantised.
+        scale: factor on the dot products.
+        softcap: bound of the scaled products, if the model has one.
+    """
+    scorer, store, c = state.scorer, state.store, state.layer.policy.interval
+    assert isinstance(scorer, AttentionScorer)
+    B, Hq, M, D = q.shape
+    H, V, n = k.shape[1], v.shape[3], store.n
+    G = Hq // H
+    kind = torch.promote_types(q.dtype, torch.float32)
+    ks, vs = quantised or (k, v)
+    if n:
+        ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
+    ks, vs = ks.to(kind), vs.to(kind)
+    out = q.new_empty(B, Hq, M, V)
+    rolls = scorer.blocks > 1  # partial sums of several intervals are kept apart
+    step = c if rolls else max(1, ROWS // c) * c
+    for start in range(0, M, step):
+        rows = slice(start, min(start + step, M))
+        R, N = rows.stop - start, n + rows.stop
+        part = (q[:, :, rows].to(kind) * scale).reshape(B * H, G * R, D)
+        s = part @ ks[:, :, :N].reshape(B * H, N, D).transpose(-1, -2)
+        own = s.view(B * H, G, R, N)[..., N - R :]
+        if quantised is not None:
+            residual = k[:, :, rows].to(kind).reshape(B * H, 1, R // c, c, D)
+            _diagonal(own, c).copy_(part.view(B * H, G, R // c, c, D) @ residual.transpose(-1, -2))
+        if softcap is not None:
+            s = softcap * torch.tanh(s / softcap)
+            own = s.view(B * H, G, R, N)[..., N - R :]
+        future = torch.ones(R, R, dtype=torch.bool, device=q.device).triu(1)
+        own.masked_fill_(future, float("-inf"))
+        p = torch.softmax(s, -1, out=s)
+        o = p @ vs[:, :, :N].reshape(B * H, N, V)
+        if quantised is not None:
+            own = _diagonal(p.view(B * H, G, R, N)[..., N - R :], c)
+            lost = v[:, :, rows] - vs[:, :, N - R : N]
+            o += (own @ lost.reshape(B * H, 1, R // c, c, V)).view_as(o)
+        out[:, :, rows] = o.view(B, Hq, R, V)
+        left = torch.arange(R - 1, -1, -1, device=q.device)
+        weights = scorer.row_weights(N - left, left % c)
+        if scorer.forgets and not rolls:
+            weights = torch.zeros_like(weights)  # a compaction forgets all before it
+        votes = (weights / G).to(kind).repeat(G).expand(B, H, 1, G * R)
+        scorer.add((votes @ p.view(B, H, G * R, N)).squeeze(2), state.seen, R)
+        state.seen += R
+        if rolls:
+            scorer.keep(None)
+    store.append(k, v, quantised)
+    layer = state.layer
+    store.compact(None, pools_of_ages(layer, store.n, q.device))
+    return out
+
+
+def _diagonal(x: Tensor, c: int) -> Tensor:
+    """The blocks `[..., R / c, c, c]` on the diagonal of `x` `[..., R, R]`, as a view."""
+    R = x.shape[-1]
+    blocks = x.unflatten(-1, (R // c, c)).unflatten(-3, (R // c, c))
+    return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+
+
+def in_full_cache(
+    state: LayerState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    quantised: tuple[Tensor, Tensor] | None,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Take in whole intervals, starting at a compaction that left exactly `target` tokens.
+
+    Arguments are as in `while_filling`.
+    """
+    scorer, store, layer = state.scorer, state.store, state.layer
+    assert isinstance(scorer, AttentionScorer) and isinstance(store, DenseStore)
+    B, Hq, M, _ = q.shape
+    c, n, H = layer.policy.interval, store.n, k.shape[1]
+    key_dim, value_dim = k.shape[3], v.shape[3]
+    D = max(key_dim, value_dim)  # keys and values lie in one tensor
+    slots = k.new_zeros(2, B, H, n + c, D)
+    for mine, x in zip(slots, store.release(), strict=True):
+        mine[:, :, :n, : x.shape[3]] = x
+    candidates = Candidates(layer, scorer, state.seen, n)
+    before = candidates.born[..., :n].clone()
+    own = torch.arange(c, device=q.device)
+    weights = scorer.row_weights(n + 1 + own, c - 1 - own)
+    given = wide(q, D), (k, v), quantised, c, scale
+    fed = _fed(*given, q.dtype)
+    out = _fused(slots, candidates, fed, weights, softcap, state.impls)
+    kind = torch.promote_types(q.dtype, torch.float32)
+    if out is None and kind is not q.dtype:
+        slots, fed = slots.to(kind), _fed(*given, kind)
+        out = _fused(slots, candidates, fed, weights, softcap, state.impls)
+    if out is None:
+        out = _loop(slots, candidates, fed, weights, softcap)
+    order = candidates.leave()
+    born = candidates.born[..., :n].gather(-1, order)
+    came = torch.where(
+        born < state.seen, torch.searchsorted(before, born), born - state.seen + n
+    )  # births rise with slots
+    state.seen += M
+    pools = pools_of_ages(layer, n, q.device)
+    keys, values = (gather(x, order).to(k.dtype) for x in slots)
+    store.hold(keys[..., :key_dim], values[..., :value_dim], pools, came, M)
+    state.impls[scored_attention.name] = "inplace"
+    out = out.view(-1, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
+    return out[..., :value_dim]
+
+
+def _fed(
+    q: Tensor, new: tuple[Tensor, Tensor], quantised: tuple[Tensor, Tensor] | None, c: int,
+    scale: float, kind: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """A call's tokens by interval, in the type `kind`.
+
+    Args:
+        q: queries `[B, Hq, M, D]`.
+        new: keys and values of the tokens.
+        quantised: what their tier will read back, or None.
+        c: tokens of an interval.
+        scale: factor on the dot products.
+        kind: type of what is returned.
+
+    Returns:
+        Scaled queries `[J, B * H, Hq / H * c, D]`, keys and values `[J, 2, B, H, c, D]`, and the
+        same as their tier keeps them.
+    """
+    (B, Hq, M, D), H = q.shape, new[0].shape[1]
+    J = M // c
+    queries = q.new_empty(J, B * H, Hq // H * c, D, dtype=kind)
+    torch.mul(
+        q.unflatten(2, (J, c)).movedim(2, 0).to(kind), scale, out=queries.view(J, B, Hq, c, D)
+    )
+    fresh = intervals(torch.stack([wide(x, D) for x in new]).to(kind), c)
+    if quantised is None:
+        return queries, fresh, fresh
+    return queries, fresh, intervals(torch.stack([wide(x, D) for x in quantised]).to(kind), c)
+
+
+def _fused(
+    slots: Tensor, candidates: Candidates, fed: tuple[Tensor, Tensor, Tensor], weights: Tensor,
+    softcap: float | None, ran: Ran,
+) -> Tensor | None:  # fmt: skip
+    """`_loop` where an implementation of `evict_in_place` does it all, which `ran` is told.
+
+    None where there is none.
+    """
+    J, heads, rows, _ = fed[0].shape
+    how = candidates.evictions(J, softcap)
+    if how is None:
+        return None
+    _, B, V, _ = candidates.sums.shape
+    voters = rows // candidates.c * (heads // (B * V))
+    of = (slots, candidates.sums[0], candidates.born, *fed, weights / voters, how)
+    impl = evict_in_place.pick(*of)
+    if impl == "reference":  # what follows is faster than that
+        return None
+    ran[evict_in_place.name], candidates.seen = impl, how.seen + J * candidates.c
+    return evict_in_place.again(impl, *of)
+
+
+def _loop(
+    slots: Tensor, candidates: Candidates, fed: tuple[Tensor, Tensor, Tensor], weights: Tensor,
+    softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Interval after interval: attend, vote, and write survivors over the dropped.
+
+    Args:
+        slots: keys and values `[2, B, H, n + c, D]`.
+        candidates: picks who goes.
+        fed: see `_fed`; of the type of `slots`.
+        weights: of the rows of an interval in the votes `[c]`.
+        softcap: bound of the products, if the model has one.
+
+    Returns:
+        Attention output by interval `[J, B * H, Hq / H * c, D]`.
+    """
+    queries, fresh_ones, kept = fed
+    _, B, H, S, D = slots.shape
+    c, V = candidates.c, candidates.sums.shape[2]
+    n, G = S - c, queries.shape[2] // c
+    voters = H * G // V
+    out = torch.empty_like(queries)
+    keys, values = slots.view(2, B * H, S, D)
+    first = torch.arange(0, 2 * B * H * S, S, device=slots.device).view(2, B, H, 1)
+    own = torch.arange(c, device=slots.device)
+    votes = (weights / voters).to(queries.dtype).repeat(voters).expand(B * V, 1, -1).contiguous()
+    future = torch.zeros(c, c, dtype=queries.dtype, device=slots.device)
+    future.masked_fill_(own > own.unsqueeze(-1), float("-inf"))
+    s = queries.new_empty(B * H, G * c, S)
+    s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
+    transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
+
+    for query, fresh, held, result in zip(queries, fresh_ones, kept, out, strict=True):
+        newest.copy_(fresh)
+        torch.bmm(query, transposed, out=s)
+        if softcap is not None:
+            s.div_(softcap).tanh_().mul_(softcap)
+        if c > 1:
+            s_own.add_(future)
+        torch.softmax(s, -1, out=s)
+        torch.bmm(s, values, out=result)
+        candidates.vote(votes, s_voters)
+        places, which = candidates.compact()
+        if which is not None:
+            index = which.expand(2, B, H, c).unsqueeze(-1)
+            held = held.gather(-2, index.expand(2, B, H, c, D))
+        rows.index_copy_(0, (places + first).view(-1), held.reshape(-1, D))
+    return out
+
+
+def wide(x: Tensor, width: int) -> Tensor:
+    """`x` `[..., D]` with zeros up to `width` channels; they change no product."""
+    more = width - x.shape[-1]
+    return torch.nn.functional.pad(x, (0, more)) if more else x
+
+
+def intervals(x: Tensor, c: int) -> Tensor:
+    """`x` `[..., J * c, D]` as contiguous intervals `[J, ..., c, D]`."""
+    return x.unflatten(-2, (-1, c)).movedim(-3, 0).contiguous()

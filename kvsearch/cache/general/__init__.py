@@ -1,0 +1,1 @@
+"""The general loop: attend up to the next compaction, then compact; any policy."""

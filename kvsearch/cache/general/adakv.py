@@ -1,0 +1,192 @@
+"""Heads that share their layer's slots anew at every compaction (AdaKV, arXiv:2407.11550).
+
+The best-ranked slots of all heads together are counted by head: a head gets as many as it has among
+them, mixed with an even share so that none is starved. The layer's total never changes.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.general import segments, staging
+from kvsearch.cache.state import LayerState
+from kvsearch.errors import PolicyError
+
+Arrived = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of one head
+
+
+def run(
+    states: Sequence[LayerState],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Take in new tokens in all heads of a layer, which compact together.
+
+    Arguments are as in `heads.advance`; every state has one KV head.
+
+    Raises:
+        PolicyError: there are several sequences, whose heads would get different numbers of slots.
+    """
+    if q.shape[0] > 1:
+        raise PolicyError("budgets 'adakv' serve one sequence at a time: batches are not supported")
+    group = q.shape[1] // k.shape[1]
+    heads = [
+        segments.arriving(
+            state, q[:, h * group : (h + 1) * group], k[:, h : h + 1], v[:, h : h + 1]
+        )
+        for h, state in enumerate(states)
+    ]
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    with ExitStack() as stack:
+        if staging.applies(states[0], k):
+            for state, (_, hk, hv) in zip(states, heads, strict=True):
+                stack.enter_context(staging.staged(state, hk, hv))
+        _take(states, heads, out, scale=scale, softcap=softcap)
+    return out
+
+
+def _take(
+    states: Sequence[LayerState], heads: Sequence[Arrived], out: Tensor, *, scale: float,
+    softcap: float | None,
+) -> None:  # fmt: skip
+    """`run` of tokens that have arrived in every head; writes `out` `[B, Hq, M, Dv]`."""
+    first, total, done = states[0], out.shape[2], 0
+    group = out.shape[1] // len(states)
+    low = [segments.quantise_ahead(s, k, v) for s, (_, k, v) in zip(states, heads, strict=True)]
+    while done < total:
+        due = first.layer.clock.after(first.seen, first.prompt)
+        now = slice(done, total if due is None else min(done + due - first.seen, total))
+        for h, (state, arrived, ready) in enumerate(zip(states, heads, low, strict=True)):
+            q, k, v = (x[:, :, now] for x in arrived)
+            quantised = None if ready is None else (ready[0][:, :, now], ready[1][:, :, now])
+            out[:, h * group : (h + 1) * group, now] = segments.run(
+                state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=False
+            )
+        done = now.stop
+        if first.seen == due and not first.rereads:
+            compact(states, later=done == total and first.packed)
+
+
+def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
+    """Compact all heads of a layer, or of several, which end with the slots of an even split.
+
+    How many slots each head keeps is for the host to know, which makes tensors of so many. With
+    `later` it does not wait: the states' `store`, when it is read next, compacts them first.
+    """
+    first, held = states[0], sum(state.store.n for state in states)
+    target = first.layer.target
+    assert target is not None
+    if held <= target * len(states):
+        for mine in _layers(states):
+            segments.compact_states(states[mine])
+        return
+    slots = zip(states, segments.slots_of(states), strict=True)
+    ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
+    counts = AsyncCopy(_counts(states, ranks, target))
+    carry_out = partial(
+        _carry_out, states, ranks, counts, target, inference=torch.is_inference_mode_enabled()
+    )
+    if not later or first.store.device.type == "cpu":
+        carry_out()
+        return
+    for state in states:
+        state.pending = carry_out
+
+
+def _counts(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) -> Tensor:
+    """Of the layer's best-ranked slots, how many each head has `[H]`."""
+    p = states[0].layer.policy
+    even = target - p.sinks - p.recent_window
+    chosen = [r[0, 0, p.sinks : r.shape[-1] - p.recent_window] for r in ranks]
+    every = torch.cat([x.to(chosen[0].device) for x in chosen])
+    best = every.topk(even * len(states), sorted=False).indices
+    room = [len(r) for r in chosen]
+    among = best.new_zeros(sum(room)).index_fill_(0, best, 1)
+    return torch.stack([head.sum() for head in among.split(room)])
+
+
+def _carry_out(
+    states: Sequence[LayerState], ranks: Sequence[Tensor], counts: "AsyncCopy", target: int, *,
+    inference: bool,
+) -> None:  # fmt: skip
+    """Let each head keep its share of the slots; they add up to `target` for every head.
+
+    In the mode in which tokens came, whoever looks: pools of inference mode change in no other.
+    """
+    for state in states:
+        state.pending = None
+    p = states[0].layer.policy
+    fixed = p.sinks + p.recent_window
+    with torch.inference_mode(inference):
+        room = [state.store.n - fixed for state in states]
+        got = shares(counts.tolist(), target - fixed, room, p.budgets.floor)
+        targets = [fixed + n for n in got]
+        for mine in _layers(states):
+            segments.compact_states(states[mine], ranks[mine], targets[mine])
+
+
+def _layers(states: Sequence[LayerState]) -> list[slice]:
+    """Where the heads of each layer are among `states`."""
+    many = len(states)
+    ends = (i for i in range(1, many) if states[i].layer.layer != states[i - 1].layer.layer)
+    return [slice(a, b) for a, b in pairwise([0, *ends, many])]
+
+
+def shares(counts: Sequence[int], even: int, room: Sequence[int], floor: float) -> list[int]:
+    """Evictable slots that each head keeps; they add up to `even` for every head.
+
+    Args:
+        counts: of the layer's best-ranked slots, how many each head has.
+        even: slots of an even split.
+        room: slots that each head has.
+        floor: share of an even split that every head gets.
+    """
+    exact = [floor * even + (1 - floor) * n for n in counts]
+    got = [min(int(x), most) for x, most in zip(exact, room, strict=True)]
+    order = sorted(range(len(got)), key=lambda h: got[h] - exact[h])
+    missing = even * len(got) - sum(got)
+    while missing:  # what rounding, or a head with no more slots, has left over
+        for h in order:
+            if missing and got[h] < room[h]:
+                got[h] += 1
+                missing -= 1
+    return got
+
+
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has reached it."""
+
+
+class AsyncCopy:
+    """An asynchronous copy of numbers `[N]` from a device to the host."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers.to("cpu", non_blocking=numbers.is_cuda)  # which pins its memory
+        self._copied = recorded(numbers.device)
+
+    def tolist(self) -> list[int]:
+        """The numbers; waits for the copy if it has not ended."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._numbers.tolist()
+
+
+def recorded(device: torch.device) -> Event | None:
+    """The end of the work that a device has been given; None if it is done now."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event

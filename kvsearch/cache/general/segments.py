@@ -1,0 +1,301 @@
+"""Taking in tokens piece by piece, from one compaction to the next; serves every policy."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvsearch.cache.general import closing
+from kvsearch.cache.general.compaction import carry_out, decide
+from kvsearch.cache.slots.formats import read_back, straight
+from kvsearch.cache.slots.packed import PackedStore
+from kvsearch.cache.slots.pools import read as read_packed
+from kvsearch.cache.state import LayerState
+from kvsearch.rules import Segment, Slots
+from kvsearch_kernels.copy_rows import Copy, copy_rows
+from kvsearch_kernels.lifetime_attention import lifetime_attention
+from kvsearch_kernels.scored_attention import scored_attention
+from kvsearch_kernels.sending import sent
+
+ROWS = 512  # queries per attention map, so that a long prompt needs no T x T memory
+
+
+def run(
+    state: LayerState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    quantised: tuple[Tensor, Tensor] | None,
+    *,
+    scale: float,
+    softcap: float | None,
+    compacts: bool = True,
+) -> Tensor:
+    """Take in tokens, compacting where a compaction is due, unless a caller does that.
+
+    Arguments are as in `engine.advance`, after rounding; `quantised` is from `quantise_ahead`.
+    """
+    out: list[Tensor] = []
+    done, total = 0, q.shape[2]
+    while done < total:
+        due = state.layer.clock.after(state.seen, state.prompt)
+        left = total - done if due is None else min(due - state.seen, total - done)
+        if state.sequences is not None:
+            left = closing.ahead(state, min(left, ROWS))
+        part = slice(done, done + min(left, ROWS))
+        if part.stop == total and not out:  # the call is one piece, as a decoded token is
+            state.store.append(k, v, quantised)
+            out.append(_attend(state, q, due, scale, softcap))
+        else:
+            ready = None if quantised is None else tuple(x[:, :, part] for x in quantised)
+            state.store.append(k[:, :, part], v[:, :, part], ready)  # type: ignore[arg-type]
+            out.append(_attend(state, q[:, :, part], due, scale, softcap))
+        done = part.stop
+        state.seen += part.stop - part.start
+        state.note_peak()
+        if compacts:
+            finish([state])
+    return out[0] if len(out) == 1 else torch.cat(out, 2)
+
+
+def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as a cache takes them in: rounded, turned back if re-indexed."""
+    m = q.shape[2]
+    if state.seen == 0:
+        state.begin(q, k)
+    if state.reindex:
+        assert state.rotary is not None
+        stop = state.seen + m
+        index = torch.arange(state.seen, stop, device=q.device, dtype=torch.float32)
+        q, k = state.rotary.undo(index, q, k)
+    return (
+        q,
+        straight(k.to(state.native).to(k.dtype), k),
+        straight(v.to(state.native).to(v.dtype), v),
+    )
+
+
+def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Quantise a whole call at once when there is one tier; the store then only copies."""
+    p = state.layer.policy
+    if state.packed or not p.quantizes or not p.quantised_on_arrival:
+        return None
+    quantised = read_back(state.codecs[0], k, v, state.impls)
+    sinks = slice(0, max(0, p.fp16_sinks - state.seen))
+    for low, native in zip(quantised, (k, v), strict=True):
+        low[:, :, sinks] = native[:, :, sinks]
+    return quantised
+
+
+def finish(states: Sequence[LayerState]) -> None:
+    """After the newest token of a layer: drop what anchors leave behind, compact if that is due."""
+    first = states[0]
+    if first.sequences is not None:
+        held = zip(states, slots_of(states), strict=True)
+        closed = [(state, closing.closed(state, slots)) for state, slots in held]
+        some = [(state, found) for state, found in closed if found is not None]
+        copies: list[Copy] = []
+        stayed = carry_out([found for _, found in some], copies)
+        for (state, _), (keep, _) in zip(some, stayed, strict=True):
+            if state.scorer is not None and keep is not None:
+                state.scorer.drop(keep)
+        _land(first, copies)
+        for state, _ in some:
+            state.note_peak()
+    if first.layer.clock.due(first.seen, first.prompt) and not first.rereads:
+        compact_states(states)
+
+
+def compact_states(
+    states: Sequence[LayerState],
+    scores: Sequence[Tensor | None] | None = None,
+    targets: Sequence[int | None] | None = None,
+) -> None:
+    """Compact all heads of a layer after its newest token.
+
+    Args:
+        states: of the heads, those that are alike in one.
+        scores: ranks of each, if they are known already.
+        targets: slots to leave of each, instead of those of its layout.
+    """
+    none: list[None] = [None] * len(states)
+    decisions = []
+    every = zip(states, slots_of(states), scores or none, targets or none, strict=True)
+    for state, slots, ranks, target in every:
+        if state.sequences is not None:
+            decisions.append(closing.evicted(state, slots))
+            continue
+        decision, state.cursor = decide(
+            state.layer, state.store, state.scorer, slots, state.cursor, ranks, target
+        )
+        decisions.append(decision)
+    copies: list[Copy] = []
+    for state, (keep, choice) in zip(states, carry_out(decisions, copies), strict=True):
+        store = state.store
+        fixed = isinstance(store, PackedStore) and store.fixed
+        if state.scorer is not None:
+            if choice is not None and choice.sums is not None:
+                lies = copies if fixed else None
+                state.scorer.moved(choice.sums, choice.born, store.n, lies)
+            else:
+                state.scorer.keep(keep)
+        if isinstance(store, PackedStore) and fixed and state.sequences is None:
+            store.order()  # for the next steps
+            if state.scorer is not None:
+                state.scorer.reserve(state.seen, store.capacity)
+    _land(states[0], copies)
+    for state in states:
+        state.note_peak()
+
+
+def _land(state: LayerState, copies: list[Copy]) -> None:
+    """Let what a compaction made lie where it lay, all of it at once."""
+    if copies:
+        copy_rows.record(state.impls, copies)
+
+
+def slots_of(states: Sequence[LayerState]) -> list[Slots]:
+    """What the heads of a layer hold now, for their scorers to look at.
+
+    The first scorer that asks for keys and values reads those of all heads, with one launch.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def read(i: int) -> tuple[Tensor, Tensor]:
+        state = states[i]
+        packed = [s.store for s in states if isinstance(s.store, PackedStore)]
+        if len(packed) < len(states):
+            keys, values = state.store.read()
+        else:
+            found.extend(read_packed(packed) if not found else ())
+            keys, values = found[i]
+        if state.reindex:
+            assert state.rotary is not None
+            keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
+        return keys, values
+
+    return [
+        Slots(
+            seen=state.seen,
+            count=state.store.n,
+            position=state.store.n if state.reindex else state.seen,
+            recent_from=state.store.n - state.layer.policy.recent_window,
+            read=partial(read, i),
+            sinks=state.layer.policy.sinks,
+            stay=state.layer.target if state.store.n > (state.layer.target or 0) else None,
+        )
+        for i, state in enumerate(states)
+    ]
+
+
+def _attend(
+    state: LayerState, q: Tensor, due: int | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Attend from the newest tokens, which the store already holds, and let the rule observe."""
+    out, found = _attend_dense(state, q, due, closing.hidden(state), scale, softcap)
+    if state.scorer is not None:
+        if state.rule is not None and "queries" in state.rule.needs:
+            found = replace(found, queries=_unrotated(state, q))
+        state.scorer.observe(found)
+    return out
+
+
+def _attend_dense(
+    state: LayerState, q: Tensor, due: int | None, hidden: Sequence[int], scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Segment]:  # fmt: skip
+    """`_attend` over slots as they are read back, but for the `hidden` ones."""
+    keys, values = state.store.read()
+    n, m = keys.shape[2], q.shape[2]
+    if state.reindex:
+        assert state.rotary is not None
+        keep = not state.packed
+        keys = state.rotary.turn_slots(keys, 0, keep=keep)
+        q = state.rotary.turn_slots(q, n - m, keep=keep)
+    seen = None
+    if hidden:
+        seen = sent(np.setdiff1d(np.arange(n), hidden), q.device)
+        keys, values, n = keys.index_select(2, seen), values.index_select(2, seen), len(seen)
+    if not wants_attention(state):
+        born = torch.zeros(n, dtype=torch.long, device=q.device)
+        if m > 1:
+            born = torch.arange(m - n, m, device=q.device).clamp_min_(0)
+        never = torch.full_like(born, m)
+        out, _ = lifetime_attention.record(
+            state.impls, q, keys, values, born, never, first_query=0, scale=scale, softcap=softcap
+        )
+        return out, Segment(state.seen, m)
+    assert state.scorer is not None and state.rule is not None
+    after = 0 if due is None else due - state.seen - m
+    weights = _row_weights(state, n, m, after, q.device)
+    out, received = scored_attention.record(
+        state.impls, q, keys, values, weights, scale=scale, softcap=softcap
+    )
+    rows = None
+    if "rows" in state.rule.needs:
+        many = state.scorer.watched(m, after)
+        rows = attention_rows(q[:, :, m - many :], keys, scale=scale, softcap=softcap)
+    if seen is not None:
+        received = _spread(received, seen, state.store.n)
+        rows = None if rows is None else _spread(rows, seen, state.store.n)
+    return out, Segment(state.seen, m, received, rows=rows)
+
+
+def _spread(x: Tensor, slots: Tensor, n: int) -> Tensor:
+    """What the `slots` `[N']` have of `x` `[..., N']`, with 0 for the others of `n`."""
+    return x.new_zeros(*x.shape[:-1], n).index_copy(-1, slots, x)
+
+
+def attention_rows(q: Tensor, keys: Tensor, *, scale: float, softcap: float | None) -> Tensor:
+    """What the newest tokens give to every slot, `[B, H, G, M, N]` fp32 (fp64 of fp64).
+
+    Args:
+        q: their queries `[B, Hq, M, D]`.
+        keys: of all slots `[B, H, N, D]`, the last `M` are the queries' own.
+        scale: factor on the dot products.
+        softcap: bound of the scaled products, if the model has one.
+    """
+    H, N, M = keys.shape[1], keys.shape[2], q.shape[2]
+    kind = torch.promote_types(q.dtype, torch.float32)
+    s = (q.to(kind) * scale).unflatten(1, (H, -1)) @ keys.to(kind).transpose(-1, -2).unsqueeze(2)
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    future = torch.ones(M, M, dtype=torch.bool, device=q.device).triu(1)
+    s[..., N - M :].masked_fill_(future, float("-inf"))
+    return s.softmax(-1)
+
+
+def _row_weights(state: LayerState, n: int, m: int, after: int, device: torch.device) -> Tensor:
+    """Weights of the newest `m` of `n` tokens, `after` tokens before the next compaction.
+
+    Kept, because a full cache meets the same numbers at every compaction, and all layers do.
+    """
+    assert state.scorer is not None
+    interval, inference = state.layer.policy.interval, torch.is_inference_mode_enabled()
+    key = state.rule, interval, n, m, after, device, inference
+    if key not in _weights:
+        if len(_weights) > 256:
+            _weights.clear()
+        rows = torch.arange(m, device=device)
+        _weights[key] = state.scorer.row_weights(n - m + rows + 1, m + after - 1 - rows)
+    return _weights[key]
+
+
+_weights: dict[tuple[object, ...], Tensor] = {}
+
+
+def wants_attention(state: LayerState) -> bool:
+    """Whether the rule reads what slots receive."""
+    return state.rule is not None and "attention" in state.rule.needs
+
+
+def _unrotated(state: LayerState, q: Tensor) -> Tensor:
+    """Queries as they were before the model turned them to their position."""
+    if state.reindex:
+        return q
+    assert state.rotary is not None
+    index = torch.arange(state.seen, state.seen + q.shape[2], device=q.device, dtype=torch.float32)
+    return state.rotary.undo(index, q)[0]

@@ -1,0 +1,185 @@
+"""A deployed layer takes in many tokens as the evaluator does: dense, and packed again after them.
+
+Between two compactions a packed layer would unpack all slots for one attention call, and encode
+what moves after it. Here slots are unpacked once and kept dense while the tokens come, which is the
+evaluator's own store, and so every replay of the evaluator serves. What must not be lost is where
+a slot comes from: codes of slots that stay are moved as they are, since what is rounded a second
+time is not the same. `StagedStore` follows that, and `packed` puts the layer back together.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from kvsearch.cache.slots.dense import DenseStore
+from kvsearch.cache.slots.formats import Held
+from kvsearch.cache.slots.packed import PackedStore
+from kvsearch.cache.slots.pools import first_of, place_in_pool
+from kvsearch.cache.state import LayerState
+from kvsearch.rules.pick import pick
+
+
+def applies(state: LayerState, k: Tensor) -> bool:
+    """Whether tokens of keys `k` reach a second compaction of a deployed layer: staging pays."""
+    if not (state.packed and state.fast):
+        return False
+    if state.codecs[0][0].along_tokens:
+        return False  # groups have scales, not slots; these policies go by age
+    if len(state.codecs) > 2 and k.device.type != "cpu":
+        return False  # codes of tokens that pass through tiers are picked on the host
+    clock = state.layer.clock
+    due = clock.after(state.seen, state.prompt)
+    second = None if due is None else clock.after(due, state.prompt)
+    return second is not None and state.seen + k.shape[2] >= second
+
+
+@contextmanager
+def staged(state: LayerState, k: Tensor, v: Tensor) -> Iterator[None]:
+    """Let a deployed layer be dense for one call, in which a compaction is due.
+
+    Args:
+        state: the layer.
+        k, v: of the call's tokens `[B, H, M, D]`, rounded to 16 bits.
+    """
+    store = state.store
+    assert isinstance(store, PackedStore)
+    dense = StagedStore(store, state, k)
+    state.store, state.packed = dense, False
+    try:
+        yield
+    finally:
+        state.store, state.packed = store, True
+        if state.rotary is not None:
+            state.rotary.forget()
+    dense.land(k, v)
+    state.note_peak()
+
+
+class StagedStore(DenseStore):
+    """Dense values of a packed store, and where each slot comes from.
+
+    Attributes:
+        origin: of every slot, `[N]` or `[B, V, N]`: its slot before, or the number of slots before
+            plus the index of its token among the new ones.
+        rows: with several tiers, where the codes of every slot are among those of its tier, in all
+            heads `[B, H, N]`: first those held before, then those in `fresh`.
+        fresh: codes made since, of each tier: keys and values.
+    """
+
+    room = 1.25  # it is memory beside a deployed cache
+
+    def __init__(self, store: PackedStore, state: LayerState, k: Tensor) -> None:
+        super().__init__(state.layer, state.native, state.impls)
+        self.packed, self.before = store, store.n
+        if store.n:
+            self.k, self.v = (x.contiguous() for x in store.read())
+            self.n, self.residual, self.pools = store.n, store.residual, store.slot_pools()
+        self.origin = torch.arange(store.n, device=k.device)
+        self.came = store.n
+        self.tiered = len(self.codecs) > 2
+        self.fresh: list[tuple[list[Held], list[Held]]] = [([], []) for _ in self.codecs]
+        if self.tiered:
+            self.rows = _rows(store, k)
+            ends = [0 if x is None else x[0].shape[:3].numel() for x in store.keys]
+            self.ends = ends
+
+    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
+        """Add tokens, see `Store.append`."""
+        super().append(k, v, quantised)
+        self._arrive(k.shape[2])
+
+    def _arrive(self, m: int) -> None:
+        new = torch.arange(self.came, self.came + m, device=self.origin.device)
+        self.origin = torch.cat([self.origin, new.expand(*self.origin.shape[:-1], m)], -1)
+        self.came += m
+        if self.tiered:
+            self.rows = torch.nn.functional.pad(self.rows, (0, m))
+
+    def compact(self, keep: Tensor | None, pools: Tensor) -> None:
+        """Drop all slots but `keep` and move the rest into `pools`, see `DenseStore.compact`."""
+        if keep is not None:
+            self.origin = pick(self.origin, keep)
+            if self.tiered:
+                self.rows = pick(self.rows, keep)
+        super().compact(keep, pools)
+
+    def hold(self, k: Tensor, v: Tensor, pools: Tensor, came: Tensor, new: int) -> None:
+        """Hold what is left after `new` tokens, see `DenseStore.hold`."""
+        self._arrive(new)
+        self.origin = pick(self.origin, came)
+        super().hold(k, v, pools, came, new)
+
+    def _move(self, changed: Tensor, pools: Tensor) -> None:
+        """Store the `changed` of the first slots `[B, H, N]` in their `pools`, with codes."""
+        if not self.tiered:
+            super()._move(changed, pools)
+            return
+        assert self.k is not None and self.v is not None
+        n, H, T = changed.shape[-1], changed.shape[1], self.k.shape[2]
+        for i, codecs in enumerate(self.codecs[:-1]):
+            b, h, slot = (changed & (pools == i)).nonzero().unbind(-1)
+            if not len(slot):
+                continue
+            head = b * H + h
+            for codec, dense, codes in zip(codecs, (self.k, self.v), self.fresh[i], strict=True):
+                flat = dense.view(-1, dense.shape[3])
+                x = flat.index_select(0, head * T + slot)
+                new = codec.encode(x[None, None], self.packed.ran)
+                flat.index_copy_(
+                    0, head * T + slot, codec.decode(new, x.dtype, self.packed.ran)[0, 0]
+                )
+                codes.append(new)
+            at = torch.arange(self.ends[i], self.ends[i] + len(slot), device="cpu")
+            self.rows.view(-1).index_copy_(0, head * n + slot, at)
+            self.ends[i] += len(slot)
+
+    def land(self, k: Tensor, v: Tensor) -> None:
+        """Give the packed store what is held, see `staged`."""
+        compacted, m = self.n - self.residual, k.shape[2] - self.residual
+        pools = self.pools[..., :compacted]
+        if self.tiered:
+            self._assemble(compacted, pools)
+        else:
+            self.packed.append(k[:, :, :m], v[:, :, :m])
+            self.packed.compact(self.origin[..., :compacted], pools)
+        if self.residual:
+            self.packed.append(k[:, :, m:], v[:, :, m:])
+
+    def _assemble(self, n: int, pools: Tensor) -> None:
+        """Fill the packed store with the first `n` slots, whose codes are known."""
+        assert self.k is not None and self.v is not None
+        heads, counts = self.k.shape[:2], self.packed.counts(n)
+        found: tuple[list[Held | None], list[Held | None]] = ([], [])
+        for i, count in enumerate(counts):
+            slots = first_of(pools == i, count)
+            rows = pick(self.rows[..., :n], slots).flatten()
+            for which, (dense, old) in enumerate(
+                ((self.k, self.packed.keys[i]), (self.v, self.packed.values[i]))
+            ):
+                if not count:
+                    found[which].append(None)
+                elif i == len(counts) - 1:
+                    found[which].append(self.codecs[i][which].encode(dense, self.packed.ran, slots))
+                else:
+                    tables = [x for x in (old, *self.fresh[i][which]) if x is not None]
+                    found[which].append(
+                        tuple(
+                            torch.cat([x.flatten(0, 2) for x in same])
+                            .index_select(0, rows)
+                            .view(*heads, count, -1)
+                            for same in zip(*tables, strict=True)
+                        )
+                    )
+        self.packed.hold(*found, n, pools)
+
+
+def _rows(store: PackedStore, k: Tensor) -> Tensor:
+    """Where the codes of every slot are among those of its pool in all heads, `[B, H, N]`."""
+    B, H = k.shape[:2]
+    pools = store.slot_pools().to(k.device)
+    sizes = [0 if x is None else x[0].shape[2] for x in store.keys]
+    heads = torch.arange(B * H, device=k.device).view(B, H, 1)
+    place = place_in_pool(pools, len(sizes)).expand(B, H, -1)
+    return place + heads * torch.tensor(sizes, device="cpu")[pools.long()]

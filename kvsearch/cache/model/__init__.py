@@ -1,0 +1,1 @@
+"""What a cache reads of a model: angles, output projections, which tokens are anchors."""
