@@ -2,8 +2,7 @@
 
 transformers hands new keys and values to a cache layer, and the result to an attention function
 chosen by name. Our layer returns the new keys marked with itself; `attention` finds the mark and
-lets the layer attend over what it holds; unmarked calls go to the model's own function. Nothing of
-the model changes but for hooks (anchors, a second reading) and two wrappers.
+lets the layer attend over what it holds. The model gets hooks at most, and two wrappers.
 """
 
 import os
@@ -237,13 +236,13 @@ class PolicyCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
-        super().reorder_cache(beam_idx)
         self.given.forget()
+        super().reorder_cache(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select batch rows."""
-        super().batch_select_indices(indices)
         self.given.forget()
+        super().batch_select_indices(indices)
 
     @property
     def _is_user_defined(self) -> bool:
