@@ -6,9 +6,7 @@ cache = kvsearch.PolicyCache(found.best, model)
 model.generate(**inputs, past_key_values=cache)
 """
 
-import inspect
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,33 +26,14 @@ __all__ = [
 _HOMES = {
     "Policy": "kvsearch.policy",
     "PolicyCache": "kvsearch.cache.huggingface",
+    "evaluate": "kvsearch.app.evaluate",
     "evaluate_prompts": "kvsearch.app.prompts",
+    "search": "kvsearch.app.search",
     "cuda_graphs": "kvsearch.cache.cuda_graphs",
     "Text": "kvsearch.text",
     "load_model": "kvsearch.models.load",
     "LoadedModel": "kvsearch.models.load",
 }
-
-
-class _Callable(ModuleType):
-    """A subpackage that can be called: `kvsearch.search(...)` is `kvsearch.app.search.search`."""
-
-    @property
-    def _function(self) -> Any:
-        name = self.__name__.rpartition(".")[2]
-        return getattr(import_module(f"kvsearch.app.{name}"), name)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._function)
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        """Call the function of the same name in `kvsearch.app`."""
-        return self._function(*args, **options)
-
-
-for _name in ("search", "evaluate"):  # importing these two packages loads nothing else
-    import_module(f"kvsearch.{_name}").__class__ = _Callable
 
 
 def __getattr__(name: str) -> Any:

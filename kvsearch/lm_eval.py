@@ -17,9 +17,9 @@ from kvsearch.app.budget import bytes_of, check_budget
 from kvsearch.app.by_name import method
 from kvsearch.app.policies import check_names, is_method
 from kvsearch.errors import KvsearchError, PolicyError, quoted
-from kvsearch.evaluate.answers import answers
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.replay import deployed
+from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.replay import deployed
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel, folder_of
 from kvsearch.models.shared import policy_file

@@ -8,9 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
+from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier
 from kvsearch.rules import RULES, Attention, Reread
 from kvsearch_kernels.codebooks import CODEBOOKS

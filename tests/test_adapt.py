@@ -21,9 +21,9 @@ from kvsearch.app.adapt import adapt
 from kvsearch.cache.by_age import plans
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, PolicyError, RunError
-from kvsearch.evaluate.quality import Evaluator, stepwise
-from kvsearch.methods import at
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import at
 from kvsearch.policy import Anchors, Channels
 from kvsearch.rules import Attention
 from kvsearch.train import recipe

@@ -10,14 +10,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import KNOBS
-from kvsearch.methods import METHODS
 from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
+from kvsearch.policy_search.samplers.features import features
 from kvsearch.report.describe import describe
 from kvsearch.rules import RULES, Attention, Rule
-from kvsearch.search.samplers.features import features
 from tests.cache_cases import IDS, SETTING, T, tiny
 from tests.tagged import Device
 from tests.test_device import WAYS, holds
@@ -131,7 +131,7 @@ def test_a_rule_that_is_listed_first_is_all_of_it(source: Path) -> None:
         "from kvsearch.rules import RULES\n"
         "RULES['page-fading'] = Fading\n"
         "from kvsearch.knobs import KNOBS\n"
-        "from kvsearch.methods import METHODS\n"
+        "from kvsearch.named_methods import METHODS\n"
         "from kvsearch.policy import Policy\n"
         "assert {'page-fading', 'page-fading-slow'} <= set(KNOBS['rule'].names)\n"
         "assert (KNOBS['rule.carry'].low, KNOBS['rule.carry'].high) == (0.0, 1.0)\n"

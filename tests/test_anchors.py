@@ -14,8 +14,8 @@ from kvsearch.cache import PolicyCache
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cli import main
 from kvsearch.errors import PolicyError
-from kvsearch.evaluate.fed import feed
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.fed import feed
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Anchors, Budgets, Ladder, Policy, Quantizer, Tier, check, layout

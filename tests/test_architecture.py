@@ -68,7 +68,7 @@ def test_the_folder_kernels_shadows_nothing() -> None:
 def test_importing_changes_nothing_in_transformers() -> None:
     done = fresh(
         "from transformers import AttentionInterface as A; before = set(A());"
-        "import kvsearch.cache.huggingface, kvsearch.evaluate.quality;"
+        "import kvsearch.cache.huggingface, kvsearch.evaluation.quality;"
         "print(set(A()) == before)"
     )
     assert done.stdout.strip() == "True", done.stderr

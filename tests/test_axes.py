@@ -14,9 +14,9 @@ from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.knobs import KNOBS, LADDERS, RULES, TIERS, Setting, Value, build, respelled
 from kvsearch.knobs import refine as refining
 from kvsearch.policy import ModelShape, check
+from kvsearch.policy_search.samplers import Context, check_space, pool
+from kvsearch.policy_search.samplers.features import every_name, names_for
 from kvsearch.rules import RULES as CLASSES
-from kvsearch.search.samplers import Context, check_space, pool
-from kvsearch.search.samplers.features import every_name, names_for
 from kvsearch.space import Axis, drawn
 from tests.heads import losses
 from tests.importance import importance

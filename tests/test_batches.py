@@ -8,12 +8,12 @@ import torch
 
 from kvsearch.cli import main
 from kvsearch.errors import OutOfMemory
-from kvsearch.evaluate.batches import MOST, SHARE, Batches
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.batches import MOST, SHARE, Batches
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.head import Head
 from kvsearch.policy import Policy
+from kvsearch.policy_search.work import Job, attempt
 from kvsearch.rules import Attention
-from kvsearch.search.work import Job, attempt
 from tests.cache_cases import tiny
 
 LOADED = tiny(dtype=torch.float32)

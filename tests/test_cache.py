@@ -16,10 +16,10 @@ import torch
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.by_age.plans import plan
 from kvsearch.cache.general.compaction import survivors
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
-from kvsearch.methods import METHODS, at
 from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention, Place, Slots
 from tests.cache_cases import (

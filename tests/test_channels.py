@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kvsearch import Text, search
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.evaluate import importance, ppl_rise
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation import importance, ppl_rise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models import disk_cache
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.projections import projections

@@ -15,10 +15,10 @@ from kvsearch.app import evaluators
 from kvsearch.cli import COMMANDS, main, module_of
 from kvsearch.cli.output import print_json
 from kvsearch.errors import KvsearchError, ModelError, RunError
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Channels, Policy
-from kvsearch.search.executors import cluster
+from kvsearch.policy_search.executors import cluster
 
 CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, dequantize_kv, fake_quantize, quantize_kv

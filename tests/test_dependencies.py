@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvsearch.errors import KvsearchError
-from kvsearch.search import samplers
+from kvsearch.policy_search import samplers
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

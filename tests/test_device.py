@@ -25,7 +25,7 @@ from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
+from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Rule
 from tests.heads import losses

@@ -12,7 +12,7 @@ from kvsearch import Policy, Text, evaluate, load_model
 from kvsearch.app.heads import heads
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, OutOfMemory
-from kvsearch.evaluate import head_losses
+from kvsearch.evaluation import head_losses
 from kvsearch.policy import ModelShape
 from kvsearch.report.terminal import results_table
 from kvsearch.text import Source, beside, tokenize, windows

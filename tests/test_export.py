@@ -18,9 +18,9 @@ import torch
 
 from kvsearch.app.export import export
 from kvsearch.errors import RunError
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.export import TARGETS, environments, find, proof
-from kvsearch.export.target import Artefact
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.exporters import TARGETS, environments, find, proof
+from kvsearch.exporters.target import Artefact
 from kvsearch.files import require_writable, write_all
 from kvsearch.models.load import load_model
 from kvsearch.policy import ModelShape, Policy, layout

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import policy_layers, shape_of

@@ -9,10 +9,10 @@ from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.progress import Shown
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.work import Job, Measured
 from kvsearch.records import Kind, Trial
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.work import Job, Measured
 
 SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=16, heads=1)
 TOKENS, FROM = 528, 16

@@ -18,8 +18,8 @@ from kvsearch.app.search import search
 from kvsearch.cli import eval as cli_eval
 from kvsearch.cli import run as cli_run
 from kvsearch.errors import KvsearchError
+from kvsearch.policy_search import growing
 from kvsearch.records import Trial
-from kvsearch.search import growing
 
 WORDS = Text(" ".join(f"{(i * i + 3 * i) % 97:x}" for i in range(1500)), "numbers")
 

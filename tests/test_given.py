@@ -22,7 +22,7 @@ from kvsearch.app.export import export
 from kvsearch.app.prune import prune
 from kvsearch.cli import main
 from kvsearch.errors import ModelError
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.policy import Anchors
 from kvsearch.policy.anchors import NEW
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvsearch.errors import PolicyError
-from kvsearch.evaluate import head_losses
-from kvsearch.evaluate.prices import price
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import head_losses
+from kvsearch.evaluation.prices import price
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.policy import HeadLosses, ModelShape, Policy, Quantizer, layout

@@ -24,7 +24,7 @@ from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
+from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
 from tests.heads import losses

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from kvsearch.app.evaluators import devices
 from kvsearch.errors import ModelError
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load, memory, products, wheel
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import converted

@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
-from kvsearch.search.folder import RunFolder
+from kvsearch.policy_search.folder import RunFolder
 from tests.test_run import call
 
 RUN = Path(__file__).resolve().parent.parent / "studies" / "2026-11-outcome" / "b256"

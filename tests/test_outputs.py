@@ -7,7 +7,7 @@ import torch
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.model.outputs import outputs
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Budgets, Channels, Policy, check
 from kvsearch.rules import Critical

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.state import LayerState
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
+from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, ModelShape, Policy, layout
 from kvsearch.rules import Random, Segment
 

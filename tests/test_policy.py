@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
+from kvsearch.named_methods import at
 from kvsearch.policy import (
     Anchors,
     Budgets,

@@ -9,10 +9,10 @@ import pytest
 
 from kvsearch.cli import main
 from kvsearch.errors import SpaceError
-from kvsearch.search.driver import Search
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.portfolio import inside, load
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.portfolio import inside, load
 from kvsearch.space import load as load_space
 from tests.survival import toy
 

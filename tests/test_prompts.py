@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Anchors, HeadTiers, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES

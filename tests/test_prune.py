@@ -23,7 +23,7 @@ from kvsearch.app.prune import prune
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, ModelError, RunError
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Channels, layout
 from kvsearch.rules import Attention

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from kvsearch.app.report_windows import behind, looks
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.replay import continues
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.replay import continues
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
 from kvsearch.models.load import load_model
-from kvsearch.search.model_work import ModelSession
-from kvsearch.search.work import Job
+from kvsearch.named_methods import at
+from kvsearch.policy_search.model_work import ModelSession
+from kvsearch.policy_search.work import Job
 
 
 @pytest.mark.parametrize("name", ["h2o+int4", "xmu", "h2o", "window+int4", "tova", "lacache"])

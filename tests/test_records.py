@@ -15,11 +15,11 @@ from kvsearch.app import summary
 from kvsearch.cli import main
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
+from kvsearch.policy_search import written
+from kvsearch.policy_search.attempts import Attempts
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Interval, Kept, Row, Trial, columns
 from kvsearch.report.tables import front_csv
-from kvsearch.search import written
-from kvsearch.search.attempts import Attempts
-from kvsearch.search.folder import RunFolder
 
 RUN = Path(__file__).resolve().parent.parent / "studies/2026-11-first-command/records/wikitext-3"
 TRIAL = Trial(3, "trial 3", "searched", "pruned", Policy(slots=9), "ab")

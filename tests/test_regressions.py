@@ -11,15 +11,15 @@ from kvsearch.cache import PolicyCache
 from kvsearch.cache.engine import advance
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError, SpaceError
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
 from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import at
 from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.policy_search import model_work
 from kvsearch.report.slotmap import held
 from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
-from kvsearch.search import model_work
 from kvsearch.space import load
 from tests.cache_cases import AFTER, IDS, tiny
 

@@ -12,9 +12,9 @@ from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, PreTrain
 from kvsearch import space
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import PolicyError
-from kvsearch.export import find
-from kvsearch.export.project import project
-from kvsearch.methods import METHODS
+from kvsearch.exporters import find
+from kvsearch.exporters.project import project
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import Budgets, Policy
 from kvsearch.rules import Reread, Rule, Slots
 from kvsearch.rules.reread import RereadScorer

@@ -25,9 +25,9 @@ from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.journal import Journal
 from kvsearch.records import Trial
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.journal import Journal
 
 
 def call(argv: list[str], capsys: Any) -> tuple[int, str, str]:

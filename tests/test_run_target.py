@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import kvsearch
 from kvsearch.app.export import export
-from kvsearch.export import TARGETS
+from kvsearch.exporters import TARGETS
 from tests.test_run import call, prose
 
 __all__ = ["prose"]

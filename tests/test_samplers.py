@@ -14,19 +14,19 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from kvsearch import space
 from kvsearch.errors import KvsearchError
 from kvsearch.knobs import Setting, Value
-from kvsearch.methods import METHODS
+from kvsearch.named_methods import METHODS
 from kvsearch.pareto import hypervolume
 from kvsearch.policy import ModelShape
-from kvsearch.search import samplers
-from kvsearch.search.hypervolume import log_hypervolume
-from kvsearch.search.samplers import SAMPLERS, Context, Priced, make
-from kvsearch.search.samplers.ehvi import expected_gain
-from kvsearch.search.samplers.features import names_for
-from kvsearch.search.samplers.gp import GP, fit, lowest, misfit
-from kvsearch.search.samplers.history import History, Seen, read
-from kvsearch.search.samplers.kvei import Kvei
-from kvsearch.search.samplers.one_at_a_time import next_move
-from kvsearch.search.samplers.surrogate import Surrogate
+from kvsearch.policy_search import samplers
+from kvsearch.policy_search.hypervolume import log_hypervolume
+from kvsearch.policy_search.samplers import SAMPLERS, Context, Priced, make
+from kvsearch.policy_search.samplers.ehvi import expected_gain
+from kvsearch.policy_search.samplers.features import names_for
+from kvsearch.policy_search.samplers.gp import GP, fit, lowest, misfit
+from kvsearch.policy_search.samplers.history import History, Seen, read
+from kvsearch.policy_search.samplers.kvei import Kvei
+from kvsearch.policy_search.samplers.one_at_a_time import next_move
+from kvsearch.policy_search.samplers.surrogate import Surrogate
 from tests.heads import losses
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -170,7 +170,7 @@ def test_the_fit_ends_where_another_optimiser_ends(n: int, monkeypatch: pytest.M
 
     rng = np.random.default_rng(n)
     x = rng.random((n, 8))
-    monkeypatch.setattr("kvsearch.search.samplers.gp.lowest", theirs)
+    monkeypatch.setattr("kvsearch.policy_search.samplers.gp.lowest", theirs)
     fit(x, x[:, 0] + np.sin(5 * x[:, 1]) + 0.1 * rng.normal(size=n))
     assert found["ours"][0] == pytest.approx(found["theirs"][0], abs=0.01)
     assert found["ours"][1] == pytest.approx(found["theirs"][1], abs=0.2)
@@ -194,7 +194,7 @@ def test_the_model_leaves_the_other_cores_to_the_evaluators(
 
     price, rng = Context(SPACE, SETTING).price, random.Random(0)
     found = [price(samplers.pool.anything(SPACE, rng)) for _ in range(20)]
-    monkeypatch.setattr("kvsearch.search.samplers.surrogate.fit", watched)
+    monkeypatch.setattr("kvsearch.policy_search.samplers.surrogate.fit", watched)
     with threadpool_limits(2, "blas"):
         Surrogate(History(done=[Seen(p, loss(p)) for p in found if p is not None]))
     assert asked == [{1}]

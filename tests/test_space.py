@@ -16,10 +16,10 @@ from kvsearch.errors import PolicyError, SpaceError
 from kvsearch.knobs import KNOBS, TIERS, Setting, Value, build, sized
 from kvsearch.knobs.fields import budgets_of, recent_window_of
 from kvsearch.knobs.sizing import DEFAULTS
-from kvsearch.methods import METHODS, at
+from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import HeadLosses, ModelShape, check, layout
 from kvsearch.policy.layout import peak_of
-from kvsearch.search.samplers.pool import anything
+from kvsearch.policy_search.samplers.pool import anything
 from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.importance import importance
 

@@ -9,12 +9,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvsearch.errors import PolicyError
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Policy, layout
-from kvsearch.search.samplers.pool import anything
+from kvsearch.policy_search.samplers.pool import anything
 from kvsearch.space import load
 from tests.heads import losses
 from tests.importance import importance

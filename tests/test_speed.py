@@ -8,10 +8,10 @@ import torch
 
 from kvsearch.cache import cuda_graphs
 from kvsearch.errors import ModelError
-from kvsearch.evaluate import speed, throughput
+from kvsearch.evaluation import speed, throughput
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
 from kvsearch.models.load import load_model
+from kvsearch.named_methods import at
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.report.terminal import bench_lines
 

@@ -11,7 +11,7 @@ import pytest
 from kvsearch.app.study import check, rebuild
 from kvsearch.cli import main
 from kvsearch.errors import RunError
-from kvsearch.search.folder import RunFolder
+from kvsearch.policy_search.folder import RunFolder
 
 FOLDER = Path(__file__).resolve().parent.parent / "studies"
 STUDIES = sorted(  # one without a README is still being made

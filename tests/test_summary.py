@@ -10,11 +10,11 @@ from kvsearch.app import summary
 from kvsearch.app.report_windows import Candidate, ReportWindows
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Summary, Trial
 from kvsearch.report.html import Images, render
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.terminal import closing
-from kvsearch.search.folder import RunFolder
 from kvsearch.stats import common
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "2026-11-first-command"

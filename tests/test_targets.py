@@ -15,12 +15,21 @@ from hypothesis import strategies as st
 
 from kvsearch.app.target import starts, stepped
 from kvsearch.errors import KvsearchError, SpaceError
-from kvsearch.export import TARGETS, Job, Target, artefact, find, project, unknown_options, verdicts
-from kvsearch.export.fields import FIELDS, active, value
-from kvsearch.export.project import same_rule
-from kvsearch.export.space import space_of
+from kvsearch.exporters import (
+    TARGETS,
+    Job,
+    Target,
+    artefact,
+    find,
+    project,
+    unknown_options,
+    verdicts,
+)
+from kvsearch.exporters.fields import FIELDS, active, value
+from kvsearch.exporters.project import same_rule
+from kvsearch.exporters.space import space_of
 from kvsearch.knobs import Setting, build
-from kvsearch.methods import at
+from kvsearch.named_methods import at
 from kvsearch.policy import (
     Anchors,
     Budgets,
@@ -32,8 +41,8 @@ from kvsearch.policy import (
     check,
     layout,
 )
+from kvsearch.policy_search.samplers.pool import anything
 from kvsearch.rules import Attention
-from kvsearch.search.samplers.pool import anything
 from kvsearch.space import load
 from tests.heads import losses
 from tests.random_policies import policies, policy
@@ -415,12 +424,12 @@ def test_a_level_of_proof_rests_on_a_kept_study(name: str) -> None:
 
 
 def test_docs_list_what_the_table_says() -> None:
-    from kvsearch.export.table import markdown
+    from kvsearch.exporters.table import markdown
 
     page = Path(__file__).parent.parent / "docs" / "targets.md"
     text = page.read_text(encoding="utf-8")
     (table,) = re.findall(r"<!-- table -->\n(.*?)<!-- end -->", text, re.S)
-    assert table == markdown(), "run: python -m kvsearch.export.table docs/targets.md"
+    assert table == markdown(), "run: python -m kvsearch.exporters.table docs/targets.md"
 
 
 def test_a_misspelt_target_gets_a_hint() -> None:

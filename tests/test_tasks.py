@@ -15,8 +15,8 @@ import pytest
 from kvsearch.app.workloads import Worth, from_tasks
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate.answers import answers
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.text import read_files, tokenize

@@ -11,8 +11,8 @@ import torch
 from kvsearch.cache.heads import advance
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import PolicyError
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.export.vectors import kit
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.exporters.vectors import kit
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import ModelShape, Policy
 from tests.random_policies import policies

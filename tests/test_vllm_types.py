@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvsearch.export import Job, artefact, find, project, proof_of, unknown_options
-from kvsearch.export.capability import Capability
-from kvsearch.export.vllm import TURBOQUANT
+from kvsearch.exporters import Job, artefact, find, project, proof_of, unknown_options
+from kvsearch.exporters.capability import Capability
+from kvsearch.exporters.vllm import TURBOQUANT
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
+from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import HeadTiers, ModelShape, Policy, Tier
 
 DEEP = ModelShape(layers=7, kv_heads=2, head_dim=64, heads=4)

@@ -18,8 +18,8 @@ from kvsearch.app.prompts import evaluate_prompts
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate.answers import answers
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.policy import Policy, layout

@@ -26,7 +26,7 @@ from kvsearch.cache.heads import advance  # noqa: E402
 from kvsearch.cache.model.rotary import Rotary  # noqa: E402
 from kvsearch.cache.state import LayerState  # noqa: E402
 from kvsearch.knobs import Setting  # noqa: E402
-from kvsearch.methods import at  # noqa: E402
+from kvsearch.named_methods import at  # noqa: E402
 from kvsearch.policy import HeadLosses, ModelShape, layout  # noqa: E402
 from kvsearch_kernels import trust  # noqa: E402
 from kvsearch_kernels.op import Op  # noqa: E402

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvsearch.cache.by_age.plans import plan
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
+from kvsearch.named_methods import at
 from kvsearch.policy import ModelShape, layout
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 

@@ -17,8 +17,8 @@ from kvsearch.app.options import check_counts
 from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError, TextError
-from kvsearch.evaluate.fed import require_anchors
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.fed import require_anchors
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.given import require_plain

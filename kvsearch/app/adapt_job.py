@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvsearch.app.adapt_report import Adapted, Losses, compared
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.progress import Shown, Step
-from kvsearch.evaluate.quality import Evaluator, check_finite
+from kvsearch.evaluation.quality import Evaluator, check_finite
 from kvsearch.files import write_atomic
 from kvsearch.folders import drafted
 from kvsearch.models import given, surgery

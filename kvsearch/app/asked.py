@@ -12,8 +12,8 @@ from kvsearch.app.budget import Budget
 from kvsearch.app.options import RunOptions
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
-from kvsearch.search.folder import question
-from kvsearch.search.written import SCHEMA
+from kvsearch.policy_search.folder import question
+from kvsearch.policy_search.written import SCHEMA
 from kvsearch.space import SearchSpace
 
 

@@ -9,8 +9,8 @@ from kvsearch.app.importance import with_importance
 from kvsearch.app.policies import check_names, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate import throughput
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import throughput
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import require_context
 from kvsearch.records import Throughput
 from kvsearch.text import TextLike, windows

@@ -17,8 +17,8 @@ from kvsearch.app.options import check_batch, check_counts
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError
-from kvsearch.evaluate.fed import require_anchors
-from kvsearch.evaluate.quality import Evaluator, Quality, check_finite
+from kvsearch.evaluation.fed import require_anchors
+from kvsearch.evaluation.quality import Evaluator, Quality, check_finite
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.models.aliases import DEFAULT

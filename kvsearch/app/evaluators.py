@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 
 from kvsearch.errors import ModelError
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.models.memory import free_memory
-from kvsearch.search.executors import Executor
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.executors.spawning import can_spawn
-from kvsearch.search.model_work import ModelSession, ModelWork
+from kvsearch.policy_search.executors import Executor
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.executors.spawning import can_spawn
+from kvsearch.policy_search.model_work import ModelSession, ModelWork
 from kvsearch.workloads.parts import Rows
 
 LONG = 1e12  # operations of a run that is worth the start of processes: half a minute of one core
@@ -120,11 +120,11 @@ def executor(
     if not workers and ray is None:
         return Inline(ModelSession(Evaluator(loaded, there.batch), there.parts))
     if ray is None:
-        from kvsearch.search.executors.processes import Processes
+        from kvsearch.policy_search.executors.processes import Processes
 
         say(f"evaluating in {workers} processes on {'; '.join(there.devices)}")
         return Processes(there, workers)
-    from kvsearch.search.executors.ray_actors import RayActors
+    from kvsearch.policy_search.executors.ray_actors import RayActors
 
     actors = RayActors(there, workers, ray, max(1, gpus))
     say(f"evaluating on Ray: {actors.slots} actors")

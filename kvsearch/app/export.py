@@ -17,9 +17,9 @@ from kvsearch.app.policies import is_method
 from kvsearch.app.progress import Shown
 from kvsearch.app.prompts import ITEMS, PromptsResult, evaluate_prompts
 from kvsearch.errors import KvsearchError, RunError, TextError
-from kvsearch.evaluate.fed import require_anchors
-from kvsearch.evaluate.quality import Evaluator, check_finite
-from kvsearch.export import (
+from kvsearch.evaluation.fed import require_anchors
+from kvsearch.evaluation.quality import Evaluator, check_finite
+from kvsearch.exporters import (
     Artefact,
     Job,
     Proof,
@@ -31,9 +31,9 @@ from kvsearch.export import (
     proof_of,
     verdicts,
 )
-from kvsearch.export.environments import require
-from kvsearch.export.fields import Verdict
-from kvsearch.export.layers import others_of
+from kvsearch.exporters.environments import require
+from kvsearch.exporters.fields import Verdict
+from kvsearch.exporters.layers import others_of
 from kvsearch.files import require_free, require_writable, write_all
 from kvsearch.models.aliases import DEFAULT, hub_id
 from kvsearch.models.load import LoadedModel, shape_named

@@ -15,12 +15,12 @@ from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.pareto import nondominated
 from kvsearch.policy import Policy, layout
+from kvsearch.policy_search.executors import Executor
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.growing import most_measured
+from kvsearch.policy_search.measure import measure
+from kvsearch.policy_search.written import SCHEMA
 from kvsearch.records import Trial, plain
-from kvsearch.search.executors import Executor
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.growing import most_measured
-from kvsearch.search.measure import measure
-from kvsearch.search.written import SCHEMA
 
 Nll = NDArray[np.float32]
 

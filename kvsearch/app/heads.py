@@ -8,13 +8,13 @@ from pathlib import Path
 from kvsearch.app import inputs
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
-from kvsearch.evaluate import head_losses
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import head_losses
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.knobs import Setting, needs_heads
-from kvsearch.methods import METHODS
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import HeadLosses
 from kvsearch.space import SearchSpace
 

@@ -14,11 +14,11 @@ from kvsearch.app.aside import aside
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
 from kvsearch.errors import RunError
-from kvsearch.evaluate import importance, ppl_rise
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import importance, ppl_rise
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.knobs.channels import needs
-from kvsearch.methods import METHODS
+from kvsearch.named_methods import METHODS
 from kvsearch.policy.pruning import Importance
 from kvsearch.space import SearchSpace
 from kvsearch.text.parts import Tokens

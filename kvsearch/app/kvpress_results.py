@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate.answers import spoken
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.answers import spoken
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import write_all
 from kvsearch.policy import Policy
 from kvsearch.workloads import TASKS, Ask, Prompts

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 
-from kvsearch.search.executors.parent_watch import die_with_parent, undisturbed
-from kvsearch.search.executors.spawning import stderr_into
+from kvsearch.policy_search.executors.parent_watch import die_with_parent, undisturbed
+from kvsearch.policy_search.executors.spawning import stderr_into
 
 _SPAWN = multiprocessing.get_context("spawn")  # as for evaluators
 

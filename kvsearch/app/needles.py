@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate.answers import answers
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.records import Needles

@@ -10,10 +10,10 @@ from kvsearch.app.workloads import PromptOptions
 from kvsearch.errors import KvsearchError, TextError, named, nearest, quoted
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
-from kvsearch.search.executors.cluster import require_ray
-from kvsearch.search.executors.spawning import require_main
-from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
-from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
+from kvsearch.policy_search.executors.cluster import require_ray
+from kvsearch.policy_search.executors.spawning import require_main
+from kvsearch.policy_search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
+from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.workloads import SEES
 
 OBJECTIVES = ("nll", "bytes", "throughput")

@@ -4,10 +4,10 @@ from os import PathLike
 from pathlib import Path
 
 from kvsearch.errors import RunError
-from kvsearch.export.optuna_storage import sqlite
+from kvsearch.exporters.optuna_storage import sqlite
 from kvsearch.files import write_atomic
-from kvsearch.search import written
-from kvsearch.search.folder import RunFolder
+from kvsearch.policy_search import written
+from kvsearch.policy_search.folder import RunFolder
 
 FILE = "optuna.db"
 

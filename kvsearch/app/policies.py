@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
+from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Policy, check
 
 PolicyLike = str | PathLike[str] | Policy

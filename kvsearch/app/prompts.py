@@ -17,8 +17,8 @@ from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import Worth, bare, from_tasks, groups
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate.answers import Answers, answers, fits
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.answers import Answers, answers, fits
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.models.aliases import DEFAULT

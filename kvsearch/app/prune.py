@@ -12,7 +12,7 @@ from kvsearch.app.importance import of_method, with_importance
 from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.errors import PolicyError, RunError, TextError
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted
 from kvsearch.knobs import Setting

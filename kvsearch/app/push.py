@@ -7,15 +7,15 @@ from pathlib import Path
 
 from kvsearch.app import summary as summaries
 from kvsearch.errors import RunError, quoted
-from kvsearch.export import TARGETS, find, project, proof_of, verdicts
+from kvsearch.exporters import TARGETS, find, project, proof_of, verdicts
 from kvsearch.files import write_all
 from kvsearch.models.read import brief
 from kvsearch.models.shared import FILE, is_repository, policy_file
 from kvsearch.policy import ModelShape, Policy, check
 from kvsearch.policy.origin import without_figures
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Row, Summary
 from kvsearch.report.card import Proven, card, document
-from kvsearch.search.folder import RunFolder
 
 HEADS = "heads.json"  # as in a run folder
 

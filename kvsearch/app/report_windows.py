@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Interval, Kind, plain
-from kvsearch.search.folder import RunFolder
 from kvsearch.stats import (
     BLOCK,
     Blocks,

@@ -30,25 +30,25 @@ from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
 from kvsearch.app.target import aim, left_out, starts, stepped
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate import head_losses
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.export.space import searched
+from kvsearch.evaluation import head_losses
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.exporters.space import searched
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import SELDOM, at, find
+from kvsearch.named_methods import SELDOM, at, find
 from kvsearch.policy import Policy
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors import Executor
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.hypervolume import log_hypervolume
+from kvsearch.policy_search.portfolio import inside
+from kvsearch.policy_search.portfolio import load as load_portfolio
+from kvsearch.policy_search.samplers import Context, check_name, check_space, make
+from kvsearch.policy_search.samplers.kvei import Kvei
+from kvsearch.policy_search.task import Task, baselines
 from kvsearch.records import Summary, Trial, plain
 from kvsearch.report import write_report
 from kvsearch.report.terminal import standing
-from kvsearch.search.driver import Search
-from kvsearch.search.executors import Executor
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.hypervolume import log_hypervolume
-from kvsearch.search.portfolio import inside
-from kvsearch.search.portfolio import load as load_portfolio
-from kvsearch.search.samplers import Context, check_name, check_space, make
-from kvsearch.search.samplers.kvei import Kvei
-from kvsearch.search.task import Task, baselines
 from kvsearch.space import load as load_space
 from kvsearch.workloads.parts import Part, Rows
 
@@ -255,7 +255,7 @@ class Run:
                 watch(done, search.trials)
             evaluators.park(self.loaded, executor)
             if o.engine == "tune":
-                from kvsearch.search import tune
+                from kvsearch.policy_search import tune
 
                 trials = tune.run(search, self.work, slots=o.workers or 0, address=o.ray or "local")
             else:

@@ -15,10 +15,10 @@ from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
+from kvsearch.policy_search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
+from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.records import Row, Summary, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
-from kvsearch.search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
-from kvsearch.search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.text import TextLike
 from kvsearch.workloads import See
 
@@ -182,8 +182,8 @@ def search(
         trials: policies to evaluate beyond the published methods; None: up to 12, and none where
             the search expects to gain less than 0.003 by them.
         space: name or YAML file of the search space.
-        target: search only what this runtime can execute; a name in `kvsearch.export.TARGETS`.
-        sampler: what proposes policies; `kvsearch.search.samplers.NAMES`.
+        target: search only what this runtime can execute; a name in `kvsearch.exporters.TARGETS`.
+        sampler: what proposes policies; `kvsearch.policy_search.samplers.NAMES`.
         objectives: `nll,bytes` or `nll,bytes,throughput`.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of the warm start.

@@ -7,10 +7,10 @@ from typing import Any
 
 from kvsearch.app import summary
 from kvsearch.policy import Policy
+from kvsearch.policy_search import written
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.growing import contenders, most_measured
 from kvsearch.records import Summary, Trial
-from kvsearch.search import written
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.growing import contenders, most_measured
 
 NOTHING: dict[str, Any] = {"bytes_resident": None, "seconds": 0.0, "impls": {}}
 OPEN = {

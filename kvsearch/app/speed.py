@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from kvsearch.app.progress import Shown
 from kvsearch.errors import PolicyError, TextError
-from kvsearch.evaluate import speed, throughput
+from kvsearch.evaluation import speed, throughput
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
 from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import at
 from kvsearch.policy import Policy
 
 STEPS = 16

@@ -16,8 +16,8 @@ from pathlib import Path
 from kvsearch.app import summary
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.report.tables import front_csv
-from kvsearch.search.folder import RunFolder
 
 FRONT = "front.csv"
 

@@ -16,6 +16,8 @@ from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy, check, layout
+from kvsearch.policy_search import written
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import (
     REPORT,
     Curve,
@@ -32,8 +34,6 @@ from kvsearch.records import (
     Trial,
     columns,
 )
-from kvsearch.search import written
-from kvsearch.search.folder import RunFolder
 from kvsearch.stats import (
     Blocks,
     Spread,

@@ -6,14 +6,14 @@ from dataclasses import replace
 from itertools import product
 
 from kvsearch.errors import KvsearchError, PolicyError
-from kvsearch.export import find, project
-from kvsearch.export.capability import Capability
-from kvsearch.export.space import knobs_of, space_of
+from kvsearch.exporters import find, project
+from kvsearch.exporters.capability import Capability
+from kvsearch.exporters.space import knobs_of, space_of
 from kvsearch.knobs import Setting, Value, build, effective, sized
-from kvsearch.methods import Method, at
+from kvsearch.named_methods import Method, at
 from kvsearch.policy import Policy, Quantizer, layout
-from kvsearch.search.portfolio import Portfolio
-from kvsearch.search.task import baselines
+from kvsearch.policy_search.portfolio import Portfolio
+from kvsearch.policy_search.task import baselines
 from kvsearch.space import Axis, SearchSpace
 
 BITS = ((8, 8), (5, 5), (5, 4), (4, 4))  # of keys and values, that `starts` tries

@@ -3,7 +3,7 @@
 from os import PathLike
 from pathlib import Path
 
-from kvsearch.export.vectors import kit
+from kvsearch.exporters.vectors import kit
 from kvsearch.files import write_all
 from kvsearch.policy import Policy
 

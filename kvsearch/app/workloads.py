@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from kvsearch.app import inputs
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluate.answers import Answers, answers, spoken
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.answers import Answers, answers, spoken
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy

@@ -77,7 +77,7 @@ def command(
     compute under POLICY, and `--to optuna`, of a run folder, its trials for optuna-dashboard.
     """
     from kvsearch.app.policies import is_method
-    from kvsearch.export import OTHERS, find
+    from kvsearch.exporters import OTHERS, find
     from kvsearch.policy import Policy
 
     if target not in OTHERS:
@@ -97,7 +97,7 @@ def command(
             click.echo("\n".join(files))
         return
     from kvsearch.app.export import export
-    from kvsearch.export.proof import TOLERANCE
+    from kvsearch.exporters.proof import TOLERANCE
 
     done = export(
         policy,
@@ -156,9 +156,9 @@ def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int
 
 
 def _table(done: "Exported") -> str:
-    from kvsearch.export import PROOFS
-    from kvsearch.export.proof import TOLERANCE
-    from kvsearch.export.said import said
+    from kvsearch.exporters import PROOFS
+    from kvsearch.exporters.proof import TOLERANCE
+    from kvsearch.exporters.said import said
 
     t, loss = done.target, done.loss
     rows = [("field", "asked", "given", "")]

@@ -10,7 +10,7 @@ from kvsearch.cli.output import print_json
 @output_options
 def command(as_json: bool, quiet: bool) -> None:
     """List the published methods and combinations made by hand as points of the space."""
-    from kvsearch.methods import METHODS
+    from kvsearch.named_methods import METHODS
 
     if as_json:
         print_json(

@@ -15,10 +15,10 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
     """Rebuild the report, the plots and the tables of a run from its records."""
     from kvsearch.app.summary import read, shape_from, write_tables
     from kvsearch.errors import RunError
+    from kvsearch.policy_search.folder import RunFolder
     from kvsearch.records import plain
     from kvsearch.report import write_report
     from kvsearch.report.terminal import closing
-    from kvsearch.search.folder import RunFolder
 
     if not run_dir.is_dir():
         raise RunError(f"there is no run folder {run_dir}")

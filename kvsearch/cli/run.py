@@ -18,7 +18,7 @@ from kvsearch.cli.options import (
     text_options,
 )
 from kvsearch.cli.output import print_json
-from kvsearch.search.samplers import DEFAULT, NAMES
+from kvsearch.policy_search.samplers import DEFAULT, NAMES
 from kvsearch.workloads import See
 
 

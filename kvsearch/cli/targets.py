@@ -14,7 +14,7 @@ from kvsearch.cli.output import print_json
 def command(install: str | None, as_json: bool, quiet: bool) -> None:
     """List the runtimes that policies are exported to, and how far that is proven."""
     from kvsearch.app.progress import Shown
-    from kvsearch.export import PROOFS, TARGETS, environments, find
+    from kvsearch.exporters import PROOFS, TARGETS, environments, find
 
     if install is not None:
         python = environments.install(find(install), Shown(quiet=quiet).say)

@@ -1,7 +1,7 @@
 """The policy: one frozen value that says what every layer's KV cache holds and when it changes.
 
 All lengths are tokens and the newest token counts. Every published method is one point of this
-type (`kvsearch.methods`); a sampler proposes it, the cache executes it, a file carries it.
+type (`kvsearch.named_methods`); a sampler proposes it, the cache executes it, a file carries it.
 """
 
 import hashlib

@@ -11,9 +11,9 @@ import time
 
 from setting import FULL, cut, keep, kept, loaded, options
 
-from kvsearch.evaluate import ppl_rise
-from kvsearch.evaluate.importance import orders
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import ppl_rise
+from kvsearch.evaluation.importance import orders
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build
 from kvsearch.models.shape import decoder_layers
 from kvsearch.policy.pruning import Importance

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvsearch.evaluate.quality import Evaluator, Quality
+from kvsearch.evaluation.quality import Evaluator, Quality
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout

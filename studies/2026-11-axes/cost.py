@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from variants import HERE, OUTCOME, by_weights, fitted, layers, rows
 
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
 from kvsearch.models import load_model
+from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, Policy
 from kvsearch.text import read_file, tokenize, windows
 

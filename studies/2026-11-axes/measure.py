@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from variants import variants
 
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.models import load_model
 from kvsearch.policy import layout

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.evaluate.head_losses import starving
-from kvsearch.evaluate.prices import price
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.head_losses import starving
+from kvsearch.evaluation.prices import price
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Quantizer
 from kvsearch.text import read_file, tokenize, windows

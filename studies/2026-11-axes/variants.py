@@ -13,7 +13,7 @@ import numpy as np
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.knobs.heads import head_tiers
-from kvsearch.methods import at
+from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Policy, Quantizer, Tier, layout
 from kvsearch.policy.marginal import Split, choose
 from kvsearch.rules import Attention

@@ -77,10 +77,10 @@ def beside(rival: list[str] | None, way: str, method: str, repeat: int) -> float
 
 def timed(method: str, repeat: int) -> None:
     """Evaluate again and again; print the fastest."""
-    from kvsearch.evaluate.quality import Evaluator
+    from kvsearch.evaluation.quality import Evaluator
     from kvsearch.knobs import Setting
-    from kvsearch.methods import at
     from kvsearch.models import load_model
+    from kvsearch.named_methods import at
     from kvsearch.text import builtin, tokenize, windows
 
     loaded = load_model(announce=lambda _: None)

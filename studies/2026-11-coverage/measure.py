@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
 from kvsearch.models.load import load_model
+from kvsearch.named_methods import at
 from kvsearch.policy import Policy
 from kvsearch.stats import BLOCK, blocks
 from kvsearch.text import read_files, tokenize, windows

@@ -26,8 +26,8 @@ import torch
 from kvsearch.cache.huggingface import PolicyCache, full_cache
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import at
 from kvsearch.models import load_model
+from kvsearch.named_methods import at
 from kvsearch.policy import Policy, layout
 from kvsearch.text import builtin, tokenize, windows
 

@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, Value, build
-from kvsearch.methods import METHODS, at
 from kvsearch.models import head, load_model
 from kvsearch.models.products import SIZE, OneDnnLinear
+from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Policy
 from kvsearch.text import builtin, read_file, tokenize, windows
 from kvsearch_kernels.choose_slots import numba_impl

@@ -19,14 +19,14 @@ from kvsearch.app import summary
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.samplers import Context
-from kvsearch.search.samplers.kvei import Kvei
-from kvsearch.search.study import Study
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.samplers import Context
+from kvsearch.policy_search.samplers.kvei import Kvei
+from kvsearch.policy_search.study import Study
 from kvsearch.space import load
 
 HERE = Path(__file__).parent
-HEADS = resources.files("kvsearch.evaluate") / "heads" / "b179c9523d0e6a0f.json"
+HEADS = resources.files("kvsearch.evaluation") / "heads" / "b179c9523d0e6a0f.json"
 OUTCOME = sorted((HERE.parent / "2026-11-outcome").glob("b*-portfolio"))
 FIRST = sorted((HERE.parent / "2026-11-first-command" / "records").iterdir())
 AFTER = (0, 6, 12, 24, 48)

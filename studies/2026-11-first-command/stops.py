@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvsearch.app import summary
 from kvsearch.app.report_windows import FALSE
-from kvsearch.search.folder import RunFolder
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.stats import Blocks, common, standard_error
 from kvsearch.student import quantile
 

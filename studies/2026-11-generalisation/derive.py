@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.search.folder import RunFolder
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.stats import Blocks, common, paired
 from kvsearch.student import quantile
 

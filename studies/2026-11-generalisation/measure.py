@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from kvsearch.app.inputs import TextOptions, text
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
-from kvsearch.search.folder import RunFolder
+from kvsearch.policy_search.folder import RunFolder
 
 HERE = Path(__file__).parent
 FIRST = HERE.parent / "2026-11-first-command"

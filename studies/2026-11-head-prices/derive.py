@@ -3,9 +3,9 @@
 `candidates.csv`: dNLL to the full cache of every candidate with head budgets by `kvsearch heads`.
 `prompts.csv`: the same candidates on needles: share of the context lost, exact answers;
 `prompts-report.csv`: some of them on other needles, which no point was learned on.
-`points.csv`: what `kvsearch/search/portfolio.yaml` ships. Each next point lowers the most the mean,
-over tasks, of the best point's loss in units of what the better textbook combination loses there;
-of points for prompts, the mean share of the context lost.
+`points.csv`: what `kvsearch/policy_search/portfolio.yaml` ships. Each next point lowers the most
+the mean, over tasks, of the best point's loss in units of what the better textbook combination
+loses there; of points for prompts, the mean share of the context lost.
 `text.csv`: portfolio points on four windows of the report part of six texts; `text-mean.csv`: their
 means over all windows, with the paired difference to the first point of the portfolio before.
 `needles.csv`: facts in prose that no measurement of heads saw, asked after the context.

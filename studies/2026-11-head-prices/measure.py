@@ -25,15 +25,15 @@ import torch
 from kvsearch.app.heads import heads
 from kvsearch.app.inputs import TextOptions, text
 from kvsearch.errors import PolicyError
-from kvsearch.evaluate import head_losses
-from kvsearch.evaluate.prices import SINKS, price
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.replay import deployed
+from kvsearch.evaluation import head_losses
+from kvsearch.evaluation.prices import SINKS, price
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.replay import deployed
 from kvsearch.knobs import Setting, build
-from kvsearch.methods import METHODS
 from kvsearch.models import load_model
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import HeadLosses, Policy, Quantizer
-from kvsearch.search.portfolio import DEFAULT, load
+from kvsearch.policy_search.portfolio import DEFAULT, load
 from kvsearch.text import read_file, tokenize
 
 HERE = Path(__file__).parent

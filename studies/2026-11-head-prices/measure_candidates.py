@@ -18,10 +18,10 @@ from candidates import candidates
 
 from kvsearch.app.heads import heads
 from kvsearch.errors import PolicyError
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build
-from kvsearch.methods import METHODS
 from kvsearch.models import load_model
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy, layout
 from kvsearch.text import read_file, tokenize, windows
 from kvsearch.text.sources import builtin

@@ -18,11 +18,11 @@ from candidates import candidates
 from kvsearch.app.heads import heads
 from kvsearch.app.workloads import bare, from_tasks
 from kvsearch.errors import PolicyError
-from kvsearch.evaluate.answers import answers
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build
-from kvsearch.methods import METHODS
 from kvsearch.models import load_model
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy
 from kvsearch.text import tokenize
 from kvsearch.text.sources import builtin

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.app.export import export
-from kvsearch.export import Artefact, find, proof
-from kvsearch.export.environments import installed
+from kvsearch.exporters import Artefact, find, proof
+from kvsearch.exporters.environments import installed
 from kvsearch.files import write_atomic
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy

@@ -15,8 +15,8 @@ import numpy as np
 
 from kvsearch.app.inputs import TextOptions, text
 from kvsearch.app.progress import Shown
-from kvsearch.evaluate import sensitivity
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import sensitivity
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
 
 LENGTHS, WINDOWS, GROUPS = (512, 768), 6, 10

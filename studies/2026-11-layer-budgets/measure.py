@@ -16,8 +16,8 @@ import numpy as np
 
 from kvsearch.app.inputs import TextOptions, text
 from kvsearch.app.progress import Shown
-from kvsearch.evaluate import sensitivity
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import sensitivity
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy

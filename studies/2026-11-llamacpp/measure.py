@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.app.export import export
-from kvsearch.export import find
-from kvsearch.export.environments import installed
+from kvsearch.exporters import find
+from kvsearch.exporters.environments import installed
 from kvsearch.files import write_atomic
 from kvsearch.policy import Policy
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.search.folder import RunFolder
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.stats import Blocks, corrected, paired
 
 HERE = Path(__file__).parent

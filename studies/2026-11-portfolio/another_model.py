@@ -14,13 +14,13 @@ from pathlib import Path
 from kvsearch.app.sensitivity import Sensitivity
 from measure import CONTEXT, HERE, PARTS, TEXTBOOK, WINDOWS, row
 
-from kvsearch.evaluate import head_losses
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import head_losses
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build
-from kvsearch.methods import METHODS
 from kvsearch.models import load_model
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy
-from kvsearch.search.portfolio import DEFAULT, load
+from kvsearch.policy_search.portfolio import DEFAULT, load
 from kvsearch.text import read_file, tokenize, windows
 
 MODEL = "gemma3-270m"

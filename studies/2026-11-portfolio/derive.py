@@ -1,7 +1,7 @@
 """From losses of candidates on tasks to the portfolio, and its worth where it was not learned.
 
-`points.csv`, what `kvsearch/search/portfolio.yaml` ships; `losses.csv`, every candidate on every
-task; `another-model.csv`, the shipped points on a model that none of them was found on;
+`points.csv`, what `kvsearch/policy_search/portfolio.yaml` ships; `losses.csv`, every candidate on
+every task; `another-model.csv`, the shipped points on a model that none of them was found on;
 `left-out.csv`, what portfolios learned on the other texts, or at the other budget, reach.
 `python derive.py --out FOLDER`.
 

@@ -13,8 +13,8 @@ import torch
 
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
-from kvsearch.methods import METHODS, at
 from kvsearch.models import load_model
+from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import HeadLosses, ModelShape, Policy
 from kvsearch.policy.pruning import SCORES, Importance, Order, Orders
 from kvsearch.text import builtin, tokenize, windows

@@ -18,7 +18,7 @@ import torch
 from cases import NAMES, PARTS, chosen, keep, start
 
 from kvsearch.cache.by_age import plans
-from kvsearch.evaluate.replay import deployed
+from kvsearch.evaluation.replay import deployed
 from kvsearch.policy import Policy, layout
 
 

@@ -21,7 +21,7 @@ from cases import NAMES, PARTS, chosen, keep, start
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kvsearch.evaluate.replay import deployed
+from kvsearch.evaluation.replay import deployed
 from kvsearch.policy import layout
 
 

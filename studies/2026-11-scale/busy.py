@@ -20,11 +20,11 @@ from pathlib import Path
 import measure  # finds toy
 import toy
 
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors.processes import Processes
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.work import Job, Measured, Outcome, attempt
 from kvsearch.records import Trial
-from kvsearch.search.driver import Search
-from kvsearch.search.executors.processes import Processes
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.work import Job, Measured, Outcome, attempt
 
 CAUSES = ("opening", "full_cache", "methods", "turns", "last_proposals", "levelling", "driver")
 FIELDS = ("version", "clock", "sampler", "evaluators", "trials", "seed", "seconds", "spread",

@@ -24,13 +24,13 @@ sys.path.insert(0, str(HERE.parents[1] / "tests" / "survival"))
 import torch._dynamo  # noqa: E402, F401 - a driver that has loaded a model has it; it takes a second
 import toy  # noqa: E402
 
+from kvsearch.policy_search.driver import Search  # noqa: E402
+from kvsearch.policy_search.executors import Executor  # noqa: E402
+from kvsearch.policy_search.executors.processes import Processes  # noqa: E402
+from kvsearch.policy_search.folder import RunFolder  # noqa: E402
+from kvsearch.policy_search.hypervolume import log_hypervolume as volume  # noqa: E402
+from kvsearch.policy_search.work import Job, Outcome, attempt  # noqa: E402
 from kvsearch.records import Trial  # noqa: E402
-from kvsearch.search.driver import Search  # noqa: E402
-from kvsearch.search.executors import Executor  # noqa: E402
-from kvsearch.search.executors.processes import Processes  # noqa: E402
-from kvsearch.search.folder import RunFolder  # noqa: E402
-from kvsearch.search.hypervolume import log_hypervolume as volume  # noqa: E402
-from kvsearch.search.work import Job, Outcome, attempt  # noqa: E402
 
 
 class Timed:

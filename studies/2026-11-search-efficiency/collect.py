@@ -23,9 +23,9 @@ from kvsearch.app.progress import Shown
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
+from kvsearch.policy_search.journal import Journal
+from kvsearch.policy_search.work import Job
 from kvsearch.records import Trial
-from kvsearch.search.journal import Journal
-from kvsearch.search.work import Job
 
 BLOCK = 64  # tokens
 HERE = Path(__file__).parent

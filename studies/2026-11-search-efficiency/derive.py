@@ -21,7 +21,7 @@ from scipy.stats import t as student
 
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape
-from kvsearch.search.hypervolume import log_hypervolume as volume
+from kvsearch.policy_search.hypervolume import log_hypervolume as volume
 
 HERE = Path(__file__).parent
 CONTEXT, WINDOWS = 1024, 2  # as in live.py

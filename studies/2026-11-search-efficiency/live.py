@@ -15,19 +15,19 @@ import numpy as np
 
 from kvsearch.app.inputs import MeasuredOn, TextOptions, text
 from kvsearch.app.progress import Shown
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.evaluate.replay import continues
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.replay import continues
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel, load_model
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.hypervolume import log_hypervolume as volume
+from kvsearch.policy_search.model_work import ModelSession
+from kvsearch.policy_search.samplers import make_sampler
+from kvsearch.policy_search.task import Task, baselines
+from kvsearch.policy_search.work import Job, Measured
 from kvsearch.records import Trial
-from kvsearch.search.driver import Search
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.hypervolume import log_hypervolume as volume
-from kvsearch.search.model_work import ModelSession
-from kvsearch.search.samplers import make_sampler
-from kvsearch.search.task import Task, baselines
-from kvsearch.search.work import Job, Measured
 from kvsearch.space import load as load_space
 
 BUDGET, CONTEXT, WINDOWS = 128, 1024, 2

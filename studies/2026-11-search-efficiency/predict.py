@@ -19,9 +19,9 @@ from kept import RECORDS, kept_policies, surrogate_runs
 
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.search.hypervolume import log_loss
-from kvsearch.search.samplers.features import features, names_for
-from kvsearch.search.samplers.gp import fit
+from kvsearch.policy_search.hypervolume import log_loss
+from kvsearch.policy_search.samplers.features import features, names_for
+from kvsearch.policy_search.samplers.gp import fit
 from kvsearch.space import load as load_space
 
 NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))

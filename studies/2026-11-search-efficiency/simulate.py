@@ -31,17 +31,17 @@ from noise import Noise
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.growing import most_measured
+from kvsearch.policy_search.hypervolume import FLOOR
+from kvsearch.policy_search.hypervolume import log_hypervolume as volume
+from kvsearch.policy_search.samplers import kvei, make_sampler
+from kvsearch.policy_search.samplers.features import features, names_for
+from kvsearch.policy_search.samplers.gp import GP, fit, process
+from kvsearch.policy_search.task import Task, baselines
+from kvsearch.policy_search.work import Job, Measured, Outcome, attempt
 from kvsearch.records import Trial
-from kvsearch.search.driver import Search
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.growing import most_measured
-from kvsearch.search.hypervolume import FLOOR
-from kvsearch.search.hypervolume import log_hypervolume as volume
-from kvsearch.search.samplers import kvei, make_sampler
-from kvsearch.search.samplers.features import features, names_for
-from kvsearch.search.samplers.gp import GP, fit, process
-from kvsearch.search.task import Task, baselines
-from kvsearch.search.work import Job, Measured, Outcome, attempt
 from kvsearch.space import load as load_space
 
 NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))

@@ -17,14 +17,14 @@ from live import BUDGET, CONTEXT, WINDOWS, opened, remembering, search
 
 from kvsearch.app.inputs import MeasuredOn
 from kvsearch.app.progress import Shown
-from kvsearch.evaluate import sensitivity
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation import sensitivity
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
-from kvsearch.search.samplers import make_sampler
-from kvsearch.search.task import Task, baselines
-from kvsearch.search.work import Job
+from kvsearch.policy_search.samplers import make_sampler
+from kvsearch.policy_search.task import Task, baselines
+from kvsearch.policy_search.work import Job
 from kvsearch.space import load as load_space
 
 HERE = Path(__file__).parent

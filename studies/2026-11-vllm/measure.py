@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from kvsearch.cache import PolicyCache
-from kvsearch.evaluate.quality import Evaluator
-from kvsearch.export import find
-from kvsearch.export.environments import require
-from kvsearch.export.proof import TOLERANCE, ours
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.exporters import find
+from kvsearch.exporters.environments import require
+from kvsearch.exporters.proof import TOLERANCE, ours
 from kvsearch.files import write_atomic
 from kvsearch.models import LoadedModel, load_model
 from kvsearch.models.head import Head

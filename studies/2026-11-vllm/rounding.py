@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from measure import FOUR, POLICIES
 
-from kvsearch.evaluate.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
 from kvsearch.text import read_file, tokenize, windows

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.cuda_graphs import cuda_graphs
 from kvsearch.cli import main
-from kvsearch.evaluate.quality import Evaluator, stepwise
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
 from tests.cache_cases import PROMPT, T, tiny
 from tests.gpu.layers import GPU

@@ -5,7 +5,7 @@ Drivers connect to the address that it prints, so that a killed one costs no new
 
 import sys
 
-from kvsearch.search.executors.cluster import Cluster
+from kvsearch.policy_search.executors.cluster import Cluster
 
 if __name__ == "__main__":
     ray = Cluster("local", 4)

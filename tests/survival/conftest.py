@@ -93,7 +93,7 @@ def address() -> Iterator[str]:
 
 def outcomes(folder: Path) -> list[tuple[Any, ...]]:
     """What the journal says of every trial, in order of number."""
-    from kvsearch.search.journal import Journal
+    from kvsearch.policy_search.journal import Journal
 
     found = Journal(folder / "trials.jsonl").read()
     return sorted((t.number, t.name, t.state, t.fingerprint, t.nll) for t in found)
@@ -103,9 +103,9 @@ def calm(place: Path, trials: int) -> list[tuple[Any, ...]]:
     """`outcomes` of an uninterrupted search with one evaluator and the same seed."""
     from toy import WINDOWS, Session, Toy, task
 
-    from kvsearch.search.driver import Search
-    from kvsearch.search.executors.inline import Inline
-    from kvsearch.search.folder import RunFolder
+    from kvsearch.policy_search.driver import Search
+    from kvsearch.policy_search.executors.inline import Inline
+    from kvsearch.policy_search.folder import RunFolder
 
     folder = RunFolder(place / "calm")
     Search(

@@ -16,7 +16,7 @@ def main() -> None:
 
     # what a run imports on its way; nothing of it starts a thread that a fork would miss
     import kvsearch.app.final_evaluation
-    import kvsearch.search.executors.ray_actors  # noqa: F401
+    import kvsearch.policy_search.executors.ray_actors  # noqa: F401
 
     while line := sys.stdin.readline():
         what, *rest = json.loads(line)

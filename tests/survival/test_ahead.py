@@ -12,13 +12,13 @@ from toy import FROM, GROWN, SETTING, SHAPE, Session, Toy, kills_late, nll, task
 
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
+from kvsearch.policy_search import growing
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.study import Study
+from kvsearch.policy_search.work import Job, Measured, Outcome, attempt
 from kvsearch.records import Trial
-from kvsearch.search import growing
-from kvsearch.search.driver import Search
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.study import Study
-from kvsearch.search.work import Job, Measured, Outcome, attempt
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "one-evaluator.txt"
 FULL = Policy().fingerprint(SHAPE.layers)

@@ -17,13 +17,13 @@ from toy import WINDOWS, Session, Toy, task
 
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.policy import Policy
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors import cluster
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.executors.processes import Processes
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.work import Job, Measured, Unusable
 from kvsearch.records import Trial
-from kvsearch.search.driver import Search
-from kvsearch.search.executors import cluster
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.executors.processes import Processes
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.work import Job, Measured, Unusable
 
 
 def quiet(trial: Trial, trials: list[Trial]) -> None:
@@ -229,8 +229,8 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_no_process(tmp_path: Path) -> N
     code = (
         "import signal, sys, time; from pathlib import Path\n"
         "from kvsearch.cli import _interrupt; import toy\n"
-        "from kvsearch.policy import Policy; from kvsearch.search.work import Job\n"
-        "from kvsearch.search.executors.processes import Processes\n"
+        "from kvsearch.policy import Policy; from kvsearch.policy_search.work import Job\n"
+        "from kvsearch.policy_search.executors.processes import Processes\n"
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGINT, _interrupt)\n"
         "    e = Processes(toy.Toy(Path(sys.argv[1]), 60.0), 2)\n"

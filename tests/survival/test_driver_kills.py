@@ -11,7 +11,7 @@ from conftest import KILLS, RAY_KILLS, Fork, calm, ends, outcomes
 from toy import SHAPE, WINDOWS
 
 from kvsearch.policy import Policy
-from kvsearch.search.executors.cluster import Cluster
+from kvsearch.policy_search.executors.cluster import Cluster
 
 FULL = Policy().fingerprint(SHAPE.layers)
 EARLY = {"inline": 0.1, "processes": 0.8, "ray": 1.5}  # seconds in which a driver comes up

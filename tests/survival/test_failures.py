@@ -11,10 +11,10 @@ from toy import WINDOWS, Session, Toy, task
 from kvsearch.errors import OutOfMemory, RunError
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
-from kvsearch.search.driver import Search
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.work import Job, attempt
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.work import Job, attempt
 
 PRUNED, COMPLETE = optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.COMPLETE
 

@@ -14,11 +14,11 @@ from toy import SETTING, SHAPE, Session, Toy, kills_late, nll
 
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.executors.processes import Processes
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.measure import measure
-from kvsearch.search.work import Job, Measured
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.executors.processes import Processes
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.measure import measure
+from kvsearch.policy_search.work import Job, Measured
 
 FULL, OTHER = Policy(), Policy(slots=40, name="other")
 KEY = OTHER.fingerprint(SHAPE.layers)

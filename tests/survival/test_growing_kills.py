@@ -14,13 +14,13 @@ from test_kills import Killer
 from toy import FROM, GROWN, SHAPE, Session, Toy, nll, task
 
 from kvsearch.policy import Policy
+from kvsearch.policy_search import growing
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.executors.processes import Processes
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.work import Job, Measured
 from kvsearch.records import Trial
-from kvsearch.search import growing
-from kvsearch.search.driver import Search
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.executors.processes import Processes
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.work import Job, Measured
 
 TRIALS = 60
 FULL = Policy().fingerprint(SHAPE.layers)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from toy import GROWN, Session, Toy, task
 
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.turns import AT_ONCE
+from kvsearch.policy_search.work import Job, Outcome, attempt
 from kvsearch.records import Trial
-from kvsearch.search.driver import Search
-from kvsearch.search.folder import RunFolder
-from kvsearch.search.turns import AT_ONCE
-from kvsearch.search.work import Job, Outcome, attempt
 
 SLOTS, TRIALS = 32, 40
 

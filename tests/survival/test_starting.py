@@ -15,9 +15,9 @@ from toy import Session, Toy
 import kvsearch
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
-from kvsearch.search.executors.processes import Processes
-from kvsearch.search.executors.ray_actors import why_lost
-from kvsearch.search.work import Job
+from kvsearch.policy_search.executors.processes import Processes
+from kvsearch.policy_search.executors.ray_actors import why_lost
+from kvsearch.policy_search.work import Job
 
 SCRIPT = """
 import os, sys
@@ -25,8 +25,8 @@ from pathlib import Path
 TOP
 import toy
 from kvsearch.policy import Policy
-from kvsearch.search.executors.processes import Processes
-from kvsearch.search.work import Job
+from kvsearch.policy_search.executors.processes import Processes
+from kvsearch.policy_search.work import Job
 Path(sys.argv[1]).open("a").write("imported\\n")
 if GUARD:
     e = Processes(toy.Toy(Path(sys.argv[1] + ".log"), 0.0), 1)
@@ -85,7 +85,7 @@ def test_a_script_from_standard_input_is_named(tmp_path: Path) -> None:
     out, err = run(str(script), str(tmp_path / "imports"), stdin=True)
     assert "evaluator 0 could not start: FileNotFoundError" in out and "<stdin>" in out and not err
     script.write_text(
-        "from kvsearch.search.executors.spawning import require_main\n"
+        "from kvsearch.policy_search.executors.spawning import require_main\n"
         "try: require_main(2)\n"
         "except ValueError as e: print(e)\n"
     )
@@ -100,7 +100,7 @@ def test_a_search_that_is_imported_again_does_not_begin(
     """Whatever the script does about the error, the driver hears of it."""
     script, log = tmp_path / "mine.py", tmp_path / "imports"
     top = (
-        "from kvsearch.search.executors.spawning import require_main\n"
+        "from kvsearch.policy_search.executors.spawning import require_main\n"
         "try: require_main(2)\n"
         "except ValueError: sys.exit(0)"
     )

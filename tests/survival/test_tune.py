@@ -8,10 +8,10 @@ import pytest
 from conftest import outcomes
 from toy import WINDOWS, Session, Toy, task
 
-from kvsearch.search import tune
-from kvsearch.search.driver import Search
-from kvsearch.search.executors.inline import Inline
-from kvsearch.search.folder import RunFolder
+from kvsearch.policy_search import tune
+from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.executors.inline import Inline
+from kvsearch.policy_search.folder import RunFolder
 
 pytestmark = pytest.mark.slow  # Ray starts
 DONE = {optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.COMPLETE}

@@ -23,12 +23,12 @@ import numpy as np
 from kvsearch.errors import KvsearchError
 from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses, ModelShape, Policy
-from kvsearch.search.work import Job, Measured
+from kvsearch.policy_search.work import Job, Measured
 from kvsearch.space import load as load_space
 
 if TYPE_CHECKING:
-    from kvsearch.search.executors import Executor
-    from kvsearch.search.task import Task
+    from kvsearch.policy_search.executors import Executor
+    from kvsearch.policy_search.task import Task
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
 TOKENS, FROM, WINDOWS = 512, 64, 2  # two windows: policies start on the first
@@ -130,8 +130,8 @@ def _windows(job: Job) -> int:
 
 
 def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "Task":
-    from kvsearch.search.samplers import make_sampler
-    from kvsearch.search.task import Task
+    from kvsearch.policy_search.samplers import make_sampler
+    from kvsearch.policy_search.task import Task
 
     make = make_sampler(sampler, SPACE, SETTING)
     return Task(SETTING, FROM, SPACE, trials, seed, make, **{"windows": WINDOWS, **more})
@@ -154,17 +154,17 @@ def main(options: list[str] | None = None) -> None:
     # the module's importable name, so that a spawned process finds it again
     import toy
 
-    from kvsearch.search.driver import Search
-    from kvsearch.search.executors.inline import Inline
-    from kvsearch.search.executors.processes import Processes
-    from kvsearch.search.folder import RunFolder
+    from kvsearch.policy_search.driver import Search
+    from kvsearch.policy_search.executors.inline import Inline
+    from kvsearch.policy_search.executors.processes import Processes
+    from kvsearch.policy_search.folder import RunFolder
 
     work = toy.Toy(o.log or o.folder.with_suffix(".log"), o.seconds, o.bad)
     executor: Executor | None = None
     try:
         folder = RunFolder(o.folder)
         if o.ray:
-            from kvsearch.search.executors.ray_actors import RayActors
+            from kvsearch.policy_search.executors.ray_actors import RayActors
 
             executor = RayActors(work, o.workers, o.ray)
         elif o.workers:

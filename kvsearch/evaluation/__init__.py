@@ -1,0 +1,1 @@
+"""From a policy and a text to measures: quality, sensitivity, decode speed."""

@@ -1,0 +1,258 @@
+"""What answers lose under a policy: prompts replayed with the answers given (teacher forcing).
+
+A context is taken in once, in one call. Every question continues from a copy of the cache, as a
+server with a shared prefix would; a further turn of a chat continues from the turn before it. The
+NLL of an answer's tokens is smooth and paired, and says what greedy decoding would have answered up
+to its first deviation: the answer is exact if every token is the first choice, given those before.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvsearch.cache.huggingface import PolicyCache
+from kvsearch.errors import OutOfMemory, PolicyError, lacks_memory
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.replay import deployed
+from kvsearch.policy import Policy
+from kvsearch.workloads.items import Ask, Item, Prompts, See
+
+HELD = 1 << 26  # log-probabilities of the full cache that are kept, at most: 256 MiB
+_Row = tuple[float, int, bool, NDArray[np.int64]]  # NLL, tokens, exactness and first choices
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """One policy on the asks of a workload, in their order; `N` asks.
+
+    Attributes:
+        nll: mean over an answer's tokens, nats per token `[N]`.
+        tokens: of each answer `[N]`.
+        exact: whether greedy decoding gives the answer `[N]`.
+        first: most likely tokens, given the answer before each; a row of token ids an ask.
+        kl: mean over an answer's tokens of the KL divergence from the full cache's next-token
+            distribution, nats `[N]`; None where that was not given.
+        log: log-probabilities at an answer's tokens `[tokens, vocabulary]`, fp32, an ask each;
+            empty where they were not asked for.
+        bytes_prompt: resident bytes per sequence after the prompt that holds most.
+        bytes_end: the same at the end of an answer.
+        seconds: wall time.
+        impls: which implementation of each op ran.
+    """
+
+    nll: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    exact: NDArray[np.bool_]
+    first: tuple[NDArray[np.int64], ...]
+    bytes_prompt: int
+    bytes_end: int
+    seconds: float
+    impls: dict[str, str]
+    kl: NDArray[np.float64] | None = None
+    log: tuple[Tensor, ...] = ()
+
+
+def fits(evaluator: Evaluator, asked: Prompts) -> bool:
+    """Whether `Answers.log` of all asks may be kept."""
+    tokens = sum(ask.answer.size for item in asked.items for ask in item.asks)
+    return tokens * evaluator.head.vocabulary <= HELD
+
+
+def answers(
+    evaluator: Evaluator,
+    policy: Policy,
+    asked: Prompts,
+    *,
+    resident: bool = True,
+    full: Sequence[Tensor] | None = None,
+    keep: bool = False,
+    progress: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Answers:
+    """Replay `policy` over prompts.
+
+    Args:
+        evaluator: of the model.
+        policy: what to replay.
+        asked: the prompts.
+        resident: also pack the caches of the longest item and measure their bytes.
+        full: `Answers.log` of the full cache, for divergences from it.
+        keep: also return `Answers.log`.
+        progress: called after every item.
+        options: passed to `PolicyCache`.
+
+    Raises:
+        PolicyError: the policy inserts tokens into a text.
+        OutOfMemory: the device has no room for the cache and activations.
+    """
+    if policy.anchors is not None and policy.anchors.insert:
+        raise PolicyError("field anchors.insert: inserted anchors are measured on texts only")
+    start = time.perf_counter()
+    rows: list[_Row] = []
+    kl, log = list[float](), list[Tensor]()
+    heaviest = max(asked.items, key=lambda item: item.longest)
+    replay = _Replay(evaluator, policy, asked.see == "aware", options)
+    for item in asked.items:
+        replay.weighs = resident and item is heaviest
+        try:
+            with torch.inference_mode():
+                for row, said in replay.of(item):
+                    if full is not None:
+                        there = full[len(rows)]
+                        kl.append(float((there.exp() * (there - said)).sum(-1).double().mean()))
+                    log += [said] if keep else []
+                    rows.append(row)
+        except (RuntimeError, MemoryError) as e:
+            if not lacks_memory(e):
+                raise
+            raise OutOfMemory(
+                f"out of memory with a prompt of {item.longest} tokens; shorten the prompts or "
+                "take a smaller model"
+            ) from e
+        progress()
+    return Answers(
+        nll=np.array([row[0] for row in rows]),
+        tokens=np.array([row[1] for row in rows]),
+        exact=np.array([row[2] for row in rows]),
+        first=tuple(row[3] for row in rows),
+        bytes_prompt=replay.bytes_prompt,
+        bytes_end=replay.bytes_end,
+        seconds=time.perf_counter() - start,
+        impls=replay.impls,
+        kl=None if full is None else np.array(kl),
+        log=tuple(log),
+    )
+
+
+def spoken(
+    evaluator: Evaluator, policy: Policy, item: Item, see: See, tokens: Sequence[int]
+) -> list[NDArray[np.int64]]:
+    """What greedy decoding says to asks of an item, so many tokens or up to an end token.
+
+    Args:
+        evaluator: of the model.
+        policy: of the cache that decodes.
+        item: a context with its asks.
+        see: whether the question is seen before the context is compressed.
+        tokens: at most, of each of the first asks, none of which follows on another.
+    """
+    ends = evaluator.loaded.model.generation_config.eos_token_id
+    stop = {ends} if isinstance(ends, int) else set(ends or ())
+    replay, found = _Replay(evaluator, policy, see == "aware", {}), []
+    with torch.inference_mode():
+        for node, most in zip(replay.asked(item, len(tokens)), tokens, strict=True):
+            said, here = list[int](), node
+            while True:
+                token = int(evaluator.head.logits(here.last)[0, -1].argmax())
+                if token in stop:
+                    break
+                said.append(token)
+                if len(said) == most:
+                    break
+                here = replay.fed(here, np.array([token]))
+            found.append(np.array(said, dtype=np.int64))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Node:
+    """A cache, and the hidden state of its newest token `[1, 1, hidden]`."""
+
+    cache: PolicyCache
+    last: Tensor
+
+
+class _Replay:
+    """Items under one policy.
+
+    Attributes:
+        bytes_prompt, bytes_end: the most that a cache held after a prompt, and after an answer, of
+            the items for which `weighs` was set.
+        impls: which implementation of each op ran.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, policy: Policy, aware: bool, options: dict[str, Any]
+    ) -> None:
+        self._loaded, self._head, self._policy = evaluator.loaded, evaluator.head, policy
+        self._aware, self._options = aware, options
+        self.weighs = False
+        self.bytes_prompt = self.bytes_end = 0
+        self.impls: dict[str, str] = {}
+
+    def of(self, item: Item) -> Iterator[tuple[_Row, Tensor]]:
+        """NLL, tokens, exactness and first choices of every ask, and its log-probabilities."""
+        context: _Node | None = None
+        node: _Node | None = None
+        for i, ask in enumerate(item.asks):
+            later = item.asks[i + 1 :]
+            if ask.follows:
+                assert node is not None, "the first ask of an item follows on the context"
+                node = self.fed(node, ask.question)
+            elif self._aware:
+                node = self._prompt(np.concatenate([item.context, ask.question]))
+            else:
+                context = context or self._prompt(item.context)
+                last = all(a.follows for a in later)
+                taken = context if last else _Node(context.cache.fork(), context.last)
+                node = self.fed(taken, ask.question)
+            row, log, node = self._scored(node, ask, bool(later) and later[0].follows)
+            yield row, log
+
+    def asked(self, item: Item, count: int) -> Iterator[_Node]:
+        """The caches before the answers of so many asks of an item."""
+        context: _Node | None = None
+        for i, ask in enumerate(item.asks[:count], 1):
+            assert not ask.follows or i == 1, "a turn follows on an answer"
+            if self._aware:
+                yield self._prompt(np.concatenate([item.context, ask.question]))
+                continue
+            context = context or self._prompt(item.context)
+            taken = context if i == count else _Node(context.cache.fork(), context.last)
+            yield self.fed(taken, ask.question)
+
+    def _prompt(self, ids: NDArray[np.int64]) -> _Node:
+        cache = deployed(self._loaded, self._policy, packed=False, **self._options)
+        node = self._run(cache, ids)[1]
+        if self.weighs:
+            self.bytes_prompt = max(self.bytes_prompt, _packed_bytes(cache))
+        return node
+
+    def fed(self, node: _Node, ids: NDArray[np.int64]) -> _Node:
+        """A node that has taken in further tokens."""
+        return self._run(node.cache, ids)[1] if ids.size else node
+
+    def _run(self, cache: PolicyCache, ids: NDArray[np.int64]) -> tuple[Tensor, _Node]:
+        given = torch.from_numpy(ids)[None].to(self._loaded.device)
+        hidden = self._head.hidden(given, cache)
+        return hidden, _Node(cache, hidden[:, -1:])
+
+    def _scored(self, node: _Node, ask: Ask, goes_on: bool) -> tuple[_Row, Tensor, _Node]:
+        """Row of an answer, and log-probabilities at its tokens `[tokens, vocabulary]`.
+
+        Its last token is taken in only if a further turn follows.
+        """
+        fed, hidden = ask.answer if goes_on else ask.answer[:-1], node.last
+        if fed.size:
+            more, node = self._run(node.cache, fed)
+            hidden = torch.cat([hidden, more], 1)[:, : ask.answer.size]
+        log = self._head.logits(hidden)[0].log_softmax(-1)
+        target = torch.from_numpy(ask.answer).to(log.device)
+        lost = -log.gather(-1, target[:, None]).double().mean()
+        first = log.argmax(-1)
+        if self.weighs:
+            self.bytes_end = max(self.bytes_end, _packed_bytes(node.cache))
+        self.impls |= {k: v for s in node.cache.states for k, v in s.impls.items()}
+        exact = bool((first == target).all())
+        return (float(lost), ask.answer.size, exact, first.cpu().numpy()), log, node
+
+
+def _packed_bytes(cache: PolicyCache) -> int:
+    """Bytes per sequence of the packed cache, over the real tensors."""
+    return sum(state.pack().nbytes for state in cache.states)

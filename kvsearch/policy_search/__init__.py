@@ -1,0 +1,1 @@
+"""Proposing policies, evaluating them, and keeping what was measured."""

@@ -1,0 +1,283 @@
+"""A run as a folder: what was asked, every trial, every token's NLL. All else is rebuilt from it.
+
+`study.json` says what was asked and is not rewritten once a run has begun; `trials.jsonl` is the
+journal: a line when a trial starts, and one when it ended, after its NLL file is safely on disk.
+`attempts.jsonl` counts evaluations that were begun and did not end. Running the same command again
+goes on.
+
+A finished run that is kept as a study has its NLL in `blocks.parquet` instead, as sums over blocks
+of scored tokens: a fortieth of the size, and every table follows from them.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from kvsearch.errors import RunError, named, quoted, reason
+from kvsearch.files import remove_drafts, write_atomic
+from kvsearch.policy_search import written
+from kvsearch.policy_search.attempts import Attempts
+from kvsearch.policy_search.journal import Journal
+from kvsearch.records import Trial
+from kvsearch.stats import BLOCK, Blocks, blocks
+
+BLOCKS = "blocks.parquet"
+_DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
+# `model.origin` is a sentence, another one after the first download; older runs lack `others`
+FREE = ("versions.", "trials", "model.origin", "model.shape.others")
+
+
+def question(asked: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value of every field of `study.json` that makes a run another one."""
+    found: dict[str, Any] = {}
+    for name, value in ((prefix + key, value) for key, value in asked.items()):
+        if isinstance(value, dict):
+            found |= question(value, f"{name}.")
+        elif not name.startswith(FREE):
+            found[name] = value
+    return found
+
+
+class RunFolder:
+    """One run on disk.
+
+    Args:
+        path: the folder; made if missing.
+        write: False only reads: nothing is locked, made or mended.
+    """
+
+    def __init__(self, path: Path, write: bool = True) -> None:
+        self.path, self.journal = path, Journal(path / "trials.jsonl", mend=write)
+        self.attempts = Attempts(path / "attempts.jsonl")
+        self._lock: FileLock | None = None
+        if write:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            (path / "nll").mkdir(parents=True, exist_ok=True)
+            (path / "policies").mkdir(exist_ok=True)
+            self._lock = FileLock(path / ".lock")
+            self._lock.acquire(timeout=0)
+        except Timeout as e:
+            raise RunError(f"another kvsearch is working in {path}; give another --out") from e
+        except (OSError, ValueError) as e:  # also of a name with a zero byte
+            raise RunError(f"cannot write to {named(path)}: {reason(e)}; give another --out") from e
+        for place in (path, path / "nll", path / "policies"):
+            remove_drafts(place)
+
+    def close(self) -> None:
+        """Release the lock of the folder."""
+        if self._lock is not None:
+            self._lock.release()
+
+    # -- what was asked ------------------------------------------------------------------------
+
+    def claim(self, asked: dict[str, Any]) -> bool:
+        """Write `study.json`, or check that this run asked the same, if one has begun.
+
+        Returns:
+            Whether one has begun.
+
+        Raises:
+            RunError: the folder holds a run of something else; the differences are named.
+        """
+        file = self.path / "study.json"
+        if not file.exists():
+            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+            return False
+        before = written.study(file)
+        was, now = question(before), question(json.loads(json.dumps(asked)))
+        differing = [
+            f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
+            for key in sorted(set(was) | set(now))
+            if was.get(key) != now.get(key)
+        ]
+        begun = not self._untouched
+        if differing and begun:
+            raise RunError(
+                f"{self.path} holds another run ({'; '.join(differing)[:400]}); give another --out"
+            )
+        if differing:  # a start that was refused leaves no run behind
+            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+        return begun
+
+    @property
+    def _untouched(self) -> bool:
+        """Whether nothing was measured or tried yet."""
+        files = (f.name for f in self.path.rglob("*") if f.is_file())
+        return set(files) <= {"study.json", ".lock"}
+
+    # -- trials --------------------------------------------------------------------------------
+
+    def trials(self) -> list[Trial]:
+        """Finished trials in the order in which they ended."""
+        return [t for t in self.journal.read() if t.state != "running"]
+
+    def running(self) -> list[Trial]:
+        """Trials that an evaluator had when the driver was killed, oldest first."""
+        return sorted(
+            (t for t in self.journal.read() if t.state == "running"), key=lambda t: t.number
+        )
+
+    def append(self, trial: Trial) -> None:
+        """Add one started or finished trial to the journal."""
+        self.journal.append(trial)
+
+    # -- per-token NLL -------------------------------------------------------------------------
+
+    def has_nll(self, part: str, fingerprint: str) -> bool:
+        """Whether `save_nll` was called for it."""
+        return self._nll(part, fingerprint).exists()
+
+    def save_nll(
+        self, part: str, fingerprint: str, nll: NDArray[np.float32], about: dict[str, Any]
+    ) -> None:
+        """Keep NLL `[W, T - 1]` of a policy on a part of the text, whole or not at all."""
+        windows, tokens = nll.shape
+        table = pa.table(
+            {
+                "window": _column(np.repeat(np.arange(windows, dtype=np.int32), tokens)),
+                "pos": _column(np.tile(np.arange(1, tokens + 1, dtype=np.int32), windows)),
+                "nll": _column(nll.ravel()),
+            },
+            metadata={"about": json.dumps(about)},
+        )
+        file = self._nll(part, fingerprint)
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            table,
+            sink,
+            compression="zstd",
+            use_byte_stream_split=["nll"],
+            use_dictionary=["window", "pos"],
+        )
+        write_atomic(file, sink.getvalue().to_pybytes())
+
+    def load_nll(self, part: str, fingerprint: str) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """NLL `[W, T - 1]` and what was kept with it.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        file = self._nll(part, fingerprint)
+        try:
+            with pq.ParquetFile(file) as f:
+                table = f.read(use_threads=False)
+            windows = int(_values(table["window"])[-1]) + 1
+            about = json.loads(table.schema.metadata[b"about"])
+            return _values(table["nll"]).reshape(windows, -1), about
+        except _DAMAGE as e:
+            raise RunError(
+                f"cannot read {file}: {' '.join(str(e).split())[:300]}; restore it, or run the "
+                "search again with another --out"
+            ) from e
+
+    def drop_nll(self, part: str, fingerprint: str) -> None:
+        """Forget what was saved of a policy on a part of the text."""
+        self._nll(part, fingerprint).unlink(missing_ok=True)
+
+    def pieces(self, part: str) -> list[tuple[int, str]]:
+        """First window and fingerprint of what was saved as `PART.FIRST`, see `pieces`."""
+        names = (f.stem.rpartition("-") for f in (self.path / "nll").glob(f"{part}.*-*.parquet"))
+        return sorted((int(name.rpartition(".")[2]), key) for name, _, key in names)
+
+    # -- losses in blocks ----------------------------------------------------------------------
+
+    def has_losses(self, part: str, fingerprint: str) -> bool:
+        """Whether the policy was measured on this part of the text, however it is stored."""
+        return self.has_nll(part, fingerprint) or (part, fingerprint) in self._blocks
+
+    def losses(self, part: str, fingerprint: str, start: int) -> Blocks:
+        """Losses of a policy on a part of the text, in blocks of `stats.BLOCK` tokens.
+
+        Args:
+            part: of the text.
+            fingerprint: of the policy.
+            start: how many losses at the beginning of each window are not scored.
+
+        Raises:
+            RunError: they are missing or damaged, or stored without other tokens than these.
+        """
+        if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
+            return blocks(self.load_nll(part, fingerprint)[0][:, start:])
+        kept_from, found = self._blocks[part, fingerprint]
+        if kept_from != start:
+            raise RunError(
+                f"{self.path / BLOCKS} holds losses scored from token {kept_from + 1} on, not from "
+                f"{start + 1}"
+            )
+        return found
+
+    def shrink(self, start: int) -> None:
+        """Replace every per-token NLL by sums over blocks of scored tokens.
+
+        For a finished run that is kept. It cannot be continued, and blocks cannot be made shorter.
+
+        Args:
+            start: as for `losses`.
+        """
+        files = sorted((self.path / "nll").glob("*.parquet"))
+        names = [*self._blocks, *(f.stem.rsplit("-", 1) for f in files)]
+        found = {(part, key): self.losses(part, key, start) for part, key in names}
+        columns = {
+            "part": pa.array([part for part, _ in found]),
+            "fingerprint": pa.array([key for _, key in found]),
+            "window_tokens": pa.array([int(b.tokens.sum()) for b in found.values()]),
+            "sums": pa.array([b.sums.tolist() for b in found.values()]),  # of each window
+        }
+        about = {"block": str(BLOCK), "start": str(start)}
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            pa.table(columns, metadata=about),
+            sink,
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=["part", "fingerprint", "window_tokens"],
+            use_byte_stream_split=["sums.list.element.list.element"],
+        )
+        write_atomic(self.path / BLOCKS, sink.getvalue().to_pybytes())
+        self.__dict__.pop("_blocks", None)
+        for file in files:
+            file.unlink()
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[str, str], tuple[int, Blocks]]:
+        """By part and fingerprint: how many losses are not scored, and the blocks of the others."""
+        file = self.path / BLOCKS
+        if not file.exists():
+            return {}
+        found = {}
+        try:
+            with pq.ParquetFile(file) as f:
+                table = f.read(use_threads=False)
+            block, start = (int(table.schema.metadata[k]) for k in (b"block", b"start"))
+            for row in table.to_pylist():
+                tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
+                sums = np.array(row["sums"])
+                found[row["part"], row["fingerprint"]] = start, Blocks(sums, tokens)
+        except _DAMAGE as e:
+            raise RunError(f"cannot read {file}: {' '.join(str(e).split())[:300]}") from e
+        return found
+
+    def _nll(self, part: str, fingerprint: str) -> Path:
+        return self.path / "nll" / f"{part}-{fingerprint}.parquet"
+
+
+# pyarrow's shorter ways (`array`, `read_table`, `to_numpy`) import pandas: a quarter of a second.
+
+
+def _column(values: NDArray[Any]) -> pa.Array:
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _values(column: pa.ChunkedArray) -> NDArray[Any]:
+    return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])

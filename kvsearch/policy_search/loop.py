@@ -1,0 +1,170 @@
+"""The one loop of evaluations: free slots get jobs, outcomes come back, attempts are counted.
+
+Subclasses decide what is evaluated next and what follows from a measurement: the search proposes
+policies (`driver`), `measure` has a fixed list.
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvsearch.errors import RunError
+from kvsearch.policy import Policy
+from kvsearch.policy_search.attempts import ATTEMPTS
+from kvsearch.policy_search.executors import Executor
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.work import Job, Measured, Outcome
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """A policy on its way through a part of the text.
+
+    Attributes:
+        number: of the jobs it becomes.
+        part: of the text.
+        policy: what is evaluated.
+        fingerprint: its identity on this model.
+        windows: how many, from the first on.
+        stop: tokens of each.
+        resident: whether the bytes of the packed cache are counted, too.
+        counted: whether attempts of earlier processes count, too.
+        first: number of the first of its windows.
+        piece: whether it is a part of what one record will hold, see `measure`.
+        tries: how often it is begun at most, if it kills its evaluator.
+        attempt: how often it was begun.
+        tokens: that went through the model for it.
+        seconds: wall time.
+    """
+
+    number: int
+    part: str
+    policy: Policy
+    fingerprint: str
+    windows: int
+    stop: int
+    resident: bool = False
+    counted: bool = True
+    first: int = 0
+    piece: bool = False
+    tries: int = ATTEMPTS
+    attempt: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def kept(self) -> str:
+        """Name of its record in the folder: its part, and for a piece its first window."""
+        return f"{self.part}.{self.first}" if self.piece else self.part
+
+    def job(self) -> Job:
+        """What an evaluator has to do."""
+        return Job(
+            self.number, self.part, self.policy, self.stop, self.windows, self.resident, self.first
+        )
+
+
+E = TypeVar("E", bound="Evaluation")
+
+
+class Loop(ABC, Generic[E]):
+    """Evaluates until there is nothing left.
+
+    Args:
+        executor: where evaluations run; the caller closes it.
+        folder: where attempts are counted and results are kept.
+    """
+
+    def __init__(self, executor: Executor, folder: RunFolder) -> None:
+        self.executor, self.folder = executor, folder
+        self.running: dict[int, E] = {}  # by slot
+
+    @abstractmethod
+    def next(self) -> E | None:
+        """The next evaluation, or None when there is nothing to start now."""
+
+    def begun(self, evaluation: E) -> None:  # nothing by default
+        """Called before an attempt starts; it is counted by then."""
+
+    @abstractmethod
+    def measured(self, evaluation: E, found: Measured) -> None:
+        """Keep what was measured."""
+
+    @abstractmethod
+    def failed(self, evaluation: E, error: str) -> None:
+        """Keep why nothing more will come of it."""
+
+    def drive(self) -> None:
+        """Fill every slot the moment it is free, until nothing is left and nothing runs.
+
+        Raises:
+            RunError: no evaluator can be opened, or the folder cannot be written.
+        """
+        free = set(range(self.executor.slots))
+        self.executor.open()
+        try:
+            while True:
+                while free and (job := self.take(min(free))) is not None:
+                    slot = min(free)
+                    free.discard(slot)
+                    self.executor.submit(slot, job)
+                if not self.running:
+                    return
+                slot, outcome = self.executor.wait()
+                if (job := self.give(slot, outcome)) is not None:
+                    self.executor.submit(slot, job)
+                else:
+                    free.add(slot)
+        except (KeyboardInterrupt, RunError):
+            self.release()
+            raise
+
+    def take(self, slot: int) -> Job | None:
+        """The next job for a free slot, or None when there is nothing to start now."""
+        evaluation = self.next()
+        if evaluation is None:
+            return None
+        self.running[slot] = evaluation
+        self._begin(evaluation)
+        return evaluation.job()
+
+    def give(self, slot: int, outcome: Outcome) -> Job | None:
+        """Take in an outcome; the next job of its evaluation, or None if the slot is free again.
+
+        Raises:
+            RunError: no evaluator can be opened, or the folder cannot be written.
+        """
+        job = self._after(self.running[slot], outcome)
+        if job is None:
+            del self.running[slot]
+        return job
+
+    def release(self) -> None:
+        """What runs is being stopped, and no policy is the cause: the attempts do not count."""
+        with contextlib.suppress(RunError):  # the disk may be full
+            for e in self.running.values():
+                if e.counted:
+                    self.folder.attempts.release(e.kept, e.fingerprint)
+
+    def _begin(self, e: E) -> None:
+        e.attempt += 1
+        if e.counted:
+            e.attempt = self.folder.attempts.begin(e.kept, e.fingerprint)
+        self.begun(e)
+
+    def _after(self, e: E, outcome: Outcome) -> Job | None:
+        e.seconds += outcome.seconds
+        if outcome.status == "unopened":
+            raise RunError(outcome.error)
+        if outcome.measured is not None:
+            e.tokens += outcome.measured.tokens
+            self.measured(e, outcome.measured)
+        elif outcome.status == "died" and e.attempt < e.tries:
+            self._begin(e)
+            return e.job()
+        else:
+            self.failed(e, outcome.error or "its evaluator died")
+        if e.counted and outcome.status != "died":
+            self.folder.attempts.end(e.kept, e.fingerprint)
+        return None

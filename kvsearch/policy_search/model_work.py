@@ -1,0 +1,128 @@
+"""Evaluating on a language model: what a slot loads, and what it does with a job.
+
+Separate from `work`, so that a driver whose evaluators are elsewhere need not import torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvsearch.errors import lacks_memory
+from kvsearch.evaluation.answers import answers, fits
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.models.load import load_model
+from kvsearch.policy import Policy
+from kvsearch.policy_search.work import Job, Measured, Unusable
+from kvsearch.workloads.items import Prompts
+from kvsearch.workloads.parts import Part, Rows
+
+
+@dataclass(frozen=True, eq=False)
+class ModelWork:
+    """Evaluates on a language model that each slot loads for itself.
+
+    Attributes:
+        model, dtype, batch: as in `load_model` and `Evaluator`.
+        devices: slot i uses `devices[i % len]`.
+        parts: token windows `[W, T]`, or prompts, by name.
+        threads: CPU threads of one slot; 0 leaves torch's default.
+    """
+
+    model: str
+    dtype: str
+    devices: tuple[str, ...]
+    parts: Mapping[str, Rows]
+    batch: int | None = None
+    threads: int = 0
+
+    def open(self, slot: int) -> "ModelSession":
+        """Load the model on the slot's device."""
+        if self.threads:
+            import torch
+
+            torch.set_num_threads(self.threads)
+        device = self.devices[slot % len(self.devices)]
+        if device.startswith("cuda"):  # kernels and allocations of this process go there
+            import torch
+
+            torch.cuda.set_device(device)
+        loaded = load_model(self.model, dtype=self.dtype, device=device, announce=lambda _: None)
+        return ModelSession(Evaluator(loaded, self.batch), self.parts)
+
+
+class ModelSession:
+    """A loaded model, and the parts that policies are measured on."""
+
+    def __init__(self, evaluator: Evaluator, parts: Mapping[str, Rows]) -> None:
+        self.evaluator, self.parts = evaluator, parts
+        self._full: dict[int, Sequence[Any]] = {}  # `Answers.log` of the report's items
+
+    def run(self, job: Job) -> Measured:
+        """Evaluate one job."""
+        part = self.parts[job.part]
+        if isinstance(part, Part):
+            return self._answers(part, job)
+        windows = part[job.first :][: job.windows]
+        replay = self.evaluator.replay(job.policy, windows)
+        nll = replay.to(job.stop, len(windows))
+        held = replay.bytes_resident() if job.resident else 0
+        return Measured(nll, replay.spent, held, replay.impls)
+
+    def _answers(self, part: Part, job: Job) -> Measured:
+        """Items of prompts; `stop` says nothing about them."""
+        some = part.cut(job.first, len(part) if job.windows is None else job.windows)
+        full = self._expected(part, some, job.first) if job.part == "report" else None
+        found = answers(self.evaluator, job.policy, some, resident=job.resident, full=full)
+        losses, about, at = list[float](), list[dict[str, Any]](), 0
+        each = zip(some.items, some.scales, some.weights, some.of, strict=True)
+        for item, scale, weight, name in each:
+            mine = slice(at, at + len(item.asks))
+            losses.append(scale * float(found.nll[mine].mean()))
+            first = [x.tolist() for x in found.first[mine]]
+            exact = found.exact[mine].tolist()
+            row = {"of": name, "weight": weight, "exact": exact, "first": first}
+            row |= {} if found.kl is None else {"kl": found.kl[mine].tolist()}
+            row |= {} if item.depth is None else {"needle": [item.context.size, item.depth]}
+            about.append(row)
+            at = mine.stop
+        nll = np.array(losses, dtype=np.float32)[:, None]
+        again = job.policy.rereads
+        tokens = sum(item.taken_in(some.see, again=again) for item in some.items)
+        return Measured(nll, tokens, found.bytes_end, found.impls, tuple(about))
+
+    def _expected(self, part: Part, some: Part, first: int) -> list[Any] | None:
+        """Log-probabilities of the full cache at answers; None if all of the part's are too many.
+
+        A session measures them once for each item.
+        """
+        if not fits(self.evaluator, part):
+            return None
+        mine = range(first, first + len(some))
+        if lacking := [i for i in mine if i not in self._full]:
+            less = Prompts(part.name, tuple(part.items[i] for i in lacking), part.see)
+            log = iter(answers(self.evaluator, Policy(), less, resident=False, keep=True).log)
+            for i in lacking:
+                self._full[i] = [next(log) for _ in part.items[i].asks]
+        return [x for i in mine for x in self._full[i]]
+
+    def forget(self) -> None:
+        """Drop the caches of a job that failed, so that the next one has all the memory.
+
+        Raises:
+            Unusable: after an error such as an illegal memory access CUDA refuses everything that
+                follows in a process, and the next policies are not the cause.
+        """
+        gpus = [x for x in self.evaluator.loaded.devices.split(",") if x.startswith("cuda")]
+        if not gpus:
+            return
+        import torch
+
+        try:
+            for gpu in gpus:
+                torch.cuda.synchronize(gpu)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise Unusable((str(error).strip() or "no message").splitlines()[0]) from error

@@ -1,0 +1,96 @@
+"""Windows of a policy that were measured before those in front of them.
+
+Several evaluators may measure several windows of one policy at once, and a later one may end
+first. The record of a policy holds its first windows without a gap, so such a window waits in a
+file of its own until those in front of it are there. A kill does not lose it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.policy_search.folder import RunFolder
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Some windows of a policy.
+
+    Attributes:
+        nll: nats per token `[windows, T - 1]`.
+        tokens: that went through the model for them.
+        seconds: wall time.
+        saved: whether it has a file.
+    """
+
+    nll: NDArray[np.float32]
+    tokens: int
+    seconds: float
+    saved: bool = False
+
+
+class Pieces:
+    """The windows of a run that wait.
+
+    Args:
+        folder: where they are kept.
+        part: of the text.
+    """
+
+    def __init__(self, folder: RunFolder, part: str) -> None:
+        self.folder, self.part = folder, part
+        self._waiting: dict[str, dict[int, Piece]] = {}  # by fingerprint and first window
+
+    def restore(self) -> None:
+        """Bring back those that an earlier process left."""
+        for first, key in self.folder.pieces(self.part):
+            nll, about = self.folder.load_nll(self._name(first), key)
+            self.add(key, first, Piece(nll, about["tokens"], about["seconds"], saved=True))
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Policies that have some."""
+        return list(self._waiting)
+
+    def firsts(self, fingerprint: str) -> set[int]:
+        """First windows of those of a policy."""
+        return set(self._waiting.get(fingerprint, ()))
+
+    def add(self, fingerprint: str, first: int, piece: Piece) -> None:
+        """One that was just measured; `save` is called if it has to wait."""
+        self._waiting.setdefault(fingerprint, {})[first] = piece
+
+    def following(self, fingerprint: str, windows: int, most: int) -> list[Piece]:
+        """Those that continue a record of so many windows, to `most` windows at most."""
+        waiting, found = self._waiting.get(fingerprint, {}), []
+        while (piece := waiting.get(windows)) is not None and windows + len(piece.nll) <= most:
+            found.append(piece)
+            windows += len(piece.nll)
+        return found
+
+    def save(self, fingerprint: str) -> None:
+        """Write those of a policy that have no file."""
+        waiting = self._waiting.get(fingerprint, {})
+        for first, p in waiting.items():
+            if not p.saved:
+                about = {"tokens": p.tokens, "seconds": p.seconds}
+                self.folder.save_nll(self._name(first), fingerprint, p.nll, about)
+                waiting[first] = Piece(p.nll, p.tokens, p.seconds, saved=True)
+
+    def drop(self, fingerprint: str, before: int | None = None) -> None:
+        """Forget those of a policy, or those that begin before a window."""
+        waiting = self._waiting.get(fingerprint, {})
+        for first in [f for f in waiting if before is None or f < before]:
+            if waiting.pop(first).saved:
+                self.folder.drop_nll(self._name(first), fingerprint)
+        if not waiting:
+            self._waiting.pop(fingerprint, None)
+
+    def clear(self) -> None:
+        """Forget all: what a killed run had measured ahead and this one did not need."""
+        for key in self.fingerprints:
+            self.drop(key)
+
+    def _name(self, first: int) -> str:
+        return f"{self.part}.{first}"

@@ -1,0 +1,84 @@
+"""The portfolio: policies that earlier searches found, as points of the space, tried before others.
+
+`portfolio.yaml` ships with the package; `studies/2026-11-head-prices` learned it and says what it
+is worth on texts that it was not learned from.
+"""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from kvsearch.errors import SpaceError, quoted
+from kvsearch.frozen import Frozen, first_error
+from kvsearch.knobs import Value, check_value
+from kvsearch.named_methods import METHODS, Method
+from kvsearch.space import SearchSpace
+from kvsearch.yaml_file import read_mapping
+
+VERSION = 1
+DEFAULT, NONE = "default", "none"
+
+Portfolio = tuple[tuple[str, Method], ...]
+
+
+class Point(Frozen):
+    """A policy that an earlier search found.
+
+    Attributes:
+        name: in tables.
+        source: the record that it came from.
+        knobs: what differs from the defaults.
+        prompts: whether it is for searches on prompts and answers, and no others.
+    """
+
+    name: str
+    source: str
+    knobs: dict[str, Value]
+    prompts: bool = False
+
+
+class _File(Frozen):
+    version: int
+    about: str = ""
+    points: tuple[Point, ...]
+
+
+def load(where: str, *, prompted: bool = False) -> dict[str, Method]:
+    """The points of a portfolio by their names, in the order in which they are tried.
+
+    Args:
+        where: `default`, `none`, or a YAML file.
+        prompted: whether the search is on prompts: points for these come first then.
+
+    Raises:
+        SpaceError: it cannot be read, is of another version, or a field is wrong.
+    """
+    if where == NONE:
+        return {}
+    path = Path(__file__).with_name("portfolio.yaml") if where == DEFAULT else Path(where)
+    data = read_mapping(path, "portfolio", SpaceError)
+    if data.get("version") != VERSION:
+        raise SpaceError(
+            f"{path}: a portfolio of version {quoted(data.get('version'))}; this kvsearch reads "
+            f"version {VERSION}: --portfolio none goes on without"
+        )
+    try:
+        found = _File.model_validate(data)
+    except ValidationError as e:
+        raise SpaceError(f"{path}: {first_error(e, 'portfolio')}") from e
+    except RecursionError as e:  # a list that an alias puts into itself
+        raise SpaceError(f"{path}: nested too deeply for a portfolio") from e
+    for i, point in enumerate(found.points):
+        if point.name in METHODS or point.name in [p.name for p in found.points[:i]]:
+            raise SpaceError(f"{path}: field points.{i}.name: {quoted(point.name)} is taken")
+        for knob, value in point.knobs.items():
+            if reason := check_value(knob, value):
+                raise SpaceError(f"{path}: field points.{i}.knobs.{knob}: {reason}")
+    ordered = sorted(found.points, key=lambda p: not p.prompts)
+    wanted = [p for p in ordered if prompted or not p.prompts]
+    return {p.name: Method(p.knobs, "earlier", p.source, baseline=False) for p in wanted}
+
+
+def inside(known: dict[str, Method], space: SearchSpace) -> Portfolio:
+    """Those that are points of `space`: a narrower one, such as a target's, may lack some."""
+    return tuple((n, m) for n, m in known.items() if space.params(m.knobs) is not None)

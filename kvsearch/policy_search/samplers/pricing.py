@@ -1,0 +1,110 @@
+"""What a point of the space costs, exactly and before a token is spent."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvsearch.errors import PolicyError
+from kvsearch.knobs import Setting, Value, sized
+from kvsearch.policy import Policy, check
+from kvsearch.policy_search.samplers.features import features, names_for
+from kvsearch.policy_search.samplers.pool import anything
+from kvsearch.space import SearchSpace
+
+Speed = Callable[[Policy], float]
+ANYWHERE = 500  # random points that every proposal considers; priced once, in a fifth of a second
+KEPT = 20_000  # prices remembered, about 40 MB; a search of a thousand trials needs 40 000
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """A point of the space and what follows from it without an evaluation.
+
+    Attributes:
+        knobs: values of the active axes.
+        fingerprint: identity of the policy they build.
+        bytes_peak: bytes per sequence.
+        features: numbers of `names_for` the space, see `features`.
+        feasible: neither forbidden by the space nor over the budget.
+        speed: modelled decode tokens/s over the full cache's; 0 if speed is no objective.
+    """
+
+    knobs: dict[str, Value]
+    fingerprint: str
+    bytes_peak: int
+    features: tuple[float, ...]
+    feasible: bool
+    speed: float = 0.0
+
+
+class Pricer:
+    """Prices points and remembers the prices, which saves time and changes no price."""
+
+    def __init__(self, space: SearchSpace, setting: Setting, speed: Speed | None = None) -> None:
+        self.space, self.setting, self.speed = space, setting, speed
+        self.feature_names = names_for(space)
+        self._known: dict[frozenset[tuple[str, Value]], Priced | None] = {}
+
+    def __call__(self, knobs: Mapping[str, Value]) -> Priced | None:
+        """The price of a point that may be proposed, or None if it may not."""
+        if self.space.forbidden(knobs) is not None:  # known without building the policy
+            return None
+        priced = self.look(knobs)
+        return priced if priced is not None and priced.feasible else None
+
+    def look(self, knobs: Mapping[str, Value]) -> Priced | None:
+        """The price of any point that builds a policy, or None."""
+        key = frozenset(knobs.items())
+        if key not in self._known:
+            if len(self._known) >= KEPT:
+                self._known.clear()
+            self._known[key] = self._price(dict(knobs))
+        return self._known[key]
+
+    def _price(self, knobs: dict[str, Value]) -> Priced | None:
+        setting, shape = self.setting, self.setting.shape
+        try:
+            policy, peak = sized(knobs, setting)
+            check(policy, shape, prompt=setting.prompt)
+        except PolicyError:
+            return None
+        feasible = setting.budget_bytes is None or peak <= setting.budget_bytes
+        return Priced(
+            knobs,
+            policy.fingerprint(shape.layers),
+            peak,
+            features(policy, setting, self.feature_names),
+            feasible and self.space.forbidden(knobs) is None,
+            0.0 if self.speed is None else self.speed(policy),
+        )
+
+
+@dataclass(frozen=True)
+class Context:
+    """The task as samplers see it; one per study, shared by its samplers.
+
+    Attributes:
+        space: where to look.
+        setting: model shape, budget and length that policies are sized for.
+        speed: modelled decode speed of a policy over the full cache's, if it is an objective.
+    """
+
+    space: SearchSpace
+    setting: Setting
+    speed: Speed | None = None
+
+    @cached_property
+    def price(self) -> Pricer:
+        """The pricer of all samplers of this study."""
+        return Pricer(self.space, self.setting, self.speed)
+
+    @cached_property
+    def anywhere(self) -> list[Priced]:
+        """Random points that may be proposed, the same for all proposals of every run.
+
+        To price new ones each time would take most of the time of a proposal.
+        """
+        rng = random.Random(0)
+        points = [self.price(anything(self.space, rng)) for _ in range(ANYWHERE)]
+        return [p for p in points if p is not None]
