@@ -4,40 +4,61 @@ import kvsearch
 found = kvsearch.search("smollm2-135m", "mine.txt", budget_slots=256)
 cache = kvsearch.PolicyCache(found.best, model)
 model.generate(**inputs, past_key_values=cache)
+
+Every command of the command line but `init`, `study`, `check` and `lm-eval` is a function of the
+same name and options here, or a method of what one of them returns.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsearch.app.adapt import adapt
+    from kvsearch.app.bench import bench
     from kvsearch.app.evaluate import evaluate
+    from kvsearch.app.export import export
+    from kvsearch.app.heads import heads
     from kvsearch.app.prompts import evaluate_prompts
-    from kvsearch.app.search import search
-    from kvsearch.cache.cuda_graphs import cuda_graphs
+    from kvsearch.app.prune import prune
+    from kvsearch.app.push import push
+    from kvsearch.app.search import SearchResult, search
+    from kvsearch.app.tables import methods, targets, tasks
     from kvsearch.cache.huggingface import PolicyCache
+    from kvsearch.errors import KvsearchError
     from kvsearch.models.load import LoadedModel, load_model
     from kvsearch.policy import Policy
+    from kvsearch.rules import Rule
+    from kvsearch.space import SearchSpace
     from kvsearch.text import Text
 
 __all__ = [
-    "LoadedModel", "Policy", "PolicyCache", "Text", "cuda_graphs", "evaluate",
-    "evaluate_prompts", "load_model", "search",
+    "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "SearchResult", "SearchSpace",
+    "Text", "adapt", "bench", "evaluate", "evaluate_prompts", "export", "heads", "load_model",
+    "methods", "prune", "push", "search", "targets", "tasks",
 ]  # fmt: skip
-_HOMES = {
+_MODULES = {
+    "KvsearchError": "kvsearch.errors",
+    "LoadedModel": "kvsearch.models.load",
     "Policy": "kvsearch.policy",
     "PolicyCache": "kvsearch.cache.huggingface",
-    "evaluate": "kvsearch.app.evaluate",
-    "evaluate_prompts": "kvsearch.app.prompts",
-    "search": "kvsearch.app.search",
-    "cuda_graphs": "kvsearch.cache.cuda_graphs",
+    "Rule": "kvsearch.rules",
+    "SearchResult": "kvsearch.app.search",
+    "SearchSpace": "kvsearch.space",
     "Text": "kvsearch.text",
+    "evaluate_prompts": "kvsearch.app.prompts",
     "load_model": "kvsearch.models.load",
-    "LoadedModel": "kvsearch.models.load",
-}
+    "methods": "kvsearch.app.tables",
+    "targets": "kvsearch.app.tables",
+    "tasks": "kvsearch.app.tables",
+}  # the others are in the module of `kvsearch.app` that has their name
 
 
 def __getattr__(name: str) -> Any:
     """Import public names when they are asked for; `import kvsearch` itself loads nothing."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(name)
+    if name in __all__:
+        return getattr(import_module(_MODULES.get(name, f"kvsearch.app.{name}")), name)
+    raise AttributeError(f"module 'kvsearch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -270,13 +270,13 @@ class Needles:
 
 @dataclass(frozen=True)
 class Recheck:
-    """The recommended policy against its opponents on a second text, or between two rows.
+    """The recommended policy against its baselines on a second text, or between two rows.
 
     Attributes:
         text: which text: `REPORT`, or the label of a further one.
         policy: name of the policy.
-        against: name of the opponent.
-        dnll: policy minus opponent, paired.
+        against: name of the baseline.
+        dnll: policy minus baseline, paired.
         tokens: scored tokens.
     """
 

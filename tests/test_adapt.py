@@ -29,7 +29,6 @@ from kvsearch.rules import Attention
 from kvsearch.train import recipe
 from kvsearch.train.loop import _collate
 from kvsearch.train.new_token import with_new_token
-from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import IGNORED, Scheduled
 from kvsearch.train.work import Work
 from tests.cache_cases import EXTRA, IDS, PROMPT, SETTING, tiny
@@ -201,8 +200,8 @@ def test_channels_are_pruned_then_recovered(tiny_folder: Path, tmp_path: Path) -
     about = {"model": "tiny", "nll": 2.5}
     channels = Channels(qk=(word, "all"))
     policy = Policy(slots=40, interval=8, sinks=2, channels=channels, about=about)
-    out, how = tmp_path / "small", Recipe(steps=8, lr=3e-3, warmup=1, accumulate=2)
-    more = dict(context=96, recipe=how, progress=False)
+    out, how = tmp_path / "small", dict(steps=8, lr=3e-3, warmup=1, accumulate=2)
+    more = dict(context=96, **how, progress=False)
     done = adapt(policy, str(tiny_folder), TEXT, out, **more)
     assert done.trained == "LoRA of rank 8" and done.gain.hi < 0
     left = Policy.from_json(out / "policy.json")
@@ -225,8 +224,8 @@ def test_channels_are_pruned_then_recovered(tiny_folder: Path, tmp_path: Path) -
 def test_a_model_in_memory_stays_as_it_is(tiny_folder: Path, tmp_path: Path) -> None:
     loaded = load_model(str(tiny_folder), device="cpu", announce=lambda _: None)
     mine = LoadedModel.of(loaded.model, loaded.tokenizer)
-    how = Recipe(steps=3, lr=1e-2, warmup=0, accumulate=1)
-    adapt(AC, mine, TEXT, tmp_path / "out", context=96, recipe=how, progress=False)
+    how = dict(steps=3, lr=1e-2, warmup=0, accumulate=1)
+    adapt(AC, mine, TEXT, tmp_path / "out", context=96, **how, progress=False)
     again = LoadedModel.of(loaded.model, loaded.tokenizer)
     assert again.digest == mine.digest and mine.silent is None
 
@@ -273,17 +272,17 @@ def test_an_end_that_is_interrupted_is_not_trained_again(
     tiny_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     out = tmp_path / "out"
-    how = Recipe(steps=6, lr=3e-3, warmup=1, accumulate=2)
+    how = dict(steps=6, lr=3e-3, warmup=1, accumulate=2)
     asked = (AC, str(tiny_folder), TEXT, out)
     with monkeypatch.context() as patch:
         patch.setattr(adapt_job, "write_nll", lambda *_: sys.exit(9))
         with pytest.raises(SystemExit):
-            adapt(*asked, context=96, recipe=how, progress=False)
+            adapt(*asked, context=96, **how, progress=False)
     assert [f.name for f in tmp_path.iterdir()] == ["out.training"]
     with pytest.raises(RunError, match=r"with another --lr; give another --out"):
-        adapt(*asked, context=96, recipe=Recipe(steps=6, accumulate=2, warmup=1), progress=False)
+        adapt(*asked, context=96, steps=6, accumulate=2, warmup=1, progress=False)
     monkeypatch.setattr(Scheduled, "loss", None)  # no step is left
-    done = adapt(*asked, context=96, recipe=how, progress=False)
+    done = adapt(*asked, context=96, **how, progress=False)
     assert done.steps == 6 and done.gain.hi < 0 and [f.name for f in tmp_path.iterdir()] == ["out"]
 
 
@@ -291,8 +290,8 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(
     tiny_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     def trained(out: Path, steps: int) -> str:
-        how = Recipe(steps=steps, lr=3e-3, warmup=1, accumulate=1, save_every=2)
-        adapt(AC, str(tiny_folder), TEXT, out, context=96, recipe=how, progress=False)
+        how = dict(steps=steps, lr=3e-3, warmup=1, accumulate=1, save_every=2)
+        adapt(AC, str(tiny_folder), TEXT, out, context=96, **how, progress=False)
         return (out / "losses.csv").read_text()
 
     want = trained(tmp_path / "whole", 8)
@@ -356,7 +355,7 @@ def test_a_full_disk_is_one_sentence_and_the_same_call_goes_on(
     policy: Policy, limit: int, tiny_folder: Path, tmp_path: Path
 ) -> None:
     asked = (policy, str(tiny_folder), TEXT, tmp_path / "out")
-    how = dict(context=96, recipe=Recipe(steps=2, accumulate=1), lora=False, progress=False)
+    how = dict(context=96, steps=2, accumulate=1, lora=False, progress=False)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
@@ -380,10 +379,10 @@ def test_another_question_is_refused_once_there_is_a_checkpoint(tmp_path: Path) 
 
 
 def test_minutes_are_a_limit(tiny_folder: Path, tmp_path: Path) -> None:
-    how = Recipe(minutes=0.02, accumulate=1, warmup=1)
+    how = dict(minutes=0.02, accumulate=1, warmup=1)
     done = adapt(
         Policy(slots=32), str(tiny_folder), TEXT, tmp_path / "out",
-        context=96, recipe=how, progress=False,
+        context=96, **how, progress=False,
     )  # fmt: skip
     assert done.steps >= 1 and 1.2 <= done.seconds < 20
 
@@ -402,9 +401,9 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
     cases = (
         (
             (files / "scored.json", *text, *out),
-            "policy scored gives no mask to train with: its rule",
+            "cannot train under policy scored: its rule",
         ),
-        (("h2o", "--budget", "64", *text, *out), "policy h2o gives no mask to train with"),
+        (("h2o", "--budget", "64", *text, *out), "cannot train under policy h2o: "),
         ((ac, *text, "--out", files / "there"), "exists already; choose another folder"),
         ((ac, "--text", files / "short.txt", *out), "give a longer text"),
         ((ac, *text, *out, "--held-out", files / "cats.txt"), "is the text that is trained on"),

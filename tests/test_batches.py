@@ -110,15 +110,6 @@ def test_memory_that_a_cpu_lacks_is_one_sentence_and_other_errors_are_not_hidden
             Evaluator(LOADED, batch=1).quality(POLICY, IDS)
 
 
-def test_windows_beyond_those_asked_for_are_not_evaluated(passes: list[int]) -> None:
-    replay = Evaluator(LOADED).replay(POLICY, IDS)
-    assert replay.to(32, 1).shape == (1, 31)
-    assert replay.to(48, 4).shape == (4, 47)
-    assert replay.spent == 4 * 48  # what a race knows already is not done again
-    want = Evaluator(LOADED, batch=1).quality(POLICY, IDS).nll
-    np.testing.assert_allclose(replay.to(48, 9), want, atol=1e-5)  # there are seven
-
-
 def test_as_many_windows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(LOADED)
     assert batches.size(7, 48) == 1  # a CPU

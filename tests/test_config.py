@@ -7,9 +7,9 @@ import click
 import pytest
 
 from kvsearch.cli import main
-from kvsearch.cli.config import read, template
+from kvsearch.cli.config import template
 from kvsearch.cli.run import command as run
-from kvsearch.errors import KvsearchError, SpaceError
+from kvsearch.errors import SpaceError
 from kvsearch.space import load
 from kvsearch.yaml_file import read_mapping
 
@@ -130,18 +130,3 @@ def test_spaces_are_read_by_the_same_reader(tmp_path: Path) -> None:
     with pytest.raises(SpaceError) as error:
         load(str(file))
     assert "\n" not in str(error.value)
-
-
-def test_old_spellings_work_and_hints_do_not_name_them(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text("cold: true\nalso: a.txt")
-    assert read(file, run) == {"warm_start": False, "extra_text": ["a.txt"]}
-    same = parsed("--cold", "--also", "a.txt", "--without", "h2o", "--without", "tova")
-    assert not same["warm_start"] and same["extra_text"] == ("a.txt",)
-    assert same["exclude_method"] == ("h2o", "tova")
-    file.write_text("colt: true")
-    with pytest.raises(KvsearchError) as error:
-        read(file, run)
-    assert "cold" not in str(error.value)
-    shown = run.get_help(click.Context(run))
-    assert not {"--cold", "--also", "--without"} & set(shown.replace(",", " ").split())

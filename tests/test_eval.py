@@ -69,10 +69,10 @@ def test_heads_are_measured_on_fewer_tokens_where_memory_is_short(
         return usual(evaluator, ids, **how)
 
     monkeypatch.setattr(head_losses, "price", price)
-    assert "on 512 tokens" in heads(loaded, anew=True).where and asked == [512, 256, 256]
+    assert "on 512 tokens" in heads(loaded, measure_heads=True).where and asked == [512, 256, 256]
     room[0] = 100
     with pytest.raises(OutOfMemory, match=r"on 128 tokens: CUDA out of memory.*--heads FILE"):
-        heads(loaded, anew=True)
+        heads(loaded, measure_heads=True)
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def test_a_method_is_exported_by_its_name_as_it_is_measured(
         (["h2o", "--budget", "48"], "method h2o is sized for a model: give --model"),
         (["h2", "--budget", "48"], "did you mean 'h2o'"),
         (["rotated+heads", *sized], "export the policy of a run"),
-        (["tova-transformers", *sized], "--budget is for methods"),
+        (["tova-transformers", *sized], "--budget sizes a named method"),
     ):
         code, _, err = call(["export", *argv], capsys)
         assert code == 2 and why in err, (argv, err)

@@ -1,25 +1,27 @@
 """`kvsearch.search` and `kvsearch.evaluate`: the options of the command line, and their results."""
 
+import copy
 import inspect
+from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import optuna
 import pytest
 from transformers import AutoModelForCausalLM
 
 import kvsearch
 from kvsearch import LoadedModel, Policy, Text
-from kvsearch.app.evaluate import Evaluated, evaluate
+from kvsearch.app.evaluate import Evaluated
 from kvsearch.app.inputs import names
-from kvsearch.app.search import search
-from kvsearch.cli import eval as cli_eval
-from kvsearch.cli import run as cli_run
 from kvsearch.errors import KvsearchError
-from kvsearch.policy_search import growing
 from kvsearch.records import Trial
+from kvsearch.space import load as load_space
+from kvsearch.workloads import parse
 
 WORDS = Text(" ".join(f"{(i * i + 3 * i) % 97:x}" for i in range(1500)), "numbers")
 
@@ -30,22 +32,45 @@ def mine(tiny_folder: Path, tiny_tokenizer: Any) -> LoadedModel:
     return LoadedModel.of(model, tiny_tokenizer, "mine")
 
 
-@pytest.mark.parametrize(
-    ("function", "command", "given"),
-    [(search, cli_run.command, {}), (evaluate, cli_eval.command, {"policies": ["h2o"]})],
-    ids=["search", "evaluate"],
-)
-def test_python_and_the_command_line_have_the_same_options(
-    function: Any, command: click.Command, given: dict[str, list[str]]
-) -> None:
+COMMANDS = {  # a command -> what it has to be given
+    "run": [], "eval": ["h2o"], "export": ["h2o"], "bench": ["h2o"], "prune": ["h2o", "--out", "p"],
+    "adapt": ["h2o", "--out", "p"], "push": ["p"], "heads": [], "tasks": [], "targets": [],
+    "methods": [],
+}  # fmt: skip
+NAMES = {"run": "search", "eval": "evaluate"}
+PROMPTS = {
+    "tasks",
+    "prompts",
+    "see",
+    "items",
+    "kvpress_out",
+}  # of `eval`: `evaluate_prompts` takes these
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_python_and_the_command_line_have_the_same_options(name: str) -> None:
+    function = getattr(kvsearch, NAMES.get(name, name))
     here = inspect.signature(function).parameters
-    there = dict(command.make_context("", given.get("policies", [])).params)
-    asked = {"tasks", "prompts", "see", "items", "kvpress_out"}  # of `evaluate_prompts`
-    only = {"config", "as_json", "quiet", *(asked if "nll_out" in there else ())}
+    command: click.Command = import_module(f"kvsearch.cli.{name}").command
+    there = command.make_context("", list(COMMANDS[name])).params
+    only = {"config", "as_json", "quiet", *(PROMPTS if name == "eval" else ())}
     assert set(here) - {"progress"} == set(there) - only
-    for name in set(here) & set(there) - set(given):
-        default = names(there[name]) if name == "objectives" else there[name]
-        assert (here[name].default or None) == (default or None), name
+    if "progress" in here:
+        assert here["progress"].default is False
+    for option in set(here) & set(there) - {"policy", "policies", "source", "out"}:
+        default = names(there[option]) if option == "objectives" else there[option]
+        assert (here[option].default or None) == (default or None), option
+
+
+def test_every_public_name_is_there_and_functions_say_what_they_return() -> None:
+    for name in kvsearch.__all__:
+        found = getattr(kvsearch, name)
+        said = inspect.getdoc(found)
+        assert said and not inspect.ismodule(found), name
+        assert not inspect.isfunction(found) or "Returns:" in said, name
+    assert {*kvsearch.__all__} <= {*dir(kvsearch)}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = kvsearch.nothing  # type: ignore[attr-defined]
 
 
 def test_a_search_in_python(mine: LoadedModel, tmp_path: Path, capfd: Any) -> None:
@@ -116,7 +141,61 @@ def test_a_mistake_in_python_is_one_sentence(
         kvsearch.evaluate("h2o", mine, **{"text": WORDS, "context": 128, **how})
 
 
-def test_the_packages_stay_packages() -> None:
-    assert growing is inspect.getmodule(growing.likely)
-    assert inspect.signature(kvsearch.search) == inspect.signature(search)
-    assert inspect.signature(kvsearch.evaluate) == inspect.signature(evaluate)
+def test_a_search_with_an_optuna_sampler(mine: LoadedModel, tmp_path: Path) -> None:
+    how: dict[str, Any] = dict(
+        budget_slots=40, context=128, trials=2, warm_start=False, space="h2o-int4", bench=False
+    )
+    fixed = optuna.samplers.RandomSampler(seed=3)
+    there = optuna.create_study(directions=["minimize"] * 2, sampler=copy.deepcopy(fixed))
+    want = load_space("h2o-int4").suggest(there.ask())
+    found = kvsearch.search(mine, WORDS, sampler=fixed, out=tmp_path / "run", **how)
+    first = min(found.summary.trials, key=lambda t: t.number)
+    assert first.params == want and found.summary.settings["sampler"] == "RandomSampler"
+    again = kvsearch.search(mine, WORDS, sampler=fixed, out=tmp_path / "run", **how)
+    assert again.best == found.best
+    with pytest.raises(KvsearchError, match=r"CmaEsSampler cannot propose .* use kvei or"):
+        kvsearch.search(mine, WORDS, sampler=optuna.samplers.CmaEsSampler(), **how)
+    with pytest.raises(KvsearchError, match=r"the sampler is of type .?int.?; give a name"):
+        kvsearch.search(mine, WORDS, sampler=3, **how)  # type: ignore[arg-type]
+
+
+def test_a_family_of_tasks_is_known_in_python(
+    mine: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def stop(spec: str) -> None:
+        seen.append(spec)
+        if spec.startswith("ruler/vt"):
+            raise KvsearchError("seen")
+        return parse(spec)
+
+    for module in ("prompts", "workloads", "gates"):
+        monkeypatch.setattr(f"kvsearch.app.{module}.parse", stop)
+    calls: list[Callable[[], object]] = [
+        lambda: kvsearch.search(mine, tasks="ruler,tokens=300", budget_slots=40),
+        lambda: kvsearch.evaluate_prompts("full", mine, tasks="ruler,tokens=300"),
+        lambda: kvsearch.tasks(mine, tasks="ruler,tokens=300"),
+    ]
+    for call in calls:
+        with pytest.raises(KvsearchError, match="seen"):
+            call()
+    assert seen.count("ruler/vt,tokens=300") == 3
+
+
+def test_bench_export_and_the_tables_in_python(mine: LoadedModel, tmp_path: Path) -> None:
+    timed = kvsearch.bench("h2o", mine, WORDS, budget_slots=40, context=96, pairs=1, steps=2)
+    assert timed.policy == "h2o" and timed.document()["policy"] == "h2o"
+    file = tmp_path / "best.json"
+    file.write_text(Policy(slots=40, sinks=2).to_json())
+    done = kvsearch.export(tmp_path, out=tmp_path / "there")  # a folder is that of a run
+    assert done.given.slots == 40 and all(f.is_file() for f in done.files)
+    with pytest.raises(KvsearchError, match="needs a file or folder, not a Policy"):
+        kvsearch.export(Policy(slots=40), "optuna")  # type: ignore[arg-type]
+    with pytest.raises(KvsearchError, match="needs that of a run"):
+        kvsearch.export(tmp_path, "optuna")
+    assert kvsearch.methods()["h2o"].baseline
+    assert {t.name for t in kvsearch.targets()} >= {"transformers", "vllm"}
+    assert "needle" in kvsearch.tasks()
+    with pytest.raises(KvsearchError, match="give --model, too"):
+        kvsearch.tasks(None, tasks="needle")  # type: ignore[call-overload]

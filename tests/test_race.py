@@ -1,33 +1,14 @@
 """Parts of an evaluation, and rows that are certainly behind and measured no further."""
 
 import numpy as np
-import pytest
 
 from kvsearch.app.report_windows import behind, looks
 from kvsearch.evaluation.quality import Evaluator
-from kvsearch.evaluation.replay import continues
 from kvsearch.knobs import Setting
 from kvsearch.models.load import load_model
 from kvsearch.named_methods import at
 from kvsearch.policy_search.model_work import ModelSession
 from kvsearch.policy_search.work import Job
-
-
-@pytest.mark.parametrize("name", ["h2o+int4", "xmu", "h2o", "window+int4", "tova", "lacache"])
-def test_a_replay_that_stops_on_the_way_is_the_same_replay(name: str, tiny_folder) -> None:
-    loaded = load_model(str(tiny_folder), device="cpu", announce=lambda _: None)
-    loaded.model.double()  # in fp32 a value on the boundary of two codes may fall on either side
-    evaluator = Evaluator(loaded, batch=2)
-    policy = at(name, Setting(loaded.shape, loaded.shape.budget_bytes(150), 320))
-    ids = np.random.default_rng(0).integers(0, 256, size=(3, 320))
-    whole = evaluator.quality(policy, ids).nll
-    replay = evaluator.replay(policy, ids)
-    for stop, windows in ((100, 2), (101, 2), (320, 2), (260, 3), (320, 3)):
-        part = replay.to(stop, windows)
-        assert part.shape == (windows, stop - 1)
-        np.testing.assert_allclose(part, whole[:windows, : stop - 1], atol=1e-5)
-    if continues(policy):
-        assert replay.spent == ids.size  # every token was paid for once
 
 
 def test_a_session_evaluates_the_windows_of_a_job_and_no_more(tiny_folder) -> None:

@@ -15,8 +15,8 @@ from kvsearch.app import summary
 from kvsearch.cli import main
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
-from kvsearch.policy_search import written
-from kvsearch.policy_search.attempts import Attempts
+from kvsearch.policy_search import run_files
+from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Interval, Kept, Row, Trial, columns
 from kvsearch.report.tables import front_csv
@@ -59,7 +59,7 @@ def test_files_of_other_versions_are_refused(tmp_path: Path) -> None:
     for word in ("kvsearch.run/9", "kvsearch.run/2", 3):
         (tmp_path / "measured.json").write_text(json.dumps({"schema": word}))
         with pytest.raises(RunError, match="this kvsearch reads"):
-            written.measured(tmp_path / "measured.json")
+            run_files.measured(tmp_path / "measured.json")
 
 
 def test_attempts_survive_the_process_and_torn_lines(tmp_path) -> None:

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvsearch.app import evaluators
-from kvsearch.app.asked import default_folder
 from kvsearch.app.inputs import TextOptions
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.run import Run
+from kvsearch.app.study_file import default_folder
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.models import load_model

@@ -127,18 +127,18 @@ def test_methods_fill_the_budget() -> None:
         assert 0.99 * SHAPE.budget_bytes(256) < peak <= SHAPE.budget_bytes(256)
 
 
-HEAD = "version: 1\nname: x\naxes:\n"
+HEAD = "version: 2\nname: x\naxes:\n"
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("version: 1\nname: x\naxes: [", "not YAML (line"),
+        ("version: 2\nname: x\naxes: [", "not YAML (line"),
         ("- a", "expected a mapping"),
         (HEAD + "  sinks: {choice: []}", "axes.sinks: choice is empty"),
         (HEAD + "  sinks: {int: [8, 4, 1]}", "low 8 is above high 4"),
         (HEAD + "  sinkz: {choice: [4]}", "did you mean 'sinks'"),
-        (HEAD + "  score: {choice: [h20]}", "did you mean 'h2o'"),
+        (HEAD + "  rule: {choice: [h20]}", "did you mean 'h2o'"),
         (HEAD + "  rotate: {choice: [yes please]}", "is not true or false"),
         (HEAD + "  sinks: {choice: [4], colour: red}", "axes.sinks.colour"),
         (HEAD + "  group: {choice: [64], when: {tiers: k4v4}}", "is not an earlier axis"),
@@ -166,7 +166,7 @@ HEAD = "version: 1\nname: x\naxes:\n"
         (HEAD + f"  sinks: {{choice: [{10**400}]}}", "axes.sinks: whole numbers go to 2^60"),
         (HEAD + "  sinks: {int: &a [*a, 4]}", "nested too deeply"),
         (HEAD + "  tiers.key_bits: {int: [4, 1000000000000]}", "1000000000000 must be at most 16"),
-        (HEAD + "  score: {choice: [h2o]}\n  rule: {choice: [h2o]}", "an old and a new name"),
+        ("version: 1\nname: x\naxes: {}", "version"),
         (HEAD + "  beta: {float: [1.0, 1e-3]}", "low 1.0 is above high 0.001"),
         (HEAD + '  sinks: {choice: ["\\ud800"]}', "half of a character"),
         ("version: 2\nname: x\naxes: {}\nforbid: [{}]", "forbid.0: an empty rule"),

@@ -60,7 +60,7 @@ def test_every_row_says_on_how_many_tokens_it_was_measured() -> None:
         assert row is None or f" {row.tokens}" in line[70:90], line
     assert not shown
     for text in (html, terminal):
-        assert "stands where its difference to that one" in text
+        assert "placed by their paired difference" in text
 
 
 def test_what_was_left_out_is_named_with_the_reason() -> None:

@@ -50,10 +50,17 @@ def adapt(
     lora: bool | None = None,
     rank: int = 8,
     channels_only: bool = False,
-    recipe: Recipe | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+    batch: int = 1,
+    accumulate: int = 8,
+    lr: float | None = None,
+    warmup: int = 20,
+    save_every: int = 50,
+    seed: int = 0,
     dtype: str = "auto",
     device: str = "auto",
-    progress: bool = True,
+    progress: bool = False,
 ) -> Adapted:
     """Train a model under a policy, and write both into a folder.
 
@@ -77,15 +84,29 @@ def adapt(
         lora: train low-rank additions instead of all weights; by default where channels are gone.
         rank: of the additions.
         channels_only: train what channels leave under full attention, whatever the policy evicts.
-        recipe: how long and how; its `lora` follows from `lora` and `rank`.
+        steps: optimizer steps; by default 200, or what the minutes allow.
+        minutes: of training, at most.
+        batch: windows per forward pass.
+        accumulate: forward passes per step.
+        lr: learning rate; by default 1e-4 with LoRA, else 2e-5.
+        warmup: steps before the full rate.
+        save_every: steps between checkpoints.
+        seed: of the order of windows.
         dtype: of the weights written; training is on float32 weights, in bfloat16 where asked for.
         device: `auto`, `cpu` or `cuda`.
         progress: print progress to stderr.
 
+    Returns:
+        The losses on the held-out text before and after, with their paired difference.
+
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
     """
-    shown, folder, how = Shown(quiet=not progress), Path(out), recipe or Recipe()
+    shown, folder = Shown(quiet=not progress), Path(out)
+    how = Recipe(
+        lr=lr, warmup=warmup, steps=steps, minutes=minutes, batch=batch, accumulate=accumulate,
+        save_every=save_every, seed=seed,
+    )  # fmt: skip
     if os.path.lexists(folder):
         raise RunError(f"{folder} exists already; choose another folder with --out")
     check_budget(budget_slots, budget_bytes)

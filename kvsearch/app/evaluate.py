@@ -177,6 +177,9 @@ def evaluate(
         nll_out: write per-token NLL to this `.parquet` file: policy, window, pos, token, nll.
         progress: print progress to stderr.
 
+    Returns:
+        A row per policy, with paired differences to the full cache, and what was left out.
+
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
         NotWritten: such an error after all was measured; it has the result.

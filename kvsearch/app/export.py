@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 from kvsearch.app import by_name, inputs
 from kvsearch.app.budget import check_budget
 from kvsearch.app.options import check_counts
+from kvsearch.app.optuna_storage import optuna_storage
 from kvsearch.app.policies import is_method
 from kvsearch.app.progress import Shown
 from kvsearch.app.prompts import ITEMS, PromptsResult, evaluate_prompts
+from kvsearch.app.vectors import vectors
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.quality import Evaluator, check_finite
 from kvsearch.exporters import (
+    OTHERS,
     Artefact,
     Job,
     Proof,
@@ -37,6 +40,7 @@ from kvsearch.exporters.layers import others_of
 from kvsearch.files import require_free, require_writable, write_all
 from kvsearch.models.aliases import DEFAULT, hub_id
 from kvsearch.models.load import LoadedModel, shape_named
+from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.records import Interval
 from kvsearch.stats import paired
@@ -142,6 +146,18 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, tuple) else value
 
 
+@overload
+def export(  # type: ignore[overload-overlap]
+    policy: str | PathLike[str],
+    to: Literal["optuna", "vectors"],
+    out: str | PathLike[str] | None = None,
+    *,
+    force: bool = False,
+    prompt: int = 0,
+) -> tuple[Path, ...]: ...
+
+
+@overload
 def export(
     policy: str | PathLike[str] | Policy,
     to: str = "transformers",
@@ -152,7 +168,7 @@ def export(
     budget_slots: float | None = None,
     budget_bytes: int | None = None,
     model: str | LoadedModel | None = None,
-    text: TextLike | tuple[TextLike, ...] | None = None,
+    text: TextLike | Sequence[TextLike] | None = None,
     dataset: str | None = None,
     tasks: Sequence[str] = (),
     prompts: Sequence[str | PathLike[str]] = (),
@@ -165,12 +181,40 @@ def export(
     dtype: str = "auto",
     device: str = "auto",
     progress: bool = False,
-) -> Exported:
+) -> Exported: ...
+
+
+def export(
+    policy: str | PathLike[str] | Policy,
+    to: str = "transformers",
+    out: str | PathLike[str] | None = None,
+    *,
+    strict: bool = False,
+    force: bool = False,
+    budget_slots: float | None = None,
+    budget_bytes: int | None = None,
+    model: str | LoadedModel | None = None,
+    text: TextLike | Sequence[TextLike] | None = None,
+    dataset: str | None = None,
+    tasks: Sequence[str] = (),
+    prompts: Sequence[str | PathLike[str]] = (),
+    see: See = "agnostic",
+    items: int = ITEMS,
+    context: int = CONTEXT,
+    windows: int = 1,
+    prompt: int = 0,
+    verify: bool = False,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: bool = False,
+) -> Exported | tuple[Path, ...]:
     """Write what a runtime needs to run a policy, or the policy nearest to it.
 
     Args:
-        policy: a policy file, a policy, or the name of a method, which is sized to a budget.
-        to: name of the target.
+        policy: a policy file, a run folder, a policy, or the name of a method, which is sized to a
+            budget.
+        to: name of the target, see `kvsearch.targets`; or `vectors`, a conformance kit for a
+            runtime of one's own; or `optuna`, the trials of a run folder for optuna-dashboard.
         out: folder; by default one beside the policy file.
         strict: refuse anything but an exact mapping.
         force: overwrite existing files.
@@ -188,14 +232,21 @@ def export(
         dtype, device: of the model, for losses.
         progress: print progress to stderr.
 
+    Returns:
+        What became of each field, bytes and losses; of `vectors` and `optuna` the files.
+
     Raises:
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
-    shown, target = Shown(quiet=not progress), find(to)
+    if to in OTHERS:
+        return _other(policy, to, out, force=force, prompt=prompt)
+    shown, target = Shown(quiet=not progress), find(to, OTHERS)
     check_budget(budget_slots, budget_bytes)
+    if not isinstance(policy, Policy) and Path(policy).is_dir():
+        policy = policy_file(str(policy))
     asked = _read(policy)
     if asked is not None and (budget_slots is not None or budget_bytes is not None):
-        raise KvsearchError("--budget is for methods; a policy file has its size in it")
+        raise KvsearchError("--budget sizes a named method; this policy already fixes its size")
     file = None if isinstance(policy, Policy) else Path(policy)
     folder = _folder(file, out, target)
     if verify:
@@ -263,6 +314,22 @@ def export(
     )  # fmt: skip
 
 
+def _other(
+    policy: str | PathLike[str] | Policy,
+    to: str,
+    out: str | PathLike[str] | None,
+    *,
+    force: bool,
+    prompt: int,
+) -> tuple[Path, ...]:
+    """Write something that is for no runtime."""
+    if isinstance(policy, Policy):
+        raise KvsearchError(f"export to {to} needs a file or folder, not a Policy object")
+    if to == "optuna":
+        return (optuna_storage(policy, out, force=force),)
+    return vectors(policy_file(str(policy)), out, prompt=prompt, force=force)
+
+
 def _read(policy: str | PathLike[str] | Policy) -> Policy | None:
     """What is to be exported; None is a method, which is sized when the model is known."""
     if isinstance(policy, Policy):
@@ -286,7 +353,7 @@ def _folder(file: Path | None, out: str | PathLike[str] | None, target: Target) 
     if out is not None:
         return Path(out)
     if file is None:
-        raise KvsearchError("a policy that is no file needs a folder to be exported to")
+        raise KvsearchError("a Policy object has no folder: give one with out, or -o DIR")
     return file.with_name(f"{file.stem}-{target.name}")
 
 
@@ -309,7 +376,7 @@ def _model(
 
 def _ids(
     loaded: LoadedModel,
-    text: TextLike | tuple[TextLike, ...] | None,
+    text: TextLike | Sequence[TextLike] | None,
     dataset: str | None,
     context: int,
     windows: int,

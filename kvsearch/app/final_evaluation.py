@@ -16,10 +16,10 @@ from kvsearch.knobs import Setting
 from kvsearch.pareto import nondominated
 from kvsearch.policy import Policy, layout
 from kvsearch.policy_search.executors import Executor
+from kvsearch.policy_search.fidelity import most_measured
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.growing import most_measured
 from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.written import SCHEMA
+from kvsearch.policy_search.run_files import SCHEMA
 from kvsearch.records import Trial, plain
 
 Nll = NDArray[np.float32]

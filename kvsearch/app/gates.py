@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from os import PathLike
 
 from kvsearch.app import inputs
+from kvsearch.app.inputs import several
 from kvsearch.app.options import check_counts
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import GATE_ITEMS, context_worth, from_tasks
@@ -12,7 +13,7 @@ from kvsearch.errors import KvsearchError
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.text import TextLike, tokenize
-from kvsearch.workloads import TASKS, See, parse
+from kvsearch.workloads import TASKS, See, expanded, parse
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Gate:
 def gates(
     model: str | PathLike[str] | LoadedModel = DEFAULT,
     *,
-    tasks: Sequence[str] = (),
+    tasks: str | Sequence[str] = (),
     text: TextLike | Sequence[TextLike] | None = None,
     dataset: str | None = None,
     see: See = "agnostic",
@@ -68,7 +69,8 @@ def gates(
     """
     shown = Shown(quiet=not progress)
     check_counts(items=items)
-    for spec in tasks:
+    asked = expanded(several(tasks))
+    for spec in asked:
         parse(spec)
     inputs.require_files(text)
     loaded = inputs.model(
@@ -94,4 +96,4 @@ def gates(
             spec.label, len(workload.items), workload.asks, worth.full, worth.empty, worth.passes
         )
 
-    return [gate(name) for name in tasks or TASKS]
+    return [gate(name) for name in asked or TASKS]

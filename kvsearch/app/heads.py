@@ -38,7 +38,7 @@ def heads(
     model: str | PathLike[str] | LoadedModel = DEFAULT,
     *,
     out: str | PathLike[str] | None = None,
-    anew: bool = False,
+    measure_heads: bool = False,
     dtype: str = "auto",
     device: str = "auto",
     progress: bool = False,
@@ -48,10 +48,13 @@ def heads(
     Args:
         model: as for `kvsearch.search`.
         out: write the losses to this file, for `--heads` and for others.
-        anew: measure, even where they are shipped or kept on disk.
+        measure_heads: measure, even where they are shipped or kept on disk.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         progress: print progress to stderr.
+
+    Returns:
+        The losses, where they are from, and the text of the file.
 
     Raises:
         KvsearchError: the model cannot be loaded, or the file cannot be written.
@@ -63,7 +66,7 @@ def heads(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=head_losses.FEWEST, say=shown.say,
     )  # fmt: skip
-    found, where = head_losses.of_model(Evaluator(loaded), shown.step, anew=anew)
+    found, where = head_losses.of_model(Evaluator(loaded), shown.step, anew=measure_heads)
     text = head_losses.document(loaded, found)
     if out is not None:
         write_atomic(Path(out), text)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app.aside import aside
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
+from kvsearch.app.unscored_text import unscored_windows
 from kvsearch.errors import RunError
 from kvsearch.evaluation import importance, ppl_rise
 from kvsearch.evaluation.quality import Evaluator
@@ -101,7 +101,7 @@ def with_importance(
     wanted = frozenset[str]().union(*(of_method(p) for p in policies))
     if not wanted:
         return setting
-    ids, where = aside(tokens, count, length, ROWS, min(ROW, length))
+    ids, where = unscored_windows(tokens, count, length, ROWS, min(ROW, length))
     names = ", ".join(str(p) for p in policies if of_method(p))
     shown.say(f"{names}: measuring {' and '.join(sorted(wanted))} of the channels {where}")
     return replace(setting, importance=measure(evaluator, ids, wanted, shown.step))

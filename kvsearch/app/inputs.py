@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from kvsearch.text.parts import Parts, Tokens, cut
 from kvsearch.workloads.parts import Rows
 
 Say = Callable[[str], None]
+Place = TypeVar("Place", str, str | PathLike[str])
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most
 HEADLINE = 8  # times as many report windows for the headline, at most
 
@@ -102,6 +104,11 @@ def texts(given: TextLike | Sequence[TextLike] | None) -> tuple[TextLike, ...]:
 def names(given: str | Sequence[str]) -> tuple[str, ...]:
     """Words with commas between them, or a sequence of words."""
     return tuple(given.split(",")) if isinstance(given, str) else tuple(given)
+
+
+def several(given: Place | Sequence[Place]) -> tuple[Place, ...]:
+    """One name or path, or several."""
+    return (given,) if isinstance(given, str | PathLike) else tuple(given)
 
 
 def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsearch.app.budget import check_budget
 from kvsearch.app.inputs import TextOptions
@@ -15,6 +16,9 @@ from kvsearch.policy_search.executors.spawning import require_main
 from kvsearch.policy_search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.workloads import SEES
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
 
 OBJECTIVES = ("nll", "bytes", "throughput")
 DEFAULT_SPACE = "default"
@@ -42,7 +46,7 @@ class RunOptions:
     space: str = DEFAULT_SPACE
     target: str | None = None
     trials: int | None = None
-    sampler: str = DEFAULT_SAMPLER
+    sampler: "str | BaseSampler" = DEFAULT_SAMPLER
     objectives: tuple[str, ...] = OBJECTIVES[:2]
     warm_start: bool = True
     exclude_method: tuple[str, ...] = ()

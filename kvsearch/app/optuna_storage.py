@@ -6,7 +6,7 @@ from pathlib import Path
 from kvsearch.errors import RunError
 from kvsearch.exporters.optuna_storage import sqlite
 from kvsearch.files import write_atomic
-from kvsearch.policy_search import written
+from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
 
 FILE = "optuna.db"
@@ -30,7 +30,7 @@ def optuna_storage(
     """
     folder = Path(run)
     try:
-        asked = written.study(folder / "study.json")
+        asked = run_files.study(folder / "study.json")
     except (FileNotFoundError, NotADirectoryError) as e:
         raise RunError(f"{folder} is no run folder; --to optuna needs that of a run") from e
     file = folder / FILE if out is None else Path(out)

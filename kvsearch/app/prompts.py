@@ -27,7 +27,7 @@ from kvsearch.policy import Policy, layout
 from kvsearch.records import Interval, plain
 from kvsearch.stats import clustered, wilson
 from kvsearch.text import TextLike, tokenize
-from kvsearch.workloads import Prompts, See, TaskSpec, parse
+from kvsearch.workloads import Prompts, See, TaskSpec, expanded, parse
 from kvsearch.workloads.encode import greedy_of, items_of
 from kvsearch.workloads.files import read
 
@@ -130,8 +130,8 @@ def evaluate_prompts(
     policies: PolicyLike | Sequence[PolicyLike],
     model: str | PathLike[str] | LoadedModel = DEFAULT,
     *,
-    tasks: Sequence[str] = (),
-    prompts: Sequence[str | PathLike[str]] = (),
+    tasks: str | Sequence[str] = (),
+    prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     text: TextLike | Sequence[TextLike] | None = None,
     see: See = "agnostic",
     items: int = ITEMS,
@@ -150,7 +150,8 @@ def evaluate_prompts(
     Args:
         policies: method names, `.json` files or `Policy` objects.
         model: as for `kvsearch.search`.
-        tasks: such as `needle:4,tokens=2000`; `kvsearch tasks` lists them.
+        tasks: such as `needle:4,tokens=2000`; `kvsearch tasks` lists them, and `ruler` is all
+            of RULER.
         prompts: files of prompts, see `kvsearch.workloads.files`.
         text: in which tasks hide facts; by default Python's own reference.
         see: `agnostic`: a question arrives after the context was compressed; `aware`: both are one
@@ -166,6 +167,9 @@ def evaluate_prompts(
             as kvpress' evaluation does, see `kvsearch.app.kvpress_results`.
         progress: print progress to stderr.
 
+    Returns:
+        A row per workload and policy, and what each workload is for this model.
+
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
     """
@@ -174,8 +178,8 @@ def evaluate_prompts(
     check_counts(items=items)
     check_see(see)
     check_names(names, sized=budget_slots is not None or budget_bytes is not None)
-    specs = [parse(spec) for spec in tasks]
-    records = {Path(fspath(f)).name: read(Path(fspath(f))) for f in prompts}
+    specs = [parse(spec) for spec in expanded(inputs.several(tasks))]
+    records = {Path(fspath(f)).name: read(Path(fspath(f))) for f in inputs.several(prompts)}
     if not specs and not records:
         raise KvsearchError("give a task or a file of prompts")
     inputs.require_files(text)

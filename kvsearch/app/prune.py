@@ -1,6 +1,7 @@
 """A smaller checkpoint without the channels that a policy removes: `kvsearch prune`."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -53,11 +54,11 @@ def prune(
     model: str | PathLike[str] | LoadedModel = DEFAULT,
     out: str | PathLike[str] = "pruned",
     *,
-    text: TextLike | tuple[TextLike, ...] | None = None,
+    text: TextLike | Sequence[TextLike] | None = None,
     dataset: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
-    progress: bool = True,
+    progress: bool = False,
 ) -> Pruned:
     """Write a Hugging Face checkpoint that has lost the channels of `policy`.
 
@@ -72,6 +73,9 @@ def prune(
         dtype: of the weights written; of a CPU, float32 by default.
         device: where a method is measured.
         progress: print progress to stderr.
+
+    Returns:
+        The folder, and numbers of weights and bytes of keys and values before and after.
 
     Raises:
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.

@@ -56,6 +56,9 @@ def push(
         private: make a private repository.
         force: overwrite existing files of the folder.
 
+    Returns:
+        Where it is now, and which files it has.
+
     Raises:
         KvsearchError: the policy cannot be read, its run is damaged, other files exist, or the hub
             refuses; of a folder nothing was written then.

@@ -21,13 +21,13 @@ from kvsearch.app import (
     summary,
     workloads,
 )
-from kvsearch.app.asked import asked, default_folder
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
+from kvsearch.app.study_file import default_folder, study_document
 from kvsearch.app.target import aim, left_out, starts, stepped
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation import head_losses
@@ -119,7 +119,7 @@ class Run:
             ray=options.engine == "tune" or options.ray is not None, device=options.device,
             gpus=options.gpus_per_evaluator,
         )  # fmt: skip
-        self.asked = asked(
+        self.asked = study_document(
             options, self.loaded, self.text, self.setting, self.space, budget=budget,
             score_from=self.score_from, portfolio=[name for name, _ in self.portfolio],
         )  # fmt: skip

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from kvsearch.app.inputs import TextOptions, names, texts, which
+from kvsearch.app.inputs import TextOptions, names, several, texts, which
 from kvsearch.app.options import SLOTS, RunOptions
 from kvsearch.app.progress import Shown, TimeUp
 from kvsearch.app.run import Run
@@ -20,12 +20,11 @@ from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.records import Row, Summary, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
 from kvsearch.text import TextLike
-from kvsearch.workloads import See
+from kvsearch.workloads import See, expanded
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Place = TypeVar("Place", str, str | PathLike[str])
+    from optuna.samplers import BaseSampler
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,7 +128,7 @@ def search(
     trials: int | None = None,
     space: str | PathLike[str] = "default",
     target: str | None = None,
-    sampler: str = DEFAULT_SAMPLER,
+    sampler: "str | BaseSampler" = DEFAULT_SAMPLER,
     objectives: str | Sequence[str] = ("nll", "bytes"),
     warm_start: bool = True,
     exclude_method: str | Sequence[str] = (),
@@ -170,7 +169,7 @@ def search(
         report_windows: windows of the report, fewer for methods that are certainly behind, and up
             to eight times as many where they leave the headline undecided.
         tasks: search on prompts instead, such as `needle:4,tokens=2000`; `kvsearch tasks` lists
-            them. `text` is where facts are hidden.
+            them, and `ruler` is all of RULER. `text` is where facts are hidden.
         prompts: search on these files of prompts, or sets of the hub, see
             `kvsearch.workloads.files`.
         report_prompts: report on these instead of on a part of each of `prompts`.
@@ -183,7 +182,10 @@ def search(
             the search expects to gain less than 0.003 by them.
         space: name or YAML file of the search space.
         target: search only what this runtime can execute; a name in `kvsearch.exporters.TARGETS`.
-        sampler: what proposes policies; `kvsearch.policy_search.samplers.NAMES`.
+        sampler: what proposes policies: a name of `kvsearch.policy_search.samplers.NAMES`, or an
+            object such as `optuna.samplers.TPESampler(seed=1)`. With an object, `seed` has no
+            effect, and a run that was killed goes on with other proposals than an uninterrupted
+            one, since the state of the object is not kept.
         objectives: `nll,bytes` or `nll,bytes,throughput`.
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of the warm start.
@@ -233,9 +235,9 @@ def search(
         model=which(model),
         text=parts,
         prompts=PromptOptions(
-            tasks=_several(tasks),
-            files=tuple(map(Path, _several(prompts))),
-            report_files=tuple(map(Path, _several(report_prompts))),
+            tasks=expanded(several(tasks)),
+            files=tuple(map(Path, several(prompts))),
+            report_files=tuple(map(Path, several(report_prompts))),
             see=see,
             items=items,
         ),
@@ -272,8 +274,3 @@ def search(
         return SearchResult(run.so_far(), run.folder.path)
     except KeyboardInterrupt as stopped:
         raise Interrupted(run.so_far(), run.folder.path) from stopped
-
-
-def _several(given: Place | Sequence[Place]) -> tuple[Place, ...]:
-    """One name or path, or several."""
-    return (given,) if isinstance(given, str | PathLike) else tuple(given)

@@ -7,9 +7,9 @@ from typing import Any
 
 from kvsearch.app import summary
 from kvsearch.policy import Policy
-from kvsearch.policy_search import written
+from kvsearch.policy_search import run_files
+from kvsearch.policy_search.fidelity import contenders, most_measured
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.growing import contenders, most_measured
 from kvsearch.records import Summary, Trial
 
 NOTHING: dict[str, Any] = {"bytes_resident": None, "seconds": 0.0, "impls": {}}
@@ -37,7 +37,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     names = {"full": Trial(-1, "full", "full", "complete", full, full.fingerprint(shape.layers))}
     names |= {t.name: t for t in trials if t.state == "complete"}
     try:
-        frozen = written.frozen(folder.path / "frozen.json")
+        frozen = run_files.frozen(folder.path / "frozen.json")
         chosen, best = frozen["rows"], frozen["recommended"]
     except FileNotFoundError:
         chosen, best = [], None

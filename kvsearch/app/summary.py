@@ -16,7 +16,7 @@ from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy, check, layout
-from kvsearch.policy_search import written
+from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import (
     REPORT,
@@ -67,8 +67,8 @@ def read(folder: RunFolder) -> Summary:
         KvsearchError: it is damaged.
     """
     try:
-        asked = written.study(folder.path / "study.json")
-        measured = written.measured(folder.path / "measured.json")
+        asked = run_files.study(folder.path / "study.json")
+        measured = run_files.measured(folder.path / "measured.json")
     except FileNotFoundError as e:
         raise Unfinished(
             f"{folder.path} holds no finished run ({Path(e.filename).name} is missing); run the "
@@ -131,7 +131,7 @@ def build(
         rechecks=_rechecks(folder, measured, nll, start, _looks(asked), together),
         seconds=float(measured["seconds"]),
         resumed=bool(measured.get("resumed", False)),
-        importances=written.importances(folder.path / "importances.json"),
+        importances=run_files.importances(folder.path / "importances.json"),
         behind={name: Interval(**gap) for name, gap in measured.get("behind", {}).items()},
         dropped=measured.get("dropped", {}),
         curves=_curves(folder, measured, points, nll["full"], most, start, part),

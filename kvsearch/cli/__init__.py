@@ -26,7 +26,7 @@ COMMANDS = {
     "prune": "write a smaller model without the channels that a policy removes",
     "adapt": "train a model to live with a policy, or without the channels it removes",
     "bench": "decode speed of a policy against the full cache",
-    "check": "prove on this machine what computes, op by op",
+    "check": "test every kernel on this machine",
     "tasks": "the tasks that eval measures answers on",
     "lm-eval": "tasks of lm-evaluation-harness under a policy",
     "heads": "measure what every KV head of a model loses, once",

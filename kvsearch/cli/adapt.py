@@ -83,7 +83,6 @@ def command(
     again goes on from the newest checkpoint.
     """
     from kvsearch.app.adapt import adapt
-    from kvsearch.train.recipe import Recipe
 
     done = adapt(
         policy,
@@ -100,16 +99,14 @@ def command(
         lora=lora,
         rank=rank,
         channels_only=channels_only,
-        recipe=Recipe(
-            lr=lr,
-            warmup=warmup,
-            steps=steps,
-            minutes=minutes,
-            batch=batch,
-            accumulate=accumulate,
-            save_every=save_every,
-            seed=seed,
-        ),
+        lr=lr,
+        warmup=warmup,
+        steps=steps,
+        minutes=minutes,
+        batch=batch,
+        accumulate=accumulate,
+        save_every=save_every,
+        seed=seed,
         dtype=dtype,
         device=device,
         progress=not quiet,

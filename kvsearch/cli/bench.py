@@ -1,6 +1,5 @@
 """`kvsearch bench`."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -48,16 +47,14 @@ def command(
 ) -> None:
     """Decode tokens/s and bytes of a deployed policy against the full cache, in pairs."""
     from kvsearch.app.bench import bench
-    from kvsearch.app.progress import Shown
     from kvsearch.report.terminal import bench_lines
 
-    name, result = bench(
+    done = bench(
         policy,
-        Shown(quiet),
-        model=model,
+        model,
+        text,
         dtype=dtype,
         device=device,
-        text=text,
         dataset=dataset,
         budget_slots=budget_slots,
         budget_bytes=budget_bytes,
@@ -67,8 +64,9 @@ def command(
         pairs=pairs,
         steps=steps,
         cuda_graphs=cuda_graphs,
+        progress=not quiet,
     )
     if as_json:
-        print_json({"policy": name, **asdict(result)})
+        print_json(done.document())
     else:
-        click.echo(bench_lines(name, result))
+        click.echo(bench_lines(*done))

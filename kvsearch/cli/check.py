@@ -13,7 +13,7 @@ from kvsearch.cli.output import print_json
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16")
 @output_options
 def command(device: str, dtype: str, as_json: bool, quiet: bool) -> None:
-    """Prove on this machine what computes: every op, and on a GPU CUDA graphs of tokens.
+    """Test every kernel on this machine, and on a GPU CUDA graphs of tokens.
 
     Exit code 1 if something is wrong. Where a kernel is, its slower reference runs instead.
     """

@@ -5,7 +5,6 @@ Keys are the long spellings of options with underscores: `report_text` for `--re
 the command's own options.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ def spellings(command: click.Command) -> dict[str, tuple[click.Option, bool]]:
     for option in command.params:
         if isinstance(option, click.Option) and option.name not in _OUTSIDE:
             found |= {_key(name): (option, False) for name in option.opts if name[:2] == "--"}
-            # an old spelling may stand beside the --no- form and mean the same
             found |= {_key(name): (option, True) for name in option.secondary_opts}
     return found
 
@@ -54,7 +52,7 @@ def read(path: Path, command: click.Command) -> dict[str, Any]:
     known, found, keys = spellings(command), dict[str, Any](), dict[str, str]()
     for key, value in read_mapping(path, "configuration", KvsearchError).items():
         if not isinstance(key, str) or key not in known:
-            hint = nearest(str(key)[:80], _shown(known))
+            hint = nearest(str(key)[:80], known)
             raise KvsearchError(f"{path}: unknown key {quoted(key)}{hint}")
         option, opposite = known[key]
         name = option.name or key
@@ -115,12 +113,6 @@ def _load(context: click.Context, _: click.Parameter, path: Path | None) -> None
 
 def _key(spelling: str) -> str:
     return spelling.removeprefix("--").replace("-", "_")
-
-
-def _shown(known: Mapping[str, tuple[click.Option, bool]]) -> list[str]:
-    """Keys without old spellings, for hints."""
-    old = {_key(o) for option, _ in known.values() for o in getattr(option, "old", ())}
-    return [key for key in known if key not in old]
 
 
 def _checked(where: str, option: click.Option, value: Any) -> Any:

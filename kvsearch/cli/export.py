@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command("export")
 @click.argument("policy", type=PLACE)
-@click.option("--to", "target", default="transformers", show_default=True, help="runtime")
+@click.option("--to", default="transformers", show_default=True, help="runtime")
 @click.option("-o", "--out", type=PLACE, help="folder [default: beside the policy]")
 @click.option("--strict", is_flag=True, help="refuse anything but an exact mapping")
 @click.option("--force", is_flag=True, help="overwrite existing files")
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @output_options
 def command(
     policy: Path,
-    target: str,
+    to: str,
     out: Path | None,
     strict: bool,
     force: bool,
@@ -80,17 +80,17 @@ def command(
     from kvsearch.exporters import OTHERS, find
     from kvsearch.policy import Policy
 
-    if target not in OTHERS:
-        find(target, OTHERS)
-    if target != "optuna":  # which is of a run folder
+    if to not in OTHERS:
+        find(to, OTHERS)
+    if to != "optuna":  # which is of a run folder
         if policy.is_dir():
             from kvsearch.models.shared import policy_file
 
             policy = policy_file(str(policy))
-        if target in OTHERS or not is_method(policy):
+        if to in OTHERS or not is_method(policy):
             Policy.from_json(policy)  # mistakes show before torch is loaded
-    if target in OTHERS:
-        files = _other(policy, target, out, force, prompt)
+    if to in OTHERS:
+        files = _other(policy, to, out, force, prompt)
         if as_json:
             print_json({"files": files})
         else:
@@ -101,7 +101,7 @@ def command(
 
     done = export(
         policy,
-        target,
+        to,
         out,
         strict=strict,
         force=force,
@@ -143,7 +143,7 @@ def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int
     takes = ["out", "force"] + ["prompt"] * (target == "vectors")
     for name in given.params:
         here = given.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if here and name not in (*takes, "policy", "target", "as_json", "quiet"):
+        if here and name not in (*takes, "policy", "to", "as_json", "quiet"):
             words = ", ".join(f"--{t}" for t in takes)
             raise click.UsageError(f"--{name} is for runtimes; --to {target} takes {words}")
     if target == "optuna":
@@ -157,12 +157,12 @@ def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int
 
 def _table(done: "Exported") -> str:
     from kvsearch.exporters import PROOFS
+    from kvsearch.exporters.field_text import field_text
     from kvsearch.exporters.proof import TOLERANCE
-    from kvsearch.exporters.said import said
 
     t, loss = done.target, done.loss
     rows = [("field", "asked", "given", "")]
-    rows += [(v.field, said(v.asked), said(v.given), v.verdict) for v in done.verdicts]
+    rows += [(v.field, field_text(v.asked), field_text(v.given), v.verdict) for v in done.verdicts]
     if done.bytes_asked is not None:
         sizes = f"{done.bytes_asked:,}", f"{done.bytes_given:,}"
         rows.append(("peak bytes", *sizes, f"of {done.tokens:,} tokens"))

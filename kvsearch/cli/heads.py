@@ -34,7 +34,7 @@ def command(
     from kvsearch.report.terminal import head_lines
 
     found = heads(
-        model, out=out, anew=measure_heads, dtype=dtype, device=device, progress=not quiet
+        model, out=out, measure_heads=measure_heads, dtype=dtype, device=device, progress=not quiet
     )
     if as_json:
         print_json(json.loads(found.text))

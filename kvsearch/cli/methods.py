@@ -10,22 +10,18 @@ from kvsearch.cli.output import print_json
 @output_options
 def command(as_json: bool, quiet: bool) -> None:
     """List the published methods and combinations made by hand as points of the space."""
-    from kvsearch.named_methods import METHODS
+    from kvsearch.app.tables import methods
 
+    found = methods()
     if as_json:
         print_json(
             {
-                name: {
-                    "kind": m.kind,
-                    "about": m.about,
-                    "knobs": m.knobs,
-                    "baseline": m.baseline,
-                }
-                for name, m in METHODS.items()
+                name: {"kind": m.kind, "about": m.about, "knobs": m.knobs, "baseline": m.baseline}
+                for name, m in found.items()
             }
         )
         return
-    for name, m in METHODS.items():
+    for name, m in found.items():
         knobs = " ".join(
             f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in m.knobs.items()
         )

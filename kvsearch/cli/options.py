@@ -1,4 +1,4 @@
-"""Options that several commands share, and old spellings that still work."""
+"""Options that several commands share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,29 +10,6 @@ from kvsearch.errors import KvsearchError, quoted
 from kvsearch.models.aliases import DEFAULT
 
 F = Callable[..., Any]
-
-
-class Option(click.Option):
-    """An option with spellings of earlier versions, which work and are not shown.
-
-    Args:
-        old: such spellings; of a flag with a `--no-` form, they mean that form.
-    """
-
-    def __init__(self, *args: Any, old: tuple[str, ...] = (), **more: Any) -> None:
-        super().__init__(*args, **more)
-        (self.secondary_opts if self.secondary_opts else self.opts).extend(old)
-        self.old = old
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """As usual, without the old spellings."""
-        opts, secondary = self.opts, self.secondary_opts
-        self.opts = [o for o in opts if o not in self.old]
-        self.secondary_opts = [o for o in secondary if o not in self.old]
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.opts, self.secondary_opts = opts, secondary
 
 
 class Place(click.Path):
@@ -180,15 +157,8 @@ def task_options(f: F, purpose: str) -> F:
         "tasks",
         multiple=True,
         metavar="NAME[:N][,tokens=N]",
-        callback=_families,
         help=f"{purpose}; repeatable; `ruler` is all of RULER",
     )(f)
-
-
-def _families(_: click.Context, __: click.Parameter, specs: tuple[str, ...]) -> tuple[str, ...]:
-    from kvsearch.workloads import expanded
-
-    return expanded(specs) if specs else ()
 
 
 def output_options(f: F) -> F:

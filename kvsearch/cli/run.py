@@ -8,7 +8,6 @@ import click
 from kvsearch.cli.config import Configured, config_option
 from kvsearch.cli.options import (
     PLACE,
-    Option,
     batch_option,
     budget_options,
     heads_options,
@@ -55,8 +54,6 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 )
 @click.option(
     "--extra-text",
-    cls=Option,
-    old=("--also",),
     multiple=True,
     metavar="FILE",
     help="check the recommended policy on this text as well; repeatable",
@@ -114,16 +111,12 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 )
 @click.option(
     "--warm-start/--no-warm-start",
-    cls=Option,
-    old=("--cold",),
     default=True,
     show_default=True,
     help="start from the published methods",
 )
 @click.option(
     "--exclude-method",
-    cls=Option,
-    old=("--without",),
     multiple=True,
     metavar="METHOD",
     help="leave a method out of the warm start; repeatable",

@@ -1,5 +1,7 @@
 """`kvsearch targets`."""
 
+from dataclasses import asdict
+
 import click
 
 from kvsearch.cli.options import output_options
@@ -13,36 +15,26 @@ from kvsearch.cli.output import print_json
 @output_options
 def command(install: str | None, as_json: bool, quiet: bool) -> None:
     """List the runtimes that policies are exported to, and how far that is proven."""
-    from kvsearch.app.progress import Shown
-    from kvsearch.exporters import PROOFS, TARGETS, environments, find
+    from kvsearch.app import tables
+    from kvsearch.exporters import PROOFS, environments, find
 
     if install is not None:
+        from kvsearch.app.progress import Shown
+
         python = environments.install(find(install), Shown(quiet=quiet).say)
         if as_json:
             print_json({"python": str(python)})
         else:
             click.echo(str(python))
         return
-    found = [
-        {
-            "name": t.name,
-            "runtime": t.runtime,
-            "version": t.version,
-            "proof": t.proof,
-            "installed": environments.installed(t),
-            "verify": t.runs,
-            "knobs": t.knobs,
-            "notes": list(t.notes),
-        }
-        for t in map(find, TARGETS)
-    ]
+    found = tables.targets()
     if as_json:
-        print_json(found)
+        print_json([asdict(t) for t in found])
         return
     lines = []
     for t in found:
-        here = f"{t['installed']} is installed" if t["installed"] else "not installed"
-        lines.append(f"{t['name']:<18} {t['runtime']} {t['version']}, proof {t['proof']}, {here}")
-        lines.append(f"{'':<18} {t['knobs']}")
+        here = f"{t.installed} is installed" if t.installed else "not installed"
+        lines.append(f"{t.name:<18} {t.runtime} {t.version}, proof {t.proof}, {here}")
+        lines.append(f"{'':<18} {t.knobs}")
     lines += ["", *(f"{name:<18} {about}" for name, about in PROOFS.items())]
     click.echo("\n".join(lines))

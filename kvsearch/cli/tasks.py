@@ -1,13 +1,15 @@
 """`kvsearch tasks`."""
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvsearch.cli.options import model_options, output_options, task_options, text_options
 from kvsearch.cli.output import print_json
-from kvsearch.errors import KvsearchError
+
+if TYPE_CHECKING:
+    from kvsearch.workloads import Task
 
 
 @click.command("tasks")
@@ -16,23 +18,19 @@ from kvsearch.errors import KvsearchError
 @click.option("--items", default=8, show_default=True, help="with --model: contexts of each task")
 @text_options
 @output_options
-def command(
-    model: str | None, tasks: tuple[str, ...], as_json: bool, quiet: bool, **options: Any
-) -> None:
+def command(model: Any, tasks: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
     """List the tasks that `--task` names, or say which of them a model can do.
 
     With --model, each task is tried with the full cache: its answers must be likelier with the
     context than without, certainly and by 0.2 nats a token, or policies cannot be compared on it.
     """
-    if model is None:
-        if tasks:
-            raise KvsearchError("--task tries tasks on a model: give --model, too")
-        _listed(as_json)
-        return
-    from kvsearch.app.gates import gates
+    from kvsearch.app import tables
     from kvsearch.records import plain
 
-    found = gates(model, tasks=tasks, progress=not quiet, **options)
+    found: Any = tables.tasks(model, tasks=tasks, progress=not quiet, **options)
+    if model is None:
+        _listed(found, as_json)
+        return
     if as_json:
         print_json({"model": model, "see": options["see"], "gates": plain(found)})
         return
@@ -45,10 +43,8 @@ def command(
         click.echo(f"{gate.task:<{width}}  {said}")
 
 
-def _listed(as_json: bool) -> None:
+def _listed(found: "dict[str, Task]", as_json: bool) -> None:
     from importlib.util import find_spec
-
-    from kvsearch.workloads import TASKS
 
     rows: dict[str, dict[str, Any]] = {
         name: {
@@ -57,7 +53,7 @@ def _listed(as_json: bool) -> None:
             "package": task.package,
             "there": task.package is None or find_spec(task.package) is not None,
         }
-        for name, task in TASKS.items()
+        for name, task in found.items()
     }
     if as_json:
         print_json(rows)
@@ -65,6 +61,6 @@ def _listed(as_json: bool) -> None:
     width = max(map(len, rows))
     for name, row in rows.items():
         options = ", ".join(f"{k}={v}" for k, v in row["options"].items())
-        needs = "" if row["there"] else f"  (needs {TASKS[name].wheel})"
+        needs = "" if row["there"] else f"  (needs {found[name].wheel})"
         click.echo(f"{name:<{width}}  {row['about']}{needs}")
         click.echo(f"{'':<{width}}  {options}")

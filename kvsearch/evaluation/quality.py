@@ -78,7 +78,7 @@ class Evaluator:
     def replay(
         self, policy: Policy, windows: NDArray[np.int64], *, prompt: int = 0, **options: Any
     ) -> Replay:
-        """A replay of `policy` over token windows `[W, T]` that can stop and go on.
+        """A replay of `policy` over token windows `[W, T]`.
 
         Raises:
             ModelError: the model lacks a token of the windows; and what `Replay` raises.
@@ -111,7 +111,7 @@ class Evaluator:
         """
         start = time.perf_counter()
         replay = self.replay(policy, windows, prompt=prompt, **options)
-        nll = replay.to(windows.shape[1], progress=progress)
+        nll = replay.nll(progress)
         held = replay.bytes_resident() if resident else 0
         seconds = time.perf_counter() - start
         return Quality(nll, held, seconds, replay.impls, replay.anchored())

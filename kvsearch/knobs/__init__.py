@@ -5,13 +5,12 @@ from kvsearch.knobs.heads import needs_heads
 from kvsearch.knobs.presets import LADDERS, RULES, TIERS
 from kvsearch.knobs.refine import BASES, effective, has_field, respelled
 from kvsearch.knobs.sizing import build, sized
-from kvsearch.knobs.vocabulary import KNOBS, OLD_NAMES, Knob, Value, check_value, modern
+from kvsearch.knobs.vocabulary import KNOBS, Knob, Value, check_value
 
 __all__ = [
     "BASES",
     "KNOBS",
     "LADDERS",
-    "OLD_NAMES",
     "RULES",
     "TIERS",
     "Knob",
@@ -21,7 +20,6 @@ __all__ = [
     "check_value",
     "effective",
     "has_field",
-    "modern",
     "needs_heads",
     "respelled",
     "sized",

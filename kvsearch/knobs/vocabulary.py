@@ -8,7 +8,6 @@ A dotted knob refines the preset that the knob before the dot names, by the path
 field: `rule: xmu` with `rule.horizon: 256` is XMU's score over 256 rows.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, get_args
@@ -24,15 +23,6 @@ from kvsearch_kernels.codebooks import CODEBOOKS
 Value = str | int | float | bool
 
 BITS: tuple[int, ...] = get_args(Bits)
-
-# Names of knobs in earlier records and spaces.
-OLD_NAMES = {
-    "fill": "budget_fraction",
-    "score": "rule",
-    "recents": "recent_window",
-    "spread": "budgets",
-    "layer_budgets": "budgets",
-}
 
 
 @dataclass(frozen=True)
@@ -160,8 +150,3 @@ def check_value(knob: str, value: Any) -> str | None:
     if known.only and value not in known.only:
         return f"{quoted(value)} is not one of {', '.join(map(str, known.only))}"
     return None
-
-
-def modern(knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """`knobs` of a record or space of the first version, by today's names."""
-    return {OLD_NAMES.get(name, name): value for name, value in knobs.items()}

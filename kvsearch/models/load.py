@@ -140,6 +140,9 @@ def load_model(
         context: tokens that it has to be run over.
         announce: called before anything slow or large happens, with one sentence each.
 
+    Returns:
+        Model and tokenizer, with the shape of the cache and a digest of the weights.
+
     Raises:
         TextError: its positions do not reach `context` tokens; no weights were read.
         ModelError: the model cannot be found, downloaded, read, held in memory or served; or

@@ -30,13 +30,6 @@ from kvsearch.policy.tiers import check_tiers
 from kvsearch.rules import Attention, Rule, json_schema, read
 
 SCHEMA = "kvsearch.policy/2"
-OLD_SCHEMA = "kvsearch.policy/1"
-OLD_NAMES = {
-    "recents": "recent_window",
-    "spread": "budgets",
-    "layer_budgets": "budgets",
-    "score": "rule",
-}  # of earlier files
 PLAIN = ("slots", "interval", "trigger", "sinks", "positions")  # as they are in the identity
 
 AnyRule = Annotated[
@@ -92,17 +85,6 @@ class Policy(Frozen):
     channels: Channels = Channels()
     positions: Literal["original", "cache"] = "original"
     about: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _modern(cls, data: Any) -> Any:
-        """Read earlier files, and records that name no schema, by their names."""
-        if not isinstance(data, dict) or data.get("schema") not in (None, OLD_SCHEMA, SCHEMA):
-            return data
-        new = {OLD_NAMES.get(k, k): v for k, v in data.items()}
-        if data.get("schema") == OLD_SCHEMA:
-            new["schema"] = SCHEMA
-        return new if len(new) == len(data) else data
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from kvsearch.errors import RunError, named, quoted, reason
 from kvsearch.files import remove_drafts, write_atomic
-from kvsearch.policy_search import written
-from kvsearch.policy_search.attempts import Attempts
+from kvsearch.policy_search import run_files
+from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.journal import Journal
 from kvsearch.records import Trial
 from kvsearch.stats import BLOCK, Blocks, blocks
@@ -93,7 +93,7 @@ class RunFolder:
         if not file.exists():
             write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
             return False
-        before = written.study(file)
+        before = run_files.study(file)
         was, now = question(before), question(json.loads(json.dumps(asked)))
         differing = [
             f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
@@ -185,7 +185,7 @@ class RunFolder:
         self._nll(part, fingerprint).unlink(missing_ok=True)
 
     def pieces(self, part: str) -> list[tuple[int, str]]:
-        """First window and fingerprint of what was saved as `PART.FIRST`, see `pieces`."""
+        """First window and fingerprint of what was saved as `PART.FIRST`, see `prefetched`."""
         names = (f.stem.rpartition("-") for f in (self.path / "nll").glob(f"{part}.*-*.parquet"))
         return sorted((int(name.rpartition(".")[2]), key) for name, _, key in names)
 

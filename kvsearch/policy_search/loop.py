@@ -1,19 +1,17 @@
 """The one loop of evaluations: free slots get jobs, outcomes come back, attempts are counted.
 
-Subclasses decide what is evaluated next and what follows from a measurement: the search proposes
+A source decides what is evaluated next and what follows from a measurement: the search proposes
 policies (`driver`), `measure` has a fixed list.
 """
 
 import contextlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
-from kvsearch.policy_search.attempts import ATTEMPTS
+from kvsearch.policy_search.crash_counter import ATTEMPTS, Attempts
 from kvsearch.policy_search.executors import Executor
-from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.work import Job, Measured, Outcome
 
 
@@ -68,32 +66,37 @@ class Evaluation:
 E = TypeVar("E", bound="Evaluation")
 
 
-class Loop(ABC, Generic[E]):
+class Source(Protocol[E]):
+    """Decides what is evaluated, and keeps what comes of it."""
+
+    def next(self) -> E | None:
+        """The next evaluation, or None when there is nothing to start now."""
+
+    def begun(self, evaluation: E) -> None:
+        """Called before an attempt starts; it is counted by then."""
+
+    def measured(self, evaluation: E, found: Measured) -> None:
+        """Keep what was measured."""
+
+    def failed(self, evaluation: E, error: str) -> None:
+        """Keep why nothing more will come of it."""
+
+
+class Loop(Generic[E]):
     """Evaluates until there is nothing left.
 
     Args:
         executor: where evaluations run; the caller closes it.
-        folder: where attempts are counted and results are kept.
+        attempts: where they are counted.
+        source: of the evaluations.
+
+    Attributes:
+        running: evaluations under way, by slot.
     """
 
-    def __init__(self, executor: Executor, folder: RunFolder) -> None:
-        self.executor, self.folder = executor, folder
-        self.running: dict[int, E] = {}  # by slot
-
-    @abstractmethod
-    def next(self) -> E | None:
-        """The next evaluation, or None when there is nothing to start now."""
-
-    def begun(self, evaluation: E) -> None:  # nothing by default
-        """Called before an attempt starts; it is counted by then."""
-
-    @abstractmethod
-    def measured(self, evaluation: E, found: Measured) -> None:
-        """Keep what was measured."""
-
-    @abstractmethod
-    def failed(self, evaluation: E, error: str) -> None:
-        """Keep why nothing more will come of it."""
+    def __init__(self, executor: Executor, attempts: Attempts, source: Source[E]) -> None:
+        self.executor, self.attempts, self.source = executor, attempts, source
+        self.running: dict[int, E] = {}
 
     def drive(self) -> None:
         """Fill every slot the moment it is free, until nothing is left and nothing runs.
@@ -122,7 +125,7 @@ class Loop(ABC, Generic[E]):
 
     def take(self, slot: int) -> Job | None:
         """The next job for a free slot, or None when there is nothing to start now."""
-        evaluation = self.next()
+        evaluation = self.source.next()
         if evaluation is None:
             return None
         self.running[slot] = evaluation
@@ -145,13 +148,13 @@ class Loop(ABC, Generic[E]):
         with contextlib.suppress(RunError):  # the disk may be full
             for e in self.running.values():
                 if e.counted:
-                    self.folder.attempts.release(e.kept, e.fingerprint)
+                    self.attempts.release(e.kept, e.fingerprint)
 
     def _begin(self, e: E) -> None:
         e.attempt += 1
         if e.counted:
-            e.attempt = self.folder.attempts.begin(e.kept, e.fingerprint)
-        self.begun(e)
+            e.attempt = self.attempts.begin(e.kept, e.fingerprint)
+        self.source.begun(e)
 
     def _after(self, e: E, outcome: Outcome) -> Job | None:
         e.seconds += outcome.seconds
@@ -159,12 +162,12 @@ class Loop(ABC, Generic[E]):
             raise RunError(outcome.error)
         if outcome.measured is not None:
             e.tokens += outcome.measured.tokens
-            self.measured(e, outcome.measured)
+            self.source.measured(e, outcome.measured)
         elif outcome.status == "died" and e.attempt < e.tries:
             self._begin(e)
             return e.job()
         else:
-            self.failed(e, outcome.error or "its evaluator died")
+            self.source.failed(e, outcome.error or "its evaluator died")
         if e.counted and outcome.status != "died":
-            self.folder.attempts.end(e.kept, e.fingerprint)
+            self.attempts.end(e.kept, e.fingerprint)
         return None

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from kvsearch.errors import RunError
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
-from kvsearch.policy_search.attempts import ATTEMPTS
+from kvsearch.policy_search.crash_counter import ATTEMPTS
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation, Loop
@@ -69,8 +69,8 @@ def measure(
         for i, (key, policy) in enumerate(keyed.items())
         for start in range(first, windows, width)
     ]  # fmt: skip
-    measurement = _Measurement(executor, folder, todo, windows, progress)
-    measurement.drive()
+    measurement = _Measurement(folder, todo, windows, progress)
+    Loop(executor, folder.attempts, measurement).drive()
     for start, key in folder.pieces(part):  # a kill can come when the record is whole
         if start < windows and key in keyed and key not in measurement.failures:
             folder.drop_nll(f"{part}.{start}", key)
@@ -79,19 +79,17 @@ def measure(
     return measurement.failures
 
 
-class _Measurement(Loop[Evaluation]):
+class _Measurement:
     """A list of evaluations."""
 
     def __init__(
         self,
-        executor: Executor,
         folder: RunFolder,
         todo: list[Evaluation],
         windows: int,
         progress: Callable[[str], None],
     ) -> None:
-        super().__init__(executor, folder)
-        self.todo, self.windows, self.progress = todo, windows, progress
+        self.folder, self.todo, self.windows, self.progress = folder, todo, windows, progress
         self.failures: dict[str, str] = {}
         self.pieces: dict[str, list[str]] = {}  # fingerprint -> names of records, in order
         for e in todo:
@@ -115,6 +113,9 @@ class _Measurement(Loop[Evaluation]):
             else:
                 return e
         return None
+
+    def begun(self, evaluation: Evaluation) -> None:
+        """Nothing is written before it ends."""
 
     def measured(self, evaluation: Evaluation, found: Measured) -> None:
         """Keep NLL, bytes and what ran."""

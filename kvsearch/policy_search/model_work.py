@@ -65,8 +65,8 @@ class ModelSession:
         if isinstance(part, Part):
             return self._answers(part, job)
         windows = part[job.first :][: job.windows]
-        replay = self.evaluator.replay(job.policy, windows)
-        nll = replay.to(job.stop, len(windows))
+        replay = self.evaluator.replay(job.policy, windows[:, : job.stop])
+        nll = replay.nll()
         held = replay.bytes_resident() if job.resident else 0
         return Measured(nll, replay.spent, held, replay.impls)
 

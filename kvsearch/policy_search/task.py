@@ -33,7 +33,7 @@ class Task:
         warm_start: evaluate the published methods first.
         exclude_method: names of methods to leave out of that.
         portfolio: policies that earlier searches found, evaluated before the methods.
-        together: windows that a policy starts with, and that the best get at a time (`growing`).
+        together: windows that a policy starts with, and that the best get at a time (`fidelity`).
         enough: asked with Optuna's study before a free proposal, and true if it may be left out
             and all that would follow.
         speed: modelled decode speed of a policy over the full cache's, as a third objective.

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.policy import Policy
-from kvsearch.policy_search.attempts import ATTEMPTS
+from kvsearch.policy_search.crash_counter import ATTEMPTS
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.cluster import Cluster
 from kvsearch.policy_search.work import Job, Outcome, Session, Work, attempt, why_unopened
@@ -74,7 +74,7 @@ def run(search: Search, work: Work, *, slots: int, address: str) -> list[Trial]:
             raise bridge.error
         return search.trials
     except (KeyboardInterrupt, RunError):
-        search.release()
+        search.loop.release()
         raise
     finally:
         cluster.close()
@@ -96,11 +96,11 @@ class _Bridge:
         """What an evaluation needs; None if it has to wait for another, or that all are made."""
         slot = next(i for i in range(len(self.slots) + 1) if i not in self.slots.values())
         try:
-            job = None if self.error else self.search.take(slot)
+            job = None if self.error else self.search.loop.take(slot)
         except Exception as e:
             self.error, job = e, None
         if job is None:
-            return None if self.search.running and not self.error else self.finished
+            return None if self.search.loop.running and not self.error else self.finished
         self.slots[trial_id] = slot
         policy = job.policy.to_json()
         return {
@@ -114,10 +114,10 @@ class _Bridge:
 
     def complete(self, trial_id: str) -> None:
         slot = self.slots.pop(trial_id)
-        key = self.search.running[slot].number
+        key = self.search.loop.running[slot].number
         gone = Outcome(key, "failed", error=f"its actor died or raised {ATTEMPTS} times")
         try:
-            self.search.give(slot, self.outcomes.pop(trial_id, gone))
+            self.search.loop.give(slot, self.outcomes.pop(trial_id, gone))
         except Exception as e:
             self.error = self.error or e
 

@@ -88,8 +88,8 @@ def placed(summary: Summary) -> str:
     if len({row.tokens for row in summary.rows}) < 2:
         return ""
     return (
-        "A policy with fewer tokens than the recommended one stands where its difference to that "
-        "one, on the tokens that both have, puts it."
+        "Rows with fewer tokens than the recommended policy are placed by their paired difference "
+        "to it, on the tokens that both have."
     )
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from kvsearch.errors import quoted
 from kvsearch.frozen import Frozen
-from kvsearch.knobs import BASES, KNOBS, Value, check_value, effective, has_field, modern, respelled
+from kvsearch.knobs import BASES, KNOBS, Value, check_value, effective, has_field, respelled
 from kvsearch.space.axis import Axis, Words
 
 
@@ -28,33 +28,11 @@ class SearchSpace(Frozen):
         forbid: combinations that are never proposed, each a mapping knob -> value or values.
     """
 
-    version: int = Field(ge=1, le=2)
+    version: int = Field(ge=2, le=2)
     name: str
     about: str = ""
     axes: dict[str, Axis]
     forbid: tuple[Words, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _modern(cls, data: Any) -> Any:
-        """Read earlier spaces by today's names of knobs."""
-        if not isinstance(data, dict) or data.get("version") not in (1, 2):
-            return data
-        if data["version"] is True:  # which equals 1; the field refuses it
-            return data
-        axes, forbid = data.get("axes"), data.get("forbid")
-        if not isinstance(axes, dict) or not isinstance(forbid or [], list):
-            return data
-        if len(modern(axes)) < len(axes):
-            raise ValueError("axes: a knob has an old and a new name here; keep one of the two")
-        new = {
-            name: {**axis, "when": modern(axis["when"])}
-            if isinstance(axis, dict) and isinstance(axis.get("when"), dict)
-            else axis
-            for name, axis in modern(axes).items()
-        }
-        rules = [modern(r) if isinstance(r, dict) else r for r in forbid or []]
-        return {**data, "version": 2, "axes": new, "forbid": rules}
 
     @model_validator(mode="after")
     def _speaks_the_vocabulary(self) -> Self:

@@ -40,9 +40,7 @@ def require_schedule(policy: Policy) -> None:
         instead = "use positions 'original'"
     if policy.channels.active:
         instead += ", or train what its channels leave, under full attention, with --channels-only"
-    raise PolicyError(
-        f"policy {policy.name or 'policy'} gives no mask to train with: {why}; {instead}"
-    )
+    raise PolicyError(f"cannot train under policy {policy.name or 'policy'}: {why}; {instead}")
 
 
 class Scheduled:

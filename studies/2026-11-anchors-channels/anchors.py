@@ -16,11 +16,10 @@ from setting import DTYPE, FULL, REPORT, cut, keep, kept, loaded, measured, opti
 from kvsearch.app.adapt import adapt
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Anchors, ModelShape, Policy, layout
-from kvsearch.train.recipe import Recipe
 
 TRAINED_ON = "0-600000"  # bytes of each text
 CONTEXT, WINDOWS = 512, 12
-RECIPE = Recipe(steps=120, accumulate=1, lr=2e-4, warmup=10)  # of a window each
+RECIPE = dict(steps=120, accumulate=1, lr=2e-4, warmup=10)  # of a window each
 NEW = dict(at="sentences", insert=True)
 ANCHORED = {"ep": Anchors(), "ac": Anchors(**NEW)}
 
@@ -71,7 +70,7 @@ def main() -> None:
                 under.model_copy(update={"name": name}),
                 text=[f"{getattr(o, text)}:{TRAINED_ON}" for text in texts],
                 held_out=f"{o.wikitext}:600000-900000", windows=1, context=CONTEXT, out=folder,
-                recipe=RECIPE, lora=False, dtype=o.dtype,
+                **RECIPE, lora=False, dtype=o.dtype,
             )  # fmt: skip
             as_given = name if o.dtype == DTYPE else f"{name}, {o.dtype}"
             keep("training", as_given, {"steps": done.steps, "seconds": round(done.seconds),

@@ -17,11 +17,10 @@ from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.policy.pruning import SCORES, Importance
-from kvsearch.train.recipe import Recipe
 
 SEARCH, SELECT = "0-600000", "600000-900000"  # bytes of WikiText-2: trained on; never reported
 CONTEXT, WINDOWS = 128, 12  # tokens of a window, as in the baseline of the paper
-RECIPE = Recipe(steps=24, batch=2, accumulate=1, lr=1e-3, warmup=2)  # of 2 windows each
+RECIPE = dict(steps=24, batch=2, accumulate=1, lr=1e-3, warmup=2)  # of 2 windows each
 LAWS = {"ppl": ("eq1", "01"), "uniform": ("uniform", "01-even")}  # of channels, of whole layers
 
 
@@ -72,7 +71,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         done = adapt(
             policy, text=f"{o.wikitext}:{SEARCH}", held_out=f"{o.wikitext}:{SELECT}",
-            context=CONTEXT, windows=1, out=folder, recipe=RECIPE, lora=True, dtype=DTYPE,
+            context=CONTEXT, windows=1, out=folder, **RECIPE, lora=True, dtype=DTYPE,
         )  # fmt: skip
         trained = loaded(folder)
         row["after"] = sums(trained, FULL, texts)

@@ -63,12 +63,12 @@ class Work:
 
 def cause(search: Search | None) -> str:
     """What an evaluator that is idle now waits for."""
-    if search is None or not len(search.full):
+    if search is None or not len(search.state.full):
         return "full_cache"
-    kinds = {t.kind for t in search._under_way()}
-    if kinds - {"searched"} or search._methods:
+    kinds = {t.kind for t in search.state.under_way()}
+    if kinds - {"searched"} or search.scheduler.methods:
         return "methods"
-    if search._wanted():
+    if search.scheduler.proposals.wanted():
         return "turns"
     return "last_proposals" if kinds else "levelling"
 
@@ -169,7 +169,6 @@ def one(o: argparse.Namespace, trials: int, seed: int) -> dict[str, object]:
         folder = RunFolder(Path(place) / "run")
         task = toy.task(trials, o.sampler, seed, growing=True, racing=False)
         search = Search(task, executor, folder, lambda *_: None)
-        search.full = ()  # type: ignore[assignment]  # not measured yet
         executor.search = search
         done: list[Trial] = search.run()
         lasted = executor.clock

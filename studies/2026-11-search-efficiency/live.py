@@ -16,7 +16,6 @@ import numpy as np
 from kvsearch.app.inputs import MeasuredOn, TextOptions, text
 from kvsearch.app.progress import Shown
 from kvsearch.evaluation.quality import Evaluator
-from kvsearch.evaluation.replay import continues
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.policy_search.driver import Search
@@ -56,8 +55,7 @@ class Remembered:
         windows = W if job.windows is None else job.windows
         if self.last != key:
             self.last, self.paid = key, [0] * W
-        goes_on = continues(job.policy)
-        tokens = sum(job.stop - (p if goes_on else 0) for p in self.paid[:windows] if p < job.stop)
+        tokens = sum(job.stop for p in self.paid[:windows] if p < job.stop)
         self.paid[:windows] = [max(p, job.stop) for p in self.paid[:windows]]
         return Measured(np.load(file)[:windows, : job.stop - 1], tokens)
 

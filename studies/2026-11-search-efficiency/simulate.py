@@ -32,8 +32,8 @@ from kvsearch.knobs import Setting
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.fidelity import most_measured
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.growing import most_measured
 from kvsearch.policy_search.hypervolume import FLOOR
 from kvsearch.policy_search.hypervolume import log_hypervolume as volume
 from kvsearch.policy_search.samplers import kvei, make_sampler

@@ -12,7 +12,7 @@ from toy import FROM, GROWN, SETTING, SHAPE, Session, Toy, kills_late, nll, task
 
 from kvsearch.errors import RunError
 from kvsearch.policy import Policy
-from kvsearch.policy_search import growing
+from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.folder import RunFolder
@@ -68,19 +68,23 @@ class Fleet:
 
     def look(self, search: Search) -> None:
         """An evaluator has no job: is there really none?"""
-        under_way = search._under_way()
+        under_way = search.state.under_way()
         if any(t.kind != "searched" for t in under_way):
             return  # evaluators are kept for the proposals that are due then
         complete = [t for t in search.trials if t.state == "complete"]
-        level = GROWN if search._wanted() else max(len(self.sent[t.fingerprint]) for t in complete)
-        for t in growing.contenders(search.trials, SETTING.budget_bytes):
+        level = (
+            GROWN
+            if search.scheduler.proposals.wanted()
+            else max(len(self.sent[t.fingerprint]) for t in complete)
+        )
+        for t in fidelity.contenders(search.trials, SETTING.budget_bytes):
             assert len(self.sent[t.fingerprint]) >= level, f"{t.name} waits, evaluators idle"
 
     def look_at_end(self, search: Search, slot: int) -> None:
         """Nothing is begun ahead when only such windows are under way: it would never end."""
-        if not search._wanted() and not search._under_way():
-            others = [e for s, e in search.running.items() if s != slot]
-            assert any(getattr(e, "due", True) for e in [search.running[slot], *others])
+        if not search.scheduler.proposals.wanted() and not search.state.under_way():
+            others = [e for s, e in search.loop.running.items() if s != slot]
+            assert any(getattr(e, "due", True) for e in [search.loop.running[slot], *others])
 
     def close(self) -> None:
         pass
@@ -140,7 +144,7 @@ def test_no_evaluator_idles_while_a_contender_waits(tmp_path: Path) -> None:
     trials, fleet = searched(tmp_path, Session(Toy(tmp_path / "log", 0.0)), 16, 160)
     assert sum(t.kind == "searched" and t.state == "complete" for t in trials) == 160
     assert fleet.idle < 0.1 * fleet.now * fleet.slots
-    best = growing.contenders(trials, SETTING.budget_bytes)
+    best = fidelity.contenders(trials, SETTING.budget_bytes)
     most = max(t.windows for t in trials if t.state == "complete")
     assert {t.windows for t in best} == {most} and most > 3
     assert all(times == 1 for times in ends(tmp_path / "log").values())
@@ -162,7 +166,7 @@ def test_two_evaluators_do_no_more_than_one_has_to(tmp_path: Path) -> None:
 def test_a_short_search_is_no_longer_and_level(tmp_path: Path) -> None:
     """With more evaluators than proposals the rounds of proposals are what it takes."""
     trials, fleet = searched(tmp_path, Session(Toy(tmp_path / "log", 0.0)), 64, 20, sampler="kvei")
-    best = growing.contenders(trials, SETTING.budget_bytes)
+    best = fidelity.contenders(trials, SETTING.budget_bytes)
     most = max(t.windows for t in trials if t.state == "complete")
     assert {t.windows for t in best} == {most}
     assert fleet.now < 1.5 * 8  # methods, 10 and 5 proposals, then one after another; levelling
@@ -196,7 +200,7 @@ def test_a_window_that_fails_ahead_counts_when_it_is_the_next(tmp_path: Path) ->
     assert lost and all(t.error.startswith("on further windows: ") for t in lost if t.error)
     kept = [t for t in trials if t.state == "complete" and kills_late(t.policy)]
     assert kept and all(t.windows <= 2 for t in kept)  # no worse for what failed ahead
-    best = growing.contenders(trials, SETTING.budget_bytes)
+    best = fidelity.contenders(trials, SETTING.budget_bytes)
     assert {t.windows for t in best} == {max(t.windows for t in best)}
     assert not RunFolder(tmp_path / "run", write=False).pieces("search")
     tried = Counter((k, t) for k, t in ends(tmp_path / "log").elements() if t == "512from2")
@@ -212,18 +216,18 @@ def test_ranks_begin_with_contenders_and_hold_every_policy_once() -> None:
         )
         for i in range(80)
     ]  # fmt: skip
-    ranks = list(growing.ranks(found, 50))
-    assert ranks[0] == growing.contenders(found, 50)
+    ranks = list(fidelity.ranks(found, 50))
+    assert ranks[0] == fidelity.contenders(found, 50)
     assert sorted(t.number for r in ranks for t in r) == [
         t.number for t in found if (t.bytes_peak or 0) <= 50
     ]
     windows = {t.number: 1 for t in found}
-    first = growing.likely(found, [], 50, 4, windows, 3)
+    first = fidelity.likely(found, [], 50, 4, windows, 3)
     assert first is ranks[0][0]
     level = {**windows, **{t.number: 3 for t in ranks[0]}}
-    assert growing.likely(found, [], 50, 4, level, 3) is ranks[1][0]  # 1 + 1 is less than 3
+    assert fidelity.likely(found, [], 50, 4, level, 3) is ranks[1][0]  # 1 + 1 is less than 3
     full = {**windows, **{t.number: 4 for r in ranks[:3] for t in r}}
-    assert growing.likely(found, [], 50, 4, full, 3) is None
+    assert fidelity.likely(found, [], 50, 4, full, 3) is None
 
 
 def test_a_study_that_was_brought_up_to_date_is_the_one_made_anew(tmp_path: Path) -> None:

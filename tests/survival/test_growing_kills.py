@@ -14,7 +14,7 @@ from test_kills import Killer
 from toy import FROM, GROWN, SHAPE, Session, Toy, nll, task
 
 from kvsearch.policy import Policy
-from kvsearch.policy_search import growing
+from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.processes import Processes
@@ -53,7 +53,7 @@ def test_windows_go_to_contenders_and_losses_are_those_of_the_windows(calm: Path
     run = RunFolder(calm, write=False)
     trials = run.trials()
     assert {t.windows for t in trials if t.state == "complete"} > {1, 2}
-    best = growing.contenders(trials, task(0).setting.budget_bytes)
+    best = fidelity.contenders(trials, task(0).setting.budget_bytes)
     assert len({t.windows for t in best}) == 1 and best[0].windows == max(t.windows for t in trials)
     assert len(best) < sum(t.state == "complete" for t in trials) / 2
     full = nll(Policy(), GROWN, 512)
@@ -90,8 +90,8 @@ def test_who_was_once_a_contender_is_not_alone_in_having_the_most_windows(tmp_pa
         session = Lucky(Toy(tmp_path / "log", 0.0))
         trials = Search(what, Inline(session), run, lambda *_: None).run()
         run.close()
-        most = growing.most_measured([t for t in trials if t.state == "complete"])
-        best = growing.contenders(trials, what.setting.budget_bytes)
+        most = fidelity.most_measured([t for t in trials if t.state == "complete"])
+        best = fidelity.contenders(trials, what.setting.budget_bytes)
         assert {t.name for t in best} <= {t.name for t in most}
 
 
@@ -190,17 +190,17 @@ def test_the_least_measured_contender_is_next() -> None:
     best = [trial(i, 0.1 + 0.01 * i, 3 - i % 2, 100) for i in range(6)]
     small, worse = trial(6, 0.9, 2, 10), trial(7, 0.95, 1, 20)
     found = [*best, small, worse, trial(8, 0.01, 1, 101)]
-    names = [t.number for t in growing.contenders(found, 100)]
+    names = [t.number for t in fidelity.contenders(found, 100)]
     assert names == [0, 1, 2, 3, 6]  # the best four, and the smallest
 
     def least(most: int, **under_way: int) -> Trial | None:
         """Under way are further windows of some trials, so many of each."""
         windows = {t.number: t.windows + under_way.get(f"t{t.number}", 0) for t in found}
-        return growing.least_measured(found, 100, most, windows)
+        return fidelity.least_measured(found, 100, most, windows)
 
     assert least(3) is best[1]
     assert least(3, t1=1) is best[3]
     assert least(3, t1=1, t3=1, t6=1) is None  # the others have all
     assert least(4, t1=2, t3=2, t6=2) is best[0]
     assert least(4, t1=1, t3=1, t6=1) is best[0]  # all have three: the best one
-    assert [t.number for t in growing.most_measured(found)] == [0, 2, 4]
+    assert [t.number for t in fidelity.most_measured(found)] == [0, 2, 4]

@@ -12,7 +12,7 @@ import pytest
 from conftest import KILLS, RAY_KILLS, calm, ends, outcomes
 from toy import WINDOWS, Toy, task
 
-from kvsearch.policy_search.attempts import ATTEMPTS
+from kvsearch.policy_search.crash_counter import ATTEMPTS
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.executors.processes import Processes

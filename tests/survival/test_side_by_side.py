@@ -6,10 +6,11 @@ from pathlib import Path
 from toy import GROWN, Session, Toy, task
 
 from kvsearch.policy_search.driver import Search
+from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.turns import AT_ONCE
+from kvsearch.policy_search.loop import Evaluation
+from kvsearch.policy_search.proposals import AT_ONCE
 from kvsearch.policy_search.work import Job, Outcome, attempt
-from kvsearch.records import Trial
 
 SLOTS, TRIALS = 32, 40
 
@@ -45,11 +46,11 @@ class Noted(Search):
         self.noted: list[tuple[str, list[str]]] = []
         super().__init__(what, Fleet(place), RunFolder(place / "run"), lambda *_: None)
 
-    def _check(self, *args: object) -> Trial | None:
-        trial = super()._check(*args)  # type: ignore[arg-type]
-        if trial is not None:
-            self.noted.append((trial.kind, [t.kind for t in self._under_way()]))
-        return trial
+    def begun(self, evaluation: Evaluation) -> None:
+        super().begun(evaluation)
+        if isinstance(evaluation, TrialEvaluation) and not isinstance(evaluation, WiderEvaluation):
+            beside = [t for t in self.state.under_way() if t.number != evaluation.trial.number]
+            self.noted.append((evaluation.trial.kind, [t.kind for t in beside]))
 
 
 def test_proposals_wait_for_methods_and_for_each_other_and_others_widen(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ that a study resumed after a kill proposes what an uninterrupted one would have.
 therefore use only its seed, the context and `study.trials`.
 """
 
+import copy
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from kvsearch.errors import KvsearchError, nearest, quoted
+from kvsearch.errors import KvsearchError, nearest, one_line, quoted
 from kvsearch.knobs import Setting
 from kvsearch.policy_search.samplers.pricing import Context, Priced, Pricer, Speed
 from kvsearch.space import SearchSpace
@@ -29,6 +30,7 @@ __all__ = [
     "check_space",
     "make",
     "make_sampler",
+    "name_of",
 ]
 
 
@@ -119,41 +121,74 @@ NAMES = tuple(SAMPLERS)
 DEFAULT = "kvei"
 
 
-def check_name(name: str) -> None:
+def name_of(sampler: "str | BaseSampler") -> str:
+    """The name of a sampler in records: of an object, its class."""
+    return sampler if isinstance(sampler, str) else type(sampler).__name__
+
+
+def check_name(sampler: "str | BaseSampler") -> None:
     """Raise a `KvsearchError` if there is no such sampler, or what it needs is not installed."""
-    if name not in SAMPLERS:
-        raise KvsearchError(f"unknown sampler {quoted(name)}{nearest(name, SAMPLERS)}")
-    if name == "gp" and find_spec("scipy") is None:
-        raise KvsearchError("the sampler gp needs SciPy: pip install 'kvsearch[gp]'")
+    if isinstance(sampler, str):
+        if sampler not in SAMPLERS:
+            raise KvsearchError(f"unknown sampler {quoted(sampler)}{nearest(sampler, SAMPLERS)}")
+        if sampler == "gp" and find_spec("scipy") is None:
+            raise KvsearchError("the sampler gp needs SciPy: pip install 'kvsearch[gp]'")
+        return
+    from optuna.samplers import BaseSampler
+
+    if not isinstance(sampler, BaseSampler):
+        raise KvsearchError(
+            f"the sampler is of type {quoted(name_of(sampler))}; give a name "
+            f"({', '.join(NAMES)}) or an object of optuna.samplers"
+        )
 
 
-def check_space(name: str, space: SearchSpace) -> None:
+def check_space(sampler: "str | BaseSampler", space: SearchSpace) -> None:
     """Raise a `KvsearchError` if a space holds what a sampler cannot handle.
 
-    All of them draw words, whole numbers and numbers, evenly or in ratios. Optuna's Gaussian
-    process knows only axes that are always active and would draw most of some spaces at random.
+    All of the named ones draw words, whole numbers and numbers, evenly or in ratios. Optuna's
+    Gaussian process knows only axes that are always active and would draw most of some spaces at
+    random. A copy of a sampler object makes one proposal for two objectives.
     """
     active = sum(not axis.when for axis in space.axes.values())
-    if name == "gp" and 2 * active < len(space.axes):
+    if sampler == "gp" and 2 * active < len(space.axes):
         raise KvsearchError(
             f"the sampler gp models only axes without conditions, {active} of the "
             f"{len(space.axes)} of the space {quoted(space.name)}; use kvei or tpe"
         )
+    if not isinstance(sampler, str):
+        _check_proposal(sampler, space)
 
 
-def make(name: str, seed: int, context: Context) -> "BaseSampler":
-    """A new sampler.
+def _check_proposal(sampler: "BaseSampler", space: SearchSpace) -> None:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(directions=["minimize"] * 2, sampler=copy.deepcopy(sampler))
+    try:
+        space.suggest(study.ask())
+    except (ValueError, NotImplementedError, ImportError) as error:
+        raise KvsearchError(
+            f"{name_of(sampler)} cannot propose policies of the space {quoted(space.name)} "
+            f"({one_line(str(error))}); use kvei or optuna.samplers.TPESampler"
+        ) from error
+
+
+def make(sampler: "str | BaseSampler", seed: int, context: Context) -> "BaseSampler":
+    """A new sampler; an object is returned as it is.
 
     Args:
-        name: a key of `SAMPLERS`.
+        sampler: a key of `SAMPLERS`, or an object.
         seed: any whole number; two samplers with the same seed propose the same.
         context: space and setting; share one per study, it remembers prices.
 
     Raises:
         KvsearchError: unknown name.
     """
-    check_name(name)
-    return SAMPLERS[name](seed % 2**32, context)
+    if not isinstance(sampler, str):
+        return sampler
+    check_name(sampler)
+    return SAMPLERS[sampler](seed % 2**32, context)
 
 
 def make_sampler(

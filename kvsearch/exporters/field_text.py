@@ -9,7 +9,7 @@ from kvsearch.rules import Rule
 MOST = 34  # characters
 
 
-def said(value: Any) -> str:
+def field_text(value: Any) -> str:
     """A field's value; long ones are cut."""
     text = _words(value)
     return text if len(text) <= MOST else text[: MOST - 3] + "..."

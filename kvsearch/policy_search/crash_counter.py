@@ -1,4 +1,4 @@
-"""How often each evaluation of a run was begun and neither ended nor was stopped on purpose.
+"""Crash counter: evaluations that started and did not finish.
 
 A policy that kills its evaluator can take the driver with it, and no handler runs then. So every
 attempt is recorded before it begins; one that was begun `ATTEMPTS` times is given up.

@@ -1,4 +1,4 @@
-"""Windows of a policy that were measured before those in front of them.
+"""Prefetched windows: measured before those in front of them.
 
 Several evaluators may measure several windows of one policy at once, and a later one may end
 first. The record of a policy holds its first windows without a gap, so such a window waits in a
@@ -14,7 +14,7 @@ from kvsearch.policy_search.folder import RunFolder
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class WindowRecord:
     """Some windows of a policy.
 
     Attributes:
@@ -30,7 +30,7 @@ class Piece:
     saved: bool = False
 
 
-class Pieces:
+class PrefetchedWindows:
     """The windows of a run that wait.
 
     Args:
@@ -40,13 +40,13 @@ class Pieces:
 
     def __init__(self, folder: RunFolder, part: str) -> None:
         self.folder, self.part = folder, part
-        self._waiting: dict[str, dict[int, Piece]] = {}  # by fingerprint and first window
+        self._waiting: dict[str, dict[int, WindowRecord]] = {}  # by fingerprint and first window
 
     def restore(self) -> None:
         """Bring back those that an earlier process left."""
         for first, key in self.folder.pieces(self.part):
             nll, about = self.folder.load_nll(self._name(first), key)
-            self.add(key, first, Piece(nll, about["tokens"], about["seconds"], saved=True))
+            self.add(key, first, WindowRecord(nll, about["tokens"], about["seconds"], saved=True))
 
     @property
     def fingerprints(self) -> list[str]:
@@ -57,11 +57,11 @@ class Pieces:
         """First windows of those of a policy."""
         return set(self._waiting.get(fingerprint, ()))
 
-    def add(self, fingerprint: str, first: int, piece: Piece) -> None:
+    def add(self, fingerprint: str, first: int, piece: WindowRecord) -> None:
         """One that was just measured; `save` is called if it has to wait."""
         self._waiting.setdefault(fingerprint, {})[first] = piece
 
-    def following(self, fingerprint: str, windows: int, most: int) -> list[Piece]:
+    def following(self, fingerprint: str, windows: int, most: int) -> list[WindowRecord]:
         """Those that continue a record of so many windows, to `most` windows at most."""
         waiting, found = self._waiting.get(fingerprint, {}), []
         while (piece := waiting.get(windows)) is not None and windows + len(piece.nll) <= most:
@@ -76,7 +76,7 @@ class Pieces:
             if not p.saved:
                 about = {"tokens": p.tokens, "seconds": p.seconds}
                 self.folder.save_nll(self._name(first), fingerprint, p.nll, about)
-                waiting[first] = Piece(p.nll, p.tokens, p.seconds, saved=True)
+                waiting[first] = WindowRecord(p.nll, p.tokens, p.seconds, saved=True)
 
     def drop(self, fingerprint: str, before: int | None = None) -> None:
         """Forget those of a policy, or those that begin before a window."""

@@ -1,4 +1,4 @@
-"""Growing windows: which policy is measured on one more window.
+"""Multi-fidelity evaluation: which policy is measured on one more window.
 
 Every policy starts with the first window, and all see the windows in the same order, so of two
 policies one has measured what the other has, and perhaps more. More windows go to the policies that
@@ -20,7 +20,7 @@ BEST = 4  # policies within the budget that get more windows, beside the front
 
 
 def ranks(trials: Sequence[Trial], limit: int | None) -> Iterator[list[Trial]]:
-    """Contenders, then the policies that would be contenders without them, and so on.
+    """Non-dominated sorting, as in NSGA-II: contenders, then those that would be without them.
 
     Args:
         trials: all of a run.

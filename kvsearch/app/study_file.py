@@ -1,4 +1,4 @@
-"""Options and inputs of a run as `study.json` keeps them, and the default folder they lead to."""
+"""The content of `study.json`, and the default folder that follows from it."""
 
 import hashlib
 import json
@@ -13,11 +13,12 @@ from kvsearch.app.options import RunOptions
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy_search.folder import question
-from kvsearch.policy_search.written import SCHEMA
+from kvsearch.policy_search.run_files import SCHEMA
+from kvsearch.policy_search.samplers import name_of
 from kvsearch.space import SearchSpace
 
 
-def asked(
+def study_document(
     options: RunOptions,
     loaded: LoadedModel,
     text: inputs.MeasuredOn,
@@ -64,7 +65,7 @@ def asked(
             "score_from": score_from,
             "seed": o.seed,
             **({"engine": o.engine} if o.engine == "tune" else {}),
-            "sampler": o.sampler,
+            "sampler": name_of(o.sampler),
             "objectives": list(o.objectives),
             "warm_start": o.warm_start,
             "exclude_method": list(o.exclude_method),

@@ -1,4 +1,4 @@
-"""What the JSON files of a run must hold to be read; whatever else is in them is not looked at."""
+"""Schemas of `study.json` and `measured.json`; other fields are ignored."""
 
 import json
 from pathlib import Path

@@ -9,7 +9,7 @@ from kvsearch.text.parts import Tokens
 SHORT = 512  # tokens of a window, at least, where there are so many
 
 
-def aside(
+def unscored_windows(
     tokens: Tokens, count: int, length: int, most: int, size: int
 ) -> tuple[NDArray[np.int64], str]:
     """Token windows `[W, T]` beside the evaluated ones, and words for where they are.

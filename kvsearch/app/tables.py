@@ -1,0 +1,145 @@
+"""The built-in methods, targets and tasks, as `kvsearch methods`, `targets` and `tasks` list them.
+
+Nothing here imports torch before a model is given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, overload
+
+from kvsearch.errors import KvsearchError
+from kvsearch.exporters import TARGETS, environments, find
+from kvsearch.exporters.target import Proof
+from kvsearch.named_methods import METHODS, Method
+from kvsearch.text import TextLike
+from kvsearch.workloads import TASKS, See, Task
+
+if TYPE_CHECKING:
+    from kvsearch.app.gates import Gate
+    from kvsearch.models.load import LoadedModel
+
+
+def methods() -> dict[str, Method]:
+    """The published methods, and combinations set by hand, as points of the search space.
+
+    Returns:
+        Name -> knobs that differ from the defaults, kind, one line with the paper, and whether
+        runs compare with it by default.
+    """
+    return dict(METHODS)
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """A runtime that policies are exported to.
+
+    Attributes:
+        name: for `export(..., to=name)`.
+        runtime, version: what the export speaks.
+        proof: `nll`, `runs` or `schema`; `kvsearch.exporters.PROOFS` says what each means.
+        installed: version on this machine; None if there is none.
+        verify: whether `export(..., verify=True)` can run it.
+        knobs: what of a policy it can execute, in words.
+        notes: what no field says, one sentence each.
+    """
+
+    name: str
+    runtime: str
+    version: str
+    proof: Proof
+    installed: str | None
+    verify: bool
+    knobs: str
+    notes: list[str]
+
+
+def targets(*, install: str | None = None, progress: bool = False) -> list[TargetInfo]:
+    """The runtimes that policies are exported to, and how far each export is proven.
+
+    Args:
+        install: name of a target whose runtime is installed first, in an environment of its own,
+            for `verify`.
+        progress: print progress to stderr.
+
+    Returns:
+        A row per runtime.
+
+    Raises:
+        KvsearchError: there is no such target, or it cannot be installed.
+    """
+    if install is not None:
+        from kvsearch.app.progress import Shown
+
+        environments.install(find(install), Shown(quiet=not progress).say)
+    return [
+        TargetInfo(
+            t.name, t.runtime, t.version, t.proof, environments.installed(t), t.runs, t.knobs,
+            list(t.notes),
+        )
+        for t in map(find, TARGETS)
+    ]  # fmt: skip
+
+
+@overload
+def tasks(model: None = None) -> dict[str, Task]: ...
+
+
+@overload
+def tasks(
+    model: "str | PathLike[str] | LoadedModel",
+    *,
+    tasks: str | Sequence[str] = (),
+    text: TextLike | Sequence[TextLike] | None = None,
+    dataset: str | None = None,
+    see: See = "agnostic",
+    items: int = 8,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: bool = False,
+) -> "list[Gate]": ...
+
+
+def tasks(
+    model: "str | PathLike[str] | LoadedModel | None" = None,
+    *,
+    tasks: str | Sequence[str] = (),
+    text: TextLike | Sequence[TextLike] | None = None,
+    dataset: str | None = None,
+    see: See = "agnostic",
+    items: int = 8,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: bool = False,
+) -> "dict[str, Task] | list[Gate]":
+    """The tasks that `search` and `evaluate_prompts` know; of a model, which of them it can do.
+
+    With a model, each task is tried with the full cache: its answers must be likelier with the
+    context than without, certainly and by 0.2 nats a token, or policies cannot be compared on it.
+
+    Args:
+        model: as for `kvsearch.search`.
+        tasks: these only, such as `needle:4,tokens=2000`; `ruler` is all of RULER.
+        text, dataset: in which tasks hide facts.
+        see: whether the question is seen before the context is compressed.
+        items: contexts of each task.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        progress: print progress to stderr.
+
+    Returns:
+        Without a model, name -> task; with one, what became of each task.
+
+    Raises:
+        KvsearchError: there is no such task or option, or the model or text cannot be read.
+    """
+    if model is None:
+        if tasks:
+            raise KvsearchError("--task tries tasks on a model: give --model, too")
+        return dict(TASKS)
+    from kvsearch.app.gates import gates
+
+    return gates(
+        model, tasks=tasks, text=text, dataset=dataset, see=see, items=items, dtype=dtype,
+        device=device, progress=progress,
+    )  # fmt: skip

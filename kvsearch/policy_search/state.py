@@ -1,0 +1,265 @@
+"""The records of a search: trials, the losses of the full cache, windows measured ahead, the study.
+
+The measurements of a trial are on disk before Optuna has them, so a kill costs only the evaluations
+under way.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.policy import Policy
+from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
+from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.loop import Evaluation
+from kvsearch.policy_search.measure import PART
+from kvsearch.policy_search.prefetched import PrefetchedWindows, WindowRecord
+from kvsearch.policy_search.study import Study
+from kvsearch.policy_search.task import Task
+from kvsearch.policy_search.work import Measured
+from kvsearch.records import Trial
+
+Watch = Callable[[Trial, list[Trial]], None]
+
+
+class SearchState:
+    """What a search has found so far, in memory and in its folder.
+
+    Args:
+        task: what to do.
+        folder: where everything is kept.
+        watch: called with every finished trial, and all of them.
+        running: evaluations under way, by slot; the loop changes it.
+
+    Attributes:
+        trials: that have ended.
+        interrupted: trials that were under way when an earlier process was killed.
+        study: of Optuna.
+        full: NLL of the full cache `[windows, T - 1]`, as far as it is measured.
+        misses: proposals that needed no evaluation.
+        unfetched: fingerprints of policies of which no window is prefetched any more.
+    """
+
+    def __init__(
+        self, task: Task, folder: RunFolder, watch: Watch, running: Mapping[int, Evaluation]
+    ) -> None:
+        self.task, self.folder, self.watch, self.running = task, folder, watch, running
+        self.trials = folder.trials()
+        self.interrupted = folder.running()
+        self.full = np.empty((0, 0), dtype=np.float32)
+        self.full_policy = Policy(name="full")
+        self.full_key = self.full_policy.fingerprint(task.setting.shape.layers)
+        self.misses = sum(t.state in ("rejected", "duplicate") for t in self.trials)
+        self.unfetched: set[str] = set()
+        budget = task.setting.budget_bytes
+        self.study = Study(task.space, task.sampler, task.seed, budget, task.speed is not None)
+        self._pieces = PrefetchedWindows(folder, PART)
+        self._waiting: list[TrialEvaluation] = []  # measured before the full cache was
+        self._stale = True
+        self.renew()
+
+    def restore(self) -> None:
+        """Take up the full cache as far as it is measured, and windows that were prefetched."""
+        if self.folder.has_nll(PART, self.full_key):
+            self.full = self._load(self.full_key)
+        self._pieces.restore()
+        self._join_full()
+
+    def renew(self) -> None:
+        """Give Optuna all trials anew if losses changed."""
+        if not self._stale:
+            return
+        self.study.renew([*self.trials, *self.interrupted, *self.under_way()])
+        self._stale = False
+
+    def clear(self) -> None:
+        """Forget windows that were prefetched and not needed."""
+        self._pieces.clear()
+
+    # -- what is known -------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Windows that a policy starts with, and gets at a time."""
+        return min(self.task.together, self.task.windows)
+
+    def under_way(self) -> list[Trial]:
+        """Trials that are evaluated for the first time."""
+        first = [e for e in self.running.values() if not isinstance(e, WiderEvaluation)]
+        return [e.trial for e in [*self._waiting, *first] if isinstance(e, TrialEvaluation)]
+
+    def twin(self, fingerprint: str) -> Trial | None:
+        """The trial of the same policy that is, was or will be evaluated."""
+        return next(
+            (
+                t
+                for t in [*self.trials, *self.under_way(), *self.interrupted]
+                if t.fingerprint == fingerprint and t.state in ("complete", "running", "failed")
+            ),
+            None,
+        )
+
+    def attempts(self, trial: Trial) -> int:
+        """How often the policy of a trial was begun without an end."""
+        return self.folder.attempts.of(PART, trial.fingerprint)
+
+    def covered(self) -> dict[int, int]:
+        """First window of every trial that is neither measured nor under way, by its number."""
+        running = self._running_windows()
+        ended = {
+            t.number: self._next_window(t.fingerprint, t.windows, running) for t in self.trials
+        }
+        return ended | {
+            t.number: self._next_window(t.fingerprint, self.step, running) for t in self.under_way()
+        }
+
+    def covered_full(self) -> int:
+        """The same of the full cache."""
+        return self._next_window(self.full_key, len(self.full), self._running_windows())
+
+    def _running_windows(self) -> dict[str, set[int]]:
+        """First windows of what is under way, by fingerprint."""
+        found: dict[str, set[int]] = {}
+        for e in self.running.values():
+            found.setdefault(e.fingerprint, set()).add(e.first)
+        return found
+
+    def _next_window(self, key: str, windows: int, running: Mapping[str, set[int]]) -> int:
+        there = running.get(key, set()) | self._pieces.firsts(key)
+        while windows in there:
+            windows += self.step
+        return min(windows, self.task.windows)
+
+    # -- what was measured ---------------------------------------------------------------------
+
+    def begin(self, e: TrialEvaluation) -> None:
+        """Write the journal line of its start."""
+        e.trial = replace(e.trial, attempt=e.attempt)
+        self.folder.append(e.trial)
+
+    def add(self, e: TrialEvaluation, found: Measured) -> None:
+        """Finish a trial on its first windows."""
+        about = {"name": e.trial.name, "tokens": e.tokens, "seconds": e.seconds}
+        self.folder.save_nll(PART, e.fingerprint, found.nll, about)
+        self._complete(e, found.nll)
+
+    def add_windows(self, e: Evaluation, found: Measured) -> None:
+        """Keep further windows, and put together what has become complete by them."""
+        self._pieces.add(e.fingerprint, e.first, WindowRecord(found.nll, e.tokens, e.seconds))
+        if isinstance(e, WiderEvaluation):
+            self._join(e.fingerprint)
+        else:
+            self._join_full()
+        self._pieces.save(e.fingerprint)
+
+    def recover(self, e: TrialEvaluation) -> bool:
+        """Finish a trial whose NLL was saved just before a kill; whether there was one."""
+        if not self.folder.has_nll(PART, e.fingerprint):
+            return False
+        nll, about = self.folder.load_nll(PART, e.fingerprint)
+        if len(nll) < e.first + e.windows:
+            return False
+        e.tokens, e.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
+        if isinstance(e, WiderEvaluation):
+            e.trial = replace(e.trial, tokens=e.tokens, seconds=e.seconds)
+            self._replace(self._record(e.trial, nll))
+        else:
+            self._complete(e, nll)
+        self.folder.attempts.end(PART, e.fingerprint)
+        return True
+
+    def fail(self, e: TrialEvaluation, error: str) -> None:
+        """Finish a trial without a measurement."""
+        self.finish(_ended(e, state="failed", error=error))
+
+    def fail_windows(self, trial: Trial, error: str) -> None:
+        """A trial that was complete and failed on further windows; it counts no longer."""
+        self._pieces.drop(trial.fingerprint)
+        self._replace(replace(trial, state="failed", error=error, nll=None, dnll=None))
+
+    def finish(self, trial: Trial) -> None:
+        """A finished trial goes to the journal, then to Optuna's study, then to `watch`."""
+        self.folder.append(trial)
+        self.trials.append(trial)
+        if trial.number >= 0:
+            self.study.tell(trial)
+        self.misses += trial.state in ("rejected", "duplicate")
+        self.watch(trial, self.trials)
+        self._join(trial.fingerprint)
+
+    def _complete(self, e: TrialEvaluation, nll: NDArray[np.float32]) -> None:
+        """Finish a trial on its first windows; without the full cache there, it has to wait."""
+        if len(nll) > len(self.full):
+            self._waiting.append(e)
+            return
+        self.finish(self._record(_ended(e), nll))
+
+    def _record(self, trial: Trial, nll: NDArray[np.float32]) -> Trial:
+        """A complete trial with what follows from its NLL."""
+        start = self.task.score_from - 1
+        full = self.full[: len(nll), start : nll.shape[1]]
+        return replace(
+            trial,
+            state="complete",
+            nll=float(nll[:, start:].mean()),
+            dnll=float((nll[:, start:] - full).mean()),
+            windows=len(nll),
+        )
+
+    def _replace(self, trial: Trial) -> None:
+        """A trial that was complete and has more windows, or failed there, in its old place."""
+        self.folder.append(trial)
+        self.trials[[t.number for t in self.trials].index(trial.number)] = trial
+        self._stale = True
+
+    # -- windows measured ahead ----------------------------------------------------------------
+
+    def _join_full(self) -> None:
+        """The full cache has more windows; policies that waited for them go on."""
+        windows = len(self.full)
+        new = self._pieces.following(self.full_key, windows, self.task.windows)
+        if new:
+            self.full = self._joined(self.full_key, windows, new, {"name": "full"})
+        for key in self._pieces.fingerprints:
+            self._join(key)
+        waiting, self._waiting = self._waiting, []
+        for e in waiting:
+            self._complete(e, self._load(e.fingerprint))
+
+    def _join(self, key: str) -> None:
+        """Add to a complete trial the windows that follow on its own, where the full cache is."""
+        ended = (t for t in self.trials if t.fingerprint == key)
+        trial = next((t for t in ended if t.state in ("complete", "failed")), None)
+        if trial is None:
+            return  # it is measured for the first time, or is the full cache
+        if trial.state == "failed":
+            self._pieces.drop(key)
+            return
+        new = self._pieces.following(key, trial.windows, len(self.full))
+        if not new:
+            return
+        tokens = trial.tokens + sum(p.tokens for p in new)
+        seconds = (trial.seconds or 0.0) + sum(p.seconds for p in new)
+        about = {"name": trial.name, "tokens": tokens, "seconds": seconds}
+        nll = self._joined(key, trial.windows, new, about)
+        self._replace(self._record(replace(trial, tokens=tokens, seconds=seconds), nll))
+
+    def _joined(
+        self, key: str, windows: int, new: list[WindowRecord], about: dict[str, Any]
+    ) -> NDArray[np.float32]:
+        """Save a record of so many windows with further ones behind them; returns all."""
+        before = [self._load(key)[:windows]] if windows else []
+        nll = np.concatenate([*before, *(p.nll for p in new)])
+        self.folder.save_nll(PART, key, nll, about)
+        self._pieces.drop(key, before=len(nll))
+        return nll
+
+    def _load(self, fingerprint: str) -> NDArray[np.float32]:
+        return self.folder.load_nll(PART, fingerprint)[0]
+
+
+def _ended(e: TrialEvaluation, **how: Any) -> Trial:
+    return replace(e.trial, tokens=e.tokens, seconds=e.seconds, **how)
