@@ -19,6 +19,10 @@ _SMALL: Knobs = {**_XMU, "rule": "h2o", "recent_window": 16}
 _FIRST = "studies/2026-11-first-front, trial 29, with budgets per KV head and 5-bit keys"
 _OUTCOME = "studies/2026-11-outcome"
 _STEP = "studies/2026-11-axes, designed, one step from it"
+_ZIP: Knobs = dict(
+    rule="kvzip", trigger="prompt", budgets="global", rotate=True, levels="lloyd", group=32
+)  # fmt: skip
+_KVZIP = "KVzip's scores and its one threshold, in few bits"
 _BASES: dict[str, tuple[str, Knobs, tuple[float, ...]]] = {
     "mean": (_FIRST, _MEAN, (0.25, 0.35, 0.5)),
     "mean, 64 recent": (_FIRST, {**_MEAN, "recent_window": 64}, (0.25, 0.35, 0.5)),
@@ -41,7 +45,8 @@ _BASES: dict[str, tuple[str, Knobs, tuple[float, ...]]] = {
 
 def candidates() -> dict[str, tuple[str, Knobs]]:
     """Name -> where it comes from, and its knobs."""
-    return {
+    again = {f"kvzip, {t}": (_KVZIP, {**_ZIP, "tiers": t}) for t in ("k4v4", "k4v3", "k3v3")}
+    return again | {
         f"{name}, {exponent:g}": (source, {**knobs, "exponent": exponent})
         for name, (source, knobs, exponents) in _BASES.items()
         for exponent in exponents
