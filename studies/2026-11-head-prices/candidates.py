@@ -22,7 +22,6 @@ _STEP = "studies/2026-11-axes, designed, one step from it"
 _ZIP: Knobs = dict(
     rule="kvzip", trigger="prompt", budgets="global", rotate=True, levels="lloyd", group=32
 )  # fmt: skip
-_KVZIP = "KVzip's scores and its one threshold, in few bits"
 _BASES: dict[str, tuple[str, Knobs, tuple[float, ...]]] = {
     "mean": (_FIRST, _MEAN, (0.25, 0.35, 0.5)),
     "mean, 64 recent": (_FIRST, {**_MEAN, "recent_window": 64}, (0.25, 0.35, 0.5)),
@@ -45,9 +44,13 @@ _BASES: dict[str, tuple[str, Knobs, tuple[float, ...]]] = {
 
 def candidates() -> dict[str, tuple[str, Knobs]]:
     """Name -> where it comes from, and its knobs."""
-    again = {f"kvzip, {t}": (_KVZIP, {**_ZIP, "tiers": t}) for t in ("k4v4", "k4v3", "k3v3")}
-    return again | {
+    return {
         f"{name}, {exponent:g}": (source, {**knobs, "exponent": exponent})
         for name, (source, knobs, exponents) in _BASES.items()
         for exponent in exponents
     }
+
+
+def rereading() -> dict[str, Knobs]:
+    """KVzip's scores and its one threshold, in few bits: for comparison, at twice the prefill."""
+    return {f"kvzip, {tiers}": {**_ZIP, "tiers": tiers} for tiers in ("k4v4", "k4v3", "k3v3")}

@@ -13,7 +13,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from candidates import candidates
+from candidates import candidates, rereading
 
 from kvsearch.app.heads import heads
 from kvsearch.app.workloads import bare, from_tasks
@@ -46,7 +46,7 @@ def main() -> None:
     evaluator, losses = Evaluator(loaded), heads(loaded).losses
     tokens = tokenize(loaded.tokenizer, builtin())
     wanted = {name: knobs for name, (_, knobs) in candidates().items()}
-    wanted |= {name: dict(METHODS[name].knobs) for name in PUBLISHED}
+    wanted |= {name: dict(METHODS[name].knobs) for name in PUBLISHED} | rereading()
     for task in o.tasks:
         spec = parse(task)
         (prompts,) = from_tasks(
