@@ -19,7 +19,7 @@ from kvsearch.errors import RunError
 from kvsearch.workloads import See
 
 if TYPE_CHECKING:
-    from kvsearch.app.export import Exported
+    from kvsearch.app.exported import Exported
     from kvsearch.records import Interval
 
 
