@@ -161,7 +161,7 @@ def fitting() -> dict[str, Policy]:
         except PolicyError:
             continue
         found[name] = pruned
-    assert len(found) > 0.8 * len(EXTRA)
+    assert len(found) > 0.7 * len(EXTRA)  # not what needs whole heads, or a second reading
     return found
 
 

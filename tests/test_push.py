@@ -50,7 +50,7 @@ def test_a_run_is_shared_with_the_figures_of_its_report(tmp_path: Path, capsys: 
 def test_what_heads_lose_goes_with_a_policy_that_follows_it(tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     shutil.copytree(RUN, run)
-    shipped = next((ROOT / "kvsearch" / "evaluate" / "heads").glob("*.json")).read_text("utf-8")
+    shipped = next((ROOT / "kvsearch" / "evaluation" / "heads").glob("*.json")).read_text("utf-8")
     (run / "heads.json").write_text(shipped, "utf-8")
     best = Policy.from_json(run / "best.json")
     assert best.budgets.weights

@@ -24,6 +24,7 @@ RARE = [
     name for name, p in EXTRA.items()
     if p.quantizer.along == "tokens" or p.budgets.kind == "adakv"
 ]  # fmt: skip
+REFERENCE = {"vllm-int", "vllm-fp8", "turboquant-k", "turboquant-v", "nvfp4"}  # without a loop
 B, MANY = 2, (30, *[1] * 25, 9, *[1] * 20)  # a prompt, tokens, a second turn, tokens
 
 
@@ -61,6 +62,8 @@ def some(which: int | str) -> Policy:
 @pytest.mark.parametrize("which", [*range(SEEDS + 10), *RARE])
 def test_random_policies_decode_as_store_by_store(which, monkeypatch):
     policy = some(which)
+    if policy.rereads:
+        pytest.skip("a second reading needs calls of the model")
     layer = which % SHAPE.layers if isinstance(which, int) else 1
     together = list(outputs(policy, layer))
     with monkeypatch.context() as m:
@@ -82,7 +85,12 @@ def test_random_policies_decode_as_store_by_store(which, monkeypatch):
             torch.testing.assert_close(a.scorer.outer, b.scorer.outer, rtol=1e-4, atol=1e-4)
         for x, y in zip(a.store.read(), b.store.read(), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
-    assert ("decode_step" in mine[0].impls) == all(map(steps._served, mine))
+    book = {policy.quantizer.levels, policy.quantizer.value_levels or policy.quantizer.levels}
+    served = all(map(steps._served, mine))
+    if served and "decode_step" not in mine[0].impls:  # by its reference it would gain nothing
+        assert policy.quantizes and book & REFERENCE
+    else:
+        assert ("decode_step" in mine[0].impls) == served
 
 
 def storages(states: Sequence[LayerState]) -> set[StorageWeakRef]:
@@ -100,7 +108,7 @@ def storages(states: Sequence[LayerState]) -> set[StorageWeakRef]:
 def test_what_a_compaction_replaces_is_freed_at_once():
     """What described the layer before held the old pools until the next token: twice the bytes."""
     replaced = 0
-    for which in [*range(20), *RARE]:
+    for which in (x for x in [*range(20), *RARE] if not some(x).rereads):
         before = set[StorageWeakRef]()
         for _, cache in outputs(some(which), 1):
             now = storages(cache.layers[1].states)

@@ -261,7 +261,7 @@ def test_no_window_of_a_text_of_its_own_is_in_the_search_text(option, tiny_token
     loaded = with_model(tiny_tokenizer)
     for begin, end in ((0, 3000), (500, 900), (2500, 4000), (3000, 4000)):
         given = {"files": (squares(0, 3000),), option: (squares(begin, end),)}
-        options = TextOptions(**given, context=256)
+        options = TextOptions(**given, context=256, report_windows=4)
         if begin == 3000:
             assert len(text(loaded, options, lambda _: None).windows["report"]) == 4
             continue

@@ -12,7 +12,7 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from kvsearch.cli.options import PLACE, Bytes, F
+from kvsearch.cli.options import PLACE, Bytes, Count, F
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.yaml_file import kind, read_mapping
 
@@ -129,6 +129,8 @@ def _scalar(where: str, option: click.Option, value: Any) -> Any:
         wanted, words = (bool,), "true or false"
     elif isinstance(option.type, Bytes):
         wanted, words = (int, str), "a size in bytes"
+    elif isinstance(option.type, Count) and value != "auto":
+        wanted, words = (int,), "a whole number or auto"
     elif isinstance(option.type, click.types.IntParamType):
         wanted, words = (int,), "a whole number"
     elif isinstance(option.type, click.types.FloatParamType):

@@ -67,6 +67,23 @@ class Slots(click.types.FloatParamType):
             self.fail(f"{quoted(value)} {told}", param, ctx)
 
 
+class Count(click.ParamType[int | None]):
+    """A number, or `auto`, which is None."""
+
+    name = "N|auto"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """The number."""
+        if value is None or value == "auto":
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+
+
 class Bytes(click.types.IntParamType):
     """A budget in bytes: 5000000, 5MB or 4.8MiB."""
 

@@ -8,6 +8,7 @@ import click
 from kvsearch.cli.config import Configured, config_option
 from kvsearch.cli.options import (
     PLACE,
+    Count,
     batch_option,
     budget_options,
     heads_options,
@@ -19,24 +20,6 @@ from kvsearch.cli.options import (
 from kvsearch.cli.output import print_json
 from kvsearch.policy_search.samplers import DEFAULT, NAMES
 from kvsearch.workloads import See
-
-
-class Trials(click.ParamType[int | None]):
-    """A number, or `auto`, which is None."""
-
-    name = "N|auto"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        """The number."""
-        if value is None or value == "auto":
-            return None
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
-
 
 NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows": [], "trials": []}
 
@@ -92,7 +75,7 @@ NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows"
 @batch_option
 @click.option(
     "--trials",
-    type=Trials(),
+    type=Count(),
     default="auto",
     show_default=True,
     help="policies beyond the methods; auto: up to 12, while the search expects to gain by them",

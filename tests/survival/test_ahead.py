@@ -129,7 +129,8 @@ def test_one_evaluator_gets_the_jobs_that_it_always_got(tmp_path: Path) -> None:
     """The file is of the version before windows were measured ahead; kept runs are of it, too.
 
     Three of its policies have another fingerprint since a recent window counts with uneven budgets
-    (26 November 2026), and with it other losses here; with the old fingerprints nothing differs.
+    (26 November 2026), and with it other losses here; since 28 November three published methods
+    come before the others of their kind.
     """
     run, log = RunFolder(tmp_path / "run"), tmp_path / "log"
     what = task(60, "random", windows=GROWN)

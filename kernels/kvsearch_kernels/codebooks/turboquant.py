@@ -77,15 +77,19 @@ def _length(x: "Tensor") -> "Tensor":
     return x.double().square().sum(-1, keepdim=True).sqrt().float()
 
 
-@cache
 def levels_on(dim: int, bits: int, device: "torch.device") -> "Tensor":
-    """Levels in rising order, `[2**bits]` fp32."""
+    """Levels in rising order, `[2**bits]` fp32, kept on a device."""
     import torch
 
+    return _kept(dim, bits, device, torch.is_inference_mode_enabled())
+
+
+@cache
+def _kept(dim: int, bits: int, device: "torch.device", inference: bool) -> "Tensor":
+    """Apart for what is made in inference mode, through which no gradient may pass."""
     from kvsearch_kernels.sending import sent
 
-    with torch.inference_mode(False):
-        return sent(levels(dim, bits), device)
+    return sent(levels(dim, bits), device)
 
 
 @cache
