@@ -158,7 +158,7 @@ def test_a_text_is_attended_at_once_by_age(monkeypatch: pytest.MonkeyPatch) -> N
     device, seen = Device(), Counter[int]()
     shape = replace(SHAPE, head_dim=64)  # which kernels take
     named = [small(name) for name, method in METHODS.items() if method.baseline]
-    drawn = policies(30, shape)
+    drawn = policies(60, shape)
     moved = [p.model_copy(update={"positions": "cache"}) for p in drawn if p.anchors is None]
     for policy in filter(plans.applies, [*named, *drawn, *moved]):
         turns = policy.drops and policy.positions == "cache"

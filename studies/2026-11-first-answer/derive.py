@@ -35,7 +35,7 @@ AFTER = (0, 6, 12, 24, 48)
 def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
     """Hope after some proposals of a run, and its end."""
     asked = json.loads((run / "study.json").read_text())
-    found = summary.read(RunFolder(run))
+    found = summary.read(RunFolder(run, write=False))
     report = {
         kind: min((r.nll for r in found.rows if r.kind == kind and r.within_budget), default=None)
         for kind in ("earlier", "searched")
