@@ -323,7 +323,13 @@ class Run:
             return {}
         prose, title = rows[:, 1:].reshape(-1), "facts asked for"
         with self.shown.step(title, needles.CONTEXTS * len(policies)) as step:
-            found = needles.measure(self.loaded, prose, self.setting.tokens, policies, step.advance)
+            try:
+                found = needles.measure(
+                    self.loaded, prose, self.setting.tokens, policies, step.advance
+                )
+            except KvsearchError as e:  # anchors that are put into a text, no room on the device
+                self.shown.say(f"{title}: left out: {e}")
+                return {}
         return {} if found is None else {"needles": plain(found)}
 
     def _leads(self, measured: dict[str, Any]) -> dict[str, Policy]:
