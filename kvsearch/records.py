@@ -242,7 +242,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Curve:
-    """A policy at several sizes, smallest first; each beyond its own on a window or few.
+    """A policy at several sizes, smallest first, all of them on the first window or few.
 
     Attributes:
         name: of the row.

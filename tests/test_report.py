@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from html import escape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
+from kvsearch.records import Curve, Interval, Needles, Recheck, Row, Summary, Throughput, Trial
 from kvsearch.report import write_report
 from kvsearch.report.comparison_html import comparison
 from kvsearch.report.describe import describe
@@ -27,7 +28,7 @@ from kvsearch.report.labels import place
 from kvsearch.report.pareto_html import _names
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.slotmap import AgeMap, SlotBars, slot_map
-from kvsearch.report.tables import bytes_text, front_csv, interval_text, verdict
+from kvsearch.report.tables import bytes_text, front_csv, interval_text, sizes_text, verdict
 from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
@@ -486,3 +487,22 @@ def test_importing_the_report_is_light():
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:
+    made = make_summary()
+    h2o = made.row("h2o 240")
+    mine = Curve("trial 31", ((h2o.bytes_peak // 4, 0.2), (h2o.bytes_peak // 2, 0.05)))
+    its = Curve("h2o 240", ((h2o.bytes_peak, 0.1), (2 * h2o.bytes_peak, 0.05)))
+    found = replace(made, curves=(mine, its), needles=Needles(1472, 8, {"full": 8, "h2o 240": 0}))
+    slots = h2o.slots16 / 4 * 2 ** (2 / 3)  # two thirds of the way down, in the logarithm of bytes
+    assert sizes_text(found).endswith(
+        f"loses at about {round(slots, -1 if slots >= 100 else 0):.0f}"
+    )
+    low = replace(mine, points=((h2o.bytes_peak // 4, 0.09),))
+    assert "at fewer than" in sizes_text(replace(found, curves=(low, its)))
+    lost = replace(mine, points=((h2o.bytes_peak // 4, 0.3),))
+    assert sizes_text(replace(found, curves=(lost, its))) == "" == sizes_text(made)
+    write_report(found, tmp_path, shape=SHAPE)
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert "of 8, answered exactly: full 8, h2o 240 0" in text and sizes_text(found)[1:] in text

@@ -134,7 +134,7 @@ def build(
         importances=run_files.importances(folder.path / "importances.json"),
         behind={name: Interval(**gap) for name, gap in measured.get("behind", {}).items()},
         dropped=measured.get("dropped", {}),
-        curves=_curves(folder, measured, points, nll["full"], most, start, part),
+        curves=_curves(folder, measured, points, nll, start, part),
         needles=Needles(**measured["needles"]) if measured.get("needles") else None,
         examples=tuple(Example(**e) for e in measured.get("examples", ())),
     )
@@ -144,18 +144,21 @@ def _curves(
     folder: RunFolder,
     measured: dict[str, Any],
     points: Mapping[str, tuple[int, float]],
-    full: Blocks,
-    most: Blocks,
+    nll: Mapping[str, Blocks],
     start: int,
     part: str,
 ) -> tuple[Curve, ...]:
-    """Policies at several sizes; through the recommended one, as rows on few windows are."""
-    base, found = sum(x.mean() for x in through(full, most)), []
+    """Policies at several sizes, all on the windows that every size has."""
+    found = []
     for m in measured.get("sizes", ()):
-        at = [(points[m["name"]][0], points[m["name"]][1] - base)] if m["name"] in points else []
-        for size in m["sizes"]:
-            mine = folder.losses(part, size["fingerprint"], start)
-            at.append((size["bytes"], sum(x.mean() for x in through(mine, most)) - base))
+        sized = {x["bytes"]: folder.losses(part, x["fingerprint"], start) for x in m["sizes"]} | {
+            points[m["name"]][0]: nll[m["name"]]
+        }
+        few = min(sized.values(), key=lambda x: len(x.sums))
+        at = []
+        for size, losses in sized.items():
+            mine, _ = common(losses, few)
+            at.append((size, mine.mean() - common(nll["full"], few)[0].mean()))
         found.append(Curve(m["name"], tuple(sorted(at))))
     return tuple(found)
 

@@ -118,7 +118,7 @@ def sizes_text(summary: Summary) -> str:
         slots, near = xa / unit * (xb / xa) ** share, "about"
     return (
         f"what {its.name} loses at {row.slots16:,.3g} slots, {mine.name} loses at {near} "
-        f"{slots:,.2g}"
+        f"{round(slots, -1 if slots >= 100 else 0):,.0f}"
     )
 
 
