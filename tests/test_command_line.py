@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kvsearch.app import evaluators
+from kvsearch.app.search import search
 from kvsearch.cli import COMMANDS, main, module_of
 from kvsearch.cli.output import print_json
 from kvsearch.errors import KvsearchError, ModelError, RunError
@@ -213,6 +214,20 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
         assert front == sorted(front, key=lambda t: -t["dnll"])
     else:
         assert found["trials"] == found["front"] == found["rows"] == [] and found["out"] is None
+
+
+def test_the_report_is_there_before_the_final_evaluation(
+    tiny_folder: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*_: Any, **__: Any) -> None:
+        raise KvsearchError("the final evaluation failed")
+
+    monkeypatch.setattr("kvsearch.app.run.FinalEvaluation", failed)
+    how: dict[str, Any] = {"budget_slots": 96, "context": 192, "trials": 2, "bench": False}
+    with pytest.raises(KvsearchError, match="the final evaluation failed"):
+        search(str(tiny_folder), str(prose), out=tmp_path / "run", **how)
+    assert "The run has not ended" in (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert (tmp_path / "run" / "best.json").exists()
 
 
 def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from kvsearch.cli import main
@@ -67,3 +68,22 @@ def test_a_wrong_file_is_one_sentence(text: str, said: str, tmp_path: Path, caps
         and said in capsys.readouterr().err
         and not (tmp_path / "out").exists()
     )
+
+
+@pytest.mark.parametrize("proposals", [0, 3])
+def test_proposals_end_where_nothing_is_expected_of_them(proposals: int, tmp_path: Path) -> None:
+    def enough(study: optuna.Study) -> bool:
+        done = [t for t in study.get_trials(deepcopy=False) if t.number >= methods]
+        return len(done) >= proposals
+
+    session = toy.Session(toy.Toy(tmp_path / "log", 0.0))
+    methods, counts = 10**6, []
+    for name, task in (
+        ("none", toy.task(0, "random")), ("few", toy.task(9, "random", enough=enough)),
+    ):  # fmt: skip
+        folder = RunFolder(tmp_path / name)
+        trials = Search(task, Inline(session), folder, lambda *_: None).run()
+        folder.close()
+        methods = max(t.number for t in trials) + 1 if name == "none" else methods
+        counts.append(sum(t.kind == "searched" for t in trials))
+    assert counts == [0, proposals]

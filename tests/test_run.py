@@ -24,6 +24,7 @@ from kvsearch.app.study_file import default_folder
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.models import load_model
+from kvsearch.named_methods import SELDOM
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.journal import Journal
@@ -105,6 +106,11 @@ def test_a_run_leaves_everything(finished: Path) -> None:
     }  # fmt: skip
     settings = json.loads((finished / "study.json").read_text())["settings"]
     assert (settings["report_windows"], settings["headline_windows"]) == (1, 8)
+    measured = json.loads((finished / "measured.json").read_text())
+    mine, its = (s for s in measured["sizes"])
+    assert mine["name"] == measured["recommended"] and len(mine["sizes"]) >= 2 and its["sizes"]
+    assert set(settings["exclude_method"]) == set(SELDOM)
+    assert f"{', '.join(SELDOM)} (not compared with" in (finished / "report.html").read_text()
     trials = Journal(finished / "trials.jsonl").read()
     assert sum(t.kind == "searched" and t.state in ("complete", "pruned") for t in trials) == 3
     assert [t.kind for t in trials[:4]] == ["earlier"] * 3 + ["combined"]

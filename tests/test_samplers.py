@@ -432,3 +432,24 @@ def test_rules_and_formats_outside_the_space_do_not_widen_the_process() -> None:
     axes = {**SPACE.axes, "rule": space.Axis(choice=("none", "key-norm"))}
     wider = names_for(SPACE.model_copy(update={"axes": axes}))
     assert "key norm" in wider and "pooled" not in wider
+
+
+def test_hope_is_of_losses_that_can_still_be_saved() -> None:
+    """A tenth of all losses leaves less to save, and a best policy that is lucky is no gain."""
+    context, (_, study) = Context(SPACE, SETTING), search("random", 0, 6)
+    model = Kvei(0, context)
+
+    def told(scale: float, count: int | None = None) -> float:
+        made = optuna.create_study(directions=["minimize", "minimize"])
+        for t in study.get_trials(deepcopy=False)[:count]:
+            values = None if t.values is None else [scale * t.values[0], t.values[1]]
+            made.add_trial(
+                optuna.trial.create_trial(
+                    state=t.state, values=values, params=t.params, distributions=t.distributions
+                )
+            )
+        return model.hope(made)
+
+    assert told(1.0, 3) == float("inf")  # too few for a model
+    whole, small = told(1.0), told(0.1)
+    assert 0 < small < 0.5 * whole < 0.5

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsearch.app.workloads import Worth, from_tasks
+from kvsearch.app import needles
+from kvsearch.app.workloads import Worth, encoder, from_tasks
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers
@@ -20,7 +21,7 @@ from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.text import read_files, tokenize
-from kvsearch.workloads import TASKS, Item, expanded, make, parse
+from kvsearch.workloads import TASKS, Item, Material, expanded, make, parse
 from tests.test_workloads import material
 
 SPLITS = ("search", "select", "report")
@@ -276,3 +277,24 @@ def _code(argv: list[str]) -> int:
 def test_a_context_too_short_for_a_task_is_one_sentence() -> None:
     with pytest.raises(KvsearchError, match=r"ruler/vt,tokens=300 cannot .* takes \d+ tokens"):
         made("ruler/vt", "search", 300)
+
+
+def test_facts_are_asked_of_every_policy_where_a_window_has_room(tiny_folder: Path) -> None:
+    loaded, asked = load_model(str(tiny_folder)), list[int]()
+    prose = np.arange(40, 140).repeat(9)
+    policies = {"full": Policy(), "window": Policy(slots=32)}
+    found = needles.measure(loaded, prose, 900, policies, lambda: asked.append(1))
+    assert (found.tokens, found.asks) == (836, 8)
+    assert found.exact.keys() == policies.keys() and len(asked) == needles.CONTEXTS * 2
+    with pytest.raises(KvsearchError, match="a context needs at least 64 tokens"):
+        needles.measure(loaded, prose, 80, policies, lambda: None)
+
+
+def test_all_facts_of_a_context_are_asked_and_one_is_the_same(tiny_folder: Path) -> None:
+    loaded = load_model(str(tiny_folder))
+    given = Material(encoder(loaded), None, np.arange(40, 140).repeat(9), 800, "report")
+    one, every = (make(parse(f"needle:4,asks={n}"), given, 2, "agnostic").items for n in (1, 4))
+    for a, b in zip(one, every, strict=True):
+        assert (a.context == b.context).all() and len(b.asks) == 4
+        assert (a.asks[0].answer == b.asks[0].answer).all()
+        assert len({x.question.tobytes() for x in b.asks}) == 4

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from kvsearch.errors import KvsearchError
+from kvsearch.app.workloads import encoder, start_of
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
@@ -27,8 +27,8 @@ def measure(
     tokens: int,
     policies: Mapping[str, Policy],
     progress: Callable[[], None],
-) -> Needles | None:
-    """How many facts each policy keeps, question-agnostic; None where a window is too short.
+) -> Needles:
+    """How many facts each policy keeps, question-agnostic.
 
     Args:
         loaded: the model.
@@ -36,21 +36,14 @@ def measure(
         tokens: of a window; contexts with an answer are at most as long.
         policies: by name.
         progress: called after every context.
+
+    Raises:
+        KvsearchError: a window has no room for the facts, or a policy cannot run on prompts.
     """
-    first = loaded.tokenizer("a")["input_ids"][:1]
-    bos = loaded.tokenizer.bos_token_id
-    start = bos if bos is not None and first == [bos] else None
-
-    def encode(words: str) -> list[int]:
-        found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
-        return found
-
     spec = parse(f"needle:{FACTS},asks={FACTS},tokens={max(1, tokens - AFTER)}")
-    given = Material(encode, start, np.asarray(prose), spec.tokens, "report")
-    try:
-        asked = make(spec, given, CONTEXTS, "agnostic")
-    except (KvsearchError, ValueError):
-        return None
+    ids, start = np.asarray(prose), start_of(loaded)
+    given = Material(encoder(loaded), start, ids, spec.tokens, "report")
+    asked = make(spec, given, CONTEXTS, "agnostic")
     evaluator = Evaluator(loaded)
     exact = {
         name: int(answers(evaluator, policy, asked, resident=False, progress=progress).exact.sum())

@@ -27,7 +27,7 @@ from kvsearch.student import quantile
 Nll = NDArray[np.float32]
 
 FALSE = 0.05  # chance that any of the rows called behind is not
-COMPARED = {"method": 3, "combined": 2}  # of the best on the search text, which have a row
+COMPARED = {"method": 3, "combined": 4}  # of the best on the search text, which have a row
 PARTS = 16  # blocks of a window, of at least `BLOCK` tokens, that a row is called behind by
 
 
@@ -148,14 +148,15 @@ class ReportWindows:
         """Methods and combinations that were not among the best few on the search text."""
         found: dict[str, Interval] = {}
         for kind, count in COMPARED.items():
-            mine = [c for c in chosen if c.kind == kind and c != best]
-            mine.sort(key=lambda c: self._over("search", c, best, None))
-            for c in mine[count:]:
-                a, b = (
-                    self.folder.losses("search", k, self.score_from - 1) for k in (c.key, best.key)
-                )
-                found[c.name] = paired(*common(a, b))
+            mine = {c.name: c.key for c in chosen if c.kind == kind and c != best}
+            gaps = {name: self._searched(key, best.key) for name, key in mine.items()}
+            found |= dict(sorted(gaps.items(), key=lambda kv: kv[1].mean)[count:])
         return found
+
+    def _searched(self, key: str, other: str) -> Interval:
+        """Loss over another policy on the windows of the search text that both have."""
+        a, b = (self.folder.losses("search", k, self.score_from - 1) for k in (key, other))
+        return paired(*common(a, b))
 
     def _stopped(
         self, left: list[Candidate], best: Candidate, windows: int, false: float
@@ -189,10 +190,10 @@ class ReportWindows:
         level = corrected(len(at))
         for windows, more in pairwise(at):
             undecided, kept = [], {c.key: self._blocks(c.key) for c in rows}
-            together = spread_of(kept.values(), kept[best.key], kept[full.key])
+            spread = spread_of(kept.values(), kept[best.key], kept[full.key])
             for c in leads:
                 mine, its = common(kept[best.key], kept[c.key])
-                gap = paired(mine, its, level=level, spread=together)
+                gap = paired(mine, its, level=level, spread=spread)
                 if gap.lo <= 0 <= gap.hi:
                     undecided.append(c)
             if not undecided:
@@ -218,11 +219,7 @@ class ReportWindows:
         Of policies with different numbers of windows the order is that of the report only if
         `over` is the recommended one.
         """
-        return self._over("report", c, over, windows)
-
-    def _over(self, part: str, c: Candidate, over: Candidate, windows: int | None) -> float:
-        """Loss over another policy on the first windows of a part that both have."""
-        nll, its = (self._losses(part, k, windows) for k in (c.key, over.key))
+        nll, its = (self._losses("report", k, windows) for k in (c.key, over.key))
         both = min(len(nll), len(its))
         return float((nll[:both] - its[:both])[:, self.score_from - 1 :].mean())
 

@@ -281,14 +281,15 @@ class Run:
 
     def _stand(self, trials: list[Trial]) -> None:
         """Show the best policy and its opponents by now; the first time, write the report."""
-        kinds = {t.kind for t in trials if t.state == "complete"}
-        now = time.perf_counter()
-        if not kinds or now - self._looked < LOOK_EVERY:
+        if not any(t.state == "complete" for t in trials):
+            return
+        all_methods = len(trials) >= self._policies - self.options.most_trials
+        first = all_methods and not self._first_answer
+        if not first and time.perf_counter() - self._looked < LOOK_EVERY:
             return
         known = self.so_far()
         self.shown.stand(standing(known))
-        first = len(trials) >= self._policies - self.options.most_trials
-        if first and not self._first_answer:
+        if first:
             self._first_answer = True
             self._write(known)
         self._looked = time.perf_counter()
@@ -327,10 +328,10 @@ class Run:
                 found = needles.measure(
                     self.loaded, prose, self.setting.tokens, policies, step.advance
                 )
-            except KvsearchError as e:  # anchors that are put into a text, no room on the device
+            except KvsearchError as e:  # short windows, anchors put into a text, a full device
                 self.shown.say(f"{title}: left out: {e}")
                 return {}
-        return {} if found is None else {"needles": plain(found)}
+        return {"needles": plain(found)}
 
     def _leads(self, measured: dict[str, Any]) -> dict[str, Policy]:
         """The full cache, the recommended policy and the best published method; none without."""
@@ -365,7 +366,6 @@ class Run:
     @property
     def _policies(self) -> int:
         """That the search may evaluate, methods included."""
-        o = self.options
         o = self.options
         first = baselines(o.warm_start, o.exclude_method, self.setting.prompt > 0)
         return len(self.portfolio) + len(first) + o.most_trials

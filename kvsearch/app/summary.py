@@ -105,13 +105,13 @@ def build(
     on_front = {names[i] for i in front([points[n] for n in names])}
     methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
     level = corrected(len(names) - 1)
-    together = spread_of(nll.values(), most, nll["full"])
+    spread = spread_of(nll.values(), most, nll["full"])
     answers = {m["name"]: m.get("answers", ()) for m in measured["rows"]}
     of_best = answers.get(measured["recommended"] or "", ())
     rows = [
         _row(
             m, asked, shape, nll, most, points, methods, m["name"] in on_front, searched, level,
-            together, answers["full"], of_best,
+            spread, answers["full"], of_best,
         )
         for m in measured["rows"]
     ]  # fmt: skip
@@ -128,7 +128,7 @@ def build(
         trials=trials,
         recommended=measured["recommended"],
         counts=Counter(t.state for t in trials),
-        rechecks=_rechecks(folder, measured, nll, start, _looks(asked), together),
+        rechecks=_rechecks(folder, measured, nll, start, _looks(asked), spread),
         seconds=float(measured["seconds"]),
         resumed=bool(measured.get("resumed", False)),
         importances=run_files.importances(folder.path / "importances.json"),
@@ -230,7 +230,7 @@ def _row(
     on_front: bool,
     searched: Mapping[str, float],
     level: float,
-    together: Spread | None,
+    spread: Spread | None,
     full_answers: Sequence[dict[str, Any]],
     best_answers: Sequence[dict[str, Any]],
 ) -> Row:
@@ -256,10 +256,10 @@ def _row(
         nll_se=hypot(*(standard_error(x) for x in parts)),
         blocks=min(long_blocks(x).count for x in parts),
         ppl=float(np.exp(mean)),
-        dnll_full=interval(*through(mine, most, nll["full"]), level=level, spread=together)
+        dnll_full=interval(*through(mine, most, nll["full"]), level=level, spread=spread)
         if name != "full"
         else Interval(0.0, 0.0, 0.0),
-        dnll_best=paired(*common(mine, nll[best]), level=level, spread=together) if best else None,
+        dnll_best=paired(*common(mine, nll[best]), level=level, spread=spread) if best else None,
         best=best,
         search_dnll=searched.get(m["fingerprint"]),
         bytes_peak=peak,
@@ -347,7 +347,7 @@ def _rechecks(
     report: dict[str, Blocks],
     start: int,
     often: int,
-    together: Spread | None,
+    spread: Spread | None,
 ) -> list[Recheck]:
     """The recommended policy against the best of each kind, on the report text and on others."""
     best = measured["recommended"]
@@ -359,7 +359,7 @@ def _rechecks(
     compared, extra = measured["compared"], measured["extra_text"]
     for text in ("report", *extra):
         if text == "report":
-            nll, label, its = report, REPORT, together
+            nll, label, its = report, REPORT, spread
         else:
             label = extra[text]["label"]
             names = [n for n in extra[text]["names"] if folder.has_losses(text, keys[n])]

@@ -136,11 +136,27 @@ def groups(workload: Prompts) -> list[str]:
 
 def bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
     """The same asks without their contexts: what can be guessed."""
-    first = loaded.tokenizer("a")["input_ids"][:1]
-    bos = loaded.tokenizer.bos_token_id
-    start = [bos] if bos is not None and first == [bos] else []
-    items = tuple(without_context(item, start) for item in workload.items)
+    start = start_of(loaded)
+    lead = [] if start is None else [start]
+    items = tuple(without_context(item, lead) for item in workload.items)
     return Prompts(workload.name, items, "aware")
+
+
+def start_of(loaded: LoadedModel) -> int | None:
+    """The token with which the tokenizer begins a text, if it does."""
+    first = loaded.tokenizer("a")["input_ids"][:1]
+    bos: int | None = loaded.tokenizer.bos_token_id
+    return bos if bos is not None and first == [bos] else None
+
+
+def encoder(loaded: LoadedModel) -> Callable[[str], list[int]]:
+    """Words as the model's token ids, without special tokens."""
+
+    def encode(words: str) -> list[int]:
+        found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
+        return found
+
+    return encode
 
 
 def from_tasks(
@@ -167,12 +183,7 @@ def from_tasks(
     """
     low, high = (round(share * prose.size) for share in SHARES[split])
     own = prose[low:high].astype(np.int64)
-
-    def encode(words: str) -> list[int]:
-        found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
-        return found
-
-    greedy = greedy_of(loaded)
+    encode, greedy = encoder(loaded), greedy_of(loaded)
     return [
         make(spec, Material(encode, start, own, spec.tokens, split, seed, greedy), count, see)
         for spec in specs

@@ -1,11 +1,29 @@
-"""What the commands print on stdout for programs."""
+"""What the commands print beside their results: JSON for programs, and that imports take long."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 import click
 
 from kvsearch.records import finite
+
+SLOW = 2.0  # seconds of imports, from which on they are worth a line
+
+
+@contextmanager
+def loading(quiet: bool) -> Iterator[None]:
+    """Say that imports take their time, if they do: the first ones after an installation."""
+    said = Timer(SLOW, lambda: click.echo("loading torch and transformers ...", err=True))
+    said.daemon = True
+    if not quiet:
+        said.start()
+    try:
+        yield
+    finally:
+        said.cancel()
 
 
 def print_json(document: Any, indent: int | None = None) -> None:

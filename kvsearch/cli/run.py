@@ -17,7 +17,7 @@ from kvsearch.cli.options import (
     prompt_options,
     text_options,
 )
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import loading, print_json
 from kvsearch.policy_search.samplers import DEFAULT, NAMES
 from kvsearch.workloads import See
 
@@ -201,8 +201,9 @@ def command(
     Running the same command again goes on where it stopped.
     """
     try:
-        from kvsearch.app.search import search
-        from kvsearch.report.terminal import closing
+        with loading(quiet):
+            from kvsearch.app.search import search
+            from kvsearch.report.terminal import closing
 
         found = search(
             model,

@@ -96,8 +96,8 @@ def placed(summary: Summary) -> str:
 def left_out(summary: Summary) -> str:
     """Policies that were to be compared and have no row, by the reason in short; empty without any.
 
-    They are the methods, combinations and earlier policies that were rejected or failed, and
-    whatever could not be measured on the report text.
+    They are the methods, combinations and earlier policies that were rejected or failed, whatever
+    could not be measured on the report text, and the methods that the run was not to compare with.
     """
     why = {
         t.name: t.error or t.state
@@ -108,6 +108,8 @@ def left_out(summary: Summary) -> str:
     for name, reason in (why | summary.dropped).items():
         short = SMALL if reason.startswith(SMALL) else shorten(reason, 100, placeholder=" ...")
         names.setdefault(short, []).append(name)
+    if excluded := list(summary.settings.get("exclude_method", ())):
+        names["not compared with; see --all-methods"] = excluded
     return "; ".join(f"{', '.join(those)} ({short})" for short, those in names.items())
 
 

@@ -76,7 +76,8 @@ def at_least(row: Row) -> str:
     """How far a row is behind at least, if that was certain before it had all windows."""
     if row.stopped is None:
         return ""
-    return f"at least {_least(row.stopped)} behind the recommended one on search and report text"
+    least = f"{row.stopped.lo:.3f}" if row.stopped.lo >= 0.001 else f"{row.stopped.lo:.1g}"
+    return f"at least {least} behind the recommended one on search and report text"
 
 
 def behind_text(behind: Mapping[str, Interval]) -> str:
@@ -120,10 +121,6 @@ def sizes_text(summary: Summary) -> str:
         f"what {its.name} loses at {row.slots16:,.3g} slots, {mine.name} loses at {near} "
         f"{round(slots, -1 if slots >= 100 else 0):,.0f}"
     )
-
-
-def _least(gap: Interval) -> str:
-    return f"{gap.lo:.3f}" if gap.lo >= 0.001 else f"{gap.lo:.1g}"
 
 
 def percent_text(interval: Interval) -> str:
