@@ -1,16 +1,19 @@
-"""What the search expected to gain by further proposals, and what it gained, in kept runs.
+"""What the first command said on six texts, and what searches expected to gain by proposals.
 
     python derive.py --out FOLDER
 
-`hope.csv`: a row per kept run that began from a portfolio, and number of proposals by then. `hope`
-is `Kvei.hope` on the search text; `gained` is what the best policy that the search proposed loses
-less than the best of the portfolio, on report text, at the end of the run.
+`first-answer.csv`: the columns of `studies/2026-11-first-command`, then how many of eight facts
+the full cache, the recommended policy and the best published method gave exactly. `hope.csv`: a row
+per kept run that began from a portfolio, and number of proposals by then. `hope` is `Kvei.hope` on
+the search text; `gained` is what the best policy that the search proposed loses less than the best
+of the portfolio, on report text, at the end of the run.
 """
 
 import argparse
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -26,9 +29,10 @@ from kvsearch.policy_search.study import Study
 from kvsearch.space import load
 
 HERE = Path(__file__).parent
+FIRST_COMMAND = HERE.parent / "2026-11-first-command"
 HEADS = resources.files("kvsearch.evaluation") / "heads" / "b179c9523d0e6a0f.json"
 OUTCOME = sorted((HERE.parent / "2026-11-outcome").glob("b*-portfolio"))
-FIRST = sorted((HERE.parent / "2026-11-first-command" / "records").iterdir())
+FIRST = sorted((FIRST_COMMAND / "records").iterdir())
 AFTER = (0, 6, 12, 24, 48)
 
 
@@ -69,18 +73,32 @@ def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
         }
 
 
+def said(run: Path) -> dict[str, object]:
+    """What the first command said of one text."""
+    sys.path.insert(0, str(FIRST_COMMAND))
+    from derive import row as first_command  # of that study
+
+    exact = json.loads((run / "measured.json").read_text())["needles"]["exact"]
+    names = ("facts_full", "facts_recommended", "facts_published")
+    return first_command(run) | dict(zip(names, exact.values(), strict=True))
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, required=True)
     out = ask.parse_args().out
     losses = HeadLosses.read(json.loads(HEADS.read_text())["losses"])
-    rows = [r for run in [*OUTCOME, *FIRST] for r in row(run, losses)]
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
+    tables: dict[str, list[dict[str, object]]] = {
+        "first-answer.csv": [said(run) for run in sorted((HERE / "records").iterdir())],
+        "hope.csv": [r for run in [*OUTCOME, *FIRST] for r in row(run, losses)],
+    }
     out.mkdir(parents=True, exist_ok=True)
-    write_atomic(out / "hope.csv", text.getvalue())
+    for name, rows in tables.items():
+        text = io.StringIO()
+        table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        write_atomic(out / name, text.getvalue())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""What methods and searched policies keep of a prompt, at equal bytes.
+
+    python studies/2026-11-workloads/measure.py TASK ... [--parts 4 8 16] [--see aware] [--only ...]
+
+Policies: published methods as published; their rules with budgets by what heads lose, and
+with keys in 5 and values in 4 bits, at the same bytes; combinations by hand; the points that every
+search begins with; and those that searches found (`found/*.json`, see `search.py`). NLL and
+exactness of every answer go to `records/TASK-SEE.json`; rows that the file has are kept. Items are
+of the report part, which no search and no point saw.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from kvsearch.app.heads import heads
+from kvsearch.app.workloads import bare, from_tasks, groups
+from kvsearch.errors import PolicyError
+from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.files import write_atomic
+from kvsearch.knobs import Setting, build
+from kvsearch.models import load_model
+from kvsearch.named_methods import METHODS
+from kvsearch.policy import Policy, layout
+from kvsearch.policy_search.portfolio import DEFAULT, load
+from kvsearch.text import tokenize
+from kvsearch.text.sources import builtin
+from kvsearch.workloads import SEES, parse
+
+HERE = Path(__file__).parent
+ITEMS = 25
+TASKS = {
+    "needle4": "needle:4,asks=4,tokens=640",
+    "recall": "recall,tokens=600",
+    "qa": "qa,tokens=640",
+    "chains": "chains,tokens=640",
+    "instructions": "instructions,tokens=640",
+    "vt": "ruler/vt,tokens=640",
+}
+PUBLISHED = (
+    "random-prompt", "streamingllm", "h2o", "tova", "snapkv-prompt", "pyramidkv-prompt", "keydiff",
+    "expected-attention", "criticalkv-prompt", "chunkkv-prompt", "defensivekv-prompt", "kvzip",
+)  # fmt: skip
+BY_HAND = ("xmu+int4", "h2o+int4-fine")
+WITH_HEADS = ("snapkv-prompt", "criticalkv-prompt", "defensivekv-prompt", "expected-attention")
+BITS = {"tiers": "k5v4", "rotate": True, "levels": "lloyd", "group": "head"}
+OURS = {"budgets": "heads", "exponent": 1.0, **BITS}
+
+
+def policies(setting: Setting) -> dict[str, Policy]:
+    """All that fit the budget, by name."""
+    points = {name: dict(point.knobs) for name, point in load(DEFAULT, prompted=True).items()}
+    known = {name: dict(METHODS[name].knobs) for name in (*PUBLISHED, *BY_HAND)} | points
+    known |= {f"{name}, our heads and bits": {**METHODS[name].knobs, **OURS} for name in WITH_HEADS}
+    known["kvzip, our bits"] = {**METHODS["kvzip"].knobs, **BITS}
+    found: dict[str, Policy] = {}
+    for name, knobs in known.items():
+        try:
+            found[name] = build(knobs, setting, name=name)
+        except PolicyError as e:
+            print(f"{name}: {e}", flush=True)
+    return found
+
+
+def searched(part: int, setting: Setting) -> dict[str, Policy]:
+    """What searches found for this share: on the task itself, on another, on a text."""
+    found = dict[str, Policy]()
+    for file in sorted((HERE / "found").glob(f"*-{part}.json")):
+        policy, on = Policy.from_json(file), file.stem.rpartition("-")[0]
+        if peak(policy, setting) <= (setting.budget_bytes or 0):
+            found[f"found on {on}"] = policy
+        else:
+            print(f"{file.name}: {peak(policy, setting)} bytes of {setting.budget_bytes}")
+    return found
+
+
+def peak(policy: Policy, setting: Setting) -> int:
+    """Bytes per sequence between calls, at most."""
+    return layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("tasks", nargs="+", choices=TASKS, metavar="TASK")
+    ask.add_argument("--parts", nargs="*", type=int, default=[8], help="1/4, 1/8, 1/16")
+    ask.add_argument("--see", choices=SEES, default="agnostic")
+    ask.add_argument("--only", nargs="*", default=[], metavar="POLICY")
+    o = ask.parse_args()
+    loaded = load_model()
+    evaluator, losses = Evaluator(loaded), heads(loaded).losses
+    tokens = tokenize(loaded.tokenizer, builtin())
+    for task in o.tasks:
+        spec = parse(TASKS[task])
+        (prompts,) = from_tasks(loaded, [spec], tokens.ids, tokens.start, o.see, ITEMS, 0, "report")
+        file = HERE / "records" / f"{task}-{o.see}.json"
+        rows = json.loads(file.read_text()) if file.exists() else {"groups": groups(prompts)}
+        todo = {("all", "full"): Policy(name="full"), ("all", "empty"): Policy()}
+        for part in o.parts:
+            size = loaded.shape.budget_bytes(spec.tokens // part)
+            setting = Setting(loaded.shape, size, prompts.longest, prompts.prompt, heads=losses)
+            here = policies(setting) | searched(part, setting)
+            todo |= {(f"1/{part}", n): p for n, p in here.items() if not o.only or n in o.only}
+        setting = Setting(loaded.shape, None, prompts.longest, prompts.prompt)
+        for (share, name), policy in todo.items():
+            if name in rows.setdefault(share, {}):
+                continue
+            some = bare(prompts, loaded) if name == "empty" else prompts
+            found = answers(evaluator, policy, some, resident=False)
+            rows[share][name] = {
+                "nll": [round(float(x), 4) for x in found.nll],
+                "exact": [int(x) for x in found.exact],
+                "bytes_peak": peak(policy, setting),
+                "seconds": round(found.seconds, 1),
+            }
+            print(
+                task,
+                o.see,
+                share,
+                name,
+                f"{found.nll.mean():.3f}",
+                f"{found.exact.mean():.2f}",
+                flush=True,
+            )
+            write_atomic(file, json.dumps(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Searches whose recommended policies `measure.py` compares: on each task, and on a text.
+
+    python studies/2026-11-workloads/search.py NAME ... [--part 8]
+
+NAME is a task of `measure.py`, several joined by `+`, or `text`. Every search has the same bytes:
+so many slots of a context of 640 tokens.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from measure import HERE, TASKS
+
+TOKENS = 640
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("names", nargs="+", metavar="NAME")
+    ask.add_argument("--part", type=int, default=8)
+    ask.add_argument("--items", default="8")
+    ask.add_argument("--trials", default="12")
+    ask.add_argument("--runs", type=Path, default=Path("workloads"))
+    o = ask.parse_args()
+    for name in o.names:
+        on = ["--context", str(TOKENS)]
+        if name != "text":
+            on = [x for task in name.split("+") for x in ("--task", TASKS[task])]
+            on += ["--items", o.items]
+        run = o.runs / f"{name}-{o.part}"
+        command = [sys.executable, "-m", "kvsearch", "run", "--budget", str(TOKENS // o.part)]
+        options = ["--trials", o.trials, "--no-bench", "--out", str(run)]
+        subprocess.run([*command, *options, *on], check=True)
+        (HERE / "found").mkdir(exist_ok=True)
+        shutil.copy(run / "best.json", HERE / "found" / f"{name}-{o.part}.json")
+
+
+if __name__ == "__main__":
+    main()
