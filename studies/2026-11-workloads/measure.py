@@ -40,10 +40,10 @@ TASKS = {
 }
 PUBLISHED = (
     "random-prompt", "streamingllm", "h2o", "tova", "snapkv-prompt", "pyramidkv-prompt", "keydiff",
-    "expected-attention", "criticalkv-prompt", "chunkkv-prompt", "defensivekv-prompt", "kvzip",
+    "expected-attention-mean", "criticalkv-prompt", "chunkkv-prompt", "defensivekv-prompt", "kvzip",
 )  # fmt: skip
-BY_HAND = ("xmu+int4", "h2o+int4-fine")
-WITH_HEADS = ("snapkv-prompt", "criticalkv-prompt", "defensivekv-prompt", "expected-attention")
+BY_HAND = ("h2o+int4-fine", "rotated+heads")
+WITH_HEADS = ("snapkv-prompt", "criticalkv-prompt", "defensivekv-prompt")
 BITS = {"tiers": "k5v4", "rotate": True, "levels": "lloyd", "group": "head"}
 OURS = {"budgets": "heads", "exponent": 1.0, **BITS}
 

@@ -1,0 +1,106 @@
+"""From the answers' losses to tables; `python derive.py --out FOLDER`.
+
+`gates.csv`: what the context is worth on each task; a task counts where it helps certainly, and by
+0.2 nats a token. `cells.csv`: share of the context lost, and of answers that are exact, a row per
+task, share of the bytes and policy. `comparisons.csv`: of each cell, ours (the best of the points
+that every search begins with, and what searches found) against the best published method, and what
+a search on the task found against the best such point; shares of the context lost, paired,
+negative where the first is better. Intervals are 95 % and count contexts as independent.
+"""
+
+import argparse
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from measure import PUBLISHED
+
+from kvsearch.app.workloads import GATE
+from kvsearch.records import Interval
+from kvsearch.stats import clustered, wilson
+
+HERE = Path(__file__).parent
+Cell = dict[str, dict[str, list[float]]]
+
+
+def columns(name: str, x: Interval) -> dict[str, object]:
+    """A value and its interval."""
+    found = {name: x.mean, f"{name}_lo": x.lo, f"{name}_hi": x.hi}
+    return {column: f"{value:.3f}" for column, value in found.items()}
+
+
+def tables() -> dict[str, list[dict[str, object]]]:
+    gates, cells, compared = [], [], []
+    for file in sorted((HERE / "records").glob("*.json")):
+        task, see = file.stem.rsplit("-", 1)
+        rows = json.loads(file.read_text())
+        groups, nll = rows.pop("groups"), rows.pop("all")
+        full, empty = (np.array(nll[name]["nll"]) for name in ("full", "empty"))
+        gain = clustered(empty - full, groups)
+        exact = wilson(sum(nll["full"]["exact"]), len(full))
+        passes = gain.mean >= GATE and gain.lo > 0
+        gates.append({
+            "task": task, "see": see, "contexts": len({*groups}), "asks": len(full),
+            "nll_full": f"{full.mean():.3f}", "nll_empty": f"{empty.mean():.3f}",
+            **columns("gain", gain),
+            **columns("exact", exact),
+            "passes": passes,
+        })  # fmt: skip
+        for share, cell in rows.items() if passes else ():
+            lost = {n: (np.array(r["nll"]) - full) / gain.mean for n, r in cell.items()}
+            where = {"task": task, "see": see, "bytes": share}
+            for name in sorted(cell, key=lambda n: float(lost[n].mean())):
+                kept = wilson(sum(cell[name]["exact"]), len(full))
+                cells.append({
+                    **where, "policy": name, "bytes_peak": cell[name]["bytes_peak"],
+                    **columns("lost", clustered(lost[name], groups)),
+                    **columns("exact", kept),
+                })  # fmt: skip
+            compared += [{**where, **row} for row in comparisons(task, lost, groups)]
+    return {"gates.csv": gates, "cells.csv": cells, "comparisons.csv": compared}
+
+
+def comparisons(
+    task: str, lost: dict[str, np.ndarray], groups: list[str]
+) -> Iterator[dict[str, object]]:
+    """The rows of one cell."""
+
+    def best(names: list[str]) -> str | None:
+        return min(names, key=lambda n: float(lost[n].mean()), default=None)
+
+    points = best([n for n in lost if n.startswith("earlier-")])
+    mine = f"found on {task}" if f"found on {task}" in lost else points
+    pairs = {
+        "ours, best published method": (mine, best([n for n in lost if n in PUBLISHED])),
+        "found on the task, best point": (mine if mine != points else None, points),
+        "found on the task, on text": (
+            mine if mine != points else None, "found on text" if "found on text" in lost else None,
+        ),
+    }  # fmt: skip
+    for what, (one, other) in pairs.items():
+        if one is not None and other is not None:
+            d = clustered(lost[one] - lost[other], groups)
+            yield {
+                "what": what, "policy": one, "against": other,
+                "lost": f"{lost[one].mean():.3f}", "against_lost": f"{lost[other].mean():.3f}",
+                **columns("difference", d),
+            }  # fmt: skip
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("--out", type=Path, default=HERE)
+    out = ask.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in tables().items():
+        if rows:
+            with open(out / name, "w", newline="") as f:
+                table = csv.DictWriter(f, rows[0], lineterminator="\n")
+                table.writeheader()
+                table.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
