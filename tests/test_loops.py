@@ -6,12 +6,14 @@ import time
 
 import pytest
 
+from kvsearch.app import loops
 from kvsearch.app.loops import compiling
 
 
 def test_what_decoding_needs_is_on_disk_when_it_is_wanted(tmp_path, monkeypatch) -> None:
     pytest.importorskip("numba")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(loops, "LONGEST", 600.0)  # both cores may have other work
     with compiling(True) as compiled:
         compiled()
     found = {file.name.partition("-")[0] for file in tmp_path.rglob("*.nbi")}
@@ -30,5 +32,13 @@ def test_it_ends_with_the_run_and_takes_no_core_from_it() -> None:
                 time.sleep(0.05)
     assert not process.is_alive()
     with compiling(False) as compiled:
+        compiled()
+        assert set(multiprocessing.active_children()) == before
+
+
+def test_nobody_waits_for_an_idle_core_that_never_comes(monkeypatch) -> None:
+    monkeypatch.setattr(loops, "LONGEST", 0.01)
+    before = set(multiprocessing.active_children())
+    with compiling(True) as compiled:
         compiled()
         assert set(multiprocessing.active_children()) == before

@@ -14,6 +14,8 @@ from tempfile import TemporaryFile
 from kvsearch.policy_search.executors.parent_watch import die_with_parent, undisturbed
 from kvsearch.policy_search.executors.spawning import stderr_into
 
+LONGEST = 15.0  # seconds that an idle core needs for all of it
+
 _SPAWN = multiprocessing.get_context("spawn")  # as for evaluators
 
 
@@ -21,7 +23,8 @@ _SPAWN = multiprocessing.get_context("spawn")  # as for evaluators
 def compiling(wanted: bool) -> Iterator[Callable[[], None]]:
     """Compile the loops aside, if `wanted`; yields what waits until that is done.
 
-    Whatever goes wrong there shows where the loops are used, which compiles what is missing.
+    On a machine whose cores others keep busy it might never be: after `LONGEST` it is ended. What
+    is missing then, or went wrong, is compiled where the loops are used.
     """
     if not wanted:
         yield lambda: None
@@ -29,11 +32,19 @@ def compiling(wanted: bool) -> Iterator[Callable[[], None]]:
     process = _SPAWN.Process(target=_compile, daemon=True)
     with TemporaryFile() as file, undisturbed(), stderr_into(file):
         process.start()
-    try:
-        yield process.join
-    finally:
+
+    def end() -> None:
         process.kill()
         process.join()
+
+    def wait() -> None:
+        process.join(LONGEST)
+        end()
+
+    try:
+        yield wait
+    finally:
+        end()
 
 
 def _compile() -> None:
