@@ -1,11 +1,13 @@
 """`kvsearch run --config` and `kvsearch init`, both made from the options."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
+from kvsearch.app.options import RunOptions
 from kvsearch.cli import main
 from kvsearch.cli.config import template
 from kvsearch.cli.run import command as run
@@ -62,6 +64,29 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     assert (other["text"], other["dataset"]) == ((), "ptb")
     file.write_text("budget: 1e3")  # text in YAML 1.1
     assert parsed("--config", str(file))["budget_slots"] == 1000.0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--budget 96.5 --text a.txt --text b.txt:0-9 --trials 0 --no-bench --out runs/a --seed 3",
+        "--budget-bytes 5MB --task ruler,tokens=500 --task needle:4 --see aware --prompts a.jsonl",
+        "--objectives nll,bytes,throughput --exclude-method h2o --no-warm-start --workers 0",
+        "--minutes 1e-3 --heads h.json --measure-heads --engine tune --all-methods --dtype float16",
+        "",
+    ],
+)
+def test_the_options_in_a_study_json_are_read_back(argv: str, tmp_path: Path) -> None:
+    def asked(*given: str) -> RunOptions:
+        return RunOptions(
+            **{k: v for k, v in parsed(*given).items() if k not in ("as_json", "quiet")}
+        )
+
+    mine, file = asked(*argv.split()), tmp_path / "study.json"
+    document = {"schema": "kvsearch.run/3", "settings": {"seed": 9}, "options": mine.plain()}
+    file.write_text(json.dumps(document, indent=2))
+    assert asked("--config", str(file)) == mine
+    assert mine == RunOptions(**mine.plain())
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 import kvsearch
 from kvsearch import LoadedModel, Policy, Text
+from kvsearch.app.arguments import names
 from kvsearch.app.evaluate import Evaluated
-from kvsearch.app.inputs import names
 from kvsearch.errors import KvsearchError
 from kvsearch.records import Trial
 from kvsearch.space import load as load_space
@@ -170,7 +170,7 @@ def test_a_family_of_tasks_is_known_in_python(
             raise KvsearchError("seen")
         return parse("needle,tokens=300")  # the others read data of a package
 
-    for module in ("prompts", "workloads", "gates"):
+    for module in ("prompts", "options", "gates"):
         monkeypatch.setattr(f"kvsearch.app.{module}.parse", stop)
     calls: list[Callable[[], object]] = [
         lambda: kvsearch.search(mine, tasks="ruler,tokens=300", budget_slots=40),

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvsearch.app import evaluators
-from kvsearch.app.inputs import TextOptions
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.run import Run
@@ -84,14 +83,10 @@ def test_a_run_with_more_trials_chooses_on_more_windows(
     tiny_folder: Path, prose: Path, tmp_path: Path
 ) -> None:
     for trials, select in ((3, "select1"), (30, "select2")):
-        text = TextOptions((str(prose),), context=256)
         options = RunOptions(
-            model=str(tiny_folder),
-            budget_slots=96,
-            text=text,
-            trials=trials,
-            out=tmp_path / select,
-        )
+            model=str(tiny_folder), budget_slots=96, text=(str(prose),), context=256, windows=1,
+            trials=trials, out=tmp_path / select,
+        )  # fmt: skip
         run = Run(options, Shown(quiet=True))
         run.folder.close()
         assert run.text.select == select
@@ -184,6 +179,14 @@ def test_a_run_goes_on_though_its_model_had_to_be_fetched_at_first(
     assert default_folder(asked) == before
     (out / "study.json").write_text(json.dumps(asked))
     assert call([*run_argv(tiny_folder, prose, out), "--quiet"], capsys)[0] == 0
+
+
+def test_study_json_says_what_was_asked_and_asks_it_again(finished: Path, capsys: Any) -> None:
+    lines = (finished / "trials.jsonl").read_text()
+    options = json.loads((finished / "study.json").read_text())["options"]
+    assert options["trials"] == 3 and options["bench"] is False and "dtype" not in options
+    assert call(["run", "--config", str(finished / "study.json"), "--quiet"], capsys)[0] == 0
+    assert (finished / "trials.jsonl").read_text() == lines
 
 
 def test_report_is_rebuilt_from_the_records(finished: Path, capsys: Any) -> None:

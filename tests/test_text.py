@@ -14,7 +14,8 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from kvsearch.app.inputs import TextOptions, report_windows, search_windows, text
+from kvsearch.app.inputs import report_windows, search_windows, text
+from kvsearch.app.options import RunOptions
 from kvsearch.errors import TextError
 from kvsearch.text import (
     DATASETS,
@@ -206,18 +207,18 @@ def test_a_part_too_short_says_the_numbers_and_what_to_do(tokens):
 )
 def test_a_short_text_gives_fewer_windows_and_says_so(tokens, asked, found, own):
     said: list[str] = []
-    options = TextOptions(context=2048, windows=asked, fewer=True)
+    options = RunOptions(context=2048, windows=asked)
     assert search_windows(tokens, options, said.append) == (found, own)
     assert bool(said) is (found < asked)
     if said:
         assert "room for 4 of 16 windows of 2,048 tokens" in said[0]
         assert "2.0 times that of 16" in said[0]
-    assert search_windows(tokens, replace(options, fewer=False), said.append) == (asked, 0)
+    assert search_windows(tokens, replace(options, engine="tune"), said.append) == (asked, 0)
 
 
 def test_a_short_report_text_has_fewer_windows_and_says_so(tokens):
     said: list[str] = []
-    options = TextOptions(context=2048, report_windows=5)
+    options = RunOptions(context=2048, report_windows=5)
     assert report_windows(tokens, options, said.append) == 5 and not said
     assert report_windows(tokens, replace(options, report_windows=8), said.append) == 5
     assert "room for 5 of 8 windows of 2,048 tokens" in said[0]
@@ -229,8 +230,8 @@ def test_a_part_without_a_window_says_once_what_would_do_for_all(own, tiny_token
         return Text(" ".join(str(i * i) for i in range(begin, end)), f"from {begin}")
 
     def windowed(context, search, report):
-        given = dict(files=(search,), report_files=() if own else (report,), fewer=True)
-        found = text(loaded, TextOptions(**given, context=context), said.append)
+        given = dict(text=search, report_text=() if own else report)
+        found = text(loaded, RunOptions(**given, context=context), said.append)
         return {name: len(rows) for name, rows in found.windows.items()}
 
     said, loaded = [], with_model(tiny_tokenizer)
@@ -253,15 +254,15 @@ def test_a_part_without_a_window_says_once_what_would_do_for_all(own, tiny_token
     assert min(windowed(1024, longer if own else search, longer).values()) >= 1
 
 
-@pytest.mark.parametrize("option", ["report_files", "extra"])
+@pytest.mark.parametrize("option", ["report_text", "extra_text"])
 def test_no_window_of_a_text_of_its_own_is_in_the_search_text(option, tiny_tokenizer):
     def squares(begin, end):
         return Text(" ".join(str(i * i) for i in range(begin, end)), f"from {begin}")
 
     loaded = with_model(tiny_tokenizer)
     for begin, end in ((0, 3000), (500, 900), (2500, 4000), (3000, 4000)):
-        given = {"files": (squares(0, 3000),), option: (squares(begin, end),)}
-        options = TextOptions(**given, context=256, report_windows=4)
+        given = {"text": squares(0, 3000), option: squares(begin, end)}
+        options = RunOptions(**given, context=256, windows=1, report_windows=4)
         if begin == 3000:
             assert len(text(loaded, options, lambda _: None).windows["report"]) == 4
             continue

@@ -479,6 +479,9 @@ def test_answers_in_the_form_of_kvpress(
     assert _code(argv) == 0 and f"{h2o}/1\n" in capsys.readouterr().out
     assert _code(["eval", "h2o", "--budget", "64", "--kvpress-out", str(out)]) == 2
     assert "--kvpress-out is for answers to prompts" in capsys.readouterr().err
+    argv = ["eval", "h2o", "--budget", "64", "--task", "needle", "--windows", "2"]
+    assert _code(argv) == 2
+    assert "--windows is for a text" in capsys.readouterr().err
 
 
 def test_the_score_of_ruler_counts_references() -> None:

@@ -11,9 +11,9 @@ from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
 from kvsearch.app.adapt_job import Job, Texts
 from kvsearch.app.adapt_report import Adapted
+from kvsearch.app.arguments import check_counts, texts
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
-from kvsearch.app.options import check_counts
 from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError, TextError
@@ -123,7 +123,7 @@ def adapt(
         raise KvsearchError(f"--prompt {prompt} must be at least 0 and below --context {context}")
     _check_device(",".join(str(device_named(x)) for x in device.split(",") if x != "auto"))
     loaded = inputs.model(
-        inputs.which(model),
+        model,
         dtype=dtype, device=device, context=context, say=shown.say,
     )  # fmt: skip
     _check_device(loaded.devices)
@@ -179,9 +179,9 @@ def _texts(
     count: int | None,
     shown: Shown,
 ) -> Texts:
-    tokens = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
+    tokens = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
     if held_out:
-        held = inputs.tokenized(loaded, read_files(inputs.texts(held_out)))
+        held = inputs.tokenized(loaded, read_files(texts(held_out)))
         if held.token_sha256 == tokens.token_sha256:
             raise TextError("--held-out is the text that is trained on; give another one")
     else:

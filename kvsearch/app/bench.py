@@ -87,14 +87,12 @@ def bench(
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
     inputs.require_files(text)
     need = throughput.needed(context, pairs, steps)
-    loaded = inputs.model(
-        inputs.which(model), dtype=dtype, device=device, context=need, say=shown.say
-    )
+    loaded = inputs.model(model, dtype=dtype, device=device, context=need, say=shown.say)
     if cuda_graphs:
         throughput.require_graphs(loaded)
     budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
     setting = sized_for(loaded.shape, budget, need)
-    tokens = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
+    tokens = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
     inputs.kernels(loaded, shown.say)
     setting = of_heads.for_policies(
         setting, (policy,), loaded, shown, file=heads, anew=measure_heads

@@ -10,10 +10,10 @@ import numpy as np
 
 from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
+from kvsearch.app.arguments import check_batch, check_counts
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
 from kvsearch.app.nll_table import write_nll
-from kvsearch.app.options import check_batch, check_counts
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError
@@ -198,7 +198,7 @@ def evaluate(
     if nll_out is not None:
         require_writable(Path(nll_out))
     loaded = inputs.model(
-        inputs.which(model),
+        model,
         dtype=dtype, device=device, context=T, say=shown.say,
     )  # fmt: skip
     budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
@@ -207,7 +207,7 @@ def evaluate(
     if not 1 <= start < T:
         raise KvsearchError(f"--score-from {start} lies outside a window of {T}")
     start = max(start, prompt)
-    source = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
+    source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
     ids = cut_windows(source, count=W, length=T)
     inputs.kernels(loaded, shown.say)
     evaluator = Evaluator(loaded, batch=batch)

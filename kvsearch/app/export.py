@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app import by_name, inputs
+from kvsearch.app.arguments import check_counts
 from kvsearch.app.budget import check_budget
 from kvsearch.app.exported import Exported, Loss
-from kvsearch.app.options import check_counts
 from kvsearch.app.optuna_storage import optuna_storage
 from kvsearch.app.policies import is_method
 from kvsearch.app.progress import Shown
@@ -287,7 +287,7 @@ def _ids(
     windows: int,
     shown: Shown,
 ) -> tuple[NDArray[np.int64], str]:
-    source = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
+    source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
     return cut_windows(source, count=windows, length=context), source.name
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from os import PathLike
 
 from kvsearch.app import inputs
-from kvsearch.app.inputs import several
-from kvsearch.app.options import check_counts
+from kvsearch.app.arguments import check_counts, several
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import GATE_ITEMS, context_worth, from_tasks
 from kvsearch.errors import KvsearchError
@@ -77,7 +76,7 @@ def gates(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=1, say=shown.say,
     )  # fmt: skip
-    prose = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), dataset, shown.say))
+    prose = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
     most = max_context(loaded.model.config)
 
     def gate(name: str) -> Gate:

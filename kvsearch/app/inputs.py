@@ -4,18 +4,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.errors import ModelError, TextError, quoted
+from kvsearch.app.arguments import texts, which
+from kvsearch.app.options import RunOptions
+from kvsearch.errors import ModelError, TextError
 from kvsearch.models.load import LoadedModel, load_model, require_context
 from kvsearch.models.vocabulary import require_ids
 from kvsearch.text import (
     Source,
-    Text,
     TextLike,
     builtin,
     read_dataset,
@@ -29,45 +29,16 @@ from kvsearch.text.parts import Parts, Tokens, cut
 from kvsearch.workloads.parts import Rows
 
 Say = Callable[[str], None]
-Place = TypeVar("Place", str, str | PathLike[str])
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most
 HEADLINE = 8  # times as many report windows for the headline, at most
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """Which text, and how much of it.
-
-    Attributes:
-        files: texts, text files or byte ranges `FILE:START-END`; empty with no dataset is the
-            built-in text.
-        dataset: a named dataset instead.
-        report_files: report on these instead of on a part of `files`.
-        extra: further texts for the recommended policy, each by itself.
-        context: tokens of a window.
-        windows: search windows.
-        fewer: take fewer search windows where the text is too short, and some for sensitivity.
-        select_windows: of other text, for the selection; fewer where that text is too short.
-        report_windows: windows of the report text; with `fewer`, `HEADLINE` times as many are
-            there, where they fit.
-    """
-
-    files: tuple[TextLike, ...] = ()
-    dataset: str | None = None
-    report_files: tuple[TextLike, ...] = ()
-    extra: tuple[TextLike, ...] = ()
-    context: int = 1536
-    windows: int = 1
-    fewer: bool = False
-    report_windows: int = 2
-    select_windows: int = 1
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredOn:
     """What search, selectW, report and extraN are: windows `[W, T]` of a text, or prompts.
 
-    With `TextOptions.fewer` there are windows `sensitivity`, too: other ones of the search text.
+    Where the best policies get more windows than others, there are windows `sensitivity`, too:
+    other ones of the search text.
 
     Attributes:
         described: names, sizes and hashes of search, select and report, for records.
@@ -85,32 +56,6 @@ class MeasuredOn:
     extra: tuple[Tokens, ...]
 
 
-def texts(given: TextLike | Sequence[TextLike] | None) -> tuple[TextLike, ...]:
-    """One text or several, as a caller gave them."""
-    if given is None:
-        return ()
-    found = (given,) if isinstance(given, str | PathLike | Text) else given
-    if not isinstance(found, Sequence) or isinstance(found, bytes | bytearray):
-        found = (given,)  # refused below, as what is in a sequence
-    for spec in found:
-        if not isinstance(spec, str | PathLike | Text):
-            raise TextError(
-                f"a text is a path, kvsearch.Text(...) for the text itself, or several of these, "
-                f"not {quoted(spec)} of type {type(spec).__name__}"
-            )
-    return tuple(found)
-
-
-def names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Words with commas between them, or a sequence of words."""
-    return tuple(given.split(",")) if isinstance(given, str) else tuple(given)
-
-
-def several(given: Place | Sequence[Place]) -> tuple[Place, ...]:
-    """One name or path, or several."""
-    return (given,) if isinstance(given, str | PathLike) else tuple(given)
-
-
 def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:
     """Texts that are named can be read; seen before the model is loaded, which may take minutes.
 
@@ -121,8 +66,9 @@ def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:
         read_text(spec)
 
 
-def source(files: tuple[TextLike, ...], dataset: str | None, say: Say) -> Source:
+def source(given: TextLike | Sequence[TextLike] | None, dataset: str | None, say: Say) -> Source:
     """The text asked for; without any, the built-in one, and says so."""
+    files = texts(given)
     if files and dataset is not None:
         raise TextError("give --text or --dataset, not both")
     if dataset is not None:
@@ -133,31 +79,16 @@ def source(files: tuple[TextLike, ...], dataset: str | None, say: Say) -> Source
     return found
 
 
-def which(given: str | PathLike[str] | LoadedModel) -> str | LoadedModel:
-    """A model as a caller gave it: a loaded one, or a name.
-
-    Raises:
-        ModelError: it is neither.
-    """
-    if isinstance(given, LoadedModel):
-        return given
-    if not isinstance(given, str | PathLike):
-        raise ModelError(
-            f"a model is a name, a path or a LoadedModel, not a {type(given).__name__}; give "
-            "LoadedModel.of(model, tokenizer)"
-        )
-    return str(given)
-
-
 def model(
-    name: str | LoadedModel, *, dtype: str, device: str, context: int, say: Say
+    given: str | PathLike[str] | LoadedModel, *, dtype: str, device: str, context: int, say: Say
 ) -> LoadedModel:
     """A model that can be run over `context` tokens, loaded where it is not yet.
 
     Raises:
         TextError: its positions end before that.
-        ModelError: it cannot be loaded, or `dtype` or `device` is not that of a loaded one.
+        ModelError: it is none, or cannot be loaded, or has another `dtype` or `device` already.
     """
+    name = which(given)
     if isinstance(name, LoadedModel):
         loaded = name
         if dtype != "auto" or device != "auto":
@@ -195,27 +126,33 @@ def tokenized(loaded: LoadedModel, found: Source) -> Tokens:
     return tokens
 
 
-def text(loaded: LoadedModel, options: TextOptions, say: Say) -> MeasuredOn:
+def text(loaded: LoadedModel, options: RunOptions, say: Say, select_windows: int = 1) -> MeasuredOn:
     """Tokenise, split and window the text.
+
+    Args:
+        loaded: the model, for its tokenizer.
+        options: which text, and how much of it.
+        say: told about whatever is fewer than asked for.
+        select_windows: for the selection; fewer where that text is too short.
 
     Raises:
         TextError: it is too short; the sentence says what would fit. Or a report or further text
             has a window in common with the search text.
     """
-    tokens = tokenized(loaded, source(options.files, options.dataset, say))
-    if options.report_files:
-        report = tokenized(loaded, read_files(options.report_files))
+    tokens = tokenized(loaded, source(options.text, options.dataset, say))
+    if options.report_text:
+        report = tokenized(loaded, read_files(options.report_text))
         search, chosen_on = cut(tokens, {"search": 0.7, "select": 0.3})
         parts = Parts(search, chosen_on, report)
     else:
         parts = split(tokens)
     _require_room(tokens, parts, options.context)
     T, R = options.context, report_windows(parts.report, options, say)
-    headline = max(R, min(HEADLINE * R, fitting(parts.report, T))) if options.fewer else R
+    headline = max(R, min(HEADLINE * R, fitting(parts.report, T))) if options.grows else R
     W, own = search_windows(parts.search, options, say)
-    S = min(options.select_windows, max(1, parts.select.ids.size // T))
+    S = min(select_windows, max(1, parts.select.ids.size // T))
     select = f"select{S}"
-    further = tuple(tokenized(loaded, read_text(spec)) for spec in options.extra)
+    further = tuple(tokenized(loaded, read_text(spec)) for spec in options.extra_text)
     searched = windows(parts.search, count=W + own, length=T)
     found = {
         "search": searched[:W],
@@ -228,7 +165,7 @@ def text(loaded: LoadedModel, options: TextOptions, say: Say) -> MeasuredOn:
         f"extra{i}": windows(t, count=min(R, max(1, fitting(t, T))), length=T)
         for i, t in enumerate(further)
     }
-    if options.report_files:
+    if options.report_text:
         _require_unseen(tokens, parts.report, found["report"])
     for i, t in enumerate(further):
         _require_unseen(tokens, t, found[f"extra{i}"])
@@ -266,7 +203,7 @@ def fitting(tokens: Tokens, length: int) -> int:
     return tokens.ids.size // (length - (tokens.start is not None))
 
 
-def report_windows(tokens: Tokens, options: TextOptions, say: Say) -> int:
+def report_windows(tokens: Tokens, options: RunOptions, say: Say) -> int:
     """Windows of the report; says so if the text has room for fewer."""
     found = max(1, min(options.report_windows, fitting(tokens, options.context)))
     if found < options.report_windows:
@@ -277,10 +214,10 @@ def report_windows(tokens: Tokens, options: TextOptions, say: Say) -> int:
     return found
 
 
-def search_windows(tokens: Tokens, options: TextOptions, say: Say) -> tuple[int, int]:
+def search_windows(tokens: Tokens, options: RunOptions, say: Say) -> tuple[int, int]:
     """Windows of the search, and of the sensitivity beside them; says so if they are fewer."""
     wanted = options.windows
-    if not options.fewer:
+    if not options.grows:
         return wanted, 0
     fit = fitting(tokens, options.context)
     own = min(SENSITIVITY, fit // 4)

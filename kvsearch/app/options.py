@@ -1,71 +1,257 @@
-"""What `kvsearch.search` and `kvsearch run` can be asked, and contradictions that need no model."""
+"""The options of a search, declared once.
 
-import os
-from dataclasses import dataclass, field
+A field of `RunOptions` is a keyword of `kvsearch.search`, an option of `kvsearch run` and of the
+commands that share it, a key of run.yaml, and a key of `options` in study.json. What follows from
+the options alone, and contradictions that need no model, are here as well.
+"""
+# ruff: noqa: RUF009 (`option` makes a field)
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from kvsearch.app.arguments import (
+    check_batch,
+    check_counts,
+    check_see,
+    check_workers,
+    names,
+    several,
+    texts,
+    which,
+)
 from kvsearch.app.budget import check_budget
-from kvsearch.app.inputs import TextOptions
-from kvsearch.app.workloads import PromptOptions
 from kvsearch.errors import KvsearchError, TextError, named, nearest, quoted
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
-from kvsearch.models.load import LoadedModel
 from kvsearch.policy_search.executors.cluster import require_ray
 from kvsearch.policy_search.executors.spawning import require_main
 from kvsearch.policy_search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
-from kvsearch.workloads import SEES
+from kvsearch.policy_search.samplers import NAMES, name_of
+from kvsearch.text import TextLike
+from kvsearch.workloads import See, TaskSpec, expanded, parse
+from kvsearch.workloads.files import Record, read
+from kvsearch.workloads.parts import divided
+from kvsearch.workloads.tasks.base import Split
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
+    from kvsearch.models.load import LoadedModel
+
+Engine = Literal["kvsearch", "tune"]
 OBJECTIVES = ("nll", "bytes", "throughput")
 DEFAULT_SPACE = "default"
 PROMPT_SPACE = "prompts"  # the default one, and when to compact
-ENGINES = ("kvsearch", "tune")
 SLOTS = 256.0  # the budget where none is given
 PROPOSALS = 6  # of Ray Tune, which is told their number before
 MOST_PROPOSALS = 12  # of `--trials auto`
 LEAST_SCORED = 64  # tokens of a window
+STEP = 4  # contexts that a policy starts with, and gets at a time
+
+
+def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[Path, ...]:
+    return tuple(map(Path, several(given)))
+
+
+def _path(given: str | PathLike[str] | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def _tasks(given: str | Sequence[str]) -> tuple[str, ...]:
+    return expanded(several(given))
+
+
+def option(default: Any, told: str, convert: Callable[..., Any] | None = None, **how: str) -> Any:
+    """A field of `RunOptions`.
+
+    Args:
+        default: as on the command line.
+        told: the help of the command line.
+        convert: from what a caller may give to the value of the field.
+        how: `metavar`; `flags`, the spellings if not the name; `shown`, the default there.
+    """
+    return field(default=default, metadata={"help": told, "convert": convert, **how})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """One search. `kvsearch.search` says what each option means.
+    """One search. `kvsearch.search` says more about each option.
 
-    Lengths are in tokens. Exactly one of the two budgets is set: `budget_slots` in fp16 slots per
-    layer, `budget_bytes` in bytes per sequence.
+    Lengths are in tokens. Of the two budgets one is set: `budget_slots` in fp16 slots per layer,
+    `budget_bytes` in bytes per sequence.
     """
 
-    model: str | LoadedModel = DEFAULT_MODEL
-    text: TextOptions = field(default_factory=TextOptions)
-    prompts: PromptOptions = field(default_factory=PromptOptions)
-    budget_slots: float | None = SLOTS
-    budget_bytes: int | None = None
-    space: str = DEFAULT_SPACE
-    target: str | None = None
-    trials: int | None = None
-    sampler: "str | BaseSampler" = DEFAULT_SAMPLER
-    objectives: tuple[str, ...] = OBJECTIVES[:2]
-    warm_start: bool = True
-    exclude_method: tuple[str, ...] = ()
-    all_methods: bool = False
-    portfolio: str = DEFAULT_PORTFOLIO
-    seed: int = 0
-    score_from: int | None = None
-    bench: bool = True
-    minutes: float | None = None
-    heads: Path | None = None
-    measure_heads: bool = False
-    dtype: str = "auto"
-    device: str = "auto"
-    batch: int | None = None
-    engine: str = "kvsearch"
-    workers: int | None = 0
-    gpus_per_evaluator: int = 0
-    ray: str | None = None
-    out: Path | None = None
+    budget_slots: float | None = option(
+        None,
+        "memory, everything counted, in fp16 slots per layer [default: 256]",
+        metavar="SLOTS", flags="--budget --budget-slots",
+    )  # fmt: skip
+    budget_bytes: int | None = option(
+        None,
+        "the same per sequence in bytes, or as 5MB or 4.8MiB, instead",
+        metavar="BYTES",
+    )
+    model: "str | LoadedModel" = option(DEFAULT_MODEL, "alias, hub id, folder or .gguf file", which)
+    dtype: str = option("auto", "auto, float32, bfloat16, float16")
+    device: str = option(
+        "auto", "auto, cpu, cuda, cuda:N, or several that share the layers: cuda:0,cuda:1"
+    )
+    text: tuple[TextLike, ...] = option(
+        (),
+        "text file, or FILE:START-END in bytes; repeatable. Default: Python's own reference",
+        texts,
+        metavar="FILE",
+    )
+    dataset: str | None = option(None, "wikitext2, pg19, ptb, ... from the Hugging Face hub")
+    report_text: tuple[TextLike, ...] = option(
+        (), "report on this text instead of on a part of --text", texts, metavar="FILE"
+    )
+    extra_text: tuple[TextLike, ...] = option(
+        (),
+        "check the recommended policy on this text as well; repeatable",
+        texts,
+        metavar="FILE",
+    )
+    context: int = option(1536, "tokens of a window")
+    windows: int = option(
+        16,
+        "windows that the search sees; fewer where the text is too short. Every policy starts on "
+        "one, and the best few get more",
+    )
+    report_windows: int = option(
+        2,
+        "windows of the report; methods that are certainly behind are measured on fewer, and "
+        "where these leave the headline undecided, its policies on up to eight times as many",
+    )
+    tasks: tuple[str, ...] = option(
+        (),
+        "answers to prompts instead of a text: see `kvsearch tasks`; repeatable; `ruler` is all "
+        "of RULER",
+        _tasks,
+        metavar="NAME[:N][,tokens=N]", flags="--task",
+    )  # fmt: skip
+    see: See = option(
+        "agnostic",
+        "whether a question arrives after the context was compressed, or is part of the prompt",
+    )
+    prompts: tuple[Path, ...] = option(
+        (),
+        "the same on your own prompts (.jsonl, .json, .csv, .parquet), or on a set of the hub: "
+        "ruler, loogle, longbench, hf:OWNER/NAME, with :CONFIG and @SPLIT; repeatable",
+        _paths,
+        metavar="FILE",
+    )
+    report_prompts: tuple[Path, ...] = option(
+        (),
+        "report on these prompts instead of on a part of --prompts; once for each of those",
+        _paths,
+        metavar="FILE",
+    )
+    items: int = option(
+        16,
+        "contexts of each task or file that the search sees; the report has as many others, and "
+        "up to four times as many where they leave the headline undecided",
+    )
+    score_from: int | None = option(None, "first scored position [default: the budget in slots]")
+    batch: int | None = option(
+        None, "windows per forward pass  [default: as many as fit on a GPU, 1 on a CPU]"
+    )
+    trials: int | None = option(
+        None,
+        "policies beyond the methods; auto: up to 12, while the search expects to gain by them",
+        shown="auto",
+    )
+    space: str = option(DEFAULT_SPACE, "search space: name or YAML file", str)
+    target: str | None = option(
+        None,
+        "search only what this runtime can execute, see `kvsearch targets`",
+        metavar="RUNTIME",
+    )
+    sampler: "str | BaseSampler" = option(DEFAULT_SAMPLER, ", ".join(NAMES))
+    objectives: tuple[str, ...] = option("nll,bytes", "nll,bytes or nll,bytes,throughput", names)
+    warm_start: bool = option(True, "start from the published methods")
+    exclude_method: tuple[str, ...] = option(
+        (), "leave a method out of the warm start; repeatable", names, metavar="METHOD"
+    )
+    all_methods: bool = option(
+        False,
+        "compare with every published method, not only with those that were ever the best of "
+        "their kind, and give each a row of the report, not only the best few on the search text",
+    )
+    portfolio: str = option(
+        DEFAULT_PORTFOLIO,
+        "policies of earlier searches to evaluate first",
+        str,
+        metavar="FILE|none",
+    )
+    seed: int = option(0, "of the sampler")
+    workers: int | None = option(
+        None,
+        "evaluate in this many processes, one per GPU in turn; with --ray, actors; 0 is this "
+        "process [default: on a CPU 2 to 4 for long runs, else 0; with --ray, one per GPU of the "
+        "cluster, or 2]",
+    )
+    gpus_per_evaluator: int = option(
+        0,
+        "spread the model of each evaluator over N GPUs [default: 1, or all of --device]",
+        metavar="N",
+    )
+    ray: str | None = option(
+        None,
+        "evaluate in actors of a Ray cluster, or of a local Ray started for this run",
+        metavar="ADDRESS|local",
+    )
+    engine: Engine = option(
+        "kvsearch",
+        "tune runs the evaluations in Ray Tune: every policy on all windows, Tune's own tables",
+    )
+    bench: bool = option(True, "measure decode speed at the end")
+    minutes: float | None = option(
+        None,
+        "stop after so many, with a report of what is known by then; the same command goes on",
+    )
+    heads: Path | None = option(
+        None,
+        "losses of the KV heads, written by `kvsearch heads` or a run [default: shipped, kept on "
+        "disk, or measured once]",
+        _path,
+        metavar="FILE",
+    )
+    measure_heads: bool = option(
+        False, "measure what the KV heads lose, even where that is shipped or kept on disk"
+    )
+    out: Path | None = option(None, "folder of the run [default: runs/...]", _path)
+
+    def __post_init__(self) -> None:
+        own = vars(self)
+        for f in fields(self):
+            if f.metadata["convert"] is not None:
+                own[f.name] = f.metadata["convert"](own[f.name])
+        if self.budget_slots is None and self.budget_bytes is None:
+            own["budget_slots"] = SLOTS
+
+    def plain(self) -> dict[str, Any]:
+        """Options that are not the default, as JSON that `kvsearch run --config` reads back.
+
+        What is in memory only is its name, which nothing reads back.
+        """
+        found = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(f.default, str) and isinstance(value, tuple):
+                value = ",".join(value)
+            if value != f.default:
+                found[f.name] = _plain(value)
+        return found
+
+    @property
+    def prompted(self) -> bool:
+        """Whether policies are measured on prompts and answers, and not on a text."""
+        return bool(self.tasks or self.prompts)
 
     @property
     def most_trials(self) -> int:
@@ -77,28 +263,61 @@ class RunOptions:
     @property
     def together(self) -> int:
         """Windows, or prompts, that policies start with, and that are one job of several
-        evaluators; in Ray Tune, which sees one result per trial, all of them."""
+        evaluators; of prompts, as many of each workload. In Ray Tune, which sees one result per
+        trial, all of them."""
         if self.engine == "tune":
-            return self.windows
-        if self.prompts:
-            return self.prompts.step
+            return self.searched
+        if self.prompted:
+            count = len(self.tasks) + len(self.prompts)
+            return count * max(1, STEP // count)
         return 1 if self.batch is None else self.batch
 
     @property
     def space_name(self) -> str:
         """The space that is searched: prompts have one of their own by default."""
-        own = bool(self.prompts) and self.space == DEFAULT_SPACE
+        own = self.prompted and self.space == DEFAULT_SPACE
         return PROMPT_SPACE if own else self.space
 
     @property
     def grows(self) -> bool:
         """Whether the best policies get more windows than they start with."""
-        return self.engine != "tune" and self.windows > 1
+        return self.engine != "tune" and self.searched > 1
 
     @property
-    def windows(self) -> int:
-        """Windows, or prompts, that the search may measure a policy on."""
-        return self.prompts.contexts if self.prompts else self.text.windows
+    def searched(self) -> int:
+        """Windows, or prompts of all workloads, that the search may measure a policy on."""
+        many = self.items * (len(self.tasks) + len(self.prompts))
+        return many if self.prompted else self.windows
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the model must have positions for, as far as the options say."""
+        return max((s.tokens for s in self.specs()), default=1) if self.prompted else self.context
+
+    def specs(self) -> list[TaskSpec]:
+        """The tasks; raises a `KvsearchError` for one that there is not."""
+        return [parse(spec) for spec in self.tasks]
+
+    @cached_property
+    def records(self) -> dict[str, dict[Split, list[Record]]]:
+        """Records of the files of prompts, by name and in disjoint parts.
+
+        Raises:
+            KvsearchError: a file cannot be used, or the files for the report do not fit these.
+        """
+        own = self.report_prompts
+        if own and len(own) != len(self.prompts):
+            raise KvsearchError(
+                f"give --report-prompts once for each --prompts and in their order, got {len(own)} "
+                f"for {len(self.prompts)}"
+            )
+        found: dict[str, dict[Split, list[Record]]] = {}
+        for i, file in enumerate(self.prompts):
+            if file.name in found:
+                raise KvsearchError(f"two files of prompts are called {file.name}; rename one")
+            report = (read(own[i]), own[i].name) if own else ()
+            found[file.name] = divided(file.name, read(file), *report)
+        return found
 
     def check(self) -> None:
         """Raise a `KvsearchError` for what shows without the model: contradictions, or no Ray."""
@@ -112,17 +331,17 @@ class RunOptions:
             raise KvsearchError(f"--minutes must be a number above 0, got {self.minutes:g}")
         check_batch(self.batch)
         check_counts(
-            context=self.text.context, windows=self.text.windows,
-            report_windows=self.text.report_windows, score_from=self.score_from,
+            context=self.context, windows=self.windows, report_windows=self.report_windows,
+            score_from=self.score_from,
         )  # fmt: skip
         if self.objectives not in (OBJECTIVES[:2], OBJECTIVES):
             raise KvsearchError(
                 f"--objectives must be {','.join(OBJECTIVES[:2])} or {','.join(OBJECTIVES)}, "
                 f"got {named(','.join(self.objectives))}"
             )
-        if self.engine not in ENGINES:
+        if self.engine not in get_args(Engine):
             raise KvsearchError(
-                f"unknown engine {quoted(self.engine)}{nearest(self.engine, ENGINES)}"
+                f"unknown engine {quoted(self.engine)}{nearest(self.engine, get_args(Engine))}"
             )
         if self.engine == "tune" or self.ray is not None:
             require_ray()
@@ -130,20 +349,20 @@ class RunOptions:
             raise KvsearchError("--engine tune gives each trial one GPU: no --gpus-per-evaluator")
         if self.target is not None and self.space != DEFAULT_SPACE:
             raise KvsearchError("--target searches a space of its own; leave --space out")
-        if self.prompts.report_files and not self.prompts.files:
+        if self.report_prompts and not self.prompts:
             raise KvsearchError("--report-prompts is the report part of --prompts; give both")
-        if self.prompts:
+        if self.prompted:
             self._check_prompts()
         elif self.score_from is not None or self.budget_slots is not None:
             self.first_scored(self.budget_slots or 0.0)
 
     def _check_prompts(self) -> None:
-        check_counts(items=self.prompts.items)
-        check_see(self.prompts.see)
-        self.prompts.specs()
-        _ = self.prompts.records  # which raises what is wrong with them
+        check_counts(items=self.items)
+        check_see(self.see)
+        self.specs()
+        _ = self.records  # which raises what is wrong with them
         given = {
-            "--report-text": self.text.report_files, "--extra-text": self.text.extra,
+            "--report-text": self.report_text, "--extra-text": self.extra_text,
             "--score-from": self.score_from, "--batch": self.batch,
         }  # fmt: skip
         for name, value in given.items():
@@ -157,38 +376,20 @@ class RunOptions:
             TextError: fewer than `LEAST_SCORED` tokens of a window would be scored.
         """
         start = max(1, int(slots)) if self.score_from is None else self.score_from
-        if not 1 <= start <= self.text.context - LEAST_SCORED:
+        if not 1 <= start <= self.context - LEAST_SCORED:
             raise TextError(
                 f"scoring from position {start} leaves fewer than {LEAST_SCORED} tokens of a "
-                f"{self.text.context}-token window; raise --context or lower --budget"
+                f"{self.context}-token window; raise --context or lower --budget"
             )
         return start
 
 
-def check_counts(**given: int | None) -> None:
-    """Raise a `KvsearchError` for an option that was given and is below 1; None is not given."""
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise KvsearchError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-
-
-def check_see(see: str) -> None:
-    """Raise a `KvsearchError` for another word than those of `--see`."""
-    if see not in SEES:
-        raise KvsearchError(f"--see must be one of {', '.join(SEES)}, got {quoted(see)}")
-
-
-def check_workers(count: int) -> None:
-    """Raise a `KvsearchError` for more processes than this machine can have a use for."""
-    cores = os.cpu_count() or 1
-    if count > (most := max(8, 4 * cores)):
-        raise KvsearchError(
-            f"--workers {count} are more processes than the {cores} cores of this machine can run; "
-            f"give at most {most}"
-        )
-
-
-def check_batch(batch: int | None) -> None:
-    """Raise a `KvsearchError` for less than one window a forward pass."""
-    if batch is not None and batch < 1:
-        raise KvsearchError(f"--batch must be at least 1 window, got {batch}")
+def _plain(value: Any) -> Any:
+    """A value of an option in JSON."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, PathLike):
+        return str(value)
+    return getattr(value, "name", None) or name_of(value)  # a model, a text or a sampler in memory

@@ -10,9 +10,9 @@ import numpy as np
 
 from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
+from kvsearch.app.arguments import check_counts, check_see, several
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.kvpress_results import Predicted, predicted, require_prompts, write
-from kvsearch.app.options import check_counts, check_see
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import Worth, bare, from_tasks, groups
@@ -178,16 +178,13 @@ def evaluate_prompts(
     check_counts(items=items)
     check_see(see)
     check_names(names, sized=budget_slots is not None or budget_bytes is not None)
-    specs = [parse(spec) for spec in expanded(inputs.several(tasks))]
-    records = {Path(fspath(f)).name: read(Path(fspath(f))) for f in inputs.several(prompts)}
+    specs = [parse(spec) for spec in expanded(several(tasks))]
+    records = {Path(fspath(f)).name: read(Path(fspath(f))) for f in several(prompts)}
     if not specs and not records:
         raise KvsearchError("give a task or a file of prompts")
     inputs.require_files(text)
     least = max((spec.tokens for spec in specs), default=1)
-    loaded = inputs.model(
-        model if isinstance(model, LoadedModel) else str(model),
-        dtype=dtype, device=device, context=least, say=shown.say,
-    )  # fmt: skip
+    loaded = inputs.model(model, dtype=dtype, device=device, context=least, say=shown.say)
     asked = [
         *_made(loaded, specs, text, see, items, seed, shown),
         *(items_of(loaded, name, rows, see, greedy_of(loaded)) for name, rows in records.items()),
@@ -265,7 +262,7 @@ def _made(
     """The prompts of tasks, of the part that no search sees."""
     if not specs:
         return []
-    tokens = tokenize(loaded.tokenizer, inputs.source(inputs.texts(text), None, shown.say))
+    tokens = tokenize(loaded.tokenizer, inputs.source(text, None, shown.say))
     return from_tasks(loaded, specs, tokens.ids, tokens.start, see, count, seed)
 
 

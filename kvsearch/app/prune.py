@@ -89,13 +89,13 @@ def prune(
     inputs.require_files(text)
     require_writable(folder)
     loaded = inputs.model(
-        inputs.which(model),
+        model,
         dtype=dtype, device=device, context=0, say=shown.say,
     )  # fmt: skip
     require_plain(loaded.model, "kvsearch prune")
     setting = Setting(loaded.shape, None, CONTEXT)
     if of_method(policy):
-        source = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
+        source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
         there = source.ids.size + (source.start is not None)
         length = min(CONTEXT, max_context(loaded.model.config) or CONTEXT, there)
         if length < 2:

@@ -68,34 +68,31 @@ class Run:
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         if options.target is not None:
-            searched(options.target, prompted=bool(options.prompts))
+            searched(options.target, prompted=options.prompted)
         for name in options.exclude_method:
             find(name)
         known = (
-            load_portfolio(options.portfolio, prompted=bool(options.prompts))
+            load_portfolio(options.portfolio, prompted=options.prompted)
             if options.warm_start
             else {}
         )
         options.check()
-        inputs.require_files(options.text.files, options.text.report_files, options.text.extra)
-        context = options.prompts.longest_context if options.prompts else options.text.context
+        inputs.require_files(options.text, options.report_text, options.extra_text)
         self.loaded = inputs.model(
             options.model,
             dtype=options.dtype,
             device=evaluators.first(options.device, options.gpus_per_evaluator),
-            context=context,
+            context=options.longest,
             say=shown.say,
         )
         budget = in_both_units(self.loaded.shape, options.budget_slots, options.budget_bytes)
-        assert budget is not None, "`search` sets one of the two"
-        if options.prompts:
-            self.text = workloads.measured_on(
-                self.loaded, options.prompts, options.text, options.seed, shown
-            )
+        assert budget is not None, "`RunOptions` sets one of the two"
+        if options.prompted:
+            self.text = workloads.measured_on(self.loaded, options, shown)
             self.setting = sized_for(self.loaded.shape, budget, *workloads.lengths(self.text))
             self.score_from = 1
         else:
-            self.setting = sized_for(self.loaded.shape, budget, context)
+            self.setting = sized_for(self.loaded.shape, budget, options.context)
             self.score_from = options.first_scored(budget.slots)
         at("window", self.setting)  # raises if the budget is too small for it
         if not options.all_methods and options.target is None:
@@ -111,8 +108,9 @@ class Run:
         self.portfolio = inside(known, self.space)
         if options.target is not None:
             self.portfolio += starts(options.target, self.space, self.setting)
-        if not options.prompts:
-            self.text = inputs.text(self.loaded, self._text_options(), shown.say)
+        if not options.prompted:
+            chosen_on = select_windows(self._policies, self._each)
+            self.text = inputs.text(self.loaded, options, shown.say, chosen_on)
         self.workers = self._workers()
         self.work = evaluators.work(  # before the folder is written: it may be refused
             self.loaded, self.text.windows, batch=options.batch, workers=self.workers,
@@ -345,11 +343,6 @@ class Run:
         names = dict.fromkeys(["full", best, *last])
         return {name: Policy.build(rows[name]["policy"]) for name in names}
 
-    def _text_options(self) -> inputs.TextOptions:
-        chosen_on = select_windows(self._policies, self._each)
-        fewer = self.options.grows
-        return replace(self.options.text, select_windows=chosen_on, fewer=fewer)
-
     @property
     def _aside(self) -> str:
         """Name of the windows to measure channels on: others, if there are."""
@@ -361,7 +354,7 @@ class Run:
         one where no proposals follow."""
         o = self.options
         often = 1 if o.trials is None else 2
-        return often * o.together if o.grows else o.windows
+        return often * o.together if o.grows else o.searched
 
     @property
     def _policies(self) -> int:

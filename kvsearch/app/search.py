@@ -6,11 +6,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsearch.app.inputs import TextOptions, names, several, texts, which
-from kvsearch.app.options import SLOTS, RunOptions
+from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown, TimeUp
 from kvsearch.app.run import Run
-from kvsearch.app.workloads import ITEMS, PromptOptions
 from kvsearch.models.aliases import DEFAULT as DEFAULT_MODEL
 from kvsearch.models.load import LoadedModel
 from kvsearch.pareto import front
@@ -20,7 +18,7 @@ from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.records import Row, Summary, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
 from kvsearch.text import TextLike
-from kvsearch.workloads import See, expanded
+from kvsearch.workloads import See
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +121,7 @@ def search(
     prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     report_prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     see: See = "agnostic",
-    items: int = ITEMS,
+    items: int = 16,
     score_from: int | None = None,
     trials: int | None = None,
     space: str | PathLike[str] = "default",
@@ -220,54 +218,8 @@ def search(
         KvsearchError: something that the caller can mend, in one sentence.
         Interrupted: Ctrl-C.
     """
-    if budget_slots is None and budget_bytes is None:
-        budget_slots = SLOTS
-    parts = TextOptions(
-        files=texts(text),
-        dataset=dataset,
-        report_files=texts(report_text),
-        extra=texts(extra_text),
-        context=context,
-        windows=windows,
-        report_windows=report_windows,
-    )
-    options = RunOptions(
-        model=which(model),
-        text=parts,
-        prompts=PromptOptions(
-            tasks=expanded(several(tasks)),
-            files=tuple(map(Path, several(prompts))),
-            report_files=tuple(map(Path, several(report_prompts))),
-            see=see,
-            items=items,
-        ),
-        budget_slots=budget_slots,
-        budget_bytes=budget_bytes,
-        space=str(space),
-        target=target,
-        trials=trials,
-        sampler=sampler,
-        objectives=names(objectives),
-        warm_start=warm_start,
-        exclude_method=names(exclude_method),
-        all_methods=all_methods,
-        portfolio=str(portfolio),
-        seed=seed,
-        score_from=score_from,
-        bench=bench,
-        minutes=minutes,
-        heads=None if heads is None else Path(heads),
-        measure_heads=measure_heads,
-        dtype=dtype,
-        device=device,
-        batch=batch,
-        engine=engine,
-        workers=workers,
-        gpus_per_evaluator=gpus_per_evaluator,
-        ray=ray,
-        out=None if out is None else Path(out),
-    )
-    run = Run(options, Shown(quiet=not progress, minutes=minutes))
+    given = {name: value for name, value in locals().items() if name != "progress"}
+    run = Run(RunOptions(**given), Shown(quiet=not progress, minutes=minutes))
     try:
         return SearchResult(run.go(), run.folder.path)
     except TimeUp:

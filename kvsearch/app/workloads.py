@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app import inputs
+from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import Answers, answers, spoken
@@ -20,84 +19,17 @@ from kvsearch.policy import Policy
 from kvsearch.records import Example
 from kvsearch.stats import clustered
 from kvsearch.text import tokenize
-from kvsearch.workloads import Material, Prompts, See, TaskSpec, make, parse
+from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
 from kvsearch.workloads.encode import greedy_of, items_of
-from kvsearch.workloads.files import Record, read
 from kvsearch.workloads.items import without_context
-from kvsearch.workloads.parts import SPLITS, Part, Rows, divided, in_turn
+from kvsearch.workloads.parts import SPLITS, Part, Rows, in_turn
 from kvsearch.workloads.tasks.base import SHARES, Split
 
 GATE = 0.2  # nats per token by which the context must help, at least
 GATE_ITEMS = 8  # contexts on which that is tried
-ITEMS = 16  # contexts of each part of a search, of each workload
 HEADLINE = 4  # times as many contexts of the report where its headline is undecided, at most
 MORE = 8  # tokens of an example beyond the reference
 LONGEST_QUESTION = 80  # tokens of a question that an example shows
-STEP = 4  # contexts that a policy starts with, and gets at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptOptions:
-    """Which prompts, and how they are asked.
-
-    Attributes:
-        tasks: such as `needle:4,tokens=2000`.
-        files: of prompts, or names of sets, see `kvsearch.workloads.files`.
-        report_files: to report on instead of on a part of each of these, as many as these.
-        see: whether the question is seen before the context is compressed.
-        items: contexts of each workload in each part; the report may have four times
-            as many where its headline is undecided.
-    """
-
-    tasks: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()
-    report_files: tuple[Path, ...] = ()
-    see: See = "agnostic"
-    items: int = ITEMS
-
-    def __bool__(self) -> bool:
-        return bool(self.tasks or self.files)
-
-    @property
-    def longest_context(self) -> int:
-        """Tokens that the model must have positions for, as far as the options say."""
-        return max((spec.tokens for spec in self.specs()), default=1)
-
-    @property
-    def contexts(self) -> int:
-        """Contexts of each part, of all workloads together, at most."""
-        return self.items * (len(self.tasks) + len(self.files))
-
-    @property
-    def step(self) -> int:
-        """Contexts that a policy starts with: as many of each workload."""
-        count = len(self.tasks) + len(self.files)
-        return count * max(1, STEP // max(1, count))
-
-    @cached_property
-    def records(self) -> dict[str, dict[Split, list[Record]]]:
-        """Records of the files, by name and in disjoint parts.
-
-        Raises:
-            KvsearchError: a file cannot be used, or the files for the report do not fit these.
-        """
-        own = self.report_files
-        if own and len(own) != len(self.files):
-            raise KvsearchError(
-                f"give --report-prompts once for each --prompts and in their order, got {len(own)} "
-                f"for {len(self.files)}"
-            )
-        found: dict[str, dict[Split, list[Record]]] = {}
-        for i, file in enumerate(self.files):
-            if file.name in found:
-                raise KvsearchError(f"two files of prompts are called {file.name}; rename one")
-            report = (read(own[i]), own[i].name) if own else ()
-            found[file.name] = divided(file.name, read(file), *report)
-        return found
-
-    def specs(self) -> list[TaskSpec]:
-        """The tasks; raises a `KvsearchError` for one that there is not."""
-        return [parse(spec) for spec in self.tasks]
 
 
 def lengths(on: inputs.MeasuredOn) -> tuple[int, int]:
@@ -190,13 +122,7 @@ def from_tasks(
     ]
 
 
-def measured_on(
-    loaded: LoadedModel,
-    options: PromptOptions,
-    text: inputs.TextOptions,
-    seed: int,
-    shown: Shown,
-) -> inputs.MeasuredOn:
+def measured_on(loaded: LoadedModel, options: RunOptions, shown: Shown) -> inputs.MeasuredOn:
     """The parts of a search on prompts, without workloads that the model fails with every token.
 
     Raises:
@@ -207,10 +133,17 @@ def measured_on(
     counts |= {"report": HEADLINE * options.items}
     parts: dict[Split, list[Prompts]] = {split: [] for split in SPLITS}
     if specs:
-        tokens = tokenize(loaded.tokenizer, inputs.source(text.files, text.dataset, shown.say))
+        tokens = tokenize(loaded.tokenizer, inputs.source(options.text, options.dataset, shown.say))
         for split in SPLITS:
             parts[split] += from_tasks(
-                loaded, specs, tokens.ids, tokens.start, options.see, counts[split], seed, split
+                loaded,
+                specs,
+                tokens.ids,
+                tokens.start,
+                options.see,
+                counts[split],
+                options.seed,
+                split,
             )
     for name, its_parts in files.items():
         for split, some in its_parts.items():
@@ -223,7 +156,7 @@ def measured_on(
     weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
     worth = {name: w.empty - w.full for name, w in known.items()}
     worths = dict.fromkeys(SPLITS, worth)
-    if options.report_files:  # contexts of another file may be worth another loss
+    if options.report_prompts:  # contexts of another file may be worth another loss
         own = [w for w in parts["report"] if w.name in known and w.name in files]
         worths["report"] = worth | _reported(loaded, own, shown)
     made = {
@@ -232,8 +165,10 @@ def measured_on(
     }
     each = min(len(made["report"]), options.items * len(known))
     about: dict[str, dict[str, object]] = {k: _described(part) for k, part in made.items()}
-    if options.report_files:
-        of = {f.name: own.name for f, own in zip(options.files, options.report_files, strict=True)}
+    if options.report_prompts:
+        of = {
+            f.name: own.name for f, own in zip(options.prompts, options.report_prompts, strict=True)
+        }
         about["report"]["name"] = ", ".join(of.get(n, n) for n in dict.fromkeys(made["report"].of))
     windows: dict[str, Rows] = {("select1" if k == "select" else k): v for k, v in made.items()}
     return inputs.MeasuredOn(about, windows, each, "select1", ())

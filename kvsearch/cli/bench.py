@@ -1,6 +1,6 @@
 """`kvsearch bench`."""
 
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,45 +27,12 @@ from kvsearch.cli.output import print_json
     "--cuda-graphs", is_flag=True, help="on a GPU: decode with replays of CUDA graphs, both caches"
 )
 @output_options
-def command(
-    policy: str,
-    model: str,
-    dtype: str,
-    device: str,
-    text: tuple[str, ...],
-    dataset: str | None,
-    budget_slots: float | None,
-    budget_bytes: int | None,
-    heads: Path | None,
-    measure_heads: bool,
-    context: int,
-    pairs: int,
-    steps: int,
-    cuda_graphs: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(policy: str, as_json: bool, quiet: bool, **given: Any) -> None:
     """Decode tokens/s and bytes of a deployed policy against the full cache, in pairs."""
     from kvsearch.app.bench import bench
     from kvsearch.report.terminal import bench_lines
 
-    done = bench(
-        policy,
-        model,
-        text,
-        dtype=dtype,
-        device=device,
-        dataset=dataset,
-        budget_slots=budget_slots,
-        budget_bytes=budget_bytes,
-        heads=heads,
-        measure_heads=measure_heads,
-        context=context,
-        pairs=pairs,
-        steps=steps,
-        cuda_graphs=cuda_graphs,
-        progress=not quiet,
-    )
+    done = bench(policy, **given, progress=not quiet)
     if as_json:
         print_json(done.document())
     else:

@@ -1,8 +1,9 @@
 """`--config FILE`: options from a YAML file; those of the command line take precedence.
 
 Keys are the long spellings of options with underscores: `report_text` for `--report-text`,
-`no_bench` for `--no-bench`. Both the check and the file that `kvsearch init` writes are made from
-the command's own options.
+`no_bench` for `--no-bench`; or their names in Python, as study.json has them, which is read as such
+a file. Both the check and the file that `kvsearch init` writes are made from the command's own
+options.
 """
 
 from pathlib import Path
@@ -38,7 +39,8 @@ def spellings(command: click.Command) -> dict[str, tuple[click.Option, bool]]:
     found: dict[str, tuple[click.Option, bool]] = {}
     for option in command.params:
         if isinstance(option, click.Option) and option.name not in _OUTSIDE:
-            found |= {_key(name): (option, False) for name in option.opts if name[:2] == "--"}
+            longest = [option.name or "", *(o for o in option.opts if o[:2] == "--")]
+            found |= {_key(name): (option, False) for name in longest}
             found |= {_key(name): (option, True) for name in option.secondary_opts}
     return found
 
@@ -50,7 +52,10 @@ def read(path: Path, command: click.Command) -> dict[str, Any]:
         KvsearchError: an unknown key, a value of the wrong kind, or two keys for one option.
     """
     known, found, keys = spellings(command), dict[str, Any](), dict[str, str]()
-    for key, value in read_mapping(path, "configuration", KvsearchError).items():
+    given = read_mapping(path, "configuration", KvsearchError)
+    if "schema" in given and isinstance(given.get("options"), dict):  # study.json of a run
+        given = given["options"]
+    for key, value in given.items():
         if not isinstance(key, str) or key not in known:
             hint = nearest(str(key)[:80], known)
             raise KvsearchError(f"{path}: unknown key {quoted(key)}{hint}")

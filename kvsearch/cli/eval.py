@@ -1,22 +1,25 @@
 """`kvsearch eval`."""
 
-from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kvsearch.cli.options import (
     PLACE,
-    batch_option,
     budget_options,
     heads_options,
     model_options,
+    options,
     output_options,
     prompt_options,
     text_options,
 )
 from kvsearch.cli.output import print_json
 from kvsearch.errors import KvsearchError
+
+TEXT = ("dataset", "tokens", "context", "windows", "score_from", "prompt", "batch", "nll_out")
+PROMPTS = ("tasks", "prompts", "see", "items", "kvpress_out")
 
 
 @click.command("eval")
@@ -35,9 +38,9 @@ from kvsearch.errors import KvsearchError
     help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
 )
 @prompt_options
-@click.option("--items", default=25, show_default=True, help="contexts of a task")
+@options("items", items={"default": 25, "help": "contexts of a task"})
 @heads_options
-@batch_option
+@options("batch")
 @click.option(
     "--nll-out",
     type=PLACE,
@@ -51,67 +54,32 @@ from kvsearch.errors import KvsearchError
     help="also generate the answers to prompts, and write them below DIR as kvpress does",
 )
 @output_options
-def command(
-    policies: tuple[str, ...],
-    budget_slots: float | None,
-    budget_bytes: int | None,
-    model: str,
-    dtype: str,
-    device: str,
-    text: tuple[str, ...],
-    dataset: str | None,
-    tokens: int | None,
-    context: int | None,
-    windows: int | None,
-    score_from: int | None,
-    prompt: int,
-    tasks: tuple[str, ...],
-    prompts: tuple[Path, ...],
-    see: str,
-    items: int,
-    heads: Path | None,
-    measure_heads: bool,
-    batch: int | None,
-    nll_out: Path | None,
-    kvpress_out: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(policies: tuple[str, ...], as_json: bool, quiet: bool, **given: Any) -> None:
     """Measure methods and policy files against the full cache: on a text, or on prompts."""
-    if tasks or prompts:
-        _on_prompts(
-            policies, model, tasks, prompts, as_json, progress=not quiet, see=see, items=items,
-            text=text, budget_slots=budget_slots, budget_bytes=budget_bytes, heads=heads,
-            measure_heads=measure_heads, dtype=dtype, device=device, kvpress_out=kvpress_out,
-        )  # fmt: skip
+    on_prompts = bool(given["tasks"] or given["prompts"])
+    for name in TEXT if on_prompts else PROMPTS:
+        source = click.get_current_context().get_parameter_source(name)
+        if source is ParameterSource.COMMANDLINE and name not in ("tasks", "prompts"):
+            text, answers = "a text: leave out", "answers to prompts: give"
+            only = f"{text if on_prompts else answers} --task or --prompts"
+            raise KvsearchError(f"--{name.replace('_', '-')} is for {only}")
+        del given[name]
+    if on_prompts:
+        from kvsearch.app.prompts import evaluate_prompts
+        from kvsearch.report.terminal import answers_table
+
+        document = evaluate_prompts(policies, **given, progress=not quiet).document()
+        if as_json:
+            print_json(document)
+        else:
+            click.echo("\n".join([answers_table(document), *document["folders"]]))
         return
-    if kvpress_out is not None:
-        raise KvsearchError("--kvpress-out is for answers to prompts: give --task or --prompts")
     from kvsearch.app.evaluate import NotWritten, evaluate
     from kvsearch.report.terminal import results_table
 
     failed: NotWritten | None = None
     try:
-        found = evaluate(
-            policies,
-            model,
-            text,
-            budget_slots=budget_slots,
-            budget_bytes=budget_bytes,
-            dataset=dataset,
-            tokens=tokens,
-            context=context,
-            windows=windows,
-            score_from=score_from,
-            prompt=prompt,
-            heads=heads,
-            measure_heads=measure_heads,
-            dtype=dtype,
-            device=device,
-            batch=batch,
-            nll_out=nll_out,
-            progress=not quiet,
-        )
+        found = evaluate(policies, **given, progress=not quiet)
     except NotWritten as e:
         found, failed = e.result, e
     document = found.document()
@@ -121,23 +89,3 @@ def command(
         click.echo(results_table(document))
     if failed is not None:
         raise failed
-
-
-def _on_prompts(
-    policies: tuple[str, ...],
-    model: str,
-    tasks: tuple[str, ...],
-    prompts: tuple[Path, ...],
-    as_json: bool,
-    **options: Any,
-) -> None:
-    from kvsearch.app.prompts import evaluate_prompts
-    from kvsearch.report.terminal import answers_table
-
-    document = evaluate_prompts(policies, model, tasks=tasks, prompts=prompts, **options).document()
-    if as_json:
-        print_json(document)
-    else:
-        click.echo(answers_table(document))
-        for folder in document["folders"]:
-            click.echo(folder)

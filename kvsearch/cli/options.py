@@ -1,13 +1,13 @@
-"""Options that several commands share."""
+"""Options of the commands; those of a search are made from their declaration."""
 
 from collections.abc import Callable
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 
 from kvsearch.errors import KvsearchError, quoted
-from kvsearch.models.aliases import DEFAULT
 
 F = Callable[..., Any]
 
@@ -26,31 +26,6 @@ class Place(click.Path):
 
 
 PLACE = Place(path_type=Path)
-
-
-def model_options(f: F, default: str | None = DEFAULT) -> F:
-    """Which model, where."""
-    f = click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        help="auto, cpu, cuda, cuda:N, or several that share the layers: cuda:0,cuda:1",
-    )(f)
-    f = click.option(
-        "--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16"
-    )(f)
-    return click.option(
-        "--model",
-        default=default,
-        show_default=True,
-        help="alias, hub id, folder or .gguf file",
-    )(f)
-
-
-def batch_option(f: F) -> F:
-    """How many windows at once."""
-    told = "windows per forward pass  [default: as many as fit on a GPU, 1 on a CPU]"
-    return click.option("--batch", type=int, help=told)(f)
 
 
 class Slots(click.types.FloatParamType):
@@ -97,85 +72,60 @@ class Bytes(click.types.IntParamType):
             self.fail(str(error), param, ctx)
 
 
-def budget_options(purpose: str, default: str = "") -> Callable[[F], F]:
-    """How much memory, in one of two units."""
+TYPES = {"budget_slots": Slots(), "budget_bytes": Bytes(), "trials": Count()}
+
+
+def options(*names: str, **changed: dict[str, Any]) -> Callable[[F], F]:
+    """Options that `RunOptions` declares, in this order; all of them without names.
+
+    Args:
+        names: of its fields.
+        changed: by name, what another command has instead, as `click.option` takes it.
+    """
 
     def add(f: F) -> F:
-        f = click.option(
-            "--budget-bytes",
-            type=Bytes(),
-            metavar="BYTES",
-            help="the same per sequence in bytes, or as 5MB or 4.8MiB, instead",
-        )(f)
-        return click.option(
-            "--budget",
-            "--budget-slots",
-            "budget_slots",
-            type=Slots(),
-            metavar="SLOTS",
-            help=f"{purpose}, in fp16 slots per layer{default}",
-        )(f)
+        from kvsearch.app.options import RunOptions
+
+        declared = {field.name: field for field in fields(RunOptions)}
+        for name in reversed(names or tuple(declared)):
+            flags, how = _option(declared[name])
+            f = click.option(*flags, name, **{**how, **changed.get(name, {})})(f)
+        return f
 
     return add
 
 
-def heads_options(f: F) -> F:
-    """What budgets and bits per KV head follow."""
-    f = click.option(
-        "--measure-heads",
-        is_flag=True,
-        help="measure what the KV heads lose, even where that is shipped or kept on disk",
-    )(f)
-    return click.option(
-        "--heads",
-        type=PLACE,
-        metavar="FILE",
-        help="losses of the KV heads, written by `kvsearch heads` or a run [default: shipped, kept "
-        "on disk, or measured once]",
-    )(f)
+def _option(field: Field[Any]) -> tuple[list[str], dict[str, Any]]:
+    """Spellings of an option, and what else `click.option` takes, from its declaration."""
+    told = field.metadata
+    default = told.get("shown", field.default)
+    flags = told.get("flags", f"--{field.name.replace('_', '-')}").split()
+    how: dict[str, Any] = {"help": told["help"], "default": default, "metavar": told.get("metavar")}
+    untold = default in (None, "", ()) or default is False or "[default: " in told["help"]
+    how["show_default"] = not untold
+    kind = set(get_args(field.type)) or {field.type}
+    if isinstance(default, bool):
+        flags = [f"{flags[0]}/--no-{flags[0][2:]}" if default else flags[0]]
+        return flags, {**how, "is_flag": True}
+    if Path in kind:
+        how["type"] = PLACE
+    elif get_origin(field.type) is Literal:
+        how["type"] = click.Choice(get_args(field.type))
+    else:
+        how["type"] = TYPES.get(field.name, next((k for k in (int, float) if k in kind), str))
+    return flags, {**how, "multiple": default == ()}
 
 
-def text_options(f: F) -> F:
-    """Which text."""
-    f = click.option("--dataset", help="wikitext2, pg19, ptb, ... from the Hugging Face hub")(f)
-    return click.option(
-        "--text",
-        multiple=True,
-        metavar="FILE",
-        help="text file, or FILE:START-END in bytes; repeatable. Default: Python's own reference",
-    )(f)
+model_options = options("model", "dtype", "device")
+text_options = options("text", "dataset")
+prompt_options = options("tasks", "see", "prompts")
+heads_options = options("heads", "measure_heads")
 
 
-def prompt_options(f: F) -> F:
-    """Which prompts, instead of a text."""
-    f = click.option(
-        "--prompts",
-        type=PLACE,
-        multiple=True,
-        metavar="FILE",
-        help="the same on your own prompts (.jsonl, .json, .csv, .parquet), or on a set of the "
-        "hub: ruler, loogle, longbench, hf:OWNER/NAME, with :CONFIG and @SPLIT; repeatable",
-    )(f)
-    return task_options(f, "answers to prompts instead of a text: see `kvsearch tasks`")
-
-
-def task_options(f: F, purpose: str) -> F:
-    """Which tasks, and how they ask."""
-    f = click.option(
-        "--see",
-        type=click.Choice(["agnostic", "aware"]),
-        default="agnostic",
-        show_default=True,
-        help="whether a question arrives after the context was compressed, or is part of the "
-        "prompt",
-    )(f)
-    return click.option(
-        "--task",
-        "tasks",
-        multiple=True,
-        metavar="NAME[:N][,tokens=N]",
-        help=f"{purpose}; repeatable; `ruler` is all of RULER",
-    )(f)
+def budget_options(purpose: str) -> Callable[[F], F]:
+    """How much memory, in one of two units."""
+    told = {"help": f"{purpose}, in fp16 slots per layer"}
+    return options("budget_slots", "budget_bytes", budget_slots=told)
 
 
 def output_options(f: F) -> F:

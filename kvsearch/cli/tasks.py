@@ -1,11 +1,10 @@
 """`kvsearch tasks`."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsearch.cli.options import model_options, output_options, task_options, text_options
+from kvsearch.cli.options import options, output_options, text_options
 from kvsearch.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -13,12 +12,15 @@ if TYPE_CHECKING:
 
 
 @click.command("tasks")
-@partial(model_options, default=None)
-@partial(task_options, purpose="with --model: these only")
-@click.option("--items", default=8, show_default=True, help="with --model: contexts of each task")
+@options("model", "dtype", "device", model={"default": None})
+@options(
+    "tasks", "see", "items",
+    tasks={"help": "with --model: these only; repeatable; `ruler` is all of RULER"},
+    items={"default": 8, "help": "with --model: contexts of each task"},
+)  # fmt: skip
 @text_options
 @output_options
-def command(model: Any, tasks: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
+def command(model: Any, tasks: tuple[str, ...], as_json: bool, quiet: bool, **given: Any) -> None:
     """List the tasks that `--task` names, or say which of them a model can do.
 
     With --model, each task is tried with the full cache: its answers must be likelier with the
@@ -27,12 +29,12 @@ def command(model: Any, tasks: tuple[str, ...], as_json: bool, quiet: bool, **op
     from kvsearch.app import tables
     from kvsearch.records import plain
 
-    found: Any = tables.tasks(model, tasks=tasks, progress=not quiet, **options)
+    found: Any = tables.tasks(model, tasks=tasks, progress=not quiet, **given)
     if model is None:
         _listed(found, as_json)
         return
     if as_json:
-        print_json({"model": model, "see": options["see"], "gates": plain(found)})
+        print_json({"model": model, "see": given["see"], "gates": plain(found)})
         return
     width = max(len(gate.task) for gate in found)
     for gate in found:

@@ -31,7 +31,7 @@ from kvsearch.stats import BLOCK, Blocks, blocks
 BLOCKS = "blocks.parquet"
 _DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
 # `model.origin` is a sentence, another one after the first download; older runs lack `others`
-FREE = ("versions.", "trials", "model.origin", "model.shape.others")
+FREE = ("versions.", "options.", "trials", "model.origin", "model.shape.others")
 
 
 def question(asked: dict[str, Any], prefix: str = "") -> dict[str, Any]:

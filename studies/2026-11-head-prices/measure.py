@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from kvsearch.app.heads import heads
-from kvsearch.app.inputs import TextOptions, text
+from kvsearch.app.inputs import text
+from kvsearch.app.options import RunOptions
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.prices import SINKS, price
@@ -103,13 +104,19 @@ def built(knobs: Knobs, evaluator: Evaluator, slots: int, T: int, of: HeadLosses
     return build(knobs, Setting(shape, shape.budget_bytes(slots), T, heads=of))
 
 
+class OneWindow(RunOptions):
+    """One search window, and those beside it that a longer search has."""
+
+    grows = True
+
+
 def measure_text(o: argparse.Namespace, evaluator: Evaluator) -> None:
     """The portfolio now and before, on four windows of each report text."""
     records, recall = Records(f"text-{o.name}"), heads(evaluator.loaded).losses
     for name, files in texts(o.wikitext, o.sotu).items():
         if o.texts and name not in o.texts:
             continue
-        given = TextOptions(files=files, windows=1, fewer=True, report_windows=WINDOWS)
+        given = OneWindow(text=files, windows=1, report_windows=WINDOWS)
         parts = text(evaluator.loaded, given, lambda _: None).windows
         plain = on_text(evaluator, parts["sensitivity"][0, :512])
         report = parts["report"][:WINDOWS]
@@ -145,9 +152,8 @@ def measure_controls(o: argparse.Namespace, evaluator: Evaluator) -> None:
     rng, size = np.random.default_rng(0), len(evaluator.loaded.tokenizer)
     repeated = np.tile(rng.integers(100, size - 100, 450), 2)
     for name in ("built-in", "wikitext-3", "sotu-2"):
-        given = TextOptions(
-            files=texts(o.wikitext, o.sotu)[name], windows=1, fewer=True, report_windows=2
-        )
+        files = texts(o.wikitext, o.sotu)[name]
+        given = OneWindow(text=files, windows=1, report_windows=2)
         parts = text(evaluator.loaded, given, lambda _: None).windows
         aside, ids = parts["sensitivity"][0], parts["report"][:2]
         kinds: dict[str, tuple[HeadLosses, Knobs]] = {
