@@ -1,5 +1,6 @@
 """The policies that the cache is tested with, a tiny model, and token ids."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
 from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier
-from kvsearch.rules import RULES, Attention, Reread
+from kvsearch.rules import RULES, Attention, Reread, Rule
 from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.heads import losses
 from tests.importance import importance
@@ -267,11 +268,14 @@ EXTRA |= {
         quantizer=Quantizer(group=8, rotate=True, value_block=4),
     ),
 }
-for rule_name, rule in RULES.items():  # a new rule is proven by being listed
-    when: dict[str, Any] = {"trigger": "prompt"} if "rereading" in rule.needs else {}
-    EXTRA |= {
-        f"{rule_name} every token": Policy(**when, slots=40, sinks=2, recent_window=4, rule=rule()),
-        f"{rule_name} in three tiers": Policy(
+
+
+def of_rule(name: str, rule: Callable[..., Rule]) -> dict[str, Policy]:
+    """Policies that a rule is proven by."""
+    when: dict[str, Any] = {"trigger": "prompt"} if "rereading" in rule().needs else {}
+    return {
+        f"{name} every token": Policy(**when, slots=40, sinks=2, recent_window=4, rule=rule()),
+        f"{name} in three tiers": Policy(
             **when,
             slots=60,
             interval=8,
@@ -281,7 +285,7 @@ for rule_name, rule in RULES.items():  # a new rule is proven by being listed
             tiers=(Tier(share=0.3), *(Tier(share=0.35, key_bits=b, value_bits=4) for b in (8, 4))),
             quantizer=Quantizer(group=8, fp16_sinks=True),
         ),
-        f"{rule_name} voting together": Policy(
+        f"{name} voting together": Policy(
             **when,
             slots=50,
             interval=6,
@@ -290,10 +294,10 @@ for rule_name, rule in RULES.items():  # a new rule is proven by being listed
             tiers=(Tier(share=0.4), Tier(share=0.6, key_bits=4, value_bits=4)),
             quantizer=Quantizer(group=8),
         ),
-        f"{rule_name} in uneven heads": Policy(
+        f"{name} in uneven heads": Policy(
             **when, **HEADS, rule=rule(), tiers=K4, quantizer=Quantizer(group=8)
         ),
-        f"{rule_name} in a ladder, re-indexed": Policy(
+        f"{name} in a ladder, re-indexed": Policy(
             **when,
             slots=44,
             interval=6,
@@ -306,7 +310,19 @@ for rule_name, rule in RULES.items():  # a new rule is proven by being listed
             positions="cache",
         ),
     }
-NAMED = [*(n for n, m in METHODS.items() if "anchors" not in m.knobs), *EXTRA]  # see test_anchors
+
+
+LEARNED = [n for n, r in RULES.items() if "hidden" in r.needs]  # for one model: test_kvzap.py
+for rule_name, rule in RULES.items():  # a new rule is proven by being listed
+    EXTRA |= {} if rule_name in LEARNED else of_rule(rule_name, rule)
+NAMED = [  # of anchors see test_anchors.py
+    *(
+        n
+        for n, m in METHODS.items()
+        if "anchors" not in m.knobs and m.knobs.get("rule") not in LEARNED
+    ),
+    *EXTRA,
+]
 
 
 def head_dim(name: str) -> int:

@@ -27,7 +27,8 @@ def rule(draw: random.Random, interval: int) -> Rule | None:
     if kind == "age":
         return None
     if kind == "other":
-        return draw.choice([r for r in RULES.values() if r is not Attention])()
+        some = [r for r in RULES.values() if r is not Attention and "hidden" not in r.needs]
+        return draw.choice(some)()  # weights that are learned are of one model
     window = draw.choice(["window", "decay"])
     horizon = draw.choice([None, 1, interval, 3 * interval])
     return Attention(

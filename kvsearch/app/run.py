@@ -23,6 +23,7 @@ from kvsearch.app import (
 )
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
+from kvsearch.app.learn import with_learned
 from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
@@ -135,7 +136,7 @@ class Run:
         aside = ExitStack()
         try:
             inputs.kernels(self.loaded, shown.say)
-            self.setting = self._with_importance()
+            self.setting = with_learned(self._with_importance(), self.loaded)
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
             executor = evaluators.executor(
                 self.loaded, self.work, workers=0 if tune else self.workers,

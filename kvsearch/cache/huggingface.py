@@ -22,6 +22,7 @@ from kvsearch.cache.continuing import Given, require_tokens, watch_generate
 from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.cache.model.anchors import stream
 from kvsearch.cache.model.outputs import outputs
+from kvsearch.cache.model.predicted import maps
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.model.turning import frequencies, rotaries
 from kvsearch.cache.padded import Rows
@@ -187,7 +188,7 @@ class PolicyCache(Cache):
         self.rereading = rereading(policy, model, tokenizer)
         made = empty_layers(
             policy, shape, turns, lost, packed=packed, native=native, fast=fast,
-            stream=self.stream, outputs=outputs(policy, model),
+            stream=self.stream, outputs=outputs(policy, model), predictors=maps(policy, model),
         )  # fmt: skip
         config = text_config(model.config)
         super().__init__(
@@ -358,8 +359,7 @@ def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[
     in any layer and whatever lies between the layers, unless the model adds positions to them.
     """
     recorders = [_Recorder() for _ in policy_layers(model.config)]
-    cache = Cache(layers=_layers(model, recorders))
-    count = 1 if positions is None else len(positions)
+    cache, count = Cache(layers=_layers(model, recorders)), len(positions or [0])
     # not token 0: that is often padding, whose embedding is zero
     ids = torch.full((count, 1), text_config(model.config).vocab_size // 2, device=model.device)
     at = {} if positions is None else {"position_ids": torch.tensor(positions).view(-1, 1).to(ids)}

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvsearch.cache.channels import View
 from kvsearch.cache.heads import advance
 from kvsearch.cache.model.outputs import Output
+from kvsearch.cache.model.predicted import Predictor
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, layout
@@ -51,6 +52,7 @@ def empty_layers(
     rotaries: Sequence[Rotary | None],
     lost: Sequence[View | None],
     outputs: Sequence[Output | None] | None = None,
+    predictors: Sequence[Predictor | None] | None = None,
     **options: Any,
 ) -> list[Layer]:
     """Layers that have seen nothing, shallow to deep.
@@ -61,6 +63,7 @@ def empty_layers(
         rotaries: the rotation of each layer's keys, where the policy needs it.
         lost: what each layer loses of its channels, see `channels.views`.
         outputs: the output projection of each layer, where the policy's rule reads it.
+        predictors: the map of each layer, where the policy's rule predicts scores.
         options: of `LayerState`.
     """
     states: list[list[LayerState]] = [[] for _ in range(shape.layers)]
@@ -69,5 +72,8 @@ def empty_layers(
         if view is not None:
             rotary = view.rotary(rotary, part.heads)
         output = None if outputs is None else outputs[part.layer]
-        states[part.layer].append(LayerState(part, rotary=rotary, output=output, **options))
+        predictor = None if predictors is None else predictors[part.layer]
+        states[part.layer].append(
+            LayerState(part, rotary=rotary, output=output, predictor=predictor, **options)
+        )
     return [Layer(mine, view) for mine, view in zip(states, lost, strict=True)]

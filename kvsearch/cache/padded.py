@@ -43,6 +43,10 @@ class Rows:
         for i, (skip, states) in enumerate(zip(self.padding, self.states, strict=True)):
             first = 0 if states[0].seen else skip
             own = (x[i : i + 1, :, first:] for x in (q, k, v))
+            for state in states:
+                if state.predicted is not None:  # of all rows and of the padding
+                    seen, scores = state.predicted
+                    state.predicted = seen, scores[i : i + 1, :, first:]
             layer = Layer(states, self.view)
             out[i : i + 1, :, first:] = layer.attend(*own, scale=scale, softcap=softcap)
         return out

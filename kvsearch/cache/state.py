@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.outputs import Output
+from kvsearch.cache.model.predicted import Predictor
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import codecs
@@ -35,6 +36,7 @@ class LayerState:
         room: where decoded tokens' outputs lie, each until the next: so that a step can be captured
             in a CUDA graph. One serves all layers on a device. None takes fresh memory.
         output: the layer's output projection, needed when the rule reads `outputs`.
+        predictor: the layer's map, needed when the rule reads `hidden`.
 
     Attributes:
         layer: its integers; with trigger `generation` those after the prompt, from that on.
@@ -50,6 +52,8 @@ class LayerState:
             how many of its tokens are the prompt. None otherwise.
         rereads: whether the model is to read its prompt again before the compaction after it.
         reading: slots whose turn it is in that reading; None outside of it. See `rereading`.
+        predicted: how many tokens came before those of the newest call, and what `predictor` says
+            of these `[B, H, M]`; None without one.
         impls: op -> the implementation of it that ran.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
         pending: a compaction of the layer that waits for numbers from the device, see `adakv`.
@@ -67,8 +71,9 @@ class LayerState:
         stream: Stream | None = None,
         room: Room | None = None,
         output: Output | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
-        self.empty = layer
+        self.empty, self.predictor = layer, predictor
         self.native, self.rotary, self.fast = native, rotary, fast
         self.stream, self.room, self.output = stream, room, output
         self.whole: int | None = None
@@ -89,6 +94,7 @@ class LayerState:
         self.seen = self.cursor = self.prompt = 0
         self.rereads = self.rule is not None and "rereading" in self.rule.needs
         self.reading: range | None = None
+        self.predicted: tuple[int, Tensor] | None = None
         self._peak = 0
         self._inference = False  # whether the newest tokens came in torch's inference mode
 
@@ -156,6 +162,13 @@ class LayerState:
                 )
             )
             require_scannable(self.rule, self.scorer)
+
+    def foreseen(self, count: int) -> Tensor | None:
+        """What is predicted of the next `count` tokens `[B, H, count]` fp32, where anything is."""
+        if self.predicted is None:
+            return None
+        first, scores = self.predicted
+        return scores[..., self.seen - first : self.seen - first + count]
 
     @property
     def nbytes(self) -> int:

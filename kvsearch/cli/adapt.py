@@ -7,10 +7,17 @@ import click
 
 from kvsearch.cli.options import PLACE, budget_options, model_options, output_options, text_options
 from kvsearch.cli.output import print_json
+from kvsearch.errors import KvsearchError
+
+NOT_OF_RULES = (
+    "minutes", "batch", "accumulate", "lora", "rank", "lr", "warmup", "save_every", "channels_only",
+    "prompt", "seed",
+)  # fmt: skip
 
 
 @click.command("adapt")
-@click.argument("policy", metavar="NAME_OR_FILE")
+@click.argument("policy", metavar="[NAME_OR_FILE]", required=False)
+@click.option("--rule", metavar="NAME", help="fit the weights of a rule instead: kvzap")
 @click.option("--out", type=PLACE, required=True, help="folder of the trained model")
 @model_options
 @text_options
@@ -49,8 +56,11 @@ from kvsearch.cli.output import print_json
 )
 @click.option("--seed", default=0, show_default=True, help="of the order of windows")
 @output_options
+@click.pass_context
 def command(
-    policy: str,
+    ctx: click.Context,
+    policy: str | None,
+    rule: str | None,
     out: Path,
     model: str,
     dtype: str,
@@ -81,9 +91,45 @@ def command(
 
     The folder is a Hugging Face checkpoint with the policy for it in policy.json. The same command
     again goes on from the newest checkpoint.
+
+    With --rule, the weights of a rule are fitted to the model, which stays as it is: --steps is the
+    number of contexts that are read.
     """
+    if (policy is None) == (rule is None):
+        raise KvsearchError("name a method or a policy file to train for, or a rule with --rule")
+    if rule is not None:
+        from kvsearch.app.learn import learn
+
+        for name in NOT_OF_RULES:
+            if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+                raise KvsearchError(
+                    f"--{name.replace('_', '-')} does not go with --rule {rule}, whose weights "
+                    "have a solution in closed form; leave it out"
+                )
+        fitted = learn(
+            rule,
+            model,
+            text,
+            out,
+            dataset=dataset,
+            held_out=held_out,
+            budget_slots=budget_slots,
+            budget_bytes=budget_bytes,
+            context=context,
+            windows=windows,
+            steps=steps,
+            dtype=dtype,
+            device=device,
+            progress=not quiet,
+        )
+        if as_json:
+            print_json(asdict(fitted))
+        else:
+            click.echo(fitted.table())
+        return
     from kvsearch.app.adapt import adapt
 
+    assert policy is not None
     done = adapt(
         policy,
         model,

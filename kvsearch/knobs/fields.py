@@ -13,6 +13,7 @@ from kvsearch.knobs.refine import Storable, changes, ladder_of, rule_of, spelled
 from kvsearch.knobs.vocabulary import Value
 from kvsearch.policy import Budgets, Channels, HeadLosses, ModelShape, Policy, Quantizer
 from kvsearch.policy.pruning import Importance
+from kvsearch.rules import Rule
 from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
 
 Get = Mapping[str, Value | None]  # every knob; dotted ones may be None, as the preset says
@@ -29,6 +30,8 @@ class Setting:
         heads: what the KV heads lose, or None if it was not measured.
         prompt: tokens of the stream that one forward call brings in at its start.
         importance: what was measured of the channels, or None.
+        learned: SHA-256 of the weights that rule `kvzap` has for the model, empty if it has none;
+            None where the model is not known, and a cache looks for them.
         slot_step: a number that slots are multiples of, in a runtime that has them in blocks.
         slot_room: slots beside what is never evicted, at least.
     """
@@ -39,6 +42,7 @@ class Setting:
     prompt: int = 0
     heads: HeadLosses | None = None
     importance: Importance | None = None
+    learned: str | None = None
     slot_step: int = 1
     slot_room: int = 0
 
@@ -90,7 +94,7 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
         recent_window=recent_window_of(get, setting, slots),
         budgets=budgets_of(get, setting, slots),
         ladder=ladder if slots is not None else None,
-        rule=rule_of(str(get["rule"]), changes("rule", get), interval),
+        rule=_learned(rule_of(str(get["rule"]), changes("rule", get), interval), setting),
         tiers=tiers,
         head_tiers=heads.head_tiers(str(get["bits"]), tiers, setting.heads),
         quantizer=_quantizer(
@@ -108,6 +112,18 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
         positions=get["positions"],
     )
     return Policy.build(fields, where=name or "policy")
+
+
+def _learned(rule: Rule | None, setting: Setting) -> Rule | None:
+    """A rule with the weights that it has for the model."""
+    if rule is None or "hidden" not in rule.needs or setting.learned is None:
+        return rule
+    if not setting.learned:
+        raise PolicyError(
+            f"rule {rule.name!r} has no weights for this model; train them with `kvsearch adapt "
+            f"--rule {rule.name}`"
+        )
+    return rule.model_copy(update={"weights": setting.learned})
 
 
 def _channels(get: Get, setting: Setting) -> Channels:

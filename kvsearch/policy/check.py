@@ -49,6 +49,11 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
             f"field channels.vo: rule {rule.name!r} multiplies whole values by the output "
             "projection; keep all channels or use another rule"
         )
+    if rule is not None and "hidden" in rule.needs and p.channels.active:
+        raise PolicyError(
+            f"field channels: the weights of rule {rule.name!r} were trained for a model with all "
+            "channels; keep them or use another rule"
+        )
     if p.rereads and p.anchors is not None:
         raise PolicyError(
             f"field anchors: tokens that are read again close no sequences; take another rule than "

@@ -351,7 +351,10 @@ class Policy(Frozen):
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, ValueError) as e:  # also of a name with a zero byte
             raise PolicyError(f"cannot read policy file {named(source)}: {reason(e)}") from e
-        return cls.parse(text, where=str(source))
+        found = cls.parse(text, where=str(source))
+        if found.rule is not None:
+            found.rule.lies_in(Path(source).parent)
+        return found
 
     @classmethod
     def parse(cls, text: str, where: str = "policy") -> Self:

@@ -17,6 +17,7 @@ from kvsearch.rules.defensive import Defensive
 from kvsearch.rules.expected_attention import ExpectedAttention
 from kvsearch.rules.key_norm import KeyNorm
 from kvsearch.rules.keydiff import KeyDiff
+from kvsearch.rules.kvzap import KVzap
 from kvsearch.rules.lagkv import LagKV
 from kvsearch.rules.random import Random
 from kvsearch.rules.redundancy import Redundancy
@@ -30,6 +31,7 @@ __all__ = [
     "Critical",
     "Defensive",
     "ExpectedAttention",
+    "KVzap",
     "KeyDiff",
     "KeyNorm",
     "Need",
@@ -60,6 +62,7 @@ RULES: dict[str, type[Rule]] = {
     "redundancy": Redundancy,
     "defensive": Defensive,
     "reread": Reread,
+    "kvzap": KVzap,
 }
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 

@@ -7,6 +7,7 @@ words for people. Its scorer sees every segment of the stream and ranks the slot
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kvsearch_kernels.choose_slots import Sums
     from kvsearch_kernels.copy_rows import Copy
 
-Need = Literal["attention", "rows", "queries", "keys", "values", "outputs", "rereading"]
+Need = Literal["attention", "rows", "queries", "keys", "values", "outputs", "rereading", "hidden"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Segment:
             0 where a query does not see a slot. `R` is what `Scorer.watched` asks for, at most `M`;
             only for rules that need `rows`.
         queries: without their rotation `[B, Hq, M, D]`; only for rules that need `queries`.
+        predicted: what weights of the rule make of the layer's input, `[B, H, M]` fp32; only for
+            rules that need `hidden`.
     """
 
     seen: int
@@ -73,6 +76,7 @@ class Segment:
     received: "Tensor | None" = None
     queries: "Tensor | None" = None
     rows: "Tensor | None" = None
+    predicted: "Tensor | None" = None
 
 
 @dataclass(frozen=True)
@@ -268,6 +272,9 @@ class Rule(Frozen):
 
     def check(self, interval: int, trigger: str) -> None:
         """Raise a `ValueError` that says which field does not go with the policy's schedule."""
+
+    def lies_in(self, folder: Path) -> None:
+        """A policy file with the rule was read from `folder`, where other files of it lie."""
 
     def fitted(self, interval: int) -> "Rule":
         """The rule with numbers that go with `interval`, for a search that draws both."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from kvsearch.rules.base import Place, Rule, Scorer, Segment, Slots
+from kvsearch.rules.base import Place, Rule, Segment
+from kvsearch.rules.fixed import SCORE_BYTES, FixedScorer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WORD = (1 << 32) - 1
-SCORE_BYTES = 4  # fp32
 
 
 class Random(Rule):
@@ -65,50 +65,28 @@ class Random(Rule):
         return RandomScorer(self, place)
 
 
-class RandomScorer(Scorer):
-    """Scores `[B, V, N]` fp32 of the slots; `V` is KV heads, or 1 when they vote together."""
+class RandomScorer(FixedScorer):
+    """Scores that are drawn, uniform in `[0, 1)`."""
 
     def __init__(self, rule: Random, place: Place) -> None:
         import torch
 
         voters = rule.voters(place.kv_heads)
+        super().__init__(place.batch, voters, place.device)
         keys = torch.arange(place.first_head, place.first_head + voters, device=place.device)
         if rule.share == "layer":
             keys = torch.zeros_like(keys)
         base = _mixed(_mixed((rule.seed + 0x9E3779B9) & WORD) ^ place.layer)
         self.keys = _mixed(keys ^ base).unsqueeze(-1)  # [V, 1]
-        shape = (place.batch, voters, 0)
-        self.scores = torch.zeros(shape, device=place.device, dtype=torch.float32)
 
-    def observe(self, segment: Segment) -> None:
+    def arriving(self, segment: Segment) -> "Tensor":
         """Draw the scores of the new tokens."""
         import torch
 
         stop = segment.seen + segment.count
         index = torch.arange(segment.seen, stop, device=self.scores.device)
         new = (_mixed(self.keys ^ index) >> 8).float() / (1 << 24)  # 24 bits are exact in fp32
-        new = new.expand(self.scores.shape[0], -1, -1)
-        self.scores = torch.cat([self.scores, new], -1)
-
-    def ranks(self, slots: Slots) -> "Tensor":
-        """The scores, uniform in `[0, 1)`."""
-        return self.scores
-
-    def keep(self, index: "Tensor | None") -> None:
-        """Drop all slots but `index`."""
-        from kvsearch.rules.pick import pick
-
-        if index is not None:
-            self.scores = pick(self.scores, index)
-
-    @property
-    def nbytes(self) -> int:
-        """Per sequence."""
-        return self.scores.nbytes // max(1, self.scores.shape[0])
-
-    def reorder(self, rows: "Tensor") -> None:
-        """Select batch rows (beam search)."""
-        self.scores = self.scores[rows]
+        return new.expand(self.scores.shape[0], -1, -1)
 
 
 def _mixed(x: Any) -> Any:

@@ -19,6 +19,11 @@ def require_servable(policy: Policy) -> None:
             f"field rule: {rule.name!r} reads the output projection, which the attention layers of "
             "a server do not have; use another rule"
         )
+    if rule is not None and "hidden" in rule.needs:
+        raise PolicyError(
+            f"field rule: {rule.name!r} reads what goes into attention layers, and those of a "
+            "server see queries, keys and values only; use another rule"
+        )
     if policy.prompted:
         raise PolicyError(
             f"field trigger: {policy.trigger!r} compacts after the prompt, and a server brings a "

@@ -164,7 +164,7 @@ def taken(states: Sequence[LayerState], token: Token) -> bool:
         if heads.sums is not None and state.scorer is not None:
             state.scorer.counted(store.n)
         elif asked is None and state.scorer is not None:
-            state.scorer.observe(Segment(state.seen, 1))
+            state.scorer.observe(Segment(state.seen, 1, predicted=state.foreseen(1)))
         state.seen += 1
     anchored = first.sequences is not None
     if anchored or first.seen == step.due:
@@ -210,6 +210,8 @@ def launches(states: Sequence[LayerState]) -> Hashable:
     step = first.step
     if not isinstance(step, Step) or first.sequences is not None or not step.holds(states):
         return None
+    if first.predictor is not None:
+        return None  # scores of a token are made by the model's code
     found = given(first.impls.get(decode_step.name, ""), step.stores)
     if found is None:
         return None

@@ -199,6 +199,8 @@ def _attend(
     if state.scorer is not None:
         if state.rule is not None and "queries" in state.rule.needs:
             found = replace(found, queries=_unrotated(state, q))
+        if state.predicted is not None:
+            found = replace(found, predicted=state.foreseen(found.count))
         state.scorer.observe(found)
     return out
 

@@ -1,0 +1,176 @@
+"""Fitting a rule with weights to a model: `kvsearch adapt --rule`."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from kvsearch.app import inputs
+from kvsearch.app.budget import check_budget, in_both_units, sized_for
+from kvsearch.app.options import check_counts
+from kvsearch.app.progress import Shown
+from kvsearch.errors import KvsearchError, ModelError, RunError, TextError, nearest, quoted
+from kvsearch.files import require_writable, write_atomic
+from kvsearch.folders import drafted
+from kvsearch.knobs import Setting
+from kvsearch.models import learned
+from kvsearch.models.aliases import DEFAULT
+from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import at
+from kvsearch.rules import RULES, KVzap
+from kvsearch.rules.kvzap import file_of
+from kvsearch.text import TextLike, cut, read_files
+from kvsearch.text import windows as cut_windows
+from kvsearch.train.kvzap import fit
+from kvsearch.train.work import saving
+
+CONTEXTS, HELD_OUT = 64, 0.1  # that are learned from, and share of the text that is predicted
+SIZE = 4  # tokens of a context that come to a slot, where no budget is given
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What `learn` fitted.
+
+    Attributes:
+        folder: has `policy.json`, the weights beside it, and this as `learned.json`.
+        rule: its name.
+        weights: SHA-256 of the file with the weights.
+        model: that they are for.
+        text: that they were learned from.
+        contexts, context: how many, and tokens of each.
+        held_out: contexts of the last part of the text, or of another one, that are predicted.
+        explained: share of the variance of the scores' logarithms there that is predicted, mean
+            over KV heads; 1 is all of it.
+        slots: of the policy.
+        seconds: of reading and fitting.
+    """
+
+    folder: str
+    rule: str
+    weights: str
+    model: str
+    text: str
+    contexts: int
+    context: int
+    held_out: int
+    explained: float
+    slots: int
+    seconds: float
+
+    def table(self) -> str:
+        """A few lines for people."""
+        return (
+            f"{self.rule} for {self.model}: {self.contexts} contexts of {self.context} tokens of "
+            f"{self.text} in {self.seconds:.0f} s\n"
+            f"predicts {self.explained:.2f} of the variance of log scores in {self.held_out} "
+            f"others\n{self.folder}/policy.json has {self.slots} slots; {file_of(self.weights)} "
+            "beside it has the weights\n"
+            f"kvsearch eval {self.folder}/policy.json --model {self.model}"
+        )
+
+
+def with_learned(setting: Setting, loaded: LoadedModel) -> Setting:
+    """The setting with what rules have learned of the model on this machine."""
+    try:
+        found = learned.newest(loaded.model)
+    except ModelError:  # of a kind that they cannot learn
+        found = None
+    return replace(setting, learned=found or "")
+
+
+def learn(
+    rule: str,
+    model: str | PathLike[str] | LoadedModel = DEFAULT,
+    text: TextLike | Sequence[TextLike] | None = None,
+    out: str | PathLike[str] = "learned",
+    *,
+    dataset: str | None = None,
+    held_out: TextLike | Sequence[TextLike] | None = None,
+    budget_slots: float | None = None,
+    budget_bytes: int | None = None,
+    context: int = 512,
+    windows: int | None = None,
+    steps: int | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: bool = False,
+) -> Fitted:
+    """Fit the weights of a rule to a model, and write them beside a policy with the rule.
+
+    Args:
+        rule: `kvzap`.
+        model: an alias, hub id, folder or `.gguf` file, or a loaded model.
+        text: files or texts to learn from; by default the built-in one.
+        out: a folder that does not exist yet.
+        dataset: a named dataset, instead of a text.
+        held_out: predict scores on these, instead of on the last tenth of the text.
+        budget_slots: size the policy to this many fp16 slots per layer; by default to a quarter of
+            the context.
+        budget_bytes: size it to this many bytes per sequence, instead.
+        context: tokens of a context.
+        windows: held-out contexts; by default a tenth as many as others.
+        steps: contexts that are learned from; by default 64, or as many as there are.
+        dtype: of the weights of the model.
+        device: `auto`, `cpu` or `cuda`.
+        progress: print progress to stderr.
+
+    Returns:
+        What was fitted, and how well it predicts.
+
+    Raises:
+        KvsearchError: something that the caller can mend, in one sentence.
+    """
+    if rule not in RULES or "hidden" not in RULES[rule].needs:
+        raise KvsearchError(f"rule {quoted(rule)} has no weights{nearest(rule, ('kvzap',))}")
+    shown, folder = Shown(quiet=not progress), Path(out)
+    if os.path.lexists(folder):
+        raise RunError(f"{folder} exists already; choose another folder with --out")
+    check_budget(budget_slots, budget_bytes)
+    inputs.require_files(text, held_out)
+    check_counts(context=context, windows=windows, steps=steps)
+    require_writable(folder)
+    loaded = inputs.model(
+        inputs.which(model), dtype=dtype, device=device, context=context, say=shown.say
+    )
+    limit = in_both_units(loaded.shape, budget_slots, budget_bytes)
+    if limit is None:
+        limit = in_both_units(loaded.shape, context / SIZE, None)
+    policy = at(rule, sized_for(loaded.shape, limit, context))
+    tokens = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
+    if held_out:
+        held = inputs.tokenized(loaded, read_files(inputs.texts(held_out)))
+    else:
+        tokens, held = cut(tokens, {"train": 1 - HELD_OUT, "held-out": HELD_OUT})
+    span = context - (tokens.start is not None)
+    count = min(steps or CONTEXTS, tokens.ids.size // span)
+    others = min(windows or max(1, round(HELD_OUT * count)), held.ids.size // span)
+    if not count or not others:
+        raise TextError(
+            f"the text has no {context} tokens to learn from and as many to predict; give a longer "
+            "one, or lower --context"
+        )
+    rows, rest = (
+        cut_windows(x, count=n, length=context) for x, n in ((tokens, count), (held, others))
+    )
+    start = time.perf_counter()
+    with shown.step(f"{rule}: read {count + others} contexts twice", count + others) as step:
+        found = fit(loaded, rows, rest, step.advance)
+    data = found.learned.encoded()
+    sha256 = learned.keep(data, loaded.model)
+    policy = policy.model_copy(update={"rule": KVzap(weights=sha256)})
+    assert policy.slots is not None
+    done = Fitted(
+        str(folder), rule, sha256, loaded.name, tokens.name, count, context, others,
+        float(np.mean(found.explained)), policy.slots, time.perf_counter() - start,
+    )  # fmt: skip
+    with saving(folder), drafted(folder) as draft:
+        write_atomic(draft / file_of(sha256), data)
+        write_atomic(draft / "policy.json", policy.to_json())
+        write_atomic(draft / "learned.json", json.dumps(asdict(done), indent=2) + "\n")
+    return done

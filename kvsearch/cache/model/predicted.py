@@ -1,0 +1,81 @@
+"""Scores that a rule predicts from the input of an attention layer, when its tokens arrive.
+
+A hook on the module that attends sees this input and the cache that it goes to, and leaves the
+scores with the layer's states. What the layer takes in next are these tokens.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kvsearch.models.learned import learned
+from kvsearch.models.projections import projections
+from kvsearch.models.shape import policy_layers, shape_of
+from kvsearch.policy import Policy
+from kvsearch.rules import KVzap
+
+
+class Predictor:
+    """One layer's map: weights beside the policy, which no cache copies or counts.
+
+    Args:
+        weight: `[H, hidden]`.
+        bias: `[H]`.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Predictor":
+        return self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Scores `[B, H, M]` fp32 of inputs `[B, M, hidden]`."""
+        kind = torch.promote_types(x.dtype, torch.float32)
+        weight, bias = (y.to(x.device, kind) for y in (self.weight, self.bias))
+        return torch.nn.functional.linear(x.to(kind), weight, bias).mT.float()
+
+
+def maps(policy: Policy, model: PreTrainedModel) -> list[Predictor | None]:
+    """The map of every layer, shallow to deep; None where the policy's rule predicts nothing.
+
+    Raises:
+        PolicyError: the weights are missing, damaged or of another model.
+        ModelError: the model has fused or quantised projections, or adapters.
+    """
+    rule = policy.active_rule
+    if not isinstance(rule, KVzap):
+        return [None] * shape_of(model.config).layers
+    found = learned(rule, model)
+    if model not in _watched:
+        for i, p in zip(policy_layers(model.config), projections(model), strict=True):
+            p.attention.register_forward_pre_hook(_before(i), with_kwargs=True)
+        _watched[model] = None
+    each = zip(found.weight.to(model.device), found.bias.to(model.device), strict=True)
+    return [Predictor(weight, bias) for weight, bias in each]
+
+
+_watched: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
+
+
+def _before(layer: int) -> Any:
+    """The hook of one layer."""
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cache = kwargs.get("past_key_values")
+        x = kwargs.get("hidden_states", args[0] if args else None)
+        here = getattr(cache, "layers", ())[layer : layer + 1]
+        states = getattr(here[0], "states", ()) if here else ()
+        predictor: Predictor | None = getattr(states[0], "predictor", None) if states else None
+        if predictor is None or x is None:
+            return
+        scores, padded = predictor(x.detach()), getattr(here[0], "padded", None)
+        for some in (states,) if padded is None else padded.states:
+            for state in some:
+                heads = state.layer.heads
+                state.predicted = state.seen, scores[:, heads.start : heads.stop]
+
+    return look

@@ -1,0 +1,295 @@
+"""KVzip's score, predicted: who stays, by the formula, and weights that travel with a policy."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from kvsearch.app.learn import learn
+from kvsearch.cache import PolicyCache
+from kvsearch.cli import main
+from kvsearch.errors import KvsearchError, PolicyError
+from kvsearch.evaluation.quality import Evaluator, stepwise
+from kvsearch.models import learned
+from kvsearch.models.learned import Learned, sample_of
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Budgets, Policy, layout
+from kvsearch.rules import KVzap
+from kvsearch.train.kvzap import fit
+from tests.cache_cases import HEADS, IDS, PROMPT, T, of_rule, tiny
+
+L, H, C = 4, 2, 48
+DRAW = np.random.default_rng(5)
+WEIGHT, BIAS = DRAW.normal(size=(L, H, C)) / 7, DRAW.normal(size=(L, H))
+LOADED = tiny()
+
+
+def drawn(model: Any = LOADED.model) -> Learned:
+    """Weights that rank tokens at random, of a model."""
+    made = (torch.from_numpy(x).float() for x in (WEIGHT, BIAS))
+    return Learned(*made, sample_of(model), "tiny")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A disk cache of its own, and nothing known of earlier files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(KVzap, "folders", {})
+    return tmp_path
+
+
+SHA = hashlib.sha256(drawn().encoded()).hexdigest()
+RULE = partial(KVzap, weights=SHA)
+CASES = of_rule("kvzap", RULE) | {
+    "kvzap after a prompt": Policy(**{**HEADS, "slots": 90}, trigger="prompt+stream", rule=RULE()),
+    "kvzap, the prompt stays": Policy(
+        slots=24, interval=4, sinks=2, recent_window=6, trigger="generation", rule=RULE()
+    ),
+    "kvzap with heads that share": Policy(
+        **{**HEADS, "budgets": Budgets(kind="adakv")}, rule=RULE()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_pass_equals_token_by_token_and_any_cut(name: str) -> None:
+    learned.keep(drawn().encoded(), LOADED.model)
+    policy = CASES[name]
+    prompt = PROMPT if policy.trigger != "stream" else 1
+    ids = IDS[:1] if policy.budgets.kind == "adakv" else IDS
+    slow, cache = stepwise(LOADED, policy, ids, prompt=prompt)
+    quality = Evaluator(LOADED, batch=2).quality(policy, ids, prompt=prompt)
+    assert np.abs(slow - quality.nll).max() < 1e-5
+    sizes = layout(policy, LOADED.shape)
+    assert cache.bytes_resident == sizes.bytes_at(T, prompt) == quality.bytes_resident
+    seen, parts, chunked = 0, [], PolicyCache(policy, LOADED.model)
+    with torch.inference_mode():
+        for m in (PROMPT, 1, 1, 37, 1, T - PROMPT - 40):
+            x = torch.from_numpy(ids[:, seen : seen + m])
+            parts.append(LOADED.model(x, past_key_values=chunked).logits)
+            seen += m
+            assert chunked.bytes_resident == sizes.bytes_at(seen, PROMPT)
+    if policy.trigger == "stream" or prompt == PROMPT:
+        nll = torch.nn.functional.cross_entropy(
+            torch.cat(parts, 1)[:, :-1].mT, torch.from_numpy(ids[:, 1:]), reduction="none"
+        )
+        assert np.abs(nll.numpy() - slow).max() < 1e-5
+
+
+def test_the_tokens_with_the_largest_predictions_stay() -> None:
+    """In every head of every layer, by the formula; hidden states are those of the same policy."""
+    learned.keep(drawn().encoded(), LOADED.model)
+    sinks, recent, interval, slots = 3, 8, 16, 64
+    policy = Policy(slots=slots, sinks=sinks, recent_window=recent, interval=interval, rule=RULE())
+    cache = PolicyCache(policy, LOADED.model, native=torch.float64)
+    layers = LOADED.model.model.layers
+    held = [[list[int]() for _ in range(H)] for _ in range(L)]
+    scores = np.zeros((L, H, T))
+    inputs: dict[int, torch.Tensor] = {}
+    hooks = [
+        layer.input_layernorm.register_forward_hook(
+            lambda m, a, out, i=i: inputs.__setitem__(i, out[0, 0])
+        )
+        for i, layer in enumerate(layers)
+    ]
+    every = np.zeros((L, H, T, 16))
+    with torch.inference_mode():
+        for t in range(T):
+            LOADED.model(torch.from_numpy(IDS[:1, t : t + 1]), past_key_values=cache)
+            for i in range(L):
+                x = inputs[i].numpy()
+                scores[i, :, t] = WEIGHT[i].astype(np.float32) @ x + BIAS[i].astype(np.float32)
+                v = layers[i].self_attn.v_proj(inputs[i]).view(H, -1).numpy()
+                every[i, :, t] = v
+            for i, h in np.ndindex(L, H):
+                mine = held[i][h]
+                mine.append(t)
+                excess = len(mine) - (slots - interval)
+                if (t + 1) % interval == 0 and excess > 0:
+                    free = mine[sinks : len(mine) - recent]
+                    gone = sorted(free, key=lambda j: scores[i, h, j])[:excess]
+                    held[i][h] = [j for j in mine if j not in gone]
+    for hook in hooks:
+        hook.remove()
+    for i, state in enumerate(cache.states):
+        stored = state.store.read()[1][0].numpy()
+        for h in range(H):
+            want = every[i, h, held[i][h]]
+            np.testing.assert_allclose(stored[h], want, atol=1e-9)
+    assert len({tuple(x) for rows in held for x in rows}) == L * H, "heads choose for themselves"
+
+
+def test_every_row_of_a_padded_batch_is_as_alone() -> None:
+    learned.keep(drawn().encoded(), LOADED.model)
+    policy, pad = CASES["kvzap every token"], 9
+    ids = torch.from_numpy(IDS[:, :80])
+    mask = torch.ones_like(ids)
+    mask[1, :pad] = 0
+    at = (mask.cumsum(-1) - 1).clamp_min(0)
+    cache = PolicyCache(policy, LOADED.model)
+    with torch.inference_mode():
+        got = [
+            LOADED.model(
+                ids[:, a:b], attention_mask=mask[:, :b], position_ids=at[:, a:b],
+                past_key_values=cache,
+            )
+            for a, b in ((0, 60), *((t, t + 1) for t in range(60, 80)))
+        ]  # fmt: skip
+        for row, first in ((0, 0), (1, pad)):
+            alone = PolicyCache(policy, LOADED.model)
+            want = LOADED.model(ids[row : row + 1, first:], past_key_values=alone).logits[0]
+            mine = torch.cat([x.logits for x in got], 1)[row, first:]
+            assert (mine - want).abs().max() < 1e-5
+
+
+def test_weights_are_the_ridge_regression_of_kvzips_scores() -> None:
+    """Against a solution over all tokens at once, from attention that the model itself gives."""
+    loaded = replace(tiny(layers=2), tokenizer=Words())
+    rows, rest = np.vstack([IDS[:, :70], IDS[:, 70:140]]), IDS[:1, 80:150]
+    found = fit(loaded, rows, rest)
+    xs, ys = (
+        np.concatenate(part, 1) for part in zip(*(read(loaded, r) for r in rows), strict=True)
+    )
+    tx, ty = read(loaded, rest[0])
+    for i in range(2):
+        mean, std = xs[i].mean(0), xs[i].std(0)
+        x, y = (xs[i] - mean) / std, ys[i] - ys[i].mean(0)
+        w = np.linalg.solve(x.T @ x + 0.01 * len(x) * np.eye(C), x.T @ y)
+        said = (tx[i] - mean) / std @ w + ys[i].mean(0)
+        mine = tx[i] @ found.learned.weight[i].numpy().T + found.learned.bias[i].numpy()
+        np.testing.assert_allclose(mine, said, atol=1e-3)
+        share = 1 - np.square(said - ty[i]).sum(0) / np.square(ty[i] - ty[i].mean(0)).sum(0)
+        np.testing.assert_allclose(found.explained[i], share, atol=1e-3)
+
+
+class Words:
+    """A tokenizer: a token for every word."""
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for word in text.split(" ")]}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+
+def read(loaded: LoadedModel, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs `[L, M, hidden]` and log scores `[L, M, H]` of a context but for 4 sinks."""
+    told = Words()("\n\nRepeat the previous context exactly.\n")["input_ids"]
+    both = torch.tensor([[*row, *told, *row]])
+    model, inputs = loaded.model, list[torch.Tensor]()
+    hooks = [
+        layer.input_layernorm.register_forward_hook(lambda m, a, out: inputs.append(out[0]))
+        for layer in model.model.layers
+    ]
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        maps = model(both, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    for hook in hooks:
+        hook.remove()
+    n = len(row)
+    most = [a[0, :, n:, :n].view(2, 3, -1, n).amax((1, 2)).log().mT.numpy() for a in maps]
+    return np.stack([x[4:n].numpy() for x in inputs]), np.stack([y[4:] for y in most])
+
+
+def test_a_policy_finds_its_weights_beside_its_file(place: Path) -> None:
+    data = drawn().encoded()
+    folder = place / "shared"
+    folder.mkdir()
+    (folder / f"kvzap-{SHA[:16]}.safetensors").write_bytes(data)
+    (folder / "policy.json").write_text(CASES["kvzap every token"].to_json())
+    assert json.loads((folder / "policy.json").read_text())["rule"]["weights"] == SHA
+    cache = PolicyCache.from_json(folder / "policy.json", LOADED.model)
+    assert cache.policy.rule == RULE()
+    moved = shutil.move(folder, place / "moved")
+    PolicyCache.from_json(Path(moved) / "policy.json", LOADED.model)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("missing", "the weights of rule 'kvzap' are missing: kvzap-"),
+        ("changed", "is not the file that the policy was made with"),
+        ("another", "was trained for tiny, with 4 layers of 2 KV heads and other weights than"),
+        ("smaller", "was trained for tiny, with 4 layers of 2 KV heads and other weights than"),
+        ("none", "rule 'kvzap' has no weights for this model; train them with kvsearch adapt"),
+        ("channels", "field channels: the weights of rule 'kvzap' were trained for a model with"),
+    ],
+)
+def test_wrong_weights_are_one_sentence(change: str, said: str, place: Path) -> None:
+    policy, model, data = CASES["kvzap every token"], LOADED.model, drawn().encoded()
+    if change == "changed":
+        data = data[:-1] + bytes([data[-1] ^ 1])
+    if change == "none":
+        policy = policy.model_copy(update={"rule": KVzap()})
+    elif change != "missing":
+        (place / f"kvzap-{SHA[:16]}.safetensors").write_bytes(data)
+    if change == "another":
+        model = tiny(seed=1).model
+    if change == "smaller":
+        model = tiny(layers=2).model
+    (place / "policy.json").write_text(policy.to_json())
+    if change == "channels":
+        plain = json.loads(policy.to_json())
+        plain["channels"] = {x: ["none", "all", "all", "all"] for x in ("qk", "vo")}
+        (place / "policy.json").write_text(json.dumps(plain))
+    with pytest.raises(PolicyError, match=said) as error:
+        PolicyCache.from_json(place / "policy.json", model)
+    assert "\n" not in str(error.value)
+
+
+def run(*argv: object) -> int:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as done:
+        main([*map(str, argv)])
+    assert isinstance(done.value.code, int)
+    return done.value.code
+
+
+def test_adapt_fits_the_rule_and_eval_runs_it(
+    tiny_folder: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = place / "text.txt", place / "zap"
+    text.write_text("".join(f"Line {i} says {i * i % 97}.\n" for i in range(400)))
+    more = ["--model", tiny_folder, "--text", text, "--quiet"]
+    fit_it = ["--out", out, "--context", 128, "--steps", 6, "--budget", 70]
+    assert run("adapt", "--rule", "kvzap", *more, *fit_it) == 0
+    policy = Policy.from_json(out / "policy.json")
+    assert isinstance(policy.rule, KVzap) and policy.rule.weights is not None
+    file = out / f"kvzap-{policy.rule.weights[:16]}.safetensors"
+    with safe_open(file, "pt") as held:
+        assert held.get_tensor("weight").shape == (2, 2, 32)
+    assert json.loads((out / "learned.json").read_text())["explained"] > 0.1
+    capsys.readouterr()
+    for asked, size in ((out / "policy.json", ()), ("kvzap", ("--budget", 90))):
+        assert run("eval", asked, *more, *size, "--context", 256, "--json") == 0
+        assert '"dnll_full"' in capsys.readouterr().out
+    file.unlink()
+    shutil.rmtree(place / "cache")
+    assert run("eval", out / "policy.json", *more, "--context", 256) == 2
+    assert "are missing" in capsys.readouterr().err
+
+
+def test_what_does_not_go_with_a_rule_is_one_sentence(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, said in (
+        (["--rule", "kvzap", "--lr", "0.1"], "--lr does not go with --rule kvzap"),
+        (["--rule", "kvzip"], "rule 'kvzip' has no weights"),
+        (["window", "--rule", "kvzap"], "or a rule with --rule"),
+        ([], "or a rule with --rule"),
+    ):
+        assert run("adapt", *options, "--out", place / "x") == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(KvsearchError, match="has no weights"):
+        learn("h2o", out=place / "x")
+    with pytest.raises(PolicyError, match="weights"):
+        Policy.build({"slots": 9, "rule": {"name": "kvzap", "weights": "no hash"}})
