@@ -26,8 +26,10 @@ from kvsearch.report.html import Images, render
 from kvsearch.report.labels import place
 from kvsearch.report.pareto_figure import draw
 from kvsearch.report.pareto_plot import Picture, picture
+from kvsearch.report.screen import Column, table
 from kvsearch.report.slotmap import AgeMap, SlotBars, slot_map
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, sizes_text, verdict
+from kvsearch.report.terminal import closing, standing
 from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
@@ -561,3 +563,29 @@ def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:
     write_report(found, tmp_path, shape=SHAPE)
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "answered exactly: the full cache 8, h2o 240 0" in text and sizes_text(found)[1:] in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_gets_a_table_that_fits(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_summary()
+    wide = closing(made, Path("run")).splitlines()
+    monkeypatch.setattr("kvsearch.report.terminal.printed", lambda: width)
+    monkeypatch.setattr("kvsearch.report.terminal.columns_of", lambda _: width)
+    narrow = closing(made, Path("run")).splitlines()
+    assert max(map(len, wide)) > width >= max(map(len, narrow + standing(made)))
+    for row in made.rows:  # its loss is on the line of its name, and its interval from 60 on
+        shown = f"{row.dnll_full.mean:+.4f}" if width < 60 else str(row.dnll_full)
+        assert any(x[2:].startswith(row.name[:14]) and shown in x for x in narrow), row.name
+    words = [" ".join(lines).replace("…", "").split() for lines in (wide, narrow)]
+    lost = {w for w in words[0] if w not in words[1]}
+    assert all(re.fullmatch(r"[-+\[\]0-9.,]+|PPL|fp16|slots|n|\(95|%\)", w) for w in lost), lost
+
+
+def test_the_name_of_a_row_is_cut_only_where_nothing_else_helps() -> None:
+    columns = [Column("policy", 20, left=True), Column("MiB", 8), Column("n", 6, drop=1)]
+    rows = [["a-very-long-policy-name", "5.62", "1280"]]
+    assert table(columns, rows, 30)[1].split() == ["a-very-long-policy-name", "5.62"]
+    assert table(columns, rows, 20)[1].split() == ["a-very-lon…", "5.62"]
+    assert table(columns, rows, None, ["over budget"])[1].endswith("1280  over budget")
