@@ -21,14 +21,15 @@ from kvsearch.pareto import front
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.records import Curve, Interval, Needles, Recheck, Row, Summary, Throughput, Trial
 from kvsearch.report import write_report
-from kvsearch.report.comparison_html import comparison
 from kvsearch.report.describe import describe
 from kvsearch.report.html import Images, render
 from kvsearch.report.labels import place
-from kvsearch.report.pareto_html import _names
-from kvsearch.report.pareto_plot import picture
+from kvsearch.report.pareto_figure import draw
+from kvsearch.report.pareto_plot import Picture, picture
+from kvsearch.report.screen import Column, table
 from kvsearch.report.slotmap import AgeMap, SlotBars, slot_map
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, sizes_text, verdict
+from kvsearch.report.terminal import closing, standing
 from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
@@ -272,7 +273,7 @@ def written(tmp_path_factory):
 
 
 def page(summary: Summary) -> str:
-    return render(summary, SHAPE, Images(b"wide", b"narrow"), picture(summary, SHAPE))
+    return render(summary, SHAPE, Images("wide", "narrow"), picture(summary, SHAPE))
 
 
 def test_a_run_folder_holds_every_file_and_policies_read_back(written):
@@ -330,11 +331,10 @@ def test_every_row_at_the_budget_is_compared_by_name():
     ]  # fmt: skip
     assert [p.name for p in rows] == [r.name for r in sorted(asked, key=lambda r: r.dnll_full.mean)]
     assert len(rows) > 5
-    beside = comparison(info, lambda p: p.name)
-    drawn = [x for trace in beside.data for x in trace.hovertext]
-    assert sorted(drawn) == sorted(p.name for p in rows)
-    for p in rows:
-        assert any(escape(p.name) in text for text in beside.layout.yaxis.ticktext)
+    beside, *_ = draw(info).axes
+    assert [label.get_text() for label in beside.get_yticklabels()] == [p.name for p in rows]
+    links = [line.get_url() for line in beside.lines if line.get_url()]
+    assert links == [f"#{p.anchor}" for p in rows]
 
 
 def test_a_row_that_was_stopped_is_drawn_from_where_it_is_at_least():
@@ -347,7 +347,7 @@ def test_a_row_that_was_stopped_is_drawn_from_where_it_is_at_least():
     info = picture(replace(summary, rows=rows), SHAPE)
     (drawn,) = (p for p in info.points if p.name == far.name)
     assert (drawn.lo, drawn.y, drawn.hi) == (best + 0.02, far.dnll_full.mean, far.dnll_full.mean)
-    assert any("at least 0.020 behind" in line for line in drawn.hover)
+    assert any("at least 0.020 behind" in line for line in drawn.details)
     assert "at least" in info.note and not picture(summary, SHAPE).note
 
 
@@ -356,21 +356,25 @@ def test_page_names_every_row_and_loads_nothing(written):
     html = (folder / "report.html").read_text()
     assert all(f"<b>{escape(row.name)}</b>" in html for row in summary.rows)
     assert "Use trial 31" in html and "PolicyCache.from_json" in html
-    assert html.count("data:image/png;base64,") == 4
+    assert html.count("data:image/png;base64,") == 2 and html.count("<svg") == 2
     for name in ("report.html", "pareto.html"):
         markup = re.sub(r"<script.*?</script>", "", (folder / name).read_text(), flags=re.S)
         assert not re.search(r"(src|srcset|href|data)\s*=\s*[\"']?(https?:)?//", markup)
         assert "<link" not in markup and "@import" not in markup
-    assert "<script src" not in (folder / "pareto.html").read_text()
-    local = set(re.findall(r'href="([^"]+)"', html))
-    assert all((folder / target).is_file() for target in local)
+    for name in ("report.html", "pareto.html"):
+        links = set(re.findall(r'href="([^"]+)"', (folder / name).read_text()))
+        assert {f"#policy-{i}" for i in range(len(summary.rows))} <= links
+        for link in links:
+            file, _, mark = link.partition("#")
+            assert not mark or f'id="{mark}"' in (folder / (file or name)).read_text(), link
+            assert (folder / file).exists()
 
 
 def test_nothing_is_better_when_every_interval_includes_zero():
     assert "better" in page(make_summary()).lower()
     unsure = make_summary(sure=False)
     info = picture(unsure, SHAPE)
-    words = page(unsure) + front_csv(unsure.rows) + str([p.hover for p in info.points])
+    words = page(unsure) + front_csv(unsure.rows) + str([p.details for p in info.points])
     assert "better" not in words.lower() and "worse" not in words.lower()
     assert "no clear difference" in words.lower()
 
@@ -453,11 +457,64 @@ def test_names_at_the_budget_are_in_the_comparison_alone():
     plain = replace(best, x=best.x / 2, name="smaller", recommended=False, on_front=True)
     alike = [replace(plain, name=f"as small {i}") for i in range(12)]
     crowded = replace(info, points=(*info.points, *twins, plain, *alike))
-    names = _names(crowded)
-    assert best.name in names and "smaller" in names
-    assert not names.keys() & {p.name for p in twins}
-    sides = [names[p.name] for p in (plain, *alike) if p.name in names]
-    assert len(sides) == len(set(sides)) < 9  # of one place each side is named once
+    _, *panels = draw(crowded).axes
+    said = [text.get_text() for axes in panels for text in axes.texts]
+    assert best.name in said and "smaller" in said
+    assert not set(said) & {p.name for p in twins}
+
+
+def overlaps(info: Picture, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Texts of a picture that touch another text, or leave the picture."""
+    from matplotlib.text import Text
+
+    figure, drawn, plain = draw(info, narrow=narrow), dict[Text, None](), Text.draw
+    monkeypatch.setattr(Text, "draw", lambda t, r: (drawn.update({t: None}), plain(t, r)))
+    figure.canvas.draw()
+    width, height = figure.canvas.get_width_height()
+    found = [(t.get_text(), t.get_window_extent()) for t in drawn if t.get_text()]
+    bad = [f"{s!r} leaves" for s, e in found
+           if e.x0 < -1 or e.y0 < -1 or e.x1 > width + 1 or e.y1 > height + 1]  # fmt: skip
+    for i, (said, a) in enumerate(found):
+        for other, b in found[:i]:
+            apart = max(a.x0 - b.x1, b.x0 - a.x1, a.y0 - b.y1, b.y0 - a.y1)
+            bad += [f"{said!r} touches {other!r}"] if apart < -2 else []
+    return bad
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("case", ["many", "one", "long", "far"])
+def test_texts_of_a_picture_do_not_touch(
+    case: str, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_summary()
+    if case == "one":
+        made = replace(made, rows=[made.row("trial 31")], trials=[])
+    elif case == "long":
+        made.rows[1] = replace(made.rows[1], name="a-policy-file-with-a-name-of-its-own-" * 2)
+        made = replace(made, recommended=made.rows[1].name)
+        made.text["report"]["name"] = "corpus/of/our/own/documents-2026-11.jsonl:0-900000" * 3
+    elif case == "far":
+        made = replace(made, budget_bytes=8 * made.budget_bytes)
+    info = picture(made, SHAPE)
+    assert not overlaps(info, narrow, monkeypatch)
+    panels = len(draw(info, narrow=narrow).axes)
+    assert panels == (2 if case == "one" else 3)
+
+
+def test_bars_are_cut_and_marked_where_they_leave_the_axes() -> None:
+    info = picture(make_summary(), SHAPE)
+    low, high = info.y_range
+    points = tuple(replace(p, lo=p.lo - 1, hi=p.hi + 1) for p in info.points)
+    info = replace(info, points=points)
+    wide = [p for p in info.at_budget() if p.y < high]
+    assert len(wide) > 3
+    beside, *_ = draw(info).axes
+    for p in wide:
+        row = info.at_budget().index(p)
+        mine = [line for line in beside.lines if list(line.get_ydata())[:1] == [row]]
+        marks = {line.get_marker(): line.get_xdata()[0] for line in mine}
+        assert marks["<"] == low and marks[">"] == high
+        assert all(low <= x <= high for line in mine for x in line.get_xdata())
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -478,7 +535,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_crumbs(tmp_path, monkeypatch,
 def test_importing_the_report_is_light():
     code = (
         "import sys, kvsearch.report; "
-        "print([m for m in ('torch', 'matplotlib', 'plotly', 'jinja2') if m in sys.modules])"
+        "print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -497,12 +554,38 @@ def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:
     found = replace(made, curves=(mine, its), needles=Needles(1472, 8, {"full": 8, "h2o 240": 0}))
     slots = h2o.slots16 / 4 * 2 ** (2 / 3)  # two thirds of the way down, in the logarithm of bytes
     assert sizes_text(found).endswith(
-        f"loses at about {round(slots, -1 if slots >= 100 else 0):.0f}"
+        f"trial 31 with about {round(slots, -1 if slots >= 100 else 0):.0f}"
     )
     low = replace(mine, points=((h2o.bytes_peak // 4, 0.09),))
-    assert "at fewer than" in sizes_text(replace(found, curves=(low, its)))
+    assert "with fewer than" in sizes_text(replace(found, curves=(low, its)))
     lost = replace(mine, points=((h2o.bytes_peak // 4, 0.3),))
     assert sizes_text(replace(found, curves=(lost, its))) == "" == sizes_text(made)
     write_report(found, tmp_path, shape=SHAPE)
     text = (tmp_path / "report.html").read_text("utf-8")
-    assert "of 8, answered exactly: full 8, h2o 240 0" in text and sizes_text(found)[1:] in text
+    assert "answered exactly: the full cache 8, h2o 240 0" in text and sizes_text(found)[1:] in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_gets_a_table_that_fits(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_summary()
+    wide = closing(made, Path("run")).splitlines()
+    monkeypatch.setattr("kvsearch.report.terminal.printed", lambda: width)
+    monkeypatch.setattr("kvsearch.report.terminal.columns_of", lambda _: width)
+    narrow = closing(made, Path("run")).splitlines()
+    assert max(map(len, wide)) > width >= max(map(len, narrow + standing(made)))
+    for row in made.rows:  # its loss is on the line of its name, and its interval from 60 on
+        shown = f"{row.dnll_full.mean:+.4f}" if width < 60 else str(row.dnll_full)
+        assert any(x[2:].startswith(row.name[:14]) and shown in x for x in narrow), row.name
+    words = [" ".join(lines).replace("…", "").split() for lines in (wide, narrow)]
+    lost = {w for w in words[0] if w not in words[1]}
+    assert all(re.fullmatch(r"[-+\[\]0-9.,]+|PPL|fp16|slots|n|\(95|%\)", w) for w in lost), lost
+
+
+def test_the_name_of_a_row_is_cut_only_where_nothing_else_helps() -> None:
+    columns = [Column("policy", 20, left=True), Column("MiB", 8), Column("n", 6, drop=1)]
+    rows = [["a-very-long-policy-name", "5.62", "1280"]]
+    assert table(columns, rows, 30)[1].split() == ["a-very-long-policy-name", "5.62"]
+    assert table(columns, rows, 20)[1].split() == ["a-very-lon…", "5.62"]
+    assert table(columns, rows, None, ["over budget"])[1].endswith("1280  over budget")

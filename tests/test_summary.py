@@ -25,7 +25,7 @@ RUN = STUDY / "records" / "wikitext-3"  # its rows have 1, 2, 4, 8 and 16 window
 def words(found: Summary) -> tuple[str, str]:
     """The report page without its line breaks, and what the terminal shows."""
     shape = summary.shape_from(found.model)
-    html = render(found, shape, Images(b"wide", b"narrow"), picture(found, shape))
+    html = render(found, shape, Images("wide", "narrow"), picture(found, shape))
     return " ".join(html.split()), closing(found, Path("run"))
 
 

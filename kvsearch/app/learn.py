@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from kvsearch.app import inputs
+from kvsearch.app.arguments import check_counts, texts, which
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
-from kvsearch.app.options import check_counts
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, ModelError, RunError, TextError, nearest, quoted
 from kvsearch.files import require_writable, write_atomic
@@ -135,16 +135,14 @@ def learn(
     inputs.require_files(text, held_out)
     check_counts(context=context, windows=windows, steps=steps)
     require_writable(folder)
-    loaded = inputs.model(
-        inputs.which(model), dtype=dtype, device=device, context=context, say=shown.say
-    )
+    loaded = inputs.model(which(model), dtype=dtype, device=device, context=context, say=shown.say)
     limit = in_both_units(loaded.shape, budget_slots, budget_bytes)
     if limit is None:
         limit = in_both_units(loaded.shape, context / SIZE, None)
     policy = at(rule, sized_for(loaded.shape, limit, context))
-    tokens = inputs.tokenized(loaded, inputs.source(inputs.texts(text), dataset, shown.say))
+    tokens = inputs.tokenized(loaded, inputs.source(texts(text), dataset, shown.say))
     if held_out:
-        held = inputs.tokenized(loaded, read_files(inputs.texts(held_out)))
+        held = inputs.tokenized(loaded, read_files(texts(held_out)))
     else:
         tokens, held = cut(tokens, {"train": 1 - HELD_OUT, "held-out": HELD_OUT})
     span = context - (tokens.start is not None)

@@ -30,8 +30,10 @@ def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[P
     Raises:
         RunError: the folder cannot be written.
     """
+    from kvsearch.report.figure import png, svg
     from kvsearch.report.html import draw_images, render
-    from kvsearch.report.pareto_html import draw_html
+    from kvsearch.report.pareto_figure import draw
+    from kvsearch.report.pareto_page import pareto_page
     from kvsearch.report.pareto_plot import picture
 
     info = picture(summary, shape)
@@ -41,8 +43,9 @@ def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[P
         f"policies/{names[row.name]}": _policy_json(summary, row) for row in summary.rows
     }
     files["front.csv"] = front_csv(summary.rows)
-    files["pareto.png"] = images.pareto
-    files["pareto.html"] = draw_html(info)
+    drawn = draw(info)
+    files["pareto.png"] = png(drawn)
+    files["pareto.html"] = pareto_page(info, svg(drawn, "pareto"))
     files["report.html"] = render(summary, shape, images, info)
     return [write_atomic(folder / name, content) for name, content in files.items()]
 

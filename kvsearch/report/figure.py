@@ -1,4 +1,4 @@
-"""What all pictures share: colours that survive colour blindness, marks, and PNG bytes."""
+"""What all pictures share: colours that survive colour blindness, marks, and bytes of a file."""
 
 import io
 from typing import Any
@@ -23,20 +23,13 @@ LABEL: dict[Kind, str] = {
     "earlier": "found by earlier searches",
     "searched": "found by the search",
 }
-# one shape a kind for each back end, so that colour is never the only sign
+# one shape a kind, so that colour is never the only sign
 MARK: dict[Kind, str] = {
     "full": "*",
     "method": "o",
     "combined": "s",
     "earlier": "^",
     "searched": "D",
-}
-SYMBOL: dict[Kind, str] = {
-    "full": "star",
-    "method": "circle",
-    "combined": "square",
-    "earlier": "triangle-up",
-    "searched": "diamond",
 }
 KINDS: tuple[Kind, ...] = ("searched", "earlier", "combined", "method", "full")
 
@@ -58,6 +51,22 @@ def png(figure: Any) -> bytes:
     return out.getvalue()
 
 
+def svg(figure: Any, name: str) -> str:
+    """The figure as an `<svg>` element for a page; equal figures give equal text.
+
+    Args:
+        figure: what to write; marks with a `url` become links.
+        name: tells the ids of this element from those of others on the page.
+    """
+    from matplotlib import rc_context
+
+    out = io.StringIO()
+    with rc_context({"svg.hashsalt": name}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :].replace(' target="_blank"', "")
+
+
 def bare(axes: Any) -> None:
     """Take the box away and keep two quiet axes."""
     for side in ("top", "right"):
@@ -65,3 +74,12 @@ def bare(axes: Any) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GREY)
     axes.tick_params(colors=GREY, labelcolor=INK, length=3, width=0.7)
+
+
+def cut(text: Any, pixels: float) -> None:
+    """Shorten a drawn text to a width, with dots at its end."""
+    renderer, said = text.figure.canvas.get_renderer(), text.get_text()
+    for most in range(len(said), 0, -1):
+        text.set_text(said if most == len(said) else f"{said[:most].rstrip()}…")
+        if text.get_window_extent(renderer).width <= pixels:
+            return

@@ -9,9 +9,9 @@ from typing import Any
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.records import Example, Recheck, Row, Summary
 from kvsearch.report import facts
-from kvsearch.report.describe import describe
+from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.facts import STATES
-from kvsearch.report.figure import LABEL
+from kvsearch.report.figure import LABEL, svg
 from kvsearch.report.pareto_plot import Picture
 from kvsearch.report.recommendation import recommendation
 from kvsearch.report.slotmap import caption, slot_map
@@ -20,24 +20,32 @@ from kvsearch.report.tables import (
     behind_text,
     bytes_text,
     interval_text,
-    needles_text,
     policy_files,
     signed,
-    sizes_text,
     verdict,
 )
 from kvsearch.report.words import Words, words_of
 
+_SHORT = {
+    "better": "better than",
+    "worse": "worse than",
+    "no clear difference": "no clear difference to",
+}
 # the marks of the picture, filled on the front and hollow off it
 _GLYPH = {"full": "★☆", "method": "●○", "combined": "■□", "earlier": "▲△", "searched": "◆◇"}
 
 
 @dataclass(frozen=True)
 class Images:
-    """PNG bytes for the page, each wide and for phones; None where there is nothing to show."""
+    """Pictures of the page, each wide and for phones; None where there is nothing to show.
 
-    pareto: bytes
-    pareto_narrow: bytes
+    Attributes:
+        pareto: an `<svg>` element, whose marks are links to rows of the table.
+        slots: PNG bytes, as are all others.
+    """
+
+    pareto: str
+    pareto_narrow: str
     slots: bytes | None = None
     slots_narrow: bytes | None = None
     needles: bytes | None = None
@@ -47,14 +55,14 @@ class Images:
 def draw_images(summary: Summary, shape: ModelShape, info: Picture) -> Images:
     """Draw the Pareto picture, the slot map of the recommended policy and the map of needles."""
     from kvsearch.report.needles import draw_needles, needle_map
-    from kvsearch.report.pareto_png import draw_png
+    from kvsearch.report.pareto_figure import draw
     from kvsearch.report.slotmap_png import draw_slots
 
     policy, facts_found = _mapped(summary), needle_map(summary)
     slots = None if policy is None else slot_map(policy, shape, facts.context(summary))
     return Images(
-        draw_png(info),
-        draw_png(info, narrow=True),
+        _linked(svg(draw(info), "pareto")),
+        _linked(svg(draw(info, narrow=True), "narrow")),
         None if slots is None else draw_slots(slots),
         None if slots is None else draw_slots(slots, narrow=True),
         None if facts_found is None else draw_needles(facts_found),
@@ -82,12 +90,12 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         open=summary.open,
         asked=_asked(summary, shape),
         recommendation=recommendation(summary, shape),
-        images={k: _data(v) for k, v in vars(images).items()},
+        images={k: _data(v) if isinstance(v, bytes) else v for k, v in vars(images).items()},
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),
         placed=info.placed,
-        needles=needles_text(summary),
-        sizes=sizes_text(summary),
+        sizes=bool(info.curves),
+        needles=summary.needles is not None,
         behind=behind_text(summary.behind),
         left_out=facts.left_out(summary),
         tokens=facts.scored_tokens(summary),
@@ -103,9 +111,12 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
     )
 
 
-def _data(image: bytes | None) -> str | None:
-    if image is None:
-        return None
+def _linked(picture: str) -> str:
+    """Trials have no row on this page; their marks lead to the page that has them."""
+    return picture.replace('href="#trial-', 'href="pareto.html#trial-')
+
+
+def _data(image: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(image).decode("ascii")
 
 
@@ -139,12 +150,14 @@ def _rows(summary: Summary) -> list[dict[str, Any]]:
     files = policy_files(summary.rows)
     several = len({r.tokens for r in summary.rows}) > 1
     words = words_of(summary)
-    return [_row(r, summary.recommended, files[r.name], several, words) for r in summary.rows]
+    return [
+        {"anchor": f"policy-{i}", "recommended": r.name == summary.recommended}
+        | _row(r, files[r.name], several, words)
+        for i, r in enumerate(summary.rows)
+    ]
 
 
-def _row(
-    row: Row, recommended: str | None, file: str, several: bool, words: Words
-) -> dict[str, Any]:
+def _row(row: Row, file: str, several: bool, words: Words) -> dict[str, Any]:
     level, limits = words.level_of(row)
     d = row.decode
     best = None if row.kind == "full" or row.best == row.name else row.dnll_best
@@ -155,8 +168,8 @@ def _row(
         "glyph": _GLYPH[row.kind][0 if row.on_front else 1],
         "on_front": row.on_front,
         "over": not row.within_budget,
-        "recommended": row.name == recommended,
         "description": describe(row.policy),
+        "json": compact_json(row.policy),
         "file": f"policies/{file}",
         "level": level,
         "level_interval": limits,
@@ -166,11 +179,11 @@ def _row(
             for k in row.workloads
         ],
         "discordant": _discordant(row),
-        "n": f"n = {row.tokens:,}" if several else "",
+        "n": f"{row.tokens:,}" if several else "",
         "stopped": at_least(row),
         "full": None if row.kind == "full" else interval_text(row.dnll_full).split(" ", 1),
         "best": interval_text(best).split(" ", 1) if best else None,
-        "verdict": f"{verdict(best)} ({row.best})" if best else _why_no_best(row),
+        "verdict": f"{_SHORT[verdict(best)]} {row.best}" if best else _why_no_best(row),
         "bytes": bytes_text(row.bytes_peak),
         "slots": f"{row.slots16:,.4g}",
         "search": "" if row.search_dnll is None else signed(row.search_dnll),
@@ -243,6 +256,8 @@ def _how(summary: Summary) -> dict[str, Any]:
     if drift:
         shrink = {"n": len(drift), "mean": signed(sum(drift) / len(drift))}
     return {
+        "searched": any(t.kind == "searched" for t in summary.trials),
+        "speeds": any(r.decode is not None for r in summary.rows),
         "stopped": any(r.stopped is not None for r in summary.rows),
         "further": len({r.windows for r in summary.rows if r.stopped is None}) > 1,
         "trials": len(summary.trials),

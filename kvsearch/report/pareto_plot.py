@@ -1,4 +1,4 @@
-"""The Pareto picture as numbers: what two back ends draw, and what tests check.
+"""The Pareto picture as numbers: what is drawn, and what tests check.
 
 One coordinate serves both axes on the side: `y` is dNLL to the full cache, and PPL is
 `ppl_full * exp(y)`, so a linear dNLL axis is a logarithmic PPL axis.
@@ -34,7 +34,8 @@ class Point:
         y: loss over the full cache, in the unit of `Words`; `lo` and `hi` are its 95 % limits. Of a
             row that was stopped because it is certainly behind the recommended policy, `lo` is how
             far at least and `hi` is `y`: little is known of its loss itself.
-        hover: lines of plain text.
+        details: lines of plain text.
+        anchor: of the element of a page that has the details.
     """
 
     name: str
@@ -45,7 +46,8 @@ class Point:
     hi: float
     on_front: bool
     recommended: bool
-    hover: tuple[str, ...]
+    details: tuple[str, ...]
+    anchor: str
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,10 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
     unit = shape.slot_bytes * shape.layers
     best = next((r.dnll_full.mean for r in summary.rows if r.name == summary.recommended), 0.0)
     words = words_of(summary)
-    points = tuple(_point(r, r.name == summary.recommended, best, words) for r in summary.rows)
+    points = tuple(
+        _point(r, f"policy-{i}", r.name == summary.recommended, best, words)
+        for i, r in enumerate(summary.rows)
+    )
     trials = tuple(
         _trial_point(t, unit, words)
         for t in summary.trials
@@ -176,7 +181,7 @@ def ppl_ticks(info: Picture, most: int) -> list[tuple[float, str]]:
     return [(math.log(v / info.ppl_full), f"{v:.4g}") for v in nice_steps(lo, hi, most) if v > 0]
 
 
-def _point(row: Row, recommended: bool, best: float, words: Words) -> Point:
+def _point(row: Row, anchor: str, recommended: bool, best: float, words: Words) -> Point:
     """The mark of a row; `best` is the recommended policy's loss over the full cache."""
     against = "no other published method is as small"
     if row.dnll_best is not None and row.best != row.name:
@@ -184,7 +189,7 @@ def _point(row: Row, recommended: bool, best: float, words: Words) -> Point:
             f"{words.loss} to {row.best} {interval_text(row.dnll_best)} {words.unit}: "
             f"{verdict(row.dnll_best)}"
         )
-    hover = (
+    details = (
         row.name,
         f"{words.level} {' '.join(words.level_of(row))}, n = {row.tokens:,} {words.count}",
         f"{words.loss} to full {interval_text(row.dnll_full)} {words.unit}",
@@ -206,21 +211,22 @@ def _point(row: Row, recommended: bool, best: float, words: Words) -> Point:
         d.hi,
         row.on_front,
         recommended,
-        hover,
+        details,
+        anchor,
     )
 
 
 def _trial_point(trial: Trial, unit: int, words: Words) -> Point:
     assert trial.dnll is not None and trial.bytes_peak is not None
-    hover = (
+    details = (
         f"{trial.name}, on the search {words.material}",
         f"{words.loss} to full {signed(trial.dnll)} {words.unit}, no interval",
         f"{bytes_text(trial.bytes_peak)} per sequence = {trial.bytes_peak / unit:,.4g} fp16 slots",
         describe(trial.policy),
         compact_json(trial.policy),
     )
-    y = trial.dnll
-    return Point(trial.name, trial.kind, float(trial.bytes_peak), y, y, y, False, False, hover)
+    y, x, anchor = trial.dnll, float(trial.bytes_peak), f"trial-{trial.number}"
+    return Point(trial.name, trial.kind, x, y, y, y, False, False, details, anchor)
 
 
 def _x_ticks(x_range: tuple[float, float], unit: int) -> tuple[tuple[float, str], ...]:

@@ -1,5 +1,6 @@
 """The recommendation of a run: the policy, what it costs, and how to use it."""
 
+import math
 from dataclasses import dataclass
 
 from kvsearch.policy import ModelShape
@@ -9,8 +10,10 @@ from kvsearch.report.describe import describe
 from kvsearch.report.tables import (
     bytes_text,
     interval_text,
+    needles_text,
     percent_text,
     policy_files,
+    sizes_text,
     verdict,
 )
 from kvsearch.report.words import TEXT, Words, words_of
@@ -19,6 +22,7 @@ PYTHON = """\
 from kvsearch import PolicyCache
 cache = PolicyCache.from_json("{file}", model)
 model.generate(**inputs, past_key_values=cache)"""
+_WAY = {True: "above", False: "below"}
 SHELL = "kvsearch export {file} --to {target}"
 
 
@@ -34,10 +38,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended policy in words; `name` is None when there is none."""
+    """The recommended policy in words; `name` is None when there is none.
+
+    Attributes:
+        sentence: the policy in one line, or why there is none.
+        costs: what it saves and loses, in plain sentences.
+    """
 
     name: str | None
     sentence: str
+    costs: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     python: str = ""
     shell: str = ""
@@ -64,6 +74,7 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
     return Recommendation(
         row.name,
         describe(row.policy),
+        _costs(row, full, summary),
         figures,
         PYTHON.format(file=file),
         SHELL.format(file=file, target=summary.settings.get("target", "transformers")),
@@ -80,6 +91,36 @@ def _nothing(summary: Summary, shape: ModelShape) -> str:
         f"None of the {all_rows} policies measured on the report text fits in {limit}. Raise "
         "the budget, or widen the search space."
     )
+
+
+def _costs(row: Row, full: Row | None, summary: Summary) -> tuple[str, ...]:
+    """What a person decides by: bytes, the loss, the best published method, sizes and facts."""
+    if row.kind == "full" or full is None:
+        return ()
+    text = words_of(summary) is TEXT
+    saved = (
+        f"One sequence takes at most {bytes_text(row.bytes_peak)} of KV cache instead of "
+        f"{bytes_text(full.bytes_peak)}"
+    )
+    said = [f"{saved}, and {_change(row.dnll_full, 'the full cache', text)}."]
+    found = summary.against("method")
+    if found is not None and found.against != row.name:
+        change = _change(found.dnll, f"{found.against}, the best published method", text)
+        said.append(f"{change[0].upper()}{change[1:]}.")
+    for more in (sizes_text(summary), needles_text(summary)):
+        if more:
+            said.append(f"{more[0].upper()}{more[1:]}.")
+    return tuple(said)
+
+
+def _change(d: Interval, other: str, text: bool) -> str:
+    """A loss in per cent, of perplexity or of the context; no direction where zero is inside."""
+    if verdict(d) == "no clear difference":
+        return f"the loss is not distinguishable from that of {other}"
+    size = math.expm1(min(abs(d.mean), 20.0)) if d.mean > 0 else -math.expm1(-abs(d.mean))
+    if not text:
+        return f"the loss is {100 * abs(d.mean):.0f} % of the context {_WAY[d.mean > 0]} {other}'s"
+    return f"the perplexity is {100 * size:.1f} % {_WAY[d.mean > 0]} that of {other}"
 
 
 def _level(row: Row, words: Words) -> Figure:

@@ -90,15 +90,16 @@ def needles_text(summary: Summary) -> str:
     found = summary.needles
     if found is None:
         return ""
-    kept = ", ".join(f"{name} {count}" for name, count in found.exact.items())
+    names = {"full": "the full cache"}
+    kept = ", ".join(f"{names.get(name, name)} {count}" for name, count in found.exact.items())
     return (
-        f"facts asked for after {found.tokens:,} tokens of context, of {found.asks}, answered "
-        f"exactly: {kept}"
+        f"of {found.asks} facts asked for after {found.tokens:,} tokens of context, these were "
+        f"answered exactly: {kept}"
     )
 
 
 def sizes_text(summary: Summary) -> str:
-    """With how much memory the best published method's loss is reached; empty if not measured."""
+    """With how many slots the best published method's loss is reached; empty if not measured."""
     if len(summary.curves) < 2 or summary.recommended is None:
         return ""
     mine, its = summary.curves[:2]
@@ -118,7 +119,7 @@ def sizes_text(summary: Summary) -> str:
         share = (ya - loss) / (ya - yb) if ya > yb else 1.0
         slots, near = xa / unit * (xb / xa) ** share, "about"
     return (
-        f"what {its.name} loses at {row.slots16:,.3g} slots, {mine.name} loses at {near} "
+        f"{its.name} with {row.slots16:,.3g} slots loses as much as {mine.name} with {near} "
         f"{round(slots, -1 if slots >= 100 else 0):,.0f}"
     )
 

@@ -1,6 +1,7 @@
 """What the commands print for people: short tables on stdout."""
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,39 +9,53 @@ from kvsearch.policy import HeadLosses
 from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed, text_part
+from kvsearch.report.figure import LABEL
+from kvsearch.report.screen import Column, columns_of, folded, printed, table
 from kvsearch.report.tables import at_least, behind_text, needles_text, sizes_text
 from kvsearch.report.words import TEXT, Words, words_of
 
 
 def closing(summary: Summary, folder: Path) -> str:
-    """The end of a run: the table, the recommendation, and where everything is."""
+    """The end of a run: the table, the recommendation, and where everything is.
+
+    On a terminal no line but that of a path is longer than the terminal is wide.
+    """
+    width = printed()
     rows = sorted(summary.rows, key=lambda r: (not r.within_budget, r.nll))
     if not rows:
         return f"nothing was measured to the end; {folder} has the policies tried so far"
     w = words_of(summary)
     counted = "contexts of the report" if summary.prompted else "tokens of report text"
     unit = [
-        f"  n {counted}; {w.loss} to the full cache in {w.unit}, 95 % intervals corrected for "
-        f"{len(rows) - 1} rows"
+        f"  n: {counted}; {w.loss}: loss over the full cache, {w.unit}, with 95 % intervals "
+        f"corrected for {len(rows) - 1} rows" + "; 0.01 is about 1 % of PPL" * (w is TEXT)
     ]
     if where := placed(summary):
         unit.append(f"  {where}")
-    head = (
-        f"{'':2}{'policy':<22}{w.level:>8}  {f'{w.loss} (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}"
-        f"{'n':>7}"
-    )
-    lines = ["", *([summary.open] if summary.open else []), head]
+    columns = [
+        Column("  policy", 24, left=True),
+        Column(w.level, 8, drop=1),
+        Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
+        Column("fp16 slots", 10, drop=3),
+        Column("MiB", 8),
+        Column("n", 7, drop=2),
+    ]
+    cells, notes = [], []
     for r in rows:
         mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
-        note = "" if r.within_budget or r.kind == "full" else "  over budget"
+        note = [] if r.within_budget or r.kind == "full" else ["over budget"]
         if r.kind == "searched" and not r.on_front:
-            note += f"  off the front on {'these prompts' if summary.prompted else 'this text'}"
+            note.append(f"off the front on {'these prompts' if summary.prompted else 'this text'}")
         if r.stopped is not None:
-            note += f"  {at_least(r)}"
-        lines.append(
-            f"{mark}{r.name:<22}{_level(r, w):>8}  {_interval(r.dnll_full):<26}{r.slots16:>10.1f}"
-            f"{r.bytes_peak / 2**20:>8.2f}{r.tokens:>7}{note}"
-        )
+            note.append(at_least(r))
+        notes.append("  ".join(note))
+        cells.append(
+            [f"{mark}{r.name}", _level(r, w), f"  {_interval(r.dnll_full)}", f"{r.slots16:.1f}",
+             f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
+        )  # fmt: skip
+    found = ["", *folded([summary.open] if summary.open else [], width)]
+    found += table(columns, cells, width, notes)
+    lines: list[str] = []
     lines += [*unit, "  -> recommended   * on the front", ""]
     if summary.recommended is not None:
         lines += _recommendation(summary.row(summary.recommended), summary)
@@ -48,7 +63,7 @@ def closing(summary: Summary, folder: Path) -> str:
         if c == summary.against("method"):
             continue  # said above
         lines.append(
-            f"  {c.policy} - {c.against} on {_on(c.text, summary)}: {_interval(c.dnll)} "
+            f"  {c.policy} against {c.against} on {_on(c.text, summary)}: {_interval(c.dnll)} "
             f"(n = {c.tokens})"
         )
     counts = ", ".join(f"{n} {STATES.get(k, k)}" for k, n in sorted(summary.counts.items()))
@@ -67,6 +82,8 @@ def closing(summary: Summary, folder: Path) -> str:
     lines += [
         f"  {tokens:,} search tokens evaluated; {summary.seconds:.0f} s"
         + (" since the run was resumed" if summary.resumed else ""),
+    ]
+    files = [
         "",
         f"report    {folder / 'report.html'}",
         f"front     {folder / 'front.csv'}",
@@ -74,8 +91,9 @@ def closing(summary: Summary, folder: Path) -> str:
         f"policies  {folder / 'policies'}",
     ]
     if summary.recommended is not None:
-        lines.append(f"best      {folder / 'best.json'}")
-    return "\n".join(lines)
+        files.append(f"best      {folder / 'best.json'}")
+    whole = "\n".join(lines).split("\n")
+    return "\n".join([*found, *folded(whole, width), *files])
 
 
 def standing(summary: Summary) -> list[str]:
@@ -87,15 +105,25 @@ def standing(summary: Summary) -> list[str]:
         return []
     w, best = words_of(summary), summary.row(summary.recommended)
     where = text_part(summary, "report").name
-    lines = [f"so far, {w.loss} to the full cache ({w.unit}, 95 %) on {where}:"]
     shown = {"recommended": best}
     for title, kind in (("best published", "method"), ("best combination", "combined")):
         rows = [r for r in summary.rows if r.kind == kind and r.within_budget and r != best]
         shown |= {title: min(rows, key=lambda r: r.nll)} if rows else {}
-    for title, r in shown.items():
-        d, at = r.dnll_full, f"{r.bytes_peak / 2**20:.2f} MiB"
-        lines.append(f"  {title:<17}{r.name:<18}{_interval(d):<26}{at:>10}, n = {r.tokens}")
-    return lines
+    columns = [
+        Column("", 19, left=True, drop=1),
+        Column("", 18, left=True),
+        Column("", 26, left=True, brief=True),
+        Column("", 10),
+        Column("", 12, drop=2),
+    ]
+    cells = [
+        [f"  {title}", r.name, _interval(r.dnll_full), f"{r.bytes_peak / 2**20:.2f} MiB",
+         f"n = {r.tokens}"]
+        for title, r in shown.items()
+    ]  # fmt: skip
+    width = columns_of(sys.stderr)
+    head = f"so far, {w.loss} to the full cache ({w.unit}, 95 %) on {where}:"
+    return [*folded([head], width), *table(columns, cells, width)[1:]]
 
 
 def _on(text: str, summary: Summary) -> str:
@@ -108,7 +136,10 @@ def _level(row: Row, words: Words) -> str:
 
 def _recommendation(row: Row, summary: Summary) -> list[str]:
     budget = summary.settings["budget_slots"]
-    lines = [f"For {budget:g} fp16 slots per layer: {row.name} - {describe(row.policy)}"]
+    lines = [
+        f"Recommended for {budget:g} fp16 slots per layer: {row.name} ({LABEL[row.kind]}), "
+        f"{describe(row.policy)}"
+    ]
     for k in row.workloads:
         full = next(x for x in summary.row("full").workloads if x.workload == k.workload)
         lines.append(
@@ -144,54 +175,68 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
 
 def results_table(document: dict[str, Any]) -> str:
     """The results of `kvsearch eval`."""
-    lines = [
-        f"{'policy':<22}{'PPL':>9}  {'dNLL to full (95 %)':<26}{'fp16 slots':>10}{'MiB':>8}{'s':>7}"
+    width = printed()
+    columns = [
+        Column("policy", 22, left=True),
+        Column("PPL", 9, drop=1),
+        Column("  dNLL to full (95 %)", 28, left=True, brief=True),
+        Column("fp16 slots", 10, drop=2),
+        Column("MiB", 8),
+        Column("s", 7, drop=3),
     ]
-    for r in document["results"]:
-        d = _interval(Interval(**r["dnll_full"]))
-        over = "  over budget" if r["within_budget"] is False else ""
-        lines.append(
-            f"{r['policy']:<22}{r['ppl']:>9.3f}  {d:<26}{r['slots16']:>10.1f}"
-            f"{r['bytes_peak'] / 2**20:>8.2f}{r['seconds']:>7.1f}{over}"
-        )
+    cells = [
+        [r["policy"], f"{r['ppl']:.3f}", f"  {_interval(Interval(**r['dnll_full']))}",
+         f"{r['slots16']:.1f}", f"{r['bytes_peak'] / 2**20:.2f}", f"{r['seconds']:.1f}"]
+        for r in document["results"]
+    ]  # fmt: skip
+    lines: list[str] = []
     lines.append(
         f"n = {document['tokens']} tokens of {document['text']['name']}, scored from position "
         f"{document['score_from']} of {document['windows']} x {document['context']}; "
         "dNLL in nats/token"
     )
     lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
-    return "\n".join(lines)
+    notes = ["over budget" if r["within_budget"] is False else "" for r in document["results"]]
+    return "\n".join([*table(columns, cells, width, notes), *folded(lines, width)])
 
 
 def answers_table(document: dict[str, Any]) -> str:
     """The results of `kvsearch eval` on prompts: one block a workload."""
-    lines: list[str] = []
+    width = printed()
+    columns = [
+        Column("  policy", 22, left=True),
+        Column("context lost, % (95 %)", 26, left=True, drop=1, brief=True),
+        Column("exact, % (95 %)", 20, left=True, brief=True),
+        Column("NLL", 6, drop=4),
+        Column("flips, %", 10, drop=3),
+        Column("fp16 slots", 12, drop=2),
+        Column("MiB", 8),
+        Column("s", 7, drop=5),
+    ]
+    found: list[str] = []
     for w in document["workloads"]:
-        lines.append(
+        head = (
             f"{w['name']}, question-{w['see']}: {w['asks']} answers on {w['items']} contexts, up "
             f"to {w['tokens']} tokens; full cache exact {100 * w['full_exact']:.0f} %, NLL "
             f"{w['full']:.2f}, without the context {w['empty']:.2f}"
             + ("" if w["passes"] else "; NOT USABLE: this model does not need the context here")
         )
-        lines.append(
-            f"  {'policy':<20}{'context lost, % (95 %)':<26}{'exact, % (95 %)':<20}{'NLL':>6}"
-            f"{'flips, %':>10}{'fp16 slots':>12}{'MiB':>8}{'s':>7}"
-        )
-        for r in document["results"]:
-            if r["workload"] != w["name"]:
-                continue
-            over = "  over budget" if r["within_budget"] is False else ""
-            lines.append(
-                f"  {r['policy']:<20}{_percent(r['lost']):<26}{_percent(r['exact']):<20}"
-                f"{r['nll']:>6.2f}{100 * r['flips']:>10.0f}{r['slots16']:>12.1f}"
-                f"{r['bytes_peak'] / 2**20:>8.2f}{r['seconds']:>7.1f}{over}"
-            )
+        rows = [r for r in document["results"] if r["workload"] == w["name"]]
+        cells = [
+            [f"  {r['policy']}", _percent(r["lost"]), _percent(r["exact"]), f"{r['nll']:.2f}",
+             f"{100 * r['flips']:.0f}", f"{r['slots16']:.1f}", f"{r['bytes_peak'] / 2**20:.2f}",
+             f"{r['seconds']:.1f}"]
+            for r in rows
+        ]  # fmt: skip
+        notes = ["over budget" if r["within_budget"] is False else "" for r in rows]
+        found += [*folded([head], width), *table(columns, cells, width, notes)]
+    lines: list[str] = []
     lines.append(
         "context lost: rise of the answers' NLL over the full cache, in shares of the rise without "
         "the context"
     )
     lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
-    return "\n".join(lines)
+    return "\n".join([*found, *folded(lines, width)])
 
 
 def _percent(d: dict[str, float | None]) -> str:

@@ -1,4 +1,4 @@
-"""The comparison at the budget, drawn by matplotlib: a row per policy, least loss first."""
+"""The panel that compares policies of about the budget's bytes: one a row, least loss first."""
 
 from typing import Any
 
@@ -6,12 +6,8 @@ from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, MARK
 from kvsearch.report.pareto_plot import Picture
 from kvsearch.report.tables import signed
 
-ROW = 0.21  # inches of one row
-
-
-def inches(info: Picture) -> float:
-    """Height that the rows need."""
-    return ROW * len(info.at_budget())
+LEAST, MOST = 0.21, 0.36  # inches of one row
+LONGEST = 24  # letters of a name
 
 
 def draw_comparison(info: Picture, axes: Any) -> None:
@@ -19,9 +15,9 @@ def draw_comparison(info: Picture, axes: Any) -> None:
 
     Args:
         info: what to draw.
-        axes: an empty panel, at least `inches` high.
+        axes: an empty panel, at least `LEAST` inches a row high.
     """
-    rows, edge = info.at_budget(), info.y_range[1]
+    rows, (low, edge) = info.at_budget(), info.y_range
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(GREY)
@@ -29,17 +25,17 @@ def draw_comparison(info: Picture, axes: Any) -> None:
     axes.tick_params(axis="x", labelcolor=INK)
     axes.tick_params(axis="y", length=0, pad=6)
     axes.set_ylim(max(len(rows), 1) - 0.4, -0.6)
-    axes.set_xlim(info.y_range[0], edge)
+    axes.set_xlim(low, edge)
     axes.axvline(0, color="black", lw=0.9, ls=(0, (6, 3)), zorder=1)
     for i, p in enumerate(rows):
         beyond, colour = p.y > edge, COLOUR[p.kind]
         if p.recommended:
             axes.axhspan(i - 0.45, i + 0.45, color=FAINT, alpha=0.7, lw=0, zorder=0)
         if p.lo < edge and p.lo < p.hi:
-            axes.plot([p.lo, min(p.hi, edge)], [i, i], color=colour, lw=1.6, alpha=0.7, zorder=3)
-            bounds = ((info.y_range[0], p.lo < info.y_range[0]), (edge, p.hi > edge))
-            cut = [x for x, out in bounds if out]
-            axes.plot(cut, [i] * len(cut), "x", ms=5, mec=colour, zorder=3, clip_on=False)
+            ends = max(p.lo, low), min(p.hi, edge)
+            axes.plot(ends, [i, i], color=colour, lw=1.6, alpha=0.7, zorder=3)
+            for at, mark in (*[(low, "<")] * (p.lo < low), *[(edge, ">")] * (p.hi > edge)):
+                axes.plot(at, i, mark, ms=4, color=colour, zorder=3, clip_on=False)
         axes.plot(
             min(p.y, edge),
             i,
@@ -50,6 +46,7 @@ def draw_comparison(info: Picture, axes: Any) -> None:
             mew=1.3,
             zorder=4,
             clip_on=False,
+            url=f"#{p.anchor}",
         )
         axes.annotate(
             signed(p.y, 3 if abs(p.y) < 1 else 2),
@@ -61,9 +58,11 @@ def draw_comparison(info: Picture, axes: Any) -> None:
             fontsize="small",
             color=INK,
         )
-    axes.set_yticks(range(len(rows)), [p.name for p in rows], fontsize="small")
+    names = [p.name if len(p.name) <= LONGEST else f"{p.name[: LONGEST - 1]}…" for p in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize="small")
     for label, p in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_color(COLOUR[p.kind])
         label.set_fontweight("bold" if p.recommended else "normal")
-    axes.set_xlabel("\n".join(filter(None, (info.loss, info.note))))
-    axes.set_title("At the budget, least loss first", loc="left", fontsize=9, color=INK)
+    axes.locator_params(axis="x", nbins=5)
+    axes.set_xlabel("\n".join(filter(None, (info.loss, info.note))), loc="right")
+    axes.set_title("At the budget, least loss first", loc="right", fontsize="medium", color=INK)
