@@ -8,6 +8,8 @@ the mean, over tasks, of the best point's loss in units of what the better textb
 loses there; of points for prompts, the mean share of the context lost.
 `text.csv`: portfolio points on four windows of the report part of six texts; `text-mean.csv`: their
 means over all windows, with the paired difference to the first point of the portfolio before.
+`gemma-mean.csv`: the same of Gemma-3-270M at 128 slots. `controls-mean.csv`: the first
+point with budgets of other kinds and from other measurements, paired with `recall`, which ships.
 `needles.csv`: facts in prose that no measurement of heads saw, asked after the context.
 `before.csv`: the same policies on the same windows, with losses of heads estimated on 512 tokens of
 the text, out of the records of `studies/2026-11-portfolio`. Nats per token, means of two windows.
@@ -84,8 +86,10 @@ def on_text(name: str) -> dict[tuple[str, int, str], list[float]]:
     }
 
 
-def means(found: dict[tuple[str, int, str], list[float]]) -> list[dict[str, object]]:
-    """Slots and point -> mean over all windows of all texts."""
+def means(
+    found: dict[tuple[str, int, str], list[float]], to: str = FIRST
+) -> list[dict[str, object]]:
+    """Slots and point -> mean over all windows of all texts, and less than that of `to`."""
     texts = sorted({text for text, _, _ in found})
     out: list[dict[str, object]] = []
     for slots in sorted({s for _, s, _ in found}):
@@ -96,10 +100,10 @@ def means(found: dict[tuple[str, int, str], list[float]]) -> list[dict[str, obje
                 "slots": slots, "point": point, "texts": len(have), "windows": len(mine),
                 "dnll": f"{mine.mean():.4f}",
             }  # fmt: skip
-            if all((t, slots, FIRST) in found for t in have):
-                first = np.concatenate([found[t, slots, FIRST] for t in have])
+            if all((t, slots, to) in found for t in have):
+                first = np.concatenate([found[t, slots, to] for t in have])
                 gap = paired(mine[:, None], first[:, None])
-                row["less_than_before"] = f"{-gap.mean:.4f}"
+                row["less"] = f"{-gap.mean:.4f}"
                 row["lo"], row["hi"] = f"{-gap.hi:.4f}", f"{-gap.lo:.4f}"
                 row["ratio"] = f"{mine.mean() / first.mean():.2f}"
             out.append(row)
@@ -160,6 +164,8 @@ def tables() -> dict[str, list[dict[str, object]]]:
             for (t, s, p), x in wide.items()
         ],
         "text-mean.csv": means(wide),
+        "gemma-mean.csv": means(on_text("text-gemma3-270m")),
+        "controls-mean.csv": means(on_text("controls-smollm2-135m"), "recall"),
         "needles.csv": needles("needles-smollm2-135m"),
         "prompts-report.csv": [
             {"task": task, "policy": name, "context_lost": f"{x:.3f}", "exact": f"{e:.3f}"}
