@@ -126,6 +126,7 @@ def found() -> dict[str, dict[str, Any]]:
     return {x: json.loads(text.splitlines()[-1]) for x, text in said.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("default", DEFAULTS[1:])
 def test_defaults_of_torch_change_nothing(default: str, found: dict[str, Any]) -> None:
     want, got = found["float32"], found[default]

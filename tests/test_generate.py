@@ -256,7 +256,9 @@ def test_other_caches_still_work_on_an_installed_model(windowed: bool) -> None:
         assert torch.equal(both[:1, 24:], alone[:, 21:])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize(
+    "attention", ["sdpa", "eager", pytest.param("flex_attention", marks=pytest.mark.slow)]
+)
 def test_rows_of_a_batch_that_is_padded_on_the_left_are_what_they_are_alone(attention: str) -> None:
     model, pads = make(), (5, 0)
     model.set_attn_implementation(attention)

@@ -10,6 +10,7 @@ from kvsearch.app import loops
 from kvsearch.app.loops import compiling
 
 
+@pytest.mark.slow
 def test_what_decoding_needs_is_on_disk_when_it_is_wanted(tmp_path, monkeypatch) -> None:
     pytest.importorskip("numba")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))

@@ -351,7 +351,7 @@ def test_too_short_too_small_and_unwritable(
     [
         ([], signal.SIGINT),
         (["--workers", "2"], signal.SIGTERM),
-        (["--ray", "local", "--workers", "2"], signal.SIGINT),
+        pytest.param(["--ray", "local", "--workers", "2"], signal.SIGINT, marks=pytest.mark.slow),
     ],
     ids=["here", "processes", "ray"],
 )

@@ -25,6 +25,7 @@ def test_there_is_a_study() -> None:
     assert STUDIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES, ids=lambda p: p.name)
 def test_tables_follow_from_the_records(study: Path) -> None:
     found = check(study)

@@ -12,8 +12,8 @@ KERNELS = HERE.parents[1] / "kernels"
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that lane")
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_the_kernels_agree_with_their_references_in_the_interpreter(which):
+@pytest.mark.slow
+def test_the_kernels_agree_with_their_references_in_the_interpreter():
     # Triton reads the variable when it decorates a kernel, hence a process of its own
     run = subprocess.run(
         [
@@ -22,7 +22,7 @@ def test_the_kernels_agree_with_their_references_in_the_interpreter(which):
             "pytest",
             "-n0",
             "-m",
-            which,
+            "slow or not slow",
             "-p",
             "no:cacheprovider",
             str(HERE / "interpreter"),

@@ -16,6 +16,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 BENCH = Path(__file__).parents[2] / "kernels/bench"
 STAGES = {"a", "b", "c", "d", "e", "f", "g"}
 NCU = """#!/bin/sh

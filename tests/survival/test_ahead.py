@@ -141,6 +141,7 @@ def test_one_evaluator_gets_the_jobs_that_it_always_got(tmp_path: Path) -> None:
     assert begun == GOLDEN.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_no_evaluator_idles_while_a_contender_waits(tmp_path: Path) -> None:
     trials, fleet = searched(tmp_path, Session(Toy(tmp_path / "log", 0.0)), 16, 160)
     assert sum(t.kind == "searched" and t.state == "complete" for t in trials) == 160
@@ -152,6 +153,7 @@ def test_no_evaluator_idles_while_a_contender_waits(tmp_path: Path) -> None:
     right(tmp_path, trials)
 
 
+@pytest.mark.slow
 def test_two_evaluators_do_no_more_than_one_has_to(tmp_path: Path) -> None:
     """Where few evaluators share a search, what they measure ahead does not make it longer."""
     lasted, needed = [], []
