@@ -7,12 +7,13 @@ import pytest
 
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.progress import Shown
+from kvsearch.app.report_windows import Candidate, ReportWindows
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.work import Job, Measured
-from kvsearch.records import Kind, Trial
+from kvsearch.records import Interval, Kind, Trial
 
 SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=16, heads=1)
 TOKENS, FROM = 528, 16
@@ -152,3 +153,36 @@ def test_an_undecided_headline_takes_further_windows(
         most = {"full": windows, "16": windows, "10": windows, "12": 2}
         assert {n: found[n] for n in most} == most and found["8"] <= 2
     folder.close()
+
+
+def test_an_opponent_that_others_windows_leave_undecided_goes_on_from_where_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = RunFolder(tmp_path / "run"), list[tuple[list[str], int, int]]()
+    rows: dict[str, Candidate] = {}
+    for slots, kind in enumerate(("full", "searched", "method", "combined"), 8):
+        policy = Policy(slots=slots, name=kind)
+        rows[kind] = Candidate(kind, kind, policy, policy.fingerprint(SHAPE.layers))  # type: ignore[arg-type]
+        folder.save_nll("report", rows[kind].key, np.full((2, TOKENS - 1), 2, np.float32), {})
+
+    def measure(
+        part: str, title: str, policies: list[Policy], windows: int, first: int
+    ) -> dict[str, str]:
+        asked.append(([p.name or "" for p in policies], first, windows))
+        for p in policies:
+            nll = np.full((windows, TOKENS - 1), 2, np.float32)
+            folder.save_nll(part, p.fingerprint(SHAPE.layers), nll, {})
+        return {}
+
+    clear, open_ = Interval(-0.2, -0.3, -0.1), Interval(-0.1, -0.2, 0.1)
+    said = iter([clear, open_, open_, clear, clear, clear])  # method, combination; at each look
+    monkeypatch.setattr("kvsearch.app.report_windows.paired", lambda *_, **__: next(said))
+    report = ReportWindows(folder, measure, SETTING, FROM, each=2, headline=16)
+    full, best, method, combined = rows.values()
+    report._headline(list(rows.values()), full, best, [method, combined])
+    folder.close()
+    assert asked == [
+        (["full", "searched", "combined"], 2, 4),
+        (["method"], 2, 8),
+        (["full", "searched"], 4, 8),
+    ]

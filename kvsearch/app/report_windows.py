@@ -184,11 +184,12 @@ class ReportWindows:
     ) -> None:
         """Further windows where the headline is undecided on those that every row has.
 
-        Every look is at the level at which all of them hold together.
+        Every look is at the level at which all of them hold together, and at all opponents: further
+        windows of one may leave another undecided, since they share what is known of variance.
         """
         at = looks(self.each, self.headline)
         level = corrected(len(at))
-        for windows, more in pairwise(at):
+        for _, more in pairwise(at):
             undecided, kept = [], {c.key: self._blocks(c.key) for c in rows}
             spread = spread_of(kept.values(), kept[best.key], kept[full.key])
             for c in leads:
@@ -198,12 +199,21 @@ class ReportWindows:
                     undecided.append(c)
             if not undecided:
                 return
-            policies = [c.policy for c in (full, best, *undecided)]
-            title = f"report text, {more} windows"
-            failures = self.measure("report", title, policies, windows=more, first=windows)
-            leads = [c for c in undecided if c.key not in failures]
+            failures = self._go_on([full, best, *undecided], more)
+            leads = [c for c in leads if c.key not in failures]
             if best.key in failures:
                 return
+
+    def _go_on(self, rows: list[Candidate], windows: int) -> dict[str, str]:
+        """Measure rows up to so many windows, each from where it stands; failures by key."""
+        failures: dict[str, str] = {}
+        done = {c.key: len(self._losses("report", c.key)) for c in rows}
+        for first in sorted({*done.values()}):
+            policies = [c.policy for c in rows if done[c.key] == first < windows]
+            if policies:
+                title = f"report text, {windows} windows"
+                failures |= self.measure("report", title, policies, windows=windows, first=first)
+        return failures
 
     def _losses(self, part: str, key: str, windows: int | None = None) -> Nll:
         """NLL of a policy on a part, or on its first windows: a resumed run may have more."""
