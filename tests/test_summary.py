@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvsearch.app import summary
-from kvsearch.app.report_windows import Candidate, ReportWindows
+from kvsearch.app.report_windows import ReportWindows
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search.folder import RunFolder
@@ -94,9 +94,10 @@ def test_opponents_of_further_texts_are_chosen_on_windows_of_both(tmp_path: Path
     losses = {"best": (0.1, 0.3), "on both": (0.12, 0.32), "stopped": (0.15,)}
     found = {}
     for i, (name, windows) in enumerate(losses.items()):
-        found[name] = Candidate(name, "method", Policy(slots=8 + i), name.replace(" ", ""))
+        policy, key = Policy(slots=8 + i), name.replace(" ", "")
+        found[name] = Trial(i, name, "method", "complete", policy, key)
         nll = np.repeat(2 + np.array(windows, np.float32)[:, None], 527, axis=1)
-        folder.save_nll("report", found[name].key, nll, {})
+        folder.save_nll("report", key, nll, {})
     report = ReportWindows(folder, dict, Setting(shape, 1 << 20, 528), 16, each=2, headline=2)
     over = {n: report.reported(c, found["best"]) for n, c in found.items()}
     folder.close()
