@@ -117,6 +117,8 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
             f"{_percent(plain(full.exact))} % of {full.asks}; context lost "
             f"{_percent(plain(k.lost))} %"
         )
+        kl = "" if k.kl is None else f", KL divergence {k.kl:.3f} nats a token"
+        lines.append(f"    to the full cache: flips {100 * k.flips:.1f} % of answer tokens{kl}")
     best = summary.against("method")
     if best is not None:
         change = f"PPL {100 * (math.exp(best.dnll.mean) - 1):+z.1f} %, "
@@ -126,6 +128,11 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
             f"{'' if summary.prompted else change}{words_of(summary).loss} {_interval(best.dnll)}"
             f"{' (no clear difference)' * unclear}, n = {best.tokens}"
         )
+        if (d := summary.row(best.against).discordant) is not None:
+            lines.append(
+                f"  answers that only one of the two gives exactly: {d.only_recommended} by "
+                f"{row.name}, {d.only_row} by {best.against} (McNemar's exact test, p = {d.p:.2g})"
+            )
     if reached := sizes_text(summary):
         lines.append(f"  {reached}")
     if summary.needles is not None:
@@ -177,15 +184,16 @@ def answers_table(document: dict[str, Any]) -> str:
             f"  {'policy':<20}{'context lost, % (95 %)':<26}{'exact, % (95 %)':<20}{'NLL':>6}"
             f"{'flips, %':>10}{'fp16 slots':>12}{'MiB':>8}{'s':>7}"
         )
-        for r in document["results"]:
-            if r["workload"] != w["name"]:
-                continue
+        rows = [r for r in document["results"] if r["workload"] == w["name"]]
+        for r in rows:
             over = "  over budget" if r["within_budget"] is False else ""
             lines.append(
                 f"  {r['policy']:<20}{_percent(r['lost']):<26}{_percent(r['exact']):<20}"
                 f"{r['nll']:>6.2f}{100 * r['flips']:>10.0f}{r['slots16']:>12.1f}"
                 f"{r['bytes_peak'] / 2**20:>8.2f}{r['seconds']:>7.1f}{over}"
             )
+        if kl := [f"{r['policy']} {r['kl']:.3f}" for r in rows if r["kl"] is not None]:
+            lines.append(f"  KL divergence to the full cache, nats a token: {', '.join(kl)}")
     lines.append(
         "context lost: rise of the answers' NLL over the full cache, in shares of the rise without "
         "the context"
