@@ -99,6 +99,12 @@ class Trial:
     attempt: int = 1
     system: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def full(cls, layers: int) -> "Trial":
+        """The full cache beside the trials, of a model with so many layers."""
+        policy = Policy(name="full")
+        return cls(-1, "full", "full", "complete", policy, policy.fingerprint(layers))
+
 
 @dataclass(frozen=True)
 class Kept:

@@ -7,9 +7,10 @@ import pytest
 
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.progress import Shown
-from kvsearch.app.report_windows import Candidate, ReportWindows
+from kvsearch.app.report_windows import ReportWindows
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.policy_search import run_files
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.work import Job, Measured
@@ -60,7 +61,9 @@ def test_recommended_is_the_best_on_search_and_select_text_together(
     ).go(trials)
     folder.close()
     # 8 is the best on the select text alone, 16 on the search text
-    assert measured["recommended"] == best
+    assert measured.recommended == best
+    (tmp_path / "measured.json").write_text(measured.text())
+    assert run_files.measured(tmp_path / "measured.json") == measured
 
 
 def test_a_longer_search_chooses_on_more_text() -> None:
@@ -88,15 +91,16 @@ def test_report_windows_go_to_those_that_are_not_certainly_behind(
         folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {},
         {"select1": 1, "report": 5},
     )  # fmt: skip
-    rows = {r["name"]: r for r in final.go(trials)["rows"]}
-    windows = {n: len(folder.load_nll("report", r["fingerprint"])[0]) for n, r in rows.items()}
-    assert final.go(trials)["rows"] == [*rows.values()]  # what is there is not measured again
+    rows = {r.name: r for r in final.go(trials).rows}
+    windows = {n: len(folder.load_nll("report", r.fingerprint)[0]) for n, r in rows.items()}
+    assert final.go(trials).rows == [*rows.values()]  # what is there is not measured again
     folder.close()
     # 10 is as certainly behind as 8, but the best of its kind: the headline compares with it
     assert windows == {"full": 5, "8": 1, "10": 5, "12": 5, "16": 5}
-    assert rows["8"]["stopped"]["mean"] == pytest.approx(0.1)  # search and report text together
-    assert rows["8"]["stopped"]["lo"] > 0
-    assert not any("stopped" in rows[n] for n in ("full", "10", "12", "16"))
+    stopped = rows["8"].stopped
+    assert stopped and stopped.mean == pytest.approx(0.1)  # search and report text together
+    assert stopped.lo > 0
+    assert not any(rows[n].stopped for n in ("full", "10", "12", "16"))
 
 
 @pytest.mark.parametrize("every", [False, True])
@@ -121,9 +125,9 @@ def test_methods_that_are_not_among_the_best_on_the_search_text_have_no_row_unle
         {"select1": 1, "report": 2}, every=every,
     ).go(trials)  # fmt: skip
     folder.close()
-    names = [r["name"] for r in final["rows"]]
+    names = [r.name for r in final.rows]
     assert names == (["full", "8", "10", "12", "16"] if every else ["full", "12", "16"])
-    assert {n: round(gap["mean"], 1) for n, gap in final["behind"].items()} == (
+    assert {n: round(gap.mean, 1) for n, gap in final.behind.items()} == (
         {} if every else {"8": 0.4, "10": 0.2}
     )
 
@@ -148,7 +152,7 @@ def test_an_undecided_headline_takes_further_windows(
         {"select1": 1, "report": 7}, each=2,
     )  # fmt: skip
     for _ in range(2):
-        rows = {r["name"]: r["fingerprint"] for r in final.go(trials)["rows"]}
+        rows = {r.name: r.fingerprint for r in final.go(trials).rows}
         found = {n: len(folder.load_nll("report", key)[0]) for n, key in rows.items()}
         most = {"full": windows, "16": windows, "10": windows, "12": 2}
         assert {n: found[n] for n in most} == most and found["8"] <= 2
@@ -159,11 +163,12 @@ def test_an_opponent_that_others_windows_leave_undecided_goes_on_from_where_it_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, asked = RunFolder(tmp_path / "run"), list[tuple[list[str], int, int]]()
-    rows: dict[str, Candidate] = {}
+    rows: dict[str, Trial] = {}
     for slots, kind in enumerate(("full", "searched", "method", "combined"), 8):
         policy = Policy(slots=slots, name=kind)
-        rows[kind] = Candidate(kind, kind, policy, policy.fingerprint(SHAPE.layers))  # type: ignore[arg-type]
-        folder.save_nll("report", rows[kind].key, np.full((2, TOKENS - 1), 2, np.float32), {})
+        key = policy.fingerprint(SHAPE.layers)
+        rows[kind] = Trial(slots, kind, kind, "complete", policy, key)  # type: ignore[arg-type]
+        folder.save_nll("report", key, np.full((2, TOKENS - 1), 2, np.float32), {})
 
     def measure(
         part: str, title: str, policies: list[Policy], windows: int, first: int

@@ -87,7 +87,7 @@ WRONG = [
     ("study.json", ("model", "shape"), None, "field model.shape: expected an object"),
     ("measured.json", ("rows",), [], "not one row of each name"),
     ("measured.json", ("rows", 1, "policy"), 3, "field rows.1.policy: expected an object"),
-    ("measured.json", ("rows", 1, "policy"), {"slotz": 3}, "field slotz"),
+    ("measured.json", ("rows", 1, "policy"), {"slotz": 3}, "policy.slotz: there is no such field"),
     ("measured.json", ("rows", 1, "fingerprint"), "../x", "field rows.1.fingerprint"),
     ("measured.json", ("rows", 1, "seconds"), None, "field rows.1.seconds"),
     ("measured.json", ("recommended",), "nobody", "there is no row 'nobody'"),
@@ -120,7 +120,7 @@ def test_a_damaged_run_is_one_sentence_and_nothing_is_written(
         main(["report", str(run), "--json"])
     out, err = capsys.readouterr()
     assert done.value.code == 2 and out == "" and err.count("\n") == 1 and len(err) < 700
-    assert said in err and (name in err or said.startswith("field slotz"))
+    assert said in err and name in err
     after = {f.name: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != ".lock"}
     assert after == before
 

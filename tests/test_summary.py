@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 
 from kvsearch.app import summary
-from kvsearch.app.report_windows import Candidate, ReportWindows
+from kvsearch.app.prompts import Asked, Known, PromptsResult
+from kvsearch.app.report_windows import ReportWindows
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.records import Summary, Trial
+from kvsearch.records import Discordant, Interval, Kept, Summary, Trial
 from kvsearch.report.html import Images, render
 from kvsearch.report.pareto_plot import picture
-from kvsearch.report.terminal import closing
-from kvsearch.stats import common
+from kvsearch.report.terminal import answers_table, closing
+from kvsearch.stats import common, mcnemar
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "2026-11-first-command"
 RUNS = sorted(p for part in ("records", "four-windows") for p in (STUDY / part).iterdir())
@@ -94,10 +95,40 @@ def test_opponents_of_further_texts_are_chosen_on_windows_of_both(tmp_path: Path
     losses = {"best": (0.1, 0.3), "on both": (0.12, 0.32), "stopped": (0.15,)}
     found = {}
     for i, (name, windows) in enumerate(losses.items()):
-        found[name] = Candidate(name, "method", Policy(slots=8 + i), name.replace(" ", ""))
+        policy, key = Policy(slots=8 + i), name.replace(" ", "")
+        found[name] = Trial(i, name, "method", "complete", policy, key)
         nll = np.repeat(2 + np.array(windows, np.float32)[:, None], 527, axis=1)
-        folder.save_nll("report", found[name].key, nll, {})
+        folder.save_nll("report", key, nll, {})
     report = ReportWindows(folder, dict, Setting(shape, 1 << 20, 528), 16, each=2, headline=2)
     over = {n: report.reported(c, found["best"]) for n, c in found.items()}
     folder.close()
     assert over == pytest.approx({"best": 0, "on both": 0.02, "stopped": 0.05}, abs=1e-6)
+
+
+def test_the_terminal_says_what_prompts_lose_beside_nll() -> None:
+    """Flips, KL divergence, and exact answers against the best published method."""
+    found, share = summary.read(RunFolder(RUN, write=False)), Interval(0.5, 0.4, 0.6)
+    kept = Kept("qa", Interval(0.1, 0.0, 0.2), share, 0.034, 24, 0.0217)
+    rival = found.against("method")
+    rows = [
+        replace(r, exact=share, workloads=(kept,), discordant=Discordant(2, 7, mcnemar(2, 7)))
+        for r in found.rows
+    ]
+    asked = replace(found, rows=rows, settings={**found.settings, "see": "aware"})
+    told = closing(asked, Path("run"))
+    assert "to the full cache: flips 3.4 % of answer tokens, KL divergence 0.022 nats" in told
+    assert (
+        rival is not None
+        and (
+            f"only one of the two gives exactly: 7 by {found.recommended}, 2 by {rival.against} "
+            "(McNemar's exact test, p = 0.18)"
+        )
+        in told
+    )
+    work = Known("qa", "aware", 9, 24, 640, "", 0.1, 2.0, 1.0, True)
+    rows = [
+        Asked("qa", name, share, share, 0.3, 0.1, 9, 9, 9, 1.0, None, 24, 1.0, kl)
+        for name, kl in (("h2o", 0.5123), ("tova", 0.25), ("mine", None))
+    ]
+    told = answers_table(PromptsResult(rows, [work], {}).document())
+    assert "KL divergence to the full cache, nats a token: h2o 0.512, tova 0.250\n" in told

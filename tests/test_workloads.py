@@ -19,7 +19,7 @@ from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.policy import Policy, layout
@@ -156,6 +156,29 @@ def test_what_a_prompt_brought_in_stays_within_the_budget(models: dict[int, Load
         build(knobs, replace(setting, budget_bytes=shape.budget_bytes(112)))
     with pytest.raises(KvsearchError, match="neither anchors nor budgets 'adakv'"):
         build({**knobs, "budgets": "adakv"}, setting)
+
+
+@pytest.mark.parametrize("trigger", ["stream", "prompt+stream"])
+def test_a_system_prompt_as_sinks_stays_in_16_bits(
+    trigger: str, models: dict[int, LoadedModel]
+) -> None:
+    """What docs/prompts.md shows: the first 37 tokens are never evicted, nor quantised."""
+    loaded, n, shape = models[16], 37, models[16].shape
+    knobs = {"trigger": trigger, "rule": "h2o", "tiers": "k4v4", "interval": 8, "recent_window": 4}
+    mine = build(knobs, Setting(shape, shape.budget_bytes(40), 160, prompt=90))
+    slots = (mine.slots or 0) + n - mine.sinks
+    quantizer = mine.quantizer.model_copy(update={"fp16_sinks": True})
+    policy = mine.model_copy(update={"sinks": n, "slots": slots, "quantizer": quantizer})
+    x, prompt = tokens(160)[None], 0 if trigger == "stream" else 90
+    own, cache = stepwise(loaded, policy, x, prompt=max(1, prompt))
+    full = stepwise(loaded, Policy(), x, prompt=max(1, prompt))[1]
+    for a, b in zip(cache.states, full.states, strict=True):
+        assert a.store.n <= slots < 160
+        for kept, all_of_them in zip(a.store.read(), b.store.read(), strict=True):
+            assert torch.equal(kept[:, :, :n], all_of_them[:, :, :n])
+    found = Evaluator(loaded).quality(policy, x, prompt=prompt)
+    np.testing.assert_allclose(found.nll[:, prompt:], own[:, prompt:], atol=1e-4)
+    assert found.bytes_resident == layout(policy, shape).bytes_at(160, prompt)
 
 
 def test_divergence_is_from_the_full_caches_distribution(models: dict[int, LoadedModel]) -> None:

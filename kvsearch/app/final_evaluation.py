@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app.progress import Shown
-from kvsearch.app.report_windows import Candidate, ReportWindows
+from kvsearch.app.report_windows import ReportWindows
 from kvsearch.app.sizes import LARGER, SMALLER, resized
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
@@ -19,8 +19,8 @@ from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.fidelity import most_measured
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.run_files import SCHEMA
-from kvsearch.records import Trial, plain
+from kvsearch.policy_search.run_files import SCHEMA, Measured, MeasuredRow, Size, Sizes
+from kvsearch.records import Trial
 
 Nll = NDArray[np.float32]
 
@@ -73,7 +73,7 @@ class FinalEvaluation:
     each: int = 0
     every: bool = False
 
-    def go(self, trials: list[Trial]) -> dict[str, Any]:
+    def go(self, trials: list[Trial]) -> Measured:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
         recommended = self._recommend(trials)
         front = self._front(trials)
@@ -87,19 +87,18 @@ class FinalEvaluation:
         }
         write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
         rows, absent, dropped = report.rows(chosen, recommended)
-        named = {r["name"] for r in rows}
+        named = {r.name for r in rows}
         sizes = self._sizes(trials, rows, recommended)
         chosen = [c for c in chosen if c.name in named]
-        return {
-            "schema": SCHEMA,
-            "rows": rows,
-            "recommended": recommended if recommended in named else None,
-            "sizes": sizes,
-            "extra_text": self._extra_texts(report, chosen, recommended),
-            "compared": [c.name for c in chosen if c.kind != "full"],
-            "behind": {name: plain(gap) for name, gap in absent.items()},
-            "dropped": dropped,
-        }
+        return Measured(
+            rows=rows,
+            recommended=recommended if recommended in named else None,
+            sizes=sizes,
+            extra_text=self._extra_texts(report, chosen, recommended),
+            compared=[c.name for c in chosen if c.kind != "full"],
+            behind=absent,
+            dropped=dropped,
+        )
 
     @property
     def _report_windows(self) -> ReportWindows:
@@ -138,30 +137,26 @@ class FinalEvaluation:
         order = sorted(nondominated(points), key=lambda i: within[i].nll or 0.0)
         return [within[i].name for i in order]
 
-    def _chosen(self, trials: list[Trial], keep: set[str | None]) -> list[Candidate]:
+    def _chosen(self, trials: list[Trial], keep: set[str | None]) -> list[Trial]:
         """The full cache, all baselines, and the trials named in `keep`."""
-        full = Policy(name="full")
-        chosen = [Candidate("full", "full", full, full.fingerprint(self.setting.shape.layers))]
-        for t in trials:
-            baseline = t.kind != "searched" and t.state in ("complete", "duplicate")
-            if baseline or t.name in keep:
-                chosen.append(Candidate(t.name, t.kind, t.policy, t.fingerprint, t.speed))
-        return chosen
+        baselines = {
+            t.name for t in trials if t.kind != "searched" and t.state in ("complete", "duplicate")
+        }
+        full = Trial.full(self.setting.shape.layers)
+        return [full, *(t for t in trials if t.name in baselines | keep)]
 
     def _sizes(
-        self, trials: list[Trial], rows: list[dict[str, Any]], recommended: str | None
-    ) -> list[dict[str, Any]]:
+        self, trials: list[Trial], rows: list[MeasuredRow], recommended: str | None
+    ) -> list[Sizes]:
         """The recommended policy and the best published method at other sizes, on first windows."""
         known = {t.name: t for t in trials}
-        published = [r for r in rows if r["kind"] == "method" and "stopped" not in r]
-        lead = min(
-            published, key=lambda r: self._loss(("report",), r["fingerprint"], 1), default=None
-        )
+        published = [r for r in rows if r.kind == "method" and r.stopped is None]
+        lead = min(published, key=lambda r: self._loss(("report",), r.fingerprint, 1), default=None)
         wanted: dict[str | None, tuple[float, ...]] = {}
         if recommended in known:
             wanted[recommended] = SMALLER + LARGER[:1]
-        if lead is not None and lead["name"] not in wanted:
-            wanted[lead["name"]] = LARGER
+        if lead is not None and lead.name not in wanted:
+            wanted[lead.name] = LARGER
         made = {n: resized(known[n], self.setting, shares) for n, shares in wanted.items() if n}
         policies = [p for some in made.values() for p in some]
         failures = self._measure(
@@ -176,28 +171,28 @@ class FinalEvaluation:
                 for p in some
             ]
             sizes = [
-                {"fingerprint": k, "bytes": b}
+                Size(fingerprint=k, bytes=b)
                 for k, b in zip(keys, peaks, strict=True)
                 if k not in failures
             ]
-            found.append({"name": name, "sizes": sizes})
+            found.append(Sizes(name=name, sizes=sizes))
         return found
 
     def _extra_texts(
-        self, report: ReportWindows, chosen: list[Candidate], recommended: str | None
+        self, report: ReportWindows, chosen: list[Trial], recommended: str | None
     ) -> dict[str, Any]:
         """The recommended policy, the best searched one and their opponents on further texts."""
         out: dict[str, Any] = {}
         wanted = self._opponents(report, chosen, recommended)
         for part, (label, digest) in self.extra.items():
             self._measure(part, f"extra text {label}", [c.policy for c in wanted], resident=False)
-            names = [c.name for c in wanted if self.folder.has_nll(part, c.key)]
+            names = [c.name for c in wanted if self.folder.has_nll(part, c.fingerprint)]
             out[part] = {"label": label, "names": names, "token_sha256": digest}
         return out
 
     def _opponents(
-        self, report: ReportWindows, chosen: list[Candidate], recommended: str | None
-    ) -> list[Candidate]:
+        self, report: ReportWindows, chosen: list[Trial], recommended: str | None
+    ) -> list[Trial]:
         """Full cache, recommended policy, and the best of each kind on the report text."""
         best = [c for c in chosen if c.kind == "full" or c.name == recommended]
         most = best[-1]  # the recommended one, if there is one

@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.knobs import Setting
-from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.records import Interval, Kind, plain
+from kvsearch.policy_search.run_files import MeasuredRow
+from kvsearch.records import Interval, Trial
 from kvsearch.stats import (
     BLOCK,
     Blocks,
@@ -62,17 +61,6 @@ def looks(first: int, last: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A policy that may be in the report."""
-
-    name: str
-    kind: Kind
-    policy: Policy
-    key: str
-    speed: float | None = None
-
-
-@dataclass(frozen=True)
 class ReportWindows:
     """Measures rows on one window of the report text, on two, on four; few of them on more.
 
@@ -98,8 +86,8 @@ class ReportWindows:
     every: bool = False
 
     def rows(
-        self, chosen: list[Candidate], recommended: str | None
-    ) -> tuple[list[dict[str, Any]], dict[str, Interval], dict[str, str]]:
+        self, chosen: list[Trial], recommended: str | None
+    ) -> tuple[list[MeasuredRow], dict[str, Interval], dict[str, str]]:
         """Measure the rows on one window, on two; who is certainly behind, no further.
 
         Windows go where they decide: what is stopped is a method that the recommended policy beats
@@ -120,36 +108,37 @@ class ReportWindows:
         chosen = [c for c in chosen if c.name not in absent]
         stopped: dict[str, Interval] = {}
         for windows in stops:
-            left = [c for c in chosen if c.key not in failures and c.key not in stopped]
+            left = [
+                c for c in chosen if c.fingerprint not in failures and c.fingerprint not in stopped
+            ]
             title = "report text" if windows == stops[0] else f"report text, {windows} windows"
             policies = [c.policy for c in left]
             failures |= self.measure("report", title, policies, windows=windows, first=done)
             done = windows
-            left = [c for c in left if c.key not in failures]
+            left = [c for c in left if c.fingerprint not in failures]
             best = next((c for c in left if c.name == recommended), None)
             if best is None:
                 continue
             if windows < stops[-1]:
                 stopped |= self._stopped(left, best, windows, false)
                 continue
-            kept = [c for c in chosen if c.key not in failures]
+            kept = [c for c in chosen if c.fingerprint not in failures]
             self._headline(kept, chosen[0], best, self._leads(left, best, windows))
-        rows = []
-        for c in chosen:
-            if c.key not in failures:
-                _, about = self.folder.load_nll("report", c.key)
-                row = {"name": c.name, "kind": c.kind, "fingerprint": c.key, "speed": c.speed}
-                end = stopped.get(c.key)
-                row |= {} if end is None else {"stopped": plain(end)}
-                rows.append({**about, **row, "policy": plain(c.policy)})
-        return rows, absent, {c.name: failures[c.key] for c in chosen if c.key in failures}
+        measured = [c for c in chosen if c.fingerprint not in failures]
+        about = {c.fingerprint: self.folder.load_nll("report", c.fingerprint)[1] for c in measured}
+        rows = [
+            MeasuredRow.of(c, about[c.fingerprint], stopped=stopped.get(c.fingerprint))
+            for c in measured
+        ]
+        why = {c.name: failures[c.fingerprint] for c in chosen if c.fingerprint in failures}
+        return rows, absent, why
 
-    def _absent(self, chosen: list[Candidate], best: Candidate) -> dict[str, Interval]:
+    def _absent(self, chosen: list[Trial], best: Trial) -> dict[str, Interval]:
         """Methods and combinations that were not among the best few on the search text."""
         found: dict[str, Interval] = {}
         for kind, count in COMPARED.items():
-            mine = {c.name: c.key for c in chosen if c.kind == kind and c != best}
-            gaps = {name: self._searched(key, best.key) for name, key in mine.items()}
+            mine = {c.name: c.fingerprint for c in chosen if c.kind == kind and c != best}
+            gaps = {name: self._searched(key, best.fingerprint) for name, key in mine.items()}
             found |= dict(sorted(gaps.items(), key=lambda kv: kv[1].mean)[count:])
         return found
 
@@ -159,19 +148,19 @@ class ReportWindows:
         return paired(*common(a, b))
 
     def _stopped(
-        self, left: list[Candidate], best: Candidate, windows: int, false: float
+        self, left: list[Trial], best: Trial, windows: int, false: float
     ) -> dict[str, Interval]:
         """Baselines that are certainly behind on so many report windows and the search text."""
         found: dict[str, Interval] = {}
         for c in left:
             if c.kind in ("full", "searched") or c in (best, *self._leads(left, best, windows)):
                 continue
-            mine, its = self._both(c.key, best.key, windows)
+            mine, its = self._both(c.fingerprint, best.fingerprint, windows)
             gap = behind(mine, its, score_from=self.score_from, false=false)
-            found |= {} if gap is None else {c.key: gap}
+            found |= {} if gap is None else {c.fingerprint: gap}
         return found
 
-    def _leads(self, left: list[Candidate], best: Candidate, windows: int) -> list[Candidate]:
+    def _leads(self, left: list[Trial], best: Trial, windows: int) -> list[Trial]:
         """The opponents of the headline so far: the best published method and combination."""
         found = []
         for kind in ("method", "combined"):
@@ -179,9 +168,7 @@ class ReportWindows:
             found += sorted(rivals, key=lambda c: self.reported(c, best, windows))[:1]
         return found
 
-    def _headline(
-        self, rows: list[Candidate], full: Candidate, best: Candidate, leads: list[Candidate]
-    ) -> None:
+    def _headline(self, rows: list[Trial], full: Trial, best: Trial, leads: list[Trial]) -> None:
         """Further windows where the headline is undecided on those that every row has.
 
         Every look is at the level at which all of them hold together, and at all opponents: further
@@ -190,26 +177,26 @@ class ReportWindows:
         at = looks(self.each, self.headline)
         level = corrected(len(at))
         for _, more in pairwise(at):
-            undecided, kept = [], {c.key: self._blocks(c.key) for c in rows}
-            spread = spread_of(kept.values(), kept[best.key], kept[full.key])
+            undecided, kept = [], {c.fingerprint: self._blocks(c.fingerprint) for c in rows}
+            spread = spread_of(kept.values(), kept[best.fingerprint], kept[full.fingerprint])
             for c in leads:
-                mine, its = common(kept[best.key], kept[c.key])
+                mine, its = common(kept[best.fingerprint], kept[c.fingerprint])
                 gap = paired(mine, its, level=level, spread=spread)
                 if gap.lo <= 0 <= gap.hi:
                     undecided.append(c)
             if not undecided:
                 return
             failures = self._go_on([full, best, *undecided], more)
-            leads = [c for c in leads if c.key not in failures]
-            if best.key in failures:
+            leads = [c for c in leads if c.fingerprint not in failures]
+            if best.fingerprint in failures:
                 return
 
-    def _go_on(self, rows: list[Candidate], windows: int) -> dict[str, str]:
+    def _go_on(self, rows: list[Trial], windows: int) -> dict[str, str]:
         """Measure rows up to so many windows, each from where it stands; failures by key."""
         failures: dict[str, str] = {}
-        done = {c.key: len(self._losses("report", c.key)) for c in rows}
+        done = {c.fingerprint: len(self._losses("report", c.fingerprint)) for c in rows}
         for first in sorted({*done.values()}):
-            policies = [c.policy for c in rows if done[c.key] == first < windows]
+            policies = [c.policy for c in rows if done[c.fingerprint] == first < windows]
             if policies:
                 title = f"report text, {windows} windows"
                 failures |= self.measure("report", title, policies, windows=windows, first=first)
@@ -223,13 +210,13 @@ class ReportWindows:
         """Scored losses of a policy on the report text, as the report compares them."""
         return self.folder.losses("report", key, self.score_from - 1)
 
-    def reported(self, c: Candidate, over: Candidate, windows: int | None = None) -> float:
+    def reported(self, c: Trial, over: Trial, windows: int | None = None) -> float:
         """Loss over another policy on the report text, on the first windows or all that both have.
 
         Of policies with different numbers of windows the order is that of the report only if
         `over` is the recommended one.
         """
-        nll, its = (self._losses("report", k, windows) for k in (c.key, over.key))
+        nll, its = (self._losses("report", k, windows) for k in (c.fingerprint, over.fingerprint))
         both = min(len(nll), len(its))
         return float((nll[:both] - its[:both])[:, self.score_from - 1 :].mean())
 

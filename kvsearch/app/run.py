@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import optuna
@@ -38,16 +37,18 @@ from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import SELDOM, at, find
 from kvsearch.policy import Policy
+from kvsearch.policy_search import run_files
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.hypervolume import log_hypervolume
 from kvsearch.policy_search.portfolio import inside
 from kvsearch.policy_search.portfolio import load as load_portfolio
+from kvsearch.policy_search.run_files import Measured
 from kvsearch.policy_search.samplers import Context, check_name, check_space, make
 from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.task import Task, baselines
-from kvsearch.records import Summary, Trial, plain
+from kvsearch.records import Summary, Trial
 from kvsearch.report import write_report
 from kvsearch.report.terminal import standing
 from kvsearch.space import load as load_space
@@ -157,10 +158,12 @@ class Run:
             self.loaded = evaluators.unpark(self.loaded)
             compiled()
             self._bench(measured)
-            measured |= self._examples(measured) | self._needles(measured)
-            measured |= {"seconds": time.perf_counter() - self.start, "resumed": self.resumed}
-            write_atomic(self.folder.path / "measured.json", json.dumps(measured, indent=1) + "\n")
-            result = summary.read(self.folder)
+            self._examples(measured)
+            self._needles(measured)
+            measured.seconds, measured.resumed = time.perf_counter() - self.start, self.resumed
+            write_atomic(self.folder.path / "measured.json", measured.text())
+            asked = run_files.study(self.folder.path / "study.json")  # of a resumed run, its first
+            result = summary.build(self.folder, asked, measured)
             with shown.step("report", 1) as step:
                 self._write(result)
                 step.advance()
@@ -293,56 +296,48 @@ class Run:
             self._write(known)
         self._looked = time.perf_counter()
 
-    def _bench(self, measured: dict[str, Any]) -> None:
+    def _bench(self, measured: Measured) -> None:
         """Decode speed with the device to itself: of the whole front if speed is an objective."""
-        if not self.options.bench:
-            return
-        for row in measured["rows"]:
-            mine = row["name"] == measured["recommended"] or (
-                self._fast and row["kind"] == "searched"
-            )
-            if mine:
-                policy = Policy.build(row["policy"])
+        for row in measured.rows if self.options.bench else ():
+            if row.name == measured.recommended or (self._fast and row.kind == "searched"):
                 ids = _longest(self.text.windows["report"])
-                title = f"decode speed {row['name']}"
-                row["decode"] = speed.measure(self.loaded, policy, ids, self.shown, title)
+                title = f"decode speed {row.name}"
+                row.decode = speed.measure(self.loaded, row.policy, ids, self.shown, title)
 
-    def _examples(self, measured: dict[str, Any]) -> dict[str, Any]:
+    def _examples(self, measured: Measured) -> None:
         """Answers to prompts of the report, to be read beside each other."""
         part, policies = self.text.windows["report"], self._leads(measured)
         if not isinstance(part, Part) or not policies:
-            return {}
+            return
         with self.shown.step("examples", min(EXAMPLES, len(part)) * len(policies)) as step:
-            found = workloads.examples(self.loaded, part, policies, EXAMPLES, step.advance)
-        return {"examples": [plain(e) for e in found]}
+            measured.examples = workloads.examples(
+                self.loaded, part, policies, EXAMPLES, step.advance
+            )
 
-    def _needles(self, measured: dict[str, Any]) -> dict[str, Any]:
+    def _needles(self, measured: Measured) -> None:
         """Facts that are asked for after a context, hidden in the report text."""
         rows, policies = self.text.windows["report"], self._leads(measured)
         if isinstance(rows, Part) or not policies:
-            return {}
+            return
         prose, title = rows[:, 1:].reshape(-1), "facts asked for"
         with self.shown.step(title, needles.CONTEXTS * len(policies)) as step:
             try:
-                found = needles.measure(
+                measured.needles = needles.measure(
                     self.loaded, prose, self.setting.tokens, policies, step.advance
                 )
             except KvsearchError as e:  # short windows, anchors put into a text, a full device
                 self.shown.say(f"{title}: left out: {e}")
-                return {}
-        return {"needles": plain(found)}
 
-    def _leads(self, measured: dict[str, Any]) -> dict[str, Policy]:
+    def _leads(self, measured: Measured) -> dict[str, Policy]:
         """The full cache, the recommended policy and the best published method; none without."""
-        best, rows = measured["recommended"], {row["name"]: row for row in measured["rows"]}
+        best, rows = measured.recommended, {row.name: row for row in measured.rows}
         if best is None:
             return {}
-        published = [n for n in rows if rows[n]["kind"] == "method" and n != best]
-        nll = {n: self.folder.load_nll("report", rows[n]["fingerprint"])[0] for n in published}
+        published = [n for n in rows if rows[n].kind == "method" and n != best]
+        nll = {n: self.folder.load_nll("report", rows[n].fingerprint)[0] for n in published}
         most = max(map(len, nll.values()), default=0)  # the others are certainly behind
         last = sorted((n for n in nll if len(nll[n]) == most), key=lambda n: nll[n].mean())[:1]
-        names = dict.fromkeys(["full", best, *last])
-        return {name: Policy.build(rows[name]["policy"]) for name in names}
+        return {name: rows[name].policy for name in dict.fromkeys(["full", best, *last])}
 
     @property
     def _aside(self) -> str:

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from kvsearch.app import summary
-from kvsearch.policy import Policy
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.fidelity import contenders, most_measured
 from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.run_files import Measured, MeasuredRow
 from kvsearch.records import Summary, Trial
 
-NOTHING: dict[str, Any] = {"bytes_resident": None, "seconds": 0.0, "impls": {}}
 OPEN = {
     "search": "The run has not ended. Losses are of the search part, on which policies are chosen, "
     "so they flatter; the choice on another part, the report part and the decode speed are open.",
@@ -33,8 +32,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
         seconds: since it began.
     """
     shape, trials = summary.shape_from(asked["model"]), folder.trials()
-    full = Policy(name="full")
-    names = {"full": Trial(-1, "full", "full", "complete", full, full.fingerprint(shape.layers))}
+    names = {"full": Trial.full(shape.layers)}
     names |= {t.name: t for t in trials if t.state == "complete"}
     try:
         frozen = run_files.frozen(folder.path / "frozen.json")
@@ -47,22 +45,16 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
         best = min(done, key=lambda t: t.dnll or 0.0).name if done else None
         leads = {t.name for t in contenders(trials, asked["settings"]["budget_bytes"])}
         chosen = [n for n, t in names.items() if t.kind != "searched" or n in leads]
-    rows: list[dict[str, Any]] = []
+    rows = list[MeasuredRow]()
     for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
         _, about = folder.load_nll(part, t.fingerprint)
         if part == "search":  # measured without packing, and answers of the full cache alone
             about = {"seconds": about.get("seconds", 0.0)}
-        row = {"name": t.name, "kind": t.kind, "fingerprint": t.fingerprint, "speed": t.speed}
-        rows.append({**NOTHING, **about, **row, "policy": t.policy.plain()})
-    if len(rows) < 2 or rows[0]["name"] != "full":
+        rows.append(MeasuredRow.of(t, about))
+    if len(rows) < 2 or rows[0].name != "full":
         return _empty(asked, trials, seconds)
-    measured = {
-        "rows": rows,
-        "recommended": best,
-        "compared": [r["name"] for r in rows if r["kind"] != "full"],
-        "extra_text": {},
-        "seconds": seconds,
-    }
+    compared = [r.name for r in rows if r.kind != "full"]
+    measured = Measured(rows=rows, recommended=best, compared=compared, seconds=seconds)
     text = {**asked["text"], "report": asked["text"].get(part)}
     known = {**asked, "text": text}
     return replace(summary.build(folder, known, measured, part), open=OPEN[part])

@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import at
 from kvsearch.policy import Policy
+from kvsearch.records import Throughput
 
 STEPS = 16
 PROBES = ("streamingllm", "h2o", "snapkv", "window+int4", "h2o+int4", "xmu", "h2o+int4-fine")
@@ -33,18 +33,17 @@ def pairs(n: int) -> int:
 
 def measure(
     loaded: LoadedModel, policy: Policy, ids: NDArray[np.int64], shown: Shown, title: str
-) -> dict[str, Any] | None:
+) -> Throughput | None:
     """Decode speed of a policy as near to the end of `ids` as fits; None if they are too few."""
     n = steps(policy)
     context = len(ids) - throughput.needed(0, pairs(n), n)
     if context < 1:
         return None
     with shown.step(title, pairs(n)) as step:
-        found = throughput.measure(
+        return throughput.measure(
             loaded, policy, ids, context=context, pairs=pairs(n), steps=n,
             progress=lambda _: step.advance(),
         )  # fmt: skip
-    return asdict(found)
 
 
 def model(

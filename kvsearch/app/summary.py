@@ -15,22 +15,20 @@ from kvsearch.app.report_windows import looks
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
-from kvsearch.policy import ModelShape, Policy, check, layout
+from kvsearch.policy import ModelShape, check, layout
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.run_files import Answered, Measured, MeasuredRow
 from kvsearch.records import (
     REPORT,
     Curve,
     Discordant,
-    Example,
     Interval,
     Kept,
     Needle,
-    Needles,
     Recheck,
     Row,
     Summary,
-    Throughput,
     Trial,
     columns,
 )
@@ -74,13 +72,13 @@ def read(folder: RunFolder) -> Summary:
             f"{folder.path} holds no finished run ({Path(e.filename).name} is missing); run the "
             "same `kvsearch run` again to finish it"
         ) from e
-    for m in measured["rows"]:
-        check(Policy.build(m["policy"], where=m["name"]), shape_from(asked["model"]))
+    for m in measured.rows:
+        check(m.policy, shape_from(asked["model"]))
     return build(folder, asked, measured)
 
 
 def build(
-    folder: RunFolder, asked: dict[str, Any], measured: dict[str, Any], part: str = "report"
+    folder: RunFolder, asked: dict[str, Any], measured: Measured, part: str = "report"
 ) -> Summary:
     """The summary of rows that were measured on a part of the text or prompts.
 
@@ -94,26 +92,30 @@ def build(
     start = int(asked["settings"]["score_from"]) - 1
     trials = folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
-    nll = {m["name"]: folder.losses(part, m["fingerprint"], start) for m in measured["rows"]}
+    nll = {m.name: folder.losses(part, m.fingerprint, start) for m in measured.rows}
     _alike(nll, folder.path)
-    most = nll[measured["recommended"] or "full"]  # through it all rows are compared
+    most = nll[measured.recommended or "full"]  # through it all rows are compared
+    tokens = (asked["settings"]["context"], asked["settings"].get("prompt", 0))
     points = {
-        m["name"]: (_peak(m, shape, asked), sum(x.mean() for x in through(nll[m["name"]], most)))
-        for m in measured["rows"]
+        m.name: (
+            layout(m.policy, shape).bytes_peak(*tokens),
+            sum(x.mean() for x in through(nll[m.name], most)),
+        )
+        for m in measured.rows
     }
     names = list(points)
     on_front = {names[i] for i in front([points[n] for n in names])}
-    methods = [m["name"] for m in measured["rows"] if m["kind"] == "method"]
+    methods = [m.name for m in measured.rows if m.kind == "method"]
     level = corrected(len(names) - 1)
     spread = spread_of(nll.values(), most, nll["full"])
-    answers = {m["name"]: m.get("answers", ()) for m in measured["rows"]}
-    of_best = answers.get(measured["recommended"] or "", ())
+    answers = {m.name: m.answers for m in measured.rows}
+    of_best = answers.get(measured.recommended or "", [])
     rows = [
         _row(
-            m, asked, shape, nll, most, points, methods, m["name"] in on_front, searched, level,
+            m, asked, shape, nll, most, points, methods, m.name in on_front, searched, level,
             spread, answers["full"], of_best,
         )
-        for m in measured["rows"]
+        for m in measured.rows
     ]  # fmt: skip
     return Summary(
         model=asked["model"],
@@ -126,23 +128,23 @@ def build(
         budget_bytes=asked["settings"]["budget_bytes"],
         rows=sorted(rows, key=lambda r: r.nll),
         trials=trials,
-        recommended=measured["recommended"],
+        recommended=measured.recommended,
         counts=Counter(t.state for t in trials),
         rechecks=_rechecks(folder, measured, nll, start, _looks(asked), spread),
-        seconds=float(measured["seconds"]),
-        resumed=bool(measured.get("resumed", False)),
+        seconds=measured.seconds,
+        resumed=measured.resumed,
         importances=run_files.importances(folder.path / "importances.json"),
-        behind={name: Interval(**gap) for name, gap in measured.get("behind", {}).items()},
-        dropped=measured.get("dropped", {}),
+        behind=measured.behind,
+        dropped=measured.dropped,
         curves=_curves(folder, measured, points, nll, start, part),
-        needles=Needles(**measured["needles"]) if measured.get("needles") else None,
-        examples=tuple(Example(**e) for e in measured.get("examples", ())),
+        needles=measured.needles,
+        examples=tuple(measured.examples),
     )
 
 
 def _curves(
     folder: RunFolder,
-    measured: dict[str, Any],
+    measured: Measured,
     points: Mapping[str, tuple[int, float]],
     nll: Mapping[str, Blocks],
     start: int,
@@ -150,16 +152,16 @@ def _curves(
 ) -> tuple[Curve, ...]:
     """Policies at several sizes, all on the windows that every size has."""
     found = []
-    for m in measured.get("sizes", ()):
-        sized = {x["bytes"]: folder.losses(part, x["fingerprint"], start) for x in m["sizes"]} | {
-            points[m["name"]][0]: nll[m["name"]]
+    for m in measured.sizes:
+        sized = {x.bytes: folder.losses(part, x.fingerprint, start) for x in m.sizes} | {
+            points[m.name][0]: nll[m.name]
         }
         few = min(sized.values(), key=lambda x: len(x.sums))
         at = []
         for size, losses in sized.items():
             mine, _ = common(losses, few)
             at.append((size, mine.mean() - common(nll["full"], few)[0].mean()))
-        found.append(Curve(m["name"], tuple(sorted(at))))
+        found.append(Curve(m.name, tuple(sorted(at))))
     return tuple(found)
 
 
@@ -195,17 +197,6 @@ def _arrow(kind: Any) -> pa.DataType:
     return pa.int64() if int in kinds else pa.float64() if float in kinds else pa.string()
 
 
-def _known(decode: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a `Throughput`; a newer version of kvsearch may have written more."""
-    return {f.name: decode[f.name] for f in fields(Throughput) if f.name in decode}
-
-
-def _peak(m: dict[str, Any], shape: ModelShape, asked: dict[str, Any]) -> int:
-    policy = Policy.build(m["policy"])
-    settings = asked["settings"]
-    return layout(policy, shape).bytes_peak(settings["context"], settings.get("prompt", 0))
-
-
 def _alike(nll: Mapping[str, Blocks], folder: Path) -> None:
     """Refuse losses of windows of different lengths, which cannot be of one text."""
     for name, found in nll.items():
@@ -225,7 +216,7 @@ def _longest(names: list[str], nll: Mapping[str, Blocks]) -> list[str]:
 
 
 def _row(
-    m: dict[str, Any],
+    m: MeasuredRow,
     asked: dict[str, Any],
     shape: ModelShape,
     nll: dict[str, Blocks],
@@ -236,26 +227,25 @@ def _row(
     searched: Mapping[str, float],
     level: float,
     spread: Spread | None,
-    full_answers: Sequence[dict[str, Any]],
-    best_answers: Sequence[dict[str, Any]],
+    full_answers: Sequence[Answered],
+    best_answers: Sequence[Answered],
 ) -> Row:
-    name, mine = m["name"], nll[m["name"]]
+    name, mine = m.name, nll[m.name]
     parts = through(mine, most)
-    policy = Policy.build(m["policy"])
     peak = points[name][0]
     limit = max(peak, asked["settings"]["budget_bytes"])
     rivals = [n for n in methods if n != name and points[n][0] <= limit]
     rivals = _longest(rivals, nll)
     best = min(rivals, key=lambda n: points[n][1], default=None)
-    decode, stopped, mean = m.get("decode"), m.get("stopped"), points[name][1]
-    kept = _kept(m.get("answers", ()), mine, nll["full"], full_answers)
-    if best_answers and best_answers is not m.get("answers"):
-        kept["discordant"] = _discordant(m["answers"], best_answers)
+    mean = points[name][1]
+    kept = _kept(m.answers, mine, nll["full"], full_answers)
+    if best_answers and best_answers is not m.answers:
+        kept["discordant"] = _discordant(m.answers, best_answers)
     return Row(
         name=name,
-        kind=m["kind"],
-        policy=policy,
-        fingerprint=m["fingerprint"],
+        kind=m.kind,
+        policy=m.policy,
+        fingerprint=m.fingerprint,
         tokens=mine.size,
         nll=mean,
         nll_se=hypot(*(standard_error(x) for x in parts)),
@@ -266,30 +256,30 @@ def _row(
         else Interval(0.0, 0.0, 0.0),
         dnll_best=paired(*common(mine, nll[best]), level=level, spread=spread) if best else None,
         best=best,
-        search_dnll=searched.get(m["fingerprint"]),
+        search_dnll=searched.get(m.fingerprint),
         bytes_peak=peak,
-        bytes_mean=layout(policy, shape).bytes_mean(
+        bytes_mean=layout(m.policy, shape).bytes_mean(
             asked["settings"]["context"], asked["settings"].get("prompt", 0)
         ),
-        bytes_resident=m["bytes_resident"],
+        bytes_resident=m.bytes_resident,
         slots16=peak / shape.budget_bytes(1),
         on_front=on_front,
         within_budget=peak <= asked["settings"]["budget_bytes"],
-        seconds=m["seconds"],
-        decode=Throughput(**_known(decode)) if decode else None,
-        speed=m.get("speed"),
-        impls=m["impls"],
+        seconds=m.seconds,
+        decode=m.decode,
+        speed=m.speed,
+        impls=m.impls,
         windows=len(mine.sums),
-        stopped=Interval(**stopped) if stopped else None,
+        stopped=m.stopped,
         **kept,
     )
 
 
 def _kept(
-    answers: Sequence[dict[str, Any]],
+    answers: Sequence[Answered],
     mine: Blocks,
     full: Blocks,
-    full_answers: Sequence[dict[str, Any]],
+    full_answers: Sequence[Answered],
 ) -> dict[str, Any]:
     """Answers of a row on prompts, in all and by workload; nothing on a text.
 
@@ -299,42 +289,38 @@ def _kept(
     if not answers:
         return {}
     gap = (mine.sums - full.sums[: len(mine.sums)])[:, 0]
-    names = list(dict.fromkeys(a["of"] for a in answers))
+    names = list(dict.fromkeys(a.of for a in answers))
     found = []
     for name in names:
-        at = [i for i, a in enumerate(answers) if a["of"] == name]
-        exact = [x for i in at for x in answers[i]["exact"]]
+        at = [i for i, a in enumerate(answers) if a.of == name]
+        exact = [x for i in at for x in answers[i].exact]
         pairs = [
             (x, y)
             for i in at
-            for a, b in zip(answers[i]["first"], full_answers[i]["first"], strict=True)
+            for a, b in zip(answers[i].first, full_answers[i].first, strict=True)
             for x, y in zip(a, b, strict=True)
         ]
-        lost = paired(gap[at, None] / answers[at[0]]["weight"], np.zeros((len(at), 1)))
+        lost = paired(gap[at, None] / answers[at[0]].weight, np.zeros((len(at), 1)))
         share = wilson(sum(exact), len(exact))
         flips = sum(x != y for x, y in pairs) / len(pairs)
-        kl = [x for i in at for x in answers[i].get("kl") or ()]
+        kl = [x for i in at for x in answers[i].kl or ()]
         found.append(
             Kept(name, lost, share, flips, len(exact),
                  sum(kl) / len(kl) if len(kl) == len(exact) else None)
         )  # fmt: skip
-    exact = [x for a in answers for x in a["exact"]]
-    needles = tuple(
-        Needle(a["of"], a["needle"][0], a["needle"][1], a["exact"][0])
-        for a in answers
-        if a.get("needle")
-    )
+    exact = [x for a in answers for x in a.exact]
+    needles = tuple(Needle(a.of, *a.needle, a.exact[0]) for a in answers if a.needle)
     return {
         "exact": wilson(sum(exact), len(exact)), "workloads": tuple(found), "needles": needles
     }  # fmt: skip
 
 
-def _discordant(mine: Sequence[dict[str, Any]], best: Sequence[dict[str, Any]]) -> Discordant:
+def _discordant(mine: Sequence[Answered], best: Sequence[Answered]) -> Discordant:
     """Exact answers of a row against the recommended one's, on contexts that both have."""
     pairs = [
         (x, y)
         for a, b in zip(mine, best, strict=False)
-        for x, y in zip(a["exact"], b["exact"], strict=True)
+        for x, y in zip(a.exact, b.exact, strict=True)
     ]
     row, its = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
     return Discordant(row, its, mcnemar(row, its))
@@ -348,26 +334,26 @@ def _looks(asked: dict[str, Any]) -> int:
 
 def _rechecks(
     folder: RunFolder,
-    measured: dict[str, Any],
+    measured: Measured,
     report: dict[str, Blocks],
     start: int,
     often: int,
     spread: Spread | None,
 ) -> list[Recheck]:
     """The recommended policy against the best of each kind, on the report text and on others."""
-    best = measured["recommended"]
+    best = measured.recommended
     if best is None:
         return []
     out = []
-    kinds = {m["name"]: m["kind"] for m in measured["rows"]}
-    keys = {m["name"]: m["fingerprint"] for m in measured["rows"]}
-    compared, extra = measured["compared"], measured["extra_text"]
+    kinds = {m.name: m.kind for m in measured.rows}
+    keys = {m.name: m.fingerprint for m in measured.rows}
+    compared, extra = measured.compared, measured.extra_text
     for text in ("report", *extra):
         if text == "report":
             nll, label, its = report, REPORT, spread
         else:
-            label = extra[text]["label"]
-            names = [n for n in extra[text]["names"] if folder.has_losses(text, keys[n])]
+            label = extra[text].label
+            names = [n for n in extra[text].names if folder.has_losses(text, keys[n])]
             nll = {n: folder.losses(text, keys[n], start) for n in names}
             _alike(nll, folder.path)
             its = (

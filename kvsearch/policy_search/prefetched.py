@@ -5,29 +5,8 @@ first. The record of a policy holds its first windows without a gap, so such a w
 file of its own until those in front of it are there. A kill does not lose it.
 """
 
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
 from kvsearch.policy_search.folder import RunFolder
-
-
-@dataclass(frozen=True, eq=False)
-class WindowRecord:
-    """Some windows of a policy.
-
-    Attributes:
-        nll: nats per token `[windows, T - 1]`.
-        tokens: that went through the model for them.
-        seconds: wall time.
-        saved: whether it has a file.
-    """
-
-    nll: NDArray[np.float32]
-    tokens: int
-    seconds: float
-    saved: bool = False
+from kvsearch.policy_search.work import Measured
 
 
 class PrefetchedWindows:
@@ -40,13 +19,15 @@ class PrefetchedWindows:
 
     def __init__(self, folder: RunFolder, part: str) -> None:
         self.folder, self.part = folder, part
-        self._waiting: dict[str, dict[int, WindowRecord]] = {}  # by fingerprint and first window
+        self._waiting: dict[str, dict[int, Measured]] = {}  # by fingerprint and first window
+        self._saved: set[tuple[str, int]] = set()  # those of them that have a file
 
     def restore(self) -> None:
         """Bring back those that an earlier process left."""
         for first, key in self.folder.pieces(self.part):
             nll, about = self.folder.load_nll(self._name(first), key)
-            self.add(key, first, WindowRecord(nll, about["tokens"], about["seconds"], saved=True))
+            self.add(key, first, Measured(nll, about["tokens"], seconds=about["seconds"]))
+            self._saved.add((key, first))
 
     @property
     def fingerprints(self) -> list[str]:
@@ -57,11 +38,11 @@ class PrefetchedWindows:
         """First windows of those of a policy."""
         return set(self._waiting.get(fingerprint, ()))
 
-    def add(self, fingerprint: str, first: int, piece: WindowRecord) -> None:
+    def add(self, fingerprint: str, first: int, piece: Measured) -> None:
         """One that was just measured; `save` is called if it has to wait."""
         self._waiting.setdefault(fingerprint, {})[first] = piece
 
-    def following(self, fingerprint: str, windows: int, most: int) -> list[WindowRecord]:
+    def following(self, fingerprint: str, windows: int, most: int) -> list[Measured]:
         """Those that continue a record of so many windows, to `most` windows at most."""
         waiting, found = self._waiting.get(fingerprint, {}), []
         while (piece := waiting.get(windows)) is not None and windows + len(piece.nll) <= most:
@@ -71,18 +52,19 @@ class PrefetchedWindows:
 
     def save(self, fingerprint: str) -> None:
         """Write those of a policy that have no file."""
-        waiting = self._waiting.get(fingerprint, {})
-        for first, p in waiting.items():
-            if not p.saved:
+        for first, p in self._waiting.get(fingerprint, {}).items():
+            if (fingerprint, first) not in self._saved:
                 about = {"tokens": p.tokens, "seconds": p.seconds}
                 self.folder.save_nll(self._name(first), fingerprint, p.nll, about)
-                waiting[first] = WindowRecord(p.nll, p.tokens, p.seconds, saved=True)
+                self._saved.add((fingerprint, first))
 
     def drop(self, fingerprint: str, before: int | None = None) -> None:
         """Forget those of a policy, or those that begin before a window."""
         waiting = self._waiting.get(fingerprint, {})
         for first in [f for f in waiting if before is None or f < before]:
-            if waiting.pop(first).saved:
+            del waiting[first]
+            if (fingerprint, first) in self._saved:
+                self._saved.remove((fingerprint, first))
                 self.folder.drop_nll(self._name(first), fingerprint)
         if not waiting:
             self._waiting.pop(fingerprint, None)

@@ -1,14 +1,15 @@
-"""Schemas of `study.json` and `measured.json`; other fields are ignored."""
+"""What `study.json`, `measured.json` and `frozen.json` hold; other fields are ignored."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, RootModel, ValidationError
+from pydantic import BaseModel, Field, PlainSerializer, RootModel, ValidationError
 
 from kvsearch.errors import RunError, quoted
 from kvsearch.frozen import MOST, first_error
-from kvsearch.records import Example, Interval, Kind, Needles, Throughput
+from kvsearch.policy import Policy
+from kvsearch.records import Example, Interval, Kind, Needles, Throughput, Trial
 
 SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -50,7 +51,18 @@ class Study(BaseModel):
     versions: dict[str, str]
 
 
-class _Answers(BaseModel):
+class Answered(BaseModel):
+    """An item of prompts under a policy.
+
+    Attributes:
+        of: its workload.
+        weight: of the workload.
+        exact: whether greedy decoding gives each of the answers.
+        first: most likely tokens of each, given the answer before.
+        kl: divergences from the full cache of each, where they were measured.
+        needle: length of the context, and depth in it of the fact that is asked for.
+    """
+
     of: str
     weight: float
     exact: list[bool]
@@ -59,48 +71,71 @@ class _Answers(BaseModel):
     needle: tuple[int, float] | None = None
 
 
-class _Row(BaseModel):
+class MeasuredRow(BaseModel):
+    """A policy on the report part, beside its losses; see `records.Row`."""
+
     name: str
     kind: Kind
     fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
-    policy: dict[str, Any]
-    bytes_resident: int
+    policy: Annotated[Policy, PlainSerializer(Policy.plain)]
+    bytes_resident: int | None = None
     seconds: float
-    impls: dict[str, str]
+    impls: dict[str, str] = {}
     decode: Throughput | None = None
     stopped: Interval | None = None
     speed: float | None = None
-    answers: list[_Answers] = []
+    answers: list[Answered] = []
+
+    @classmethod
+    def of(cls, trial: Trial, about: dict[str, Any], **more: Any) -> Self:
+        """A row of a trial, of what was kept with its losses."""
+        names = ("name", "kind", "fingerprint", "policy", "speed")
+        return cls(**{**about, **{n: getattr(trial, n) for n in names}, **more})
 
 
 class _Extra(BaseModel):
     label: str
     names: list[str]
+    token_sha256: str = ""
 
 
-class _Size(BaseModel):
+class Size(BaseModel):
+    """A policy at another size; `bytes` at its peak."""
+
     fingerprint: str
     bytes: int
 
 
-class _Sizes(BaseModel):
+class Sizes(BaseModel):
+    """The policy called `name` at several sizes."""
+
     name: str
-    sizes: list[_Size]
+    sizes: list[Size]
 
 
 class Measured(BaseModel):
-    """Of `measured.json`, by the present names."""
+    """Of `measured.json`, by the present names; `records.Summary` says what they mean."""
 
-    rows: list[_Row]
-    recommended: str | None
-    seconds: float
+    rows: list[MeasuredRow]
+    recommended: str | None = None
+    seconds: float = 0.0
+    resumed: bool = False
     compared: list[str]
-    extra_text: dict[str, _Extra]
+    extra_text: dict[str, _Extra] = {}
     behind: dict[str, Interval] = {}
     dropped: dict[str, str] = {}
     examples: list[Example] = []
-    sizes: list[_Sizes] = []
+    sizes: list[Sizes] = []
     needles: Needles | None = None
+
+    def row(self, name: str | None) -> MeasuredRow | None:
+        """The row called `name`."""
+        return next((r for r in self.rows if r.name == name), None)
+
+    def text(self) -> str:
+        """The file."""
+        told = {"schema": SCHEMA, **self.model_dump()}
+        return json.dumps(told, indent=1) + "\n"
 
 
 class Frozen(BaseModel):
@@ -120,14 +155,14 @@ def study(file: Path) -> dict[str, Any]:
     return _read(file, Study, SCHEMA)
 
 
-def measured(file: Path) -> dict[str, Any]:
-    """What `measured.json` holds, by the present names; raises as `study` does."""
-    found = _read(file, Measured, SCHEMA)
-    names = [row["name"] for row in found["rows"]]
+def measured(file: Path) -> Measured:
+    """What `measured.json` holds; raises as `study` does."""
+    found = Measured.model_validate(_read(file, Measured, SCHEMA))
+    names = [row.name for row in found.rows]
     if "full" not in names or len({*names}) < len(names):
         raise RunError(f"{file} is damaged: field rows: not one row of each name, and `full`")
-    best = found["recommended"]
-    others = [n for extra in found["extra_text"].values() for n in extra["names"]]
+    best = found.recommended
+    others = [n for extra in found.extra_text.values() for n in extra.names]
     for name in (*([] if best is None else [best]), *others):
         if name not in names:
             raise RunError(f"{file} is damaged: there is no row {quoted(name)}; restore it")

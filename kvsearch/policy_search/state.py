@@ -16,7 +16,7 @@ from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation
 from kvsearch.policy_search.measure import PART
-from kvsearch.policy_search.prefetched import PrefetchedWindows, WindowRecord
+from kvsearch.policy_search.prefetched import PrefetchedWindows
 from kvsearch.policy_search.study import Study
 from kvsearch.policy_search.task import Task
 from kvsearch.policy_search.work import Measured
@@ -148,7 +148,7 @@ class SearchState:
 
     def add_windows(self, e: Evaluation, found: Measured) -> None:
         """Keep further windows, and put together what has become complete by them."""
-        self._pieces.add(e.fingerprint, e.first, WindowRecord(found.nll, e.tokens, e.seconds))
+        self._pieces.add(e.fingerprint, e.first, Measured(found.nll, e.tokens, seconds=e.seconds))
         if isinstance(e, WiderEvaluation):
             self._join(e.fingerprint)
         else:
@@ -248,7 +248,7 @@ class SearchState:
         self._replace(self._record(replace(trial, tokens=tokens, seconds=seconds), nll))
 
     def _joined(
-        self, key: str, windows: int, new: list[WindowRecord], about: dict[str, Any]
+        self, key: str, windows: int, new: list[Measured], about: dict[str, Any]
     ) -> NDArray[np.float32]:
         """Save a record of so many windows with further ones behind them; returns all."""
         before = [self._load(key)[:windows]] if windows else []

@@ -55,6 +55,7 @@ class Measured:
         answers: of prompts, for every item: its workload (`of`) and `weight`, whether each of its
             answers is `exact`, and the most likely tokens of each (`first`); where they were
             measured, KL divergences (`kl`), and length and depth of the fact asked (`needle`).
+        seconds: wall time of prefetched windows; that of other jobs is in their `Outcome`.
     """
 
     nll: NDArray[np.float32]
@@ -62,6 +63,7 @@ class Measured:
     bytes_resident: int = 0
     impls: dict[str, str] = field(default_factory=dict)
     answers: tuple[dict[str, Any], ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

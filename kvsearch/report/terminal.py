@@ -148,6 +148,8 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
             f"{_percent(plain(full.exact))} % of {full.asks}; context lost "
             f"{_percent(plain(k.lost))} %"
         )
+        kl = "" if k.kl is None else f", KL divergence {k.kl:.3f} nats a token"
+        lines.append(f"    to the full cache: flips {100 * k.flips:.1f} % of answer tokens{kl}")
     best = summary.against("method")
     if best is not None:
         change = f"PPL {100 * (math.exp(best.dnll.mean) - 1):+z.1f} %, "
@@ -157,6 +159,11 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
             f"{'' if summary.prompted else change}{words_of(summary).loss} {_interval(best.dnll)}"
             f"{' (no clear difference)' * unclear}, n = {best.tokens}"
         )
+        if (d := summary.row(best.against).discordant) is not None:
+            lines.append(
+                f"  answers that only one of the two gives exactly: {d.only_recommended} by "
+                f"{row.name}, {d.only_row} by {best.against} (McNemar's exact test, p = {d.p:.2g})"
+            )
     if reached := sizes_text(summary):
         lines.append(f"  {reached}")
     if summary.needles is not None:
@@ -230,6 +237,9 @@ def answers_table(document: dict[str, Any]) -> str:
         ]  # fmt: skip
         notes = ["over budget" if r["within_budget"] is False else "" for r in rows]
         found += [*folded([head], width), *table(columns, cells, width, notes)]
+        if kl := [f"{r['policy']} {r['kl']:.3f}" for r in rows if r["kl"] is not None]:
+            said = f"  KL divergence to the full cache, nats a token: {', '.join(kl)}"
+            found += folded([said], width)
     lines: list[str] = []
     lines.append(
         "context lost: rise of the answers' NLL over the full cache, in shares of the rise without "

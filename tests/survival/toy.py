@@ -8,7 +8,6 @@ What only drivers need is imported where they use it: evaluators that are killed
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -179,8 +178,7 @@ def main(options: list[str] | None = None) -> None:
 
             windows = dict.fromkeys(("select1", "report"), WINDOWS)
             final = FinalEvaluation(folder, executor, SETTING, FROM, Shown(), {}, windows)
-            measured = final.go(trials)
-            (o.folder / "measured.json").write_text(json.dumps(measured))
+            (o.folder / "measured.json").write_text(final.go(trials).text())
         folder.close()
     except KvsearchError as e:
         print(f"kvsearch: {e}", file=sys.stderr)
