@@ -41,8 +41,8 @@ class KVzap(Rule):
             "kvzip's score, predicted from hidden states; trained by adapt (arXiv:2601.07891)",
         ),
         "kvzap-prompt": (
-            dict(rule="kvzap", sinks=4, budgets="adakv", trigger="prompt"),
-            "kvzap once, after the prompt, one threshold for the heads of a layer",
+            dict(rule="kvzap", sinks=4, budgets="global", trigger="prompt"),
+            "kvzap once, after the prompt, one threshold for all heads",
         ),
     }
     feature_names: ClassVar[tuple[str, ...]] = ("predicted",)

@@ -33,10 +33,13 @@ class Predictor:
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Scores `[B, H, M]` fp32 of inputs `[B, M, hidden]`."""
-        kind = torch.promote_types(x.dtype, torch.float32)
-        weight, bias = (y.to(x.device, kind) for y in (self.weight, self.bias))
-        return torch.nn.functional.linear(x.to(kind), weight, bias).mT.float()
+        """Scores `[B, H, M]` fp32 of inputs `[B, M, hidden]`.
+
+        Sums are float64: inputs that are equal, as those of a repeated token in the first layer,
+        get equal scores, however many tokens a call brings.
+        """
+        weight, bias = (y.to(x.device, torch.float64) for y in (self.weight, self.bias))
+        return torch.nn.functional.linear(x.double(), weight, bias).mT.float()
 
 
 def maps(policy: Policy, model: PreTrainedModel) -> list[Predictor | None]:
