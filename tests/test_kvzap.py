@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from kvsearch.app.learn import learn
+from kvsearch.app.push import push
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, PolicyError
@@ -241,6 +242,9 @@ def test_a_policy_finds_its_weights_beside_its_file(place: Path) -> None:
     assert cache.policy.rule == RULE()
     moved = shutil.move(folder, place / "moved")
     PolicyCache.from_json(Path(moved) / "policy.json", LOADED.model)
+    pushed = push(Path(moved) / "policy.json", out=place / "pushed")
+    assert pushed.files[-1] == f"kvzap-{SHA[:16]}.safetensors"
+    assert (place / "pushed" / pushed.files[-1]).read_bytes() == data
 
 
 @pytest.mark.parametrize(

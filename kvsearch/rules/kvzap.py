@@ -48,6 +48,11 @@ class KVzap(Rule):
     feature_names: ClassVar[tuple[str, ...]] = ("predicted",)
     folders: ClassVar[dict[str, Path]] = {}  # of policy files that were read, by the hash
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """That with the weights, if the policy names any."""
+        return () if self.weights is None else (file_of(self.weights),)
+
     def lies_in(self, folder: Path) -> None:
         """Note where the policy lies, and so the weights."""
         if self.weights is not None:
