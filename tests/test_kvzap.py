@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from kvsearch.app.learn import learn
+from kvsearch.app.learn import learn, with_learned
 from kvsearch.app.push import push
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
@@ -22,10 +22,11 @@ from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models import learned
 from kvsearch.models.learned import Learned, sample_of
 from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, Policy, layout
 from kvsearch.rules import KVzap
 from kvsearch.train.kvzap import fit
-from tests.cache_cases import HEADS, IDS, PROMPT, T, of_rule, tiny
+from tests.cache_cases import HEADS, IDS, PROMPT, SETTING, T, of_rule, tiny
 
 L, H, C = 4, 2, 48
 DRAW = np.random.default_rng(5)
@@ -310,6 +311,17 @@ def test_adapt_fits_the_rule_and_eval_runs_it(
     shutil.rmtree(place / "cache")
     assert run("eval", out / "policy.json", *more, "--context", 256) == 2
     assert "are missing" in capsys.readouterr().err
+
+
+def test_a_search_proposes_the_rule_where_it_has_weights() -> None:
+    setting = replace(SETTING, learned="")
+    with pytest.raises(PolicyError, match="rule 'kvzap' has no weights for this model; train them"):
+        at("kvzap", setting)
+    assert with_learned(setting, LOADED).learned == ""
+    learned.keep(drawn().encoded(), LOADED.model)
+    policy = at("kvzap", with_learned(setting, LOADED))
+    assert policy.rule == RULE() != at("kvzap", SETTING).rule
+    assert policy.fingerprint() != at("kvzap", SETTING).fingerprint()
 
 
 def test_what_does_not_go_with_a_rule_is_one_sentence(
