@@ -42,8 +42,8 @@ def policy_file(name: str, revision: str | None = None) -> Path:
     try:
         found = Path(hf_hub_download(name, FILE, revision=revision))
         rule = Policy.from_json(found).rule
-        for file in rule.files if rule is not None else ():
-            hf_hub_download(name, file, revision=revision)
+        for more in rule.files if rule is not None else ():
+            hf_hub_download(name, more, revision=revision)
         return found
     except PolicyError:
         raise
