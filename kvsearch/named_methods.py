@@ -114,6 +114,12 @@ METHODS: dict[str, Method] = {
         "pyramidkv as published: once, after the prompt",
         baseline=False,
     ),
+    "duoattention": Method(
+        dict(sinks=4, recent_window=16, budgets="full-heads"),
+        "single",
+        "heads that retrieve keep all, others sinks + window (arXiv:2410.10819)",
+        baseline=False,
+    ),
     "xmu-evict": Method(
         dict(rule="xmu-forget", recent_window=1),
         "single",

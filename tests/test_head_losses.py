@@ -13,6 +13,7 @@ from kvsearch.evaluation.prices import price
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel, load_model
+from kvsearch.named_methods import at
 from kvsearch.policy import HeadLosses, ModelShape, Policy, Quantizer, layout
 
 T = 160
@@ -91,6 +92,26 @@ def test_budgets_of_heads_fill_the_bytes_and_follow_the_losses(budgets: str) -> 
     assert slots[0] >= slots[1] >= slots[2] >= slots[3] < slots[0]
     held = layout(policy, SHAPE).bytes_peak(512)
     assert 0.98 * SHAPE.budget_bytes(64) < held <= SHAPE.budget_bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("slots", "full"),
+    [(64, 0), (130, 0), (190, 1), (300, 2), (380, 2)],
+)
+def test_heads_that_retrieve_keep_everything_and_the_others_sinks_and_a_window(
+    slots: int, full: int
+) -> None:
+    """DuoAttention: as many full heads as the bytes pay for, at most half, by their loss."""
+    setting = replace(SETTING, budget_bytes=SHAPE.budget_bytes(slots))
+    policy = at("duoattention", setting)
+    held = layout(policy, SHAPE)
+    sizes = [min(n or 0, 512) for n in held.slots]
+    assert sizes[:full] == [512] * full
+    assert max(sizes[full:]) - min(sizes[full:]) <= 1
+    assert (slots - 1) * 4 <= sum(sizes) <= slots * 4 and min(sizes) >= 4 + 16 + 1
+    assert held.bytes_peak(512) == SHAPE.budget_bytes(1) * sum(sizes) // 4
+    if full < 2:  # another one would leave the others less than sinks, window and the new token
+        assert slots * 4 < (full + 1) * 512 + (3 - full) * 21
 
 
 @pytest.mark.parametrize("per", ["layer", "head"])

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from kvsearch.app.learn import learn
+from kvsearch.app.learn import learn, with_learned
+from kvsearch.app.push import push
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, PolicyError
@@ -21,20 +22,21 @@ from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models import learned
 from kvsearch.models.learned import Learned, sample_of
 from kvsearch.models.load import LoadedModel
+from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, Policy, layout
 from kvsearch.rules import KVzap
 from kvsearch.train.kvzap import fit
-from tests.cache_cases import HEADS, IDS, PROMPT, T, of_rule, tiny
+from tests.cache_cases import HEADS, IDS, PROMPT, SETTING, T, of_rule, tiny
 
 L, H, C = 4, 2, 48
 DRAW = np.random.default_rng(5)
-WEIGHT, BIAS = DRAW.normal(size=(L, H, C)) / 7, DRAW.normal(size=(L, H))
+WEIGHT, BIAS = DRAW.normal(size=(L, H, C)).astype("f") / 7, DRAW.normal(size=(L, H)).astype("f")
 LOADED = tiny()
 
 
 def drawn(model: Any = LOADED.model) -> Learned:
     """Weights that rank tokens at random, of a model."""
-    made = (torch.from_numpy(x).float() for x in (WEIGHT, BIAS))
+    made = (torch.from_numpy(x) for x in (WEIGHT, BIAS))
     return Learned(*made, sample_of(model), "tiny")
 
 
@@ -106,7 +108,7 @@ def test_the_tokens_with_the_largest_predictions_stay() -> None:
             LOADED.model(torch.from_numpy(IDS[:1, t : t + 1]), past_key_values=cache)
             for i in range(L):
                 x = inputs[i].numpy()
-                scores[i, :, t] = WEIGHT[i].astype(np.float32) @ x + BIAS[i].astype(np.float32)
+                scores[i, :, t] = WEIGHT[i] @ x + BIAS[i]
                 v = layers[i].self_attn.v_proj(inputs[i]).view(H, -1).numpy()
                 every[i, :, t] = v
             for i, h in np.ndindex(L, H):
@@ -125,6 +127,36 @@ def test_the_tokens_with_the_largest_predictions_stay() -> None:
             want = every[i, h, held[i][h]]
             np.testing.assert_allclose(stored[h], want, atol=1e-9)
     assert len({tuple(x) for rows in held for x in rows}) == L * H, "heads choose for themselves"
+
+
+def test_one_threshold_serves_all_heads_of_the_model() -> None:
+    """After a prompt: as many slots as heads have, those with the largest predictions anywhere."""
+    learned.keep(drawn().encoded(), LOADED.model)
+    sinks, n = 3, 90
+    ids = torch.randperm(97, generator=torch.Generator().manual_seed(0))[None, :n]  # no ties
+    budgets = Budgets(kind="adakv", floor=0, across="model")
+    policy = Policy(slots=41, sinks=sinks, trigger="prompt", rule=RULE(), budgets=budgets)
+    cache, full = (PolicyCache(p, LOADED.model, native=torch.float64) for p in (policy, Policy()))
+    inputs = list[np.ndarray]()
+    hooks = [
+        x.input_layernorm.register_forward_hook(lambda m, a, out: inputs.append(out[0].numpy()))
+        for x in LOADED.model.model.layers
+    ]
+    with torch.inference_mode():
+        for each in (full, cache):
+            inputs.clear()
+            LOADED.model(ids, past_key_values=each)
+    for hook in hooks:
+        hook.remove()
+    scores = np.array([w @ x.T + b[:, None] for w, b, x in zip(WEIGHT, BIAS, inputs, strict=True)])
+    scores = scores.reshape(L * H, n)
+    least = np.sort(scores[:, sinks:].flatten())[-(40 - sinks) * L * H]
+    values = [v for state in full.states for v in state.store.read()[1][0]]
+    for own, state, every in zip(scores, cache.states, values, strict=True):
+        kept = [*range(sinks), *(np.flatnonzero(own[sinks:] >= least) + sinks)]
+        torch.testing.assert_close(state.store.read()[1][0, 0], every[kept])
+    assert len({state.store.n for state in cache.states}) > 4
+    assert cache.bytes_resident == 40 * L * H * (2 * 16 * 8 + 4)  # keys, values and a score
 
 
 def test_every_row_of_a_padded_batch_is_as_alone() -> None:
@@ -162,7 +194,7 @@ def test_weights_are_the_ridge_regression_of_kvzips_scores() -> None:
     for i in range(2):
         mean, std = xs[i].mean(0), xs[i].std(0)
         x, y = (xs[i] - mean) / std, ys[i] - ys[i].mean(0)
-        w = np.linalg.solve(x.T @ x + 0.01 * len(x) * np.eye(C), x.T @ y)
+        w = np.linalg.solve(x.T @ x + 0.03 * len(x) * np.eye(C), x.T @ y)
         said = (tx[i] - mean) / std @ w + ys[i].mean(0)
         mine = tx[i] @ found.learned.weight[i].numpy().T + found.learned.bias[i].numpy()
         np.testing.assert_allclose(mine, said, atol=1e-3)
@@ -211,6 +243,9 @@ def test_a_policy_finds_its_weights_beside_its_file(place: Path) -> None:
     assert cache.policy.rule == RULE()
     moved = shutil.move(folder, place / "moved")
     PolicyCache.from_json(Path(moved) / "policy.json", LOADED.model)
+    pushed = push(Path(moved) / "policy.json", out=place / "pushed")
+    assert pushed.files[-1] == f"kvzap-{SHA[:16]}.safetensors"
+    assert (place / "pushed" / pushed.files[-1]).read_bytes() == data
 
 
 @pytest.mark.parametrize(
@@ -276,6 +311,17 @@ def test_adapt_fits_the_rule_and_eval_runs_it(
     shutil.rmtree(place / "cache")
     assert run("eval", out / "policy.json", *more, "--context", 256) == 2
     assert "are missing" in capsys.readouterr().err
+
+
+def test_a_search_proposes_the_rule_where_it_has_weights() -> None:
+    setting = replace(SETTING, learned="")
+    with pytest.raises(PolicyError, match="rule 'kvzap' has no weights for this model; train them"):
+        at("kvzap", setting)
+    assert with_learned(setting, LOADED).learned == ""
+    learned.keep(drawn().encoded(), LOADED.model)
+    policy = at("kvzap", with_learned(setting, LOADED))
+    assert policy.rule == RULE() != at("kvzap", SETTING).rule
+    assert policy.fingerprint() != at("kvzap", SETTING).fingerprint()
 
 
 def test_what_does_not_go_with_a_rule_is_one_sentence(

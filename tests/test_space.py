@@ -15,6 +15,7 @@ from kvsearch import space
 from kvsearch.errors import PolicyError, SpaceError
 from kvsearch.knobs import KNOBS, TIERS, Setting, Value, build, sized
 from kvsearch.knobs.fields import budgets_of, recent_window_of
+from kvsearch.knobs.heads import SIZED
 from kvsearch.knobs.sizing import DEFAULTS
 from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import HeadLosses, ModelShape, check, layout
@@ -82,7 +83,7 @@ def test_every_proposal_is_forbidden_too_small_or_within_budget(name: str) -> No
         get = {**dict.fromkeys(KNOBS), "along": "channels", **knobs}
         recent_window = recent_window_of(get, SETTING, slots)
         update: dict[str, Any] = {"slots": slots, "recent_window": recent_window}
-        if knobs.get("budgets") == "marginal":
+        if knobs.get("budgets") in SIZED:
             update["budgets"] = budgets_of({**DEFAULTS, **knobs}, SETTING, slots)
         more = policy.model_copy(update=update)
         assert layout(more, SHAPE).bytes_peak(4096, prompt) > limit, knobs

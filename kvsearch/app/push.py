@@ -9,6 +9,7 @@ from kvsearch.app import summary as summaries
 from kvsearch.errors import RunError, quoted
 from kvsearch.exporters import TARGETS, find, project, proof_of, verdicts
 from kvsearch.files import write_all
+from kvsearch.models.learned import beside
 from kvsearch.models.read import brief
 from kvsearch.models.shared import FILE, is_repository, policy_file
 from kvsearch.policy import ModelShape, Policy, check
@@ -79,11 +80,12 @@ def push(
     exact = _exact(policy, shape)
     losses = _losses(file) if found is not None and policy.budgets.weights else None
     name = repository or Path(str(out)).name
-    files = {
+    files: dict[str, str | bytes] = {
         FILE: policy.to_json(),
         "README.md": card(name, policy, model, found, exact, heads=losses is not None),
         "card.json": document(policy, model, found, exact),
         **({} if losses is None else {HEADS: losses}),
+        **beside(policy),
     }
     if out is not None:
         folder = Path(out)
@@ -135,13 +137,14 @@ def _exact(policy: Policy, shape: ModelShape | None) -> list[Proven]:
     return out
 
 
-def _upload(repository: str, files: dict[str, str], private: bool) -> str:
+def _upload(repository: str, files: dict[str, str | bytes], private: bool) -> str:
     from huggingface_hub import HfApi
 
     api = HfApi()
     with tempfile.TemporaryDirectory() as place:
-        for name, text in files.items():
-            (Path(place) / name).write_bytes(text.encode())
+        for name, data in files.items():
+            raw = data.encode() if isinstance(data, str) else data
+            (Path(place) / name).write_bytes(raw)
         try:
             address = api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(

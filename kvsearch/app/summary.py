@@ -184,7 +184,7 @@ def write_tables(summary: Summary, folder: Path) -> None:
         }
         best = row.policy.model_copy(update={"name": row.name, "about": about})
         write_atomic(folder / "best.json", best.to_json())
-        if best.rule is not None and "hidden" in best.rule.needs:
+        if best.rule is not None and best.rule.files:
             from kvsearch.models.learned import beside  # loads torch
 
             for name, data in beside(best).items():

@@ -34,14 +34,18 @@ class Rereading:
     """What the model of a cache reads after a prompt.
 
     Args:
-        rule: of the policy.
+        rule: of the policy; None where nothing is read, and layers wait for each other only.
         first: token ids that come before the first chunk.
         following: token ids that come before the others, and the tokens before each of these.
         end: token ids after those.
     """
 
     def __init__(
-        self, rule: Reread, first: Sequence[int], following: Sequence[int], end: Sequence[int]
+        self,
+        rule: Reread | None,
+        first: Sequence[int],
+        following: Sequence[int],
+        end: Sequence[int],
     ) -> None:
         self.rule, self._first, self._following, self._end = rule, first, following, end
         self._reads = False
@@ -55,63 +59,69 @@ class Rereading:
         states = [state for state in cache.states if state.store.n]
         if self._reads or not states or not states[0].rereads:
             return
+        if self.rule is not None:
+            self._again(self.rule, body, cache, ids)
+        for state in states:
+            state.rereads = False
+        _compact(states, [x.states for x in cache.layers if hasattr(x, "states")])
+
+    def _again(self, rule: Reread, body: nn.Module, cache: Any, ids: Tensor | None) -> None:
+        """Read the prompt `ids` `[B, N]` again, and score it."""
         if ids is None:
             raise PolicyError(
-                f"rule {self.rule.name!r} reads the prompt again, and this call brings no token "
+                f"rule {rule.name!r} reads the prompt again, and this call brings no token "
                 "ids; give input_ids instead of embeddings"
             )
-        chunks = list(self._chunks(ids))
-        self._require_room(body, ids.shape[1], max(x.shape[1] for _, x in chunks))
+        chunks = list(self._chunks(rule, ids))
+        _require_room(rule, body, ids.shape[1], max(x.shape[1] for _, x in chunks))
         others = {i: x for i, x in enumerate(cache.layers) if not hasattr(x, "states")}
         self._reads = True
         try:
             with torch.no_grad():
                 for start, again in chunks:
-                    self._read(body, cache, others, start, ids, again)
+                    stop = min(start + rule.chunk, ids.shape[1])
+                    _read(body, cache, others, range(start, stop), ids.shape[1], again)
         finally:
             self._reads = False
             for state in cache.states:
                 state.reading = None
-        for state in states:
-            state.rereads = False
-        _compact(states, [x.states for x in cache.layers if hasattr(x, "states")])
 
-    def _chunks(self, ids: Tensor) -> "list[tuple[int, Tensor]]":
+    def _chunks(self, rule: Reread, ids: Tensor) -> "list[tuple[int, Tensor]]":
         """Where each chunk starts, and what is read of it `[B, M]`."""
         found = []
-        for start in range(0, ids.shape[1], self.rule.chunk):
+        for start in range(0, ids.shape[1], rule.chunk):
             words = self._first
-            parts = [ids[:, start : start + self.rule.chunk]]
+            parts = [ids[:, start : start + rule.chunk]]
             if start and self._first:
                 words = self._following
                 parts = [ids[:, max(0, start - BEFORE) : start], _rows(self._end, ids), *parts]
             found.append((start, torch.cat([_rows(words, ids), *parts], 1)))
         return found
 
-    def _read(
-        self, body: nn.Module, cache: Any, others: dict[int, Any], start: int, ids: Tensor,
-        again: Tensor,
-    ) -> None:  # fmt: skip
-        """Read one chunk; caches of layers without a policy are as before afterwards."""
-        stop, seen = min(start + self.rule.chunk, ids.shape[1]), ids.shape[1]
-        for state in cache.states:
-            state.reading = range(start, stop)
-        for i, layer in others.items():
-            cache.layers[i] = deepcopy(layer)
-        body(input_ids=again, past_key_values=cache, use_cache=True)
-        for i, layer in others.items():
-            cache.layers[i] = layer
-        for state in cache.states:
-            state.seen = seen  # layers without attention count what they are given
 
-    def _require_room(self, body: Any, prompt: int, again: int) -> None:
-        most = max_context(body.config)
-        if most is not None and prompt + again > most:
-            raise PolicyError(
-                f"rule {self.rule.name!r} reads a prompt of {prompt} tokens again, up to position "
-                f"{prompt + again}, and the model's positions reach {most}; shorten the prompt, "
-                "lower rule.chunk or take another rule"
-            )
+def _read(
+    body: nn.Module, cache: Any, others: dict[int, Any], chunk: range, seen: int, again: Tensor
+) -> None:
+    """Read one chunk of `seen` tokens; layers without a policy are as before afterwards."""
+    for state in cache.states:
+        state.reading = chunk
+    for i, layer in others.items():
+        cache.layers[i] = deepcopy(layer)
+    body(input_ids=again, past_key_values=cache, use_cache=True)
+    for i, layer in others.items():
+        cache.layers[i] = layer
+    for state in cache.states:
+        state.seen = seen  # layers without attention count what they are given
+
+
+def _require_room(rule: Reread, body: Any, prompt: int, again: int) -> None:
+    most = max_context(body.config)
+    if most is not None and prompt + again > most:
+        raise PolicyError(
+            f"rule {rule.name!r} reads a prompt of {prompt} tokens again, up to position "
+            f"{prompt + again}, and the model's positions reach {most}; shorten the prompt, "
+            "lower rule.chunk or take another rule"
+        )
 
 
 def attend(
@@ -214,17 +224,19 @@ _watched: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
 
 
 def rereading(policy: Policy, model: PreTrainedModel, tokenizer: Any) -> Rereading | None:
-    """What a cache for `model` has read after a prompt; None if the policy's rule needs nothing.
+    """What a cache for `model` does after a prompt; None if its layers go by themselves.
 
     Raises:
         PolicyError: the rule has an instruction, and no tokenizer is given or lies with the model.
     """
     rule = policy.active_rule
-    if not isinstance(rule, Reread):
+    if rule is None or not (policy.rereads or policy.budgets.across == "model"):
         return None
     if model not in _watched:
         model.base_model.register_forward_hook(_after, with_kwargs=True)
         _watched[model] = None
+    if not isinstance(rule, Reread):
+        return Rereading(None, (), (), ())
     if rule.instruction == "none":
         return Rereading(rule, (), (), ())
     found = tokenizer if tokenizer is not None else _beside(model)

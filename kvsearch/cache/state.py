@@ -50,7 +50,8 @@ class LayerState:
         prompt: tokens of the first call, where the policy treats those in another way.
         whole: set where one call brings in a whole text of which nothing is kept, as in training:
             how many of its tokens are the prompt. None otherwise.
-        rereads: whether the model is to read its prompt again before the compaction after it.
+        rereads: whether the compaction after a prompt waits for the end of the model's call: what
+            `rereading` does then.
         reading: slots whose turn it is in that reading; None outside of it. See `rereading`.
         predicted: how many tokens came before those of the newest call, and what `predictor` says
             of these `[B, H, M]`; None without one.
@@ -94,7 +95,9 @@ class LayerState:
         self.scorer: Scorer | None = None
         self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
-        self.rereads = self.rule is not None and "rereading" in self.rule.needs
+        self.rereads = self.rule is not None and (
+            "rereading" in self.rule.needs or self.layer.policy.budgets.across == "model"
+        )
         self.reading: range | None = None
         self.predicted: tuple[int, Tensor] | None = None
         self._peak = 0

@@ -66,7 +66,10 @@ def _whole(tokens: int, group: int | None) -> int:
 
 def budgets_of(get: Get, setting: Setting, slots: int | None) -> Budgets:
     """How a policy with so many slots shares them out."""
-    return heads.budgets(get, setting.heads, slots, setting.tokens)
+    sinks, interval = int(get["sinks"] or 0), int(get["interval"] or 1)
+    few = max(sinks + recent_window_of(get, setting, slots), sinks + 1) + interval
+    most = heads.FULL if setting.shape.kv_heads < setting.shape.heads else heads.FULL_MHA
+    return heads.budgets(get, setting.heads, slots, setting.tokens, few, most)
 
 
 def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -> Policy:

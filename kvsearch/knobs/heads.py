@@ -11,7 +11,9 @@ from kvsearch.errors import PolicyError
 from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Tier
 from kvsearch.policy.marginal import Split, choose
 
-MEASURED = frozenset({"sensitivity", "heads", "marginal"})  # budgets by what heads lose
+MEASURED = frozenset({"sensitivity", "heads", "marginal", "full-heads"})  # by what heads lose
+SIZED = frozenset({"marginal", "full-heads"})  # of these, those that depend on the slots
+FULL, FULL_MHA = 0.5, 0.25  # most heads that keep everything, as published, by kind of attention
 
 
 def needs_heads(values: Mapping[str, Iterable[object]]) -> bool:
@@ -26,14 +28,18 @@ def budgets(
     heads: HeadLosses | None,
     slots: int | None,
     tokens: int,
+    few: int = 1,
+    most: float = FULL,
 ) -> Budgets:
     """The budgets that the knobs `budgets`, `exponent` and `beta` describe.
 
     Args:
         get: a value for every knob.
         heads: what the model's heads lose; None if it was not measured.
-        slots: mean over heads; only budgets by marginal loss depend on it.
+        slots: mean over heads; only budgets of `SIZED` depend on it.
         tokens: of the stream.
+        few: slots of a head that keeps as little as the policy allows.
+        most: share of the heads that may keep everything, with budgets `full-heads`.
 
     Raises:
         PolicyError: they follow a measurement that was not made.
@@ -44,6 +50,10 @@ def budgets(
     if kind == "marginal":
         assert heads is not None
         return _marginal(heads, slots or 1, tokens)
+    if kind == "full-heads":
+        assert heads is not None
+        whole = tokens + int(get["interval"] or 1)  # with headroom, so that they never evict
+        return _full_heads(heads, slots or 1, whole, few, most)
     fields: dict[str, Any] = dict(kind=kind, beta=get["beta"], exponent=get["exponent"])
     if kind == "pyramid":
         fields["of"] = "rest"
@@ -72,6 +82,25 @@ def _split(heads: HeadLosses, tokens: int) -> Split:
 def _marginal(heads: HeadLosses, slots: int, tokens: int) -> Budgets:
     got = _split(heads, tokens).at(slots * len(heads.slots)).reshape(-1, heads.heads)
     rows = tuple(tuple(float(f"{x:.4g}") for x in row) for row in got / slots)
+    return _budgets(kind="sensitivity", exponent=1.0, weights=rows)
+
+
+@lru_cache(maxsize=1024)
+def _full_heads(heads: HeadLosses, slots: int, whole: int, few: int, most: float) -> Budgets:
+    """DuoAttention (arXiv:2410.10819): the heads that lose most have `whole` slots, or none has.
+
+    As many as the total pays for where the others have `few`, and these share what is left evenly.
+    Weights are the slots themselves, so that the division is exact.
+    """
+    lost = [x for row in heads.sensitivity for x in row]
+    order, total = sorted(range(len(lost)), key=lambda i: -lost[i]), slots * len(lost)
+    spare = max(0, total - few * len(lost))
+    full = min(int(most * len(lost)), spare // max(1, whole - few))
+    each, more = divmod(total - full * whole, len(lost) - full)
+    got = [0.0] * len(lost)
+    for place, i in enumerate(order):
+        got[i] = float(whole if place < full else each + (place - full < more))
+    rows = tuple(tuple(got[i : i + heads.heads]) for i in range(0, len(got), heads.heads))
     return _budgets(kind="sensitivity", exponent=1.0, weights=rows)
 
 

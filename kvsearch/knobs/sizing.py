@@ -5,6 +5,7 @@ from typing import Any
 
 from kvsearch.errors import PolicyError
 from kvsearch.knobs.fields import Get, Setting, budgets_of, policy_of, recent_window_of
+from kvsearch.knobs.heads import SIZED
 from kvsearch.knobs.vocabulary import KNOBS, Value, check_value
 from kvsearch.policy import Policy, check, layout
 from kvsearch.policy.budgets import least
@@ -45,14 +46,14 @@ def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[
     """The policy with the most slots whose peak is at most `limit` bytes, and that peak.
 
     The policy is validated once: only slots, a recent window that is a share of them, and budgets
-    by marginal loss differ between the sizes tried.
+    of `SIZED` differ between the sizes tried.
     """
     base = policy_of(get, setting, 2, name)
 
     def of(slots: int) -> Policy:
         update: dict[str, Any] = {"slots": slots}
         update["recent_window"] = recent_window_of(get, setting, slots)
-        if get["budgets"] == "marginal":
+        if get["budgets"] in SIZED:
             update["budgets"] = budgets_of(get, setting, slots)
         return base.model_copy(update=update)
 

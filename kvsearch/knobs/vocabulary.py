@@ -94,7 +94,16 @@ KNOBS: dict[str, Knob] = {
     "fp16_recent": Knob(False, (), bool, "keep the recent window in 16 bits"),
     "budgets": Knob(
         "uniform",
-        ("uniform", "pyramid", "sensitivity", "heads", "marginal", "adakv", "global"),
+        (
+            "uniform",
+            "pyramid",
+            "sensitivity",
+            "heads",
+            "marginal",
+            "full-heads",
+            "adakv",
+            "global",
+        ),
         None,
         "how layers, or KV heads, share the slots",
     ),

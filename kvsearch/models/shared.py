@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from kvsearch.errors import PolicyError
+from kvsearch.policy import Policy
 
 FILE = "policy.json"
 _NAMES = (FILE, "best.json")  # of a shared policy, and of a run
@@ -39,7 +40,13 @@ def policy_file(name: str, revision: str | None = None) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, FILE, revision=revision))
+        found = Path(hf_hub_download(name, FILE, revision=revision))
+        rule = Policy.from_json(found).rule
+        for more in rule.files if rule is not None else ():
+            hf_hub_download(name, more, revision=revision)
+        return found
+    except PolicyError:
+        raise
     # The hub's client raises errors of whichever HTTP library it was built on.
     except Exception as error:
         from kvsearch.models.read import brief  # loads torch, which a file here does not need

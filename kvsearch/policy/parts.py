@@ -123,7 +123,8 @@ class Budgets(Frozen):
             number a KV head.
         floor: share of an even budget that AdaKV leaves to every head.
         across: whose heads share under `adakv`: those of a `layer`, or of the whole `model`, which
-            needs a rule by which the prompt is read again (KVzip, arXiv:2505.23416).
+            needs a rule by which the prompt is read again (KVzip, arXiv:2505.23416), or whose score
+            predicts that.
     """
 
     kind: Literal["uniform", "pyramid", "sensitivity", "adakv"] = "uniform"

@@ -135,8 +135,12 @@ class Policy(Frozen):
             raise ValueError(f"{where} needs slots and a rule, and no ladder")
         if len(self.tiers) > 1 or self.head_tiers is not None:
             raise ValueError(f"{where} needs one tier, the same for all heads")
-        if self.budgets.across == "model" and "rereading" not in self.rule.needs:
-            raise ValueError("budgets.across 'model' needs rule 'reread': others go layer by layer")
+        foretold = "hidden" in self.rule.needs and self.trigger == "prompt"
+        if self.budgets.across == "model" and not (foretold or "rereading" in self.rule.needs):
+            raise ValueError(
+                "budgets.across 'model' needs rule 'reread', or 'kvzap' with trigger 'prompt': "
+                "others go layer by layer"
+            )
 
     def after(self, prompt: int) -> "Policy":
         """What runs after a prompt of so many tokens: with trigger `generation` they are sinks."""

@@ -218,6 +218,11 @@ class Rule(Frozen):
         """The rule with numbers that go with `interval`, for a search that draws both."""
         return self
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of files that lie beside a policy file with the rule."""
+        return ()
+
     # -- search and people ---------------------------------------------------------------------
 
     def canonical(self) -> dict[str, Any]:

@@ -41,12 +41,17 @@ class KVzap(Rule):
             "kvzip's score, predicted from hidden states; trained by adapt (arXiv:2601.07891)",
         ),
         "kvzap-prompt": (
-            dict(rule="kvzap", sinks=4, budgets="adakv", trigger="prompt"),
-            "kvzap once, after the prompt, one threshold for the heads of a layer",
+            dict(rule="kvzap", sinks=4, budgets="global", trigger="prompt"),
+            "kvzap once, after the prompt, one threshold for all heads",
         ),
     }
     feature_names: ClassVar[tuple[str, ...]] = ("predicted",)
     folders: ClassVar[dict[str, Path]] = {}  # of policy files that were read, by the hash
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """That with the weights, if the policy names any."""
+        return () if self.weights is None else (file_of(self.weights),)
 
     def lies_in(self, folder: Path) -> None:
         """Note where the policy lies, and so the weights."""

@@ -25,7 +25,7 @@ from kvsearch.rules import Place, Reread
 from kvsearch.rules.reread import RereadScorer
 
 SINKS = 4  # first tokens, which are kept anyway, and not like others
-RIDGE = 1e-2  # on inputs of variance 1, per token
+RIDGE = 0.03  # on inputs of variance 1, per token
 LEAST = 1e-9  # of a score, before its logarithm
 
 Layers = list[tuple[Tensor, Tensor]]  # inputs `[M, hidden]` and targets `[M, H]` of every layer

@@ -4,6 +4,7 @@ A hook on the module that attends sees this input and the cache that it goes to,
 scores with the layer's states. What the layer takes in next are these tokens.
 """
 
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,10 +34,13 @@ class Predictor:
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Scores `[B, H, M]` fp32 of inputs `[B, M, hidden]`."""
-        kind = torch.promote_types(x.dtype, torch.float32)
-        weight, bias = (y.to(x.device, kind) for y in (self.weight, self.bias))
-        return torch.nn.functional.linear(x.to(kind), weight, bias).mT.float()
+        """Scores `[B, H, M]` fp32 of inputs `[B, M, hidden]`.
+
+        Sums are float64: inputs that are equal, as those of a repeated token in the first layer,
+        get equal scores, however many tokens a call brings.
+        """
+        weight, bias = (y.to(x.device, torch.float64) for y in (self.weight, self.bias))
+        return torch.nn.functional.linear(x.double(), weight, bias).mT.float()
 
 
 def maps(policy: Policy, model: PreTrainedModel) -> list[Predictor | None]:
@@ -52,7 +56,7 @@ def maps(policy: Policy, model: PreTrainedModel) -> list[Predictor | None]:
     found = learned(rule, model)
     if model not in _watched:
         for i, p in zip(policy_layers(model.config), projections(model), strict=True):
-            p.attention.register_forward_pre_hook(_before(i), with_kwargs=True)
+            p.attention.register_forward_pre_hook(partial(_before, i), with_kwargs=True)
         _watched[model] = None
     each = zip(found.weight.to(model.device), found.bias.to(model.device), strict=True)
     return [Predictor(weight, bias) for weight, bias in each]
@@ -61,21 +65,17 @@ def maps(policy: Policy, model: PreTrainedModel) -> list[Predictor | None]:
 _watched: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
 
 
-def _before(layer: int) -> Any:
-    """The hook of one layer."""
-
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        cache = kwargs.get("past_key_values")
-        x = kwargs.get("hidden_states", args[0] if args else None)
-        here = getattr(cache, "layers", ())[layer : layer + 1]
-        states = getattr(here[0], "states", ()) if here else ()
-        predictor: Predictor | None = getattr(states[0], "predictor", None) if states else None
-        if predictor is None or x is None:
-            return
-        scores, padded = predictor(x.detach()), getattr(here[0], "padded", None)
-        for some in (states,) if padded is None else padded.states:
-            for state in some:
-                heads = state.layer.heads
-                state.predicted = state.seen, scores[:, heads.start : heads.stop]
-
-    return look
+def _before(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The hook of one layer: leave the scores with its states."""
+    cache = kwargs.get("past_key_values")
+    x = kwargs.get("hidden_states", args[0] if args else None)
+    here = getattr(cache, "layers", ())[layer : layer + 1]
+    states = getattr(here[0], "states", ()) if here else ()
+    predictor: Predictor | None = getattr(states[0], "predictor", None) if states else None
+    if predictor is None or x is None:
+        return
+    scores, padded = predictor(x.detach()), getattr(here[0], "padded", None)
+    for some in (states,) if padded is None else padded.states:
+        for state in some:
+            heads = state.layer.heads
+            state.predicted = state.seen, scores[:, heads.start : heads.stop]
