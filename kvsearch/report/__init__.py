@@ -37,13 +37,13 @@ def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[P
     from kvsearch.report.pareto_plot import picture
 
     info = picture(summary, shape)
-    images = draw_images(summary, shape, info)
+    drawn = draw(info)
+    images = draw_images(summary, shape, info, drawn)
     names = policy_files(summary.rows)
     files: dict[str, str | bytes] = {
         f"policies/{names[row.name]}": _policy_json(summary, row) for row in summary.rows
     }
     files["front.csv"] = front_csv(summary.rows)
-    drawn = draw(info)
     files["pareto.png"] = png(drawn)
     files["pareto.html"] = pareto_page(info, svg(drawn, "pareto"))
     files["report.html"] = render(summary, shape, images, info)

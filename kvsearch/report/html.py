@@ -52,8 +52,15 @@ class Images:
     needles_narrow: bytes | None = None
 
 
-def draw_images(summary: Summary, shape: ModelShape, info: Picture) -> Images:
-    """Draw the Pareto picture, the slot map of the recommended policy and the map of needles."""
+def draw_images(summary: Summary, shape: ModelShape, info: Picture, wide: Any) -> Images:
+    """Draw the slot map of the recommended policy, the map of needles and what phones show.
+
+    Args:
+        summary: what a run leaves behind.
+        shape: the model's sizes.
+        info: numbers of the Pareto picture.
+        wide: that picture, a figure.
+    """
     from kvsearch.report.needles import draw_needles, needle_map
     from kvsearch.report.pareto_figure import draw
     from kvsearch.report.slotmap_png import draw_slots
@@ -61,7 +68,7 @@ def draw_images(summary: Summary, shape: ModelShape, info: Picture) -> Images:
     policy, facts_found = _mapped(summary), needle_map(summary)
     slots = None if policy is None else slot_map(policy, shape, facts.context(summary))
     return Images(
-        _linked(svg(draw(info), "pareto")),
+        _linked(svg(wide, "pareto")),
         _linked(svg(draw(info, narrow=True), "narrow")),
         None if slots is None else draw_slots(slots),
         None if slots is None else draw_slots(slots, narrow=True),

@@ -6,8 +6,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top, in pixels
 
 # Directions in order of preference; a front falls to the right, so up-right is usually free.
 _WAYS = [(1, 1), (1, 0), (1, -1), (-1, -1), (-1, 1), (0, 1), (0, -1), (-1, 0)]
-BESIDE = (1.0,)  # units from a point to its label: next to it only
-AROUND = (*BESIDE, 1.8, 3.0, 4.5, 6.5, 9.0)
+AROUND = (1.0, 1.8, 3.0, 4.5, 6.5, 9.0)  # units from a point to its label
 
 
 def place(
@@ -16,7 +15,6 @@ def place(
     obstacles: Sequence[Box],
     bounds: Box,
     unit: float,
-    reach: Sequence[float] = AROUND,
 ) -> list[Box | None]:
     """Choose a box for each label, in order.
 
@@ -26,7 +24,6 @@ def place(
         obstacles: boxes that no label may touch.
         bounds: labels stay inside.
         unit: smallest distance between a point and its label, pixels.
-        reach: distances to try, in units.
 
     Returns:
         A box a label, or None where every place nearby is taken.
@@ -37,7 +34,7 @@ def place(
         found = next(
             (
                 box
-                for box in _candidates(anchor, size, unit, reach)
+                for box in _candidates(anchor, size, unit)
                 if _inside(box, bounds) and not any(_touch(box, other) for other in taken)
             ),
             None,
@@ -55,17 +52,11 @@ def gap(box: Box, anchor: tuple[float, float]) -> float:
     return float((dx * dx + dy * dy) ** 0.5)
 
 
-def direction(box: Box, anchor: tuple[float, float]) -> tuple[int, int]:
-    """Where a box is from a point: left (-1), at it (0) or right (1); below, at it or above."""
-    (x, y), (left, low, right, high) = anchor, box
-    return (left >= x) - (right <= x), (low >= y) - (high <= y)
-
-
 def _candidates(
-    anchor: tuple[float, float], size: tuple[float, float], unit: float, reach: Sequence[float]
+    anchor: tuple[float, float], size: tuple[float, float], unit: float
 ) -> Iterator[Box]:
     (x, y), (w, h) = anchor, size
-    for far in reach:
+    for far in AROUND:
         for sx, sy in _WAYS:
             d = unit * far * (0.7 if sx and sy else 1.0)
             left = x + d if sx > 0 else x - d - w if sx < 0 else x - w / 2
