@@ -2,7 +2,7 @@
 
 from math import exp, expm1, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -10,17 +10,20 @@ from click.core import ParameterSource
 from kvsearch.cli.options import (
     PLACE,
     budget_options,
+    options,
     output_options,
     prompt_options,
     text_options,
 )
 from kvsearch.cli.output import print_json
 from kvsearch.errors import RunError
-from kvsearch.workloads import See
 
 if TYPE_CHECKING:
     from kvsearch.app.exported import Exported
     from kvsearch.records import Interval
+
+
+WHOSE = "whose shape counts, and for losses [default: that of the policy's run]"
 
 
 @click.command("export")
@@ -30,44 +33,20 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="refuse anything but an exact mapping")
 @click.option("--force", is_flag=True, help="overwrite existing files")
 @budget_options("of a method")
-@click.option(
-    "--model", help="whose shape counts, and for losses [default: that of the policy's run]"
-)
+@options("model", model={"default": None, "help": WHOSE})
 @text_options
 @prompt_options
-@click.option("--items", default=25, show_default=True, help="contexts of a task")
+@options("items", items={"default": 25, "help": "contexts of a task"})
 @click.option(
     "--context", default=2048, show_default=True, help="tokens that bytes and losses are for"
 )
 @click.option("--windows", default=1, show_default=True, help="windows of so many, for losses")
 @click.option("--prompt", default=0, show_default=True, help="tokens of it that arrive in one call")
 @click.option("--verify", is_flag=True, help="run the runtime on the text and compare")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N")
-@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16")
+@options("device", "dtype", device={"help": "auto, cpu, cuda, cuda:N"})
 @output_options
 def command(
-    policy: Path,
-    to: str,
-    out: Path | None,
-    strict: bool,
-    force: bool,
-    budget_slots: float | None,
-    budget_bytes: int | None,
-    model: str | None,
-    text: tuple[str, ...],
-    dataset: str | None,
-    tasks: tuple[str, ...],
-    prompts: tuple[Path, ...],
-    see: See,
-    items: int,
-    context: int,
-    windows: int,
-    prompt: int,
-    verify: bool,
-    device: str,
-    dtype: str,
-    as_json: bool,
-    quiet: bool,
+    policy: Path, to: str, text: tuple[str, ...], as_json: bool, quiet: bool, **given: Any
 ) -> None:
     """Write what a runtime needs to run POLICY, and say what it cannot do.
 
@@ -90,7 +69,7 @@ def command(
         if to in OTHERS or not is_method(policy):
             Policy.from_json(policy)  # mistakes show before torch is loaded
     if to in OTHERS:
-        files = _other(policy, to, out, force, prompt)
+        files = _other(policy, to, given["out"], given["force"], given["prompt"])
         if as_json:
             print_json({"files": files})
         else:
@@ -99,29 +78,7 @@ def command(
     from kvsearch.app.export import export
     from kvsearch.exporters.proof import TOLERANCE
 
-    done = export(
-        policy,
-        to,
-        out,
-        strict=strict,
-        force=force,
-        budget_slots=budget_slots,
-        budget_bytes=budget_bytes,
-        model=model,
-        text=text or None,
-        dataset=dataset,
-        tasks=tasks,
-        prompts=prompts,
-        see=see,
-        items=items,
-        context=context,
-        windows=windows,
-        prompt=prompt,
-        verify=verify,
-        device=device,
-        dtype=dtype,
-        progress=not quiet,
-    )
+    done = export(policy, to, text=text or None, **given, progress=not quiet)
     if as_json:
         print_json(done.document())
     else:
