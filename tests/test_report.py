@@ -589,3 +589,14 @@ def test_the_name_of_a_row_is_cut_only_where_nothing_else_helps() -> None:
     assert table(columns, rows, 30)[1].split() == ["a-very-long-policy-name", "5.62"]
     assert table(columns, rows, 20)[1].split() == ["a-very-lon…", "5.62"]
     assert table(columns, rows, None, ["over budget"])[1].endswith("1280  over budget")
+
+
+def test_an_unfinished_run_does_not_call_its_search_text_the_report_text() -> None:
+    made = make_summary()
+    part = {**made.text, "report": made.text["search"]}
+    so_far = replace(made, open="The run has not ended.", text=part)
+    for done, name in ((made, "report text"), (so_far, "wikitext2/search")):
+        said = closing(done, Path("run"))
+        assert f"n: tokens of {name};" in said
+    assert "All policies on wikitext2/search<" in page(so_far)
+    assert "All policies on the report text<" in page(made)

@@ -25,10 +25,12 @@ def closing(summary: Summary, folder: Path) -> str:
     if not rows:
         return f"nothing was measured to the end; {folder} has the policies tried so far"
     w = words_of(summary)
-    counted = "contexts of the report" if summary.prompted else "tokens of report text"
+    counted = "contexts" if summary.prompted else "tokens"
     unit = [
-        f"  n: {counted}; {w.loss}: loss over the full cache, {w.unit}, with 95 % intervals "
-        f"corrected for {len(rows) - 1} rows" + "; 0.01 is about 1 % of PPL" * (w is TEXT)
+        f"  n: {counted} of {_on(REPORT, summary)}; {w.loss}: loss over the full cache, "
+        f"{w.unit}, with 95 % intervals corrected for {len(rows) - 1} rows"
+        + "; 0.01 is about 1 % of PPL"
+        * (w is TEXT)
     ]
     if where := placed(summary):
         unit.append(f"  {where}")
@@ -127,6 +129,9 @@ def standing(summary: Summary) -> list[str]:
 
 
 def _on(text: str, summary: Summary) -> str:
+    """A text by its name; of an unfinished run the part that was measured by then."""
+    if text == REPORT and summary.open:
+        return text_part(summary, "report").name
     return "report prompts" if summary.prompted and text == REPORT else text
 
 
