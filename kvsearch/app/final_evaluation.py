@@ -122,7 +122,7 @@ class FinalEvaluation:
         """
         best = sorted(self._within(trials), key=lambda t: t.nll or 0.0)[:FINALISTS]
         policies = [t.policy for t in best]
-        failures = self._measure(self.select, "choose on other text", policies, resident=False)
+        failures = self._measure(self.select, "selection on other text", policies, resident=False)
         scores = {
             t.name: self._loss(("search", self.select), t.fingerprint)
             for t in best

@@ -69,31 +69,31 @@ class Shown:
             raise TimeUp
 
     @contextmanager
-    def step(self, title: str, total: float) -> Iterator[Step]:
-        """Show the progress of the work done inside."""
+    def step(self, title: str, total: float, at_most: bool = False) -> Iterator[Step]:
+        """Show the progress of the work done inside; `at_most`: it may end before the total."""
         self.check_time()
         if self._live:
-            bar = _bar()
+            bar = _bar(at_most)
             with Live(Group(self._standing, bar), console=self.console, transient=True):
                 yield _Bar(self, bar, title, total)
             self.console.print(bar)
         else:
-            yield _Lines(self, title, total)
+            yield _Lines(self, title, total, at_most)
 
     @property
     def _live(self) -> bool:
         return self.console.is_terminal and not self.quiet
 
 
-def _bar() -> Progress:
+def _bar(at_most: bool) -> Progress:
+    left = () if at_most else (TextColumn("left"), TimeRemainingColumn())
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description:<22}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        *left,
         TextColumn("{task.fields[note]}"),
     )
 
@@ -111,8 +111,8 @@ class _Bar:
 
 
 class _Lines:
-    def __init__(self, shown: Shown, title: str, total: float) -> None:
-        self.shown, self.title, self.total = shown, title, total
+    def __init__(self, shown: Shown, title: str, total: float, at_most: bool) -> None:
+        self.shown, self.title, self.total, self.at_most = shown, title, total, at_most
         self.done, self.start, self.last = 0.0, time.monotonic(), 0.0
         shown.say(f"{title}: started")
 
@@ -124,6 +124,8 @@ class _Lines:
             return
         self.last = now
         spent = now - self.start
-        left = spent / self.done * max(0.0, self.total - self.done) if self.done else 0.0
-        line = f"{self.title}: {self.done:g}/{self.total:g}, {spent:.0f} s, about {left:.0f} s left"
+        line = f"{self.title}: {self.done:g}/{self.total:g}, {spent:.0f} s"
+        if self.done and not self.at_most:
+            left = spent / self.done * max(0.0, self.total - self.done)
+            line += f", about {left:.0f} s left"
         self.shown.say(f"{line}  {note}".rstrip())

@@ -245,7 +245,7 @@ class Run:
             enough=self._enough(context) if o.trials is None else None,
             speed=ratio,
         )
-        with self.shown.step("search", self._policies) as step:
+        with self.shown.step("search", self._policies, at_most=o.trials is None) as step:
 
             def watch(trial: Trial, trials: list[Trial]) -> None:
                 counts = trial.state in ("complete", "failed") or trial.kind != "searched"
@@ -274,8 +274,8 @@ class Run:
             hope = model.hope(study)
             if hope < LEAST_HOPE:
                 self.shown.say(
-                    f"no further proposals: the best would save {hope:.4f} by the model's own "
-                    "expectation (--trials N makes N)"
+                    f"no further proposals: the best is expected to save {hope:.4f} nats per "
+                    f"token, less than {LEAST_HOPE} (--trials N makes N)"
                 )
             return hope < LEAST_HOPE
 
