@@ -14,7 +14,8 @@ from kvsearch.records import Summary, Trial
 
 OPEN = {
     "search": "The run has not ended. Losses are of the search part, on which policies are chosen, "
-    "so they are too low; the choice on another part, the report part and the decode speed are open.",
+    "so they are too low; the selection on another part, the report part and the decode speed are "
+    "open.",
     "report": "The run has not ended. Rows may get more of the report part; the decode speed is "
     "open.",
 }
