@@ -33,8 +33,6 @@ KERNELS = {  # Triton kernel -> folder of its op
     "repack": "repack_kv",
     "settle": "settle_kv",
     "choose": "choose_slots",
-    "add_queries": "sum_queries",
-    "copy_all": "copy_rows",
     "evict": "evict_in_place",
 }
 

@@ -41,7 +41,7 @@ OWN = {
 CASES = {
     "full": (3, False), "window+int4": (3, True), "h2o+int4": (4, True), "rotated+heads": (4, True),
     "window of rows, heads together, tiers by rank": (4, True), "positions of the cache": (5, True),
-    "expected-attention": (4, True), "kivi4": (3, False),
+    "kivi4": (3, False),
 }  # fmt: skip
 
 

@@ -164,10 +164,10 @@ def test_a_layer_launches_no_more_than_its_budget(
     assert found.keys() == budget.keys()  # a token without a compaction that is gone is no saving
     assert found["evaluation"] > 0  # and counting nothing is none either
     own = found.get("step, Triton", 4)  # of a token's launches with a compaction, its step's
-    assert found.get("compaction, Triton", 0) - own <= 6  # the aim, whatever the kinds of heads
+    assert found.get("compaction, Triton", 0) - own <= 2  # whatever the kinds of heads
     if name in KINDS:  # these cost the same, however many kinds of heads there are
         two = json.loads(FILE.read_text())["methods"]["rotated+heads"]
-        for what in ("step", "step, Triton", "compaction", "compaction, Triton"):
+        for what in ("step", "step, Triton", "compaction, Triton"):
             assert found[what] == two[what]
     if name == "full":
         assert found["step, Triton"] == 3  # writing a slot, reading all, joining what was read

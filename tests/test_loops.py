@@ -16,7 +16,7 @@ def test_what_decoding_needs_is_on_disk_when_it_is_wanted(tmp_path, monkeypatch)
         compiled()
     found = {file.name.partition("-")[0] for file in tmp_path.rglob("*.nbi")}
     names = {"step.step", "attending.attend", "places.gather", "packing.vectors", "packing.pack"}
-    assert names | {"reading.dequantize", "choosing.time_order"} <= found
+    assert names | {"reading.dequantize"} <= found
 
 
 def test_it_ends_with_the_run_and_takes_no_core_from_it() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsearch.cache.slots.pools import as_held
-from kvsearch.cache.slots.rows import repack
+from kvsearch.cache.slots.formats import as_held
+from kvsearch.cache.slots.repacking import repack
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
 from kvsearch_kernels.repack_kv import NewPool, repack_kv

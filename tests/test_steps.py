@@ -100,8 +100,6 @@ def storages(states: Sequence[LayerState]) -> set[StorageWeakRef]:
         assert isinstance(store, PackedStore)
         for held in filter(None, (*store.keys, *store.values)):
             tensors += held
-        if store.native_pool is not None:  # which stays where no token is in it
-            tensors += (store.native_pool.keys, store.native_pool.values)
     return {StorageWeakRef(x.untyped_storage()) for x in tensors}
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.choose_slots import Ask, Sums, choose_slots
-from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.evict_in_place.probe import cases as proofs
@@ -16,7 +15,7 @@ from kvsearch_kernels.quantize_kv import Format, Packed
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from kvsearch_kernels.settle_kv import settle_kv
 
-OPS: tuple[Op[Any, Any], ...] = (evict_in_place, repack_kv, choose_slots, copy_rows, settle_kv)
+OPS: tuple[Op[Any, Any], ...] = (evict_in_place, repack_kv, choose_slots, settle_kv)
 INTERVAL = 16  # tokens between compactions
 TINY = 128  # slots of cases that are compared with the reference are fewer
 INTERVALS = 64  # that `evict_in_place` goes through
@@ -26,7 +25,6 @@ VARIANTS = {
     "repack_kv": ("4", "r4"),
     "choose_slots": ("evict", "tiers"),
     "settle_kv": ("8+4",),
-    "copy_rows": ("4",),
 }
 
 
@@ -72,14 +70,6 @@ def arguments(
         more = {"dtype": k.dtype, "native": k.dtype}
         nbytes = tier.keys.nbytes + tier.values.nbytes + fresh.keys.nbytes + fresh.values.nbytes
         return ([NewPool(stay, [tier, fresh], 0, (fmt, fmt))],), more, nbytes
-    if op == "copy_rows":  # what a compaction of 4 bits made, and tokens that are still to come
-        tiers = [packed(y, Format(4, D)) for x in (k, v) for y in (x.flip(2), x)]
-        pairs = [(x.codes, x.scales) for x in tiers]
-        places, made = ([x for y in pairs[i::2] for x in y] for i in range(2))
-        pools = [torch.empty(B, H, slots + new, D, dtype=k.dtype, device=device) for _ in range(2)]
-        copies = [Copy(*x) for x in zip(places, made, strict=True)]
-        copies += [Copy(pool[:, :, :n], x) for pool, x in zip(pools, (k, v), strict=True)]
-        return (copies,), {}, 2 * sum(x.to.nbytes for x in copies)
     scores = torch.rand(B, H, n, device=device)
     before = torch.randint(0, 3, (B, H, n), device=device).byte()
     if op == "choose_slots":

@@ -66,12 +66,8 @@ SETTLE_ROWS = 16
 SETTLE_WARPS = 4
 GATHER_ROWS = 32
 GATHER_WARPS = 4
-COPY_BYTES = 4096  # of a program of `copy_rows`
-COPY_WARPS = 4
 RECEIVE_COLUMNS = 512  # slots of a program that adds up what slots received
 RECEIVE_WARPS = 4
-SUM_ROWS = 16  # rows of products of a program of `sum_queries`
-SUM_WARPS = 4
 
 # (head_dim, bytes per element of the queries) -> keys of a tile as columns; half as many for a part
 # whose format is expanded to 16 or 32 bits a channel. Rows are the least query heads of a group.

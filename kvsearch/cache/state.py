@@ -52,6 +52,7 @@ class LayerState:
         reading: slots whose turn it is in that reading; None outside of it. See `rereading`.
         impls: op -> the implementation of it that ran.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
+        tables: what `decode_step` keeps of the layer on the device, from one step to the next.
         pending: a compaction of the layer that waits for numbers from the device, see `adakv`.
             Reading `store` carries it out.
     """
@@ -82,6 +83,7 @@ class LayerState:
         self.layer = self.empty
         self.impls: dict[str, str] = {}
         self.step: Any = None
+        self.tables: dict[str, Any] = {}
         self.pending: Callable[[], None] | None = None
         self._store = self._new_store()
         self.scorer: Scorer | None = None
@@ -114,7 +116,7 @@ class LayerState:
     def __getstate__(self) -> dict[str, Any]:
         """What a copy starts from: nothing waits for a device, and a step has addresses."""
         self.settle()
-        return {**self.__dict__, "step": None}
+        return {**self.__dict__, "step": None, "tables": {}}
 
     def enter(self) -> None:
         """Get ready for tokens that come in torch's present mode.
@@ -127,7 +129,7 @@ class LayerState:
             self.settle()
             same = {id(x): x for x in (self.layer, self.impls)}
             self._store, self.scorer = deepcopy((self._store, self.scorer), same)
-            self.step = None
+            self.step, self.tables = None, {}
 
     def begin(self, q: Tensor, k: Tensor) -> None:
         """Get ready for the first tokens: queries `[B, Hq, M, D]`, keys `[B, H, M, D]`."""

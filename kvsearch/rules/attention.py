@@ -5,19 +5,19 @@ without touching the sums. All ranks are at least 0, on which the `scan` replay 
 """
 
 from collections.abc import Mapping
+from functools import partial
 from math import log2
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from kvsearch.errors import PolicyError
-from kvsearch.rules.base import Ledger, Need, Place, Rule, Scorer, Segment, Slots
-from kvsearch.rules.roomy import RoomySums
+from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
+from kvsearch.rules.running import RunningSums
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-
-    from kvsearch_kernels.choose_slots import Sums
 
 SUM_BYTES = 4  # fp32: an fp16 sum would stop growing
 AGE_BYTES = 4  # int32 arrival index
@@ -174,9 +174,31 @@ class Attention(Rule):
         """Running sums per slot."""
         return AttentionScorer(self, place)
 
+    def divided(self, age: "Tensor") -> "Tensor":
+        """By what sums of slots of an `age` are divided, fp32."""
+        counts = self._counts(age.float())
+        return counts if self.beta == 1 else counts**self.beta
 
-class AttentionScorer(RoomySums):
-    """Running sums per slot."""
+    def _counts(self, age: "Tensor") -> "Tensor":
+        """Rows that could vote for slots of an age, weighted as the sums are."""
+        import torch
+
+        if self.horizon is None or self.literal:
+            return age
+        if self.kind == "decay":
+            keep = 1 - 1 / self.horizon
+            return torch.rsub(keep**age, self.horizon, alpha=self.horizon)  # sum of keep^i, i < age
+        return age.clamp_max(self.horizon)
+
+
+class AttentionScorer(Scorer):
+    """Running sums per slot.
+
+    Attributes:
+        running: sums and births.
+    """
+
+    running: RunningSums
 
     def __init__(self, rule: Attention, place: Place) -> None:
         import torch
@@ -184,8 +206,27 @@ class AttentionScorer(RoomySums):
         self.rule, self.blocks = rule, rule.blocks(place.interval)
         shape, device = (place.batch, rule.voters(place.kv_heads), 0), place.device
         fp32 = torch.float32  # whatever the default type is: ranks are compared bit by bit
-        born = torch.zeros(shape, dtype=torch.int32, device=device) if rule.ages else None
-        super().__init__(torch.zeros(self.blocks, *shape, device=device, dtype=fp32), born)
+        plain = type(self).ranks is AttentionScorer.ranks and rule.ages and rule.pool == 1
+        decays = rule.kind == "decay" and rule.horizon is not None
+        self.running = RunningSums(
+            torch.zeros(self.blocks, *shape, device=device, dtype=fp32),
+            torch.zeros(shape, dtype=torch.int32, device=device) if rule.ages else None,
+            alpha=rule.alpha,
+            horizon=rule.horizon if rule.kind == "window" else None,
+            decay=1 - 1 / rule.horizon if decays and rule.horizon else 1.0,
+            # one launch less on a GPU; a CPU divides as fast
+            divisors=partial(divisors, rule, device) if plain and device.type != "cpu" else None,
+        )
+
+    @property
+    def sums(self) -> "Tensor":
+        """Partial sums of what slots received `[R, B, V, N]` fp32, `V` KV heads or 1."""
+        return self.running.sums
+
+    @property
+    def born(self) -> "Tensor | None":
+        """Arrival index of each slot's token `[B, V, N]` int32; None if age plays no role."""
+        return self.running.born
 
     @property
     def forgets(self) -> bool:
@@ -217,55 +258,23 @@ class AttentionScorer(RoomySums):
         """
         import torch
 
-        if self.sums.shape[2] == 1:
+        sums, born = self.sums, self.born
+        if sums.shape[2] == 1:
             received = received.mean(1, keepdim=True)
-        old = self.sums.shape[-1]
-        if old and self.rule.kind == "decay" and self.rule.horizon is not None:
-            self.sums *= (1 - 1 / self.rule.horizon) ** m
-        if self.blocks == 1 and received.dtype == self.sums.dtype:
+        old = sums.shape[-1]
+        if old and self.running.decay != 1:
+            sums = sums * self.running.decay**m
+        if self.blocks == 1 and received.dtype == sums.dtype:
             if old:
-                received[..., :old].add_(self.sums[0])
-            self.sums = received[None]
+                received[..., :old].add_(sums[0])
+            sums = received[None]
         else:
-            self.sums = torch.constant_pad_nd(self.sums, (0, received.shape[-1] - old))
-            self.sums[0].add_(received)
-        if self.born is not None:
-            new = torch.arange(seen, seen + m, dtype=torch.int32, device=self.born.device)
-            self.born = torch.cat([self.born, new.expand(*self.born.shape[:-1], m)], -1)
-
-    def ledger(self) -> Ledger:
-        """The newest partial sums, in the room that `reserve` made."""
-        assert self._room is not None
-        r = self.rule
-        keep = 1 - 1 / r.horizon if r.kind == "decay" and r.horizon is not None else 1.0
-        horizon = r.horizon if r.kind == "window" else None
-        return Ledger(self._room[0][0], r.alpha, horizon, keep)
-
-    def held(self, seen: int) -> "Sums | None":
-        """Sums and births; not partial sums, nor those of fp64 models, which torch moves."""
-        import torch
-
-        from kvsearch_kernels.choose_slots import Sums
-
-        if self.blocks > 1 or self.sums.dtype is not torch.float32:
-            return None
-        return Sums(self.sums[0], self.born, seen, self.forgets)
-
-    def divisors(self, slots: Slots) -> "Tensor | None":
-        """A table by age, which saves a launch or more for each kind of heads; not on a CPU.
-
-        None where a rule that derives from this one has `ranks` of its own.
-        """
-        if type(self).ranks is not AttentionScorer.ranks:
-            return None
-        smooth = self.rule.pool > 1 and slots.recent_from > 0
-        if self.rule.beta == 0 or smooth or self.sums.is_cpu:
-            return None
-        return self.table(slots.seen)
-
-    def table(self, seen: int) -> "Tensor":
-        """`divided` of all ages up to `seen` at least, `[A]` fp32, kept on the device."""
-        return _divisors(self, seen)
+            sums = torch.constant_pad_nd(sums, (0, received.shape[-1] - old))
+            sums[0].add_(received)
+        if born is not None:
+            new = torch.arange(seen, seen + m, dtype=torch.int32, device=born.device)
+            born = torch.cat([born, new.expand(*born.shape[:-1], m)], -1)
+        self.running.hold(sums, born)
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Corrected sums, smoothed outside the recent window."""
@@ -278,7 +287,7 @@ class AttentionScorer(RoomySums):
         if beta == 0:
             return total
         assert self.born is not None
-        return total / self.divided(seen - self.born)
+        return total / self.rule.divided(seen - self.born)
 
     def smooth(self, total: "Tensor", recent_from: int) -> "Tensor":
         """Mix the sums of neighbours before `recent_from`; slots must be in order of time."""
@@ -295,30 +304,12 @@ class AttentionScorer(RoomySums):
         head = pool(total[..., :recent_from], r.pool, stride=1, padding=r.pool // 2)
         return torch.cat([head, total[..., recent_from:]], -1)
 
-    def divided(self, age: "Tensor") -> "Tensor":
-        """By what sums of slots of an `age` are divided, fp32."""
-        beta, counts = self.rule.beta, self._counts(age.float())
-        return counts if beta == 1 else counts**beta
-
-    def _counts(self, age: "Tensor") -> "Tensor":
-        """Rows that could vote for slots of an age, weighted as the sums are."""
-        import torch
-
-        r = self.rule
-        if r.horizon is None or r.literal:
-            return age
-        if r.kind == "decay":
-            keep = 1 - 1 / r.horizon
-            return torch.rsub(keep**age, r.horizon, alpha=r.horizon)  # sum of keep^i, i < age
-        return age.clamp_max(r.horizon)
-
     def drop(self, index: "Tensor") -> None:
         """Drop all slots but `index`."""
         from kvsearch.rules.pick import pick
 
-        self.sums = pick(self.sums, index if index.dim() == 1 else index[None])
-        if self.born is not None:
-            self.born = pick(self.born, index)
+        sums = pick(self.sums, index if index.dim() == 1 else index[None])
+        self.running.hold(sums, None if self.born is None else pick(self.born, index))
 
     def keep(self, index: "Tensor | None") -> None:
         """Drop all slots but `index`, and age the partial sums by one compaction."""
@@ -327,8 +318,9 @@ class AttentionScorer(RoomySums):
         if index is not None:
             self.drop(index)
         if self.forgets:
-            self.sums = torch.roll(self.sums, 1, 0)  # the oldest partial sum leaves the window
-            self.sums[0] = 0
+            sums = torch.roll(self.sums, 1, 0)  # the oldest partial sum leaves the window
+            sums[0] = 0
+            self.running.hold(sums, self.born)
 
     @property
     def nbytes(self) -> int:
@@ -338,8 +330,7 @@ class AttentionScorer(RoomySums):
 
     def reorder(self, rows: "Tensor") -> None:
         """Select batch rows (beam search)."""
-        self.sums = self.sums[:, rows]
-        self.born = None if self.born is None else self.born[rows]
+        self.running.reorder(rows)
 
 
 def require_scannable(rule: Rule, scorer: Scorer) -> None:
@@ -363,15 +354,14 @@ def require_scannable(rule: Rule, scorer: Scorer) -> None:
 _tables: dict[tuple[object, ...], "Tensor"] = {}
 
 
-def _divisors(scorer: AttentionScorer, seen: int) -> "Tensor":
-    """`scorer.divided` of all ages up to `seen` at least, `[A]` fp32; it serves all layers."""
+def divisors(rule: Attention, device: "torch.device", seen: int) -> "Tensor":
+    """`rule.divided` of all ages up to `seen` at least, `[A]` fp32, kept for all layers."""
     import torch
 
-    device = scorer.sums.device
-    key = scorer.rule, device, torch.is_inference_mode_enabled()
+    key = rule, device, torch.is_inference_mode_enabled()
     if key not in _tables or len(_tables[key]) <= seen:
         if len(_tables) > 64:
             _tables.clear()
         size = max(1024, 1 << seen.bit_length())
-        _tables[key] = scorer.divided(torch.arange(size, dtype=torch.int32, device=device))
+        _tables[key] = rule.divided(torch.arange(size, dtype=torch.int32, device=device))
     return _tables[key]

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from kvsearch_kernels.choose_slots import Sums
-    from kvsearch_kernels.copy_rows import Copy
+    from kvsearch.rules.running import RunningSums
 
 Need = Literal["attention", "rows", "queries", "keys", "values", "outputs", "rereading"]
 
@@ -76,38 +75,6 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Sums of what slots receive, and what a token's votes count in them (`decode_step/tally.py`).
-
-    Attributes:
-        sums: `[B, V, C]` fp32 in order of time, of all slots that there is room for.
-        alpha: power of the number of slots that the token sees.
-        horizon: last tokens before a compaction that count; None is all.
-        keep: factor on the sums before.
-    """
-
-    sums: "Tensor"
-    alpha: float
-    horizon: int | None
-    keep: float
-
-
-@dataclass(frozen=True)
-class QuerySums:
-    """Sums of queries without their angle, see `sum_queries.reference`.
-
-    Attributes:
-        total: `[B, Hq, D]` fp32.
-        outer: of their products, `[B, Hq, D (D + 1) / 2]` fp32, or None.
-        skip: first tokens of the stream that are left out.
-    """
-
-    total: "Tensor"
-    outer: "Tensor | None"
-    skip: int
-
-
-@dataclass(frozen=True)
 class Slots:
     """What a layer holds at a compaction; keys and values are read only when asked for.
 
@@ -137,7 +104,13 @@ class Scorer:
     A scorer receives every segment (`observe`), and after each compaction the slots that stayed
     (`keep`). Its results may depend on nothing else: then a pass over a whole text evicts the same
     slots as the deployed cache token by token.
+
+    Attributes:
+        running: sums of what slots receive, if `observe` does no more than adding to them: then a
+            token is decoded by one op for the layer. None: with the same result, more slowly.
     """
+
+    running: "RunningSums | None" = None
 
     def row_weights(self, visible: "Tensor", left: "Tensor") -> "Tensor":
         """Factor of each query row in what slots receive, `[M]`; for rules that need `attention`.
@@ -159,41 +132,6 @@ class Scorer:
 
     def observe(self, segment: Segment) -> None:
         """Take in what a segment brought."""
-
-    def reserve(self, seen: int, slots: int) -> None:
-        """After a compaction, `seen` tokens in all: there will be so many slots until the next."""
-
-    def ledger(self) -> "Ledger | None":
-        """After `reserve`: where to add what slots receive, if that is all that happens to it."""
-        return None
-
-    def counted(self, count: int) -> None:
-        """Somebody added a token's votes to the `ledger`; there are `count` slots now."""
-
-    def query_sums(self) -> "QuerySums | None":
-        """Where to add a token's queries, if that is all that happens to them."""
-        return None
-
-    def asked(self, seen: int) -> None:
-        """Somebody added the queries of a token, `seen` before it, to the `query_sums`."""
-
-    def held(self, seen: int) -> "Sums | None":
-        """What `choose_slots` can move at a compaction after `seen` tokens, in place of `keep`."""
-        return None
-
-    def divisors(self, slots: Slots) -> "Tensor | None":
-        """By what sums are divided to be ranks, by age `[A]`; None if `ranks` has to say that."""
-        return None
-
-    def moved(
-        self, sums: "Tensor", born: "Tensor | None", count: int, copies: "list[Copy] | None"
-    ) -> None:
-        """A compaction kept `count` slots and moved what is `held`; there may be room for more.
-
-        What is to lie where it lay is added to `copies`, which are made before it is read; None
-        if nothing needs to.
-        """
-        raise NotImplementedError
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Ranks `[B, V, N]` fp32 of all slots, higher stays; `V` is the KV heads, or 1.

@@ -16,7 +16,6 @@ from kvsearch.rules.base import Need, Place, Slots
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvsearch_kernels.choose_slots import Sums
 
 EPSILON = 1e-4  # attention a query that no slot falls below, of the public code
 ABOVE = 2.0**64  # lifts ranks over all others, and keeps their order
@@ -94,6 +93,7 @@ class CriticalScorer(AttentionScorer):
             raise PolicyError(f"rule {rule.name!r} needs the layer's output projection")
         super().__init__(rule, place)
         self.first, self._output = rule.first, place.output
+        self.running.alone = False  # norms move too
         shape = (place.batch, rule.voters(place.kv_heads), 0)
         self.norms = torch.zeros(shape, device=place.device, dtype=torch.float32)
 
@@ -120,10 +120,6 @@ class CriticalScorer(AttentionScorer):
                 new = new.mean(1, keepdim=True)
             self.norms = torch.cat([self.norms, new], -1)
         return self.norms
-
-    def held(self, seen: int) -> "Sums | None":
-        """Nothing: the norms move with the sums."""
-        return None
 
     def drop(self, index: "Tensor") -> None:
         """Drop all slots but `index`; norms that are not known of all are read again."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from kvsearch.rules.base import Need, Place, QuerySums, Rule, Scorer, Segment, Slots
+from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,14 +135,6 @@ class ExpectedAttentionScorer(Scorer):
         if self.outer is not None:
             i, j = self.triangle
             self.outer = self.outer + (q.mT @ q)[..., i, j]
-
-    def query_sums(self) -> QuerySums:
-        """Both sums as they are: a decoded token adds to them in place."""
-        return QuerySums(self.total, self.outer, self.rule.skip)
-
-    def asked(self, seen: int) -> None:
-        """Count the token, unless its queries are left out."""
-        self.count += seen >= self.rule.skip
 
     def ranks(self, slots: Slots) -> "Tensor":
         """Expected probabilities, averaged over the query heads of each KV head."""

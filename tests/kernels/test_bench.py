@@ -87,13 +87,6 @@ def test_evictions_start_from_the_same_slots_each_time(bench):
     assert torch.equal(work.args[2], born)
 
 
-def test_a_copy_is_not_there_before(bench):
-    case = bench["worker"].distinct("copy_rows")[0]
-    work = bench["cases"].build(case, "cpu", 0, tiny=True, dtype=torch.float16, peaked=False)
-    for copy in work.args[0]:
-        assert not torch.equal(copy.to, copy.of)
-
-
 def test_a_cell_that_does_not_fit_is_skipped_with_a_sentence(bench, monkeypatch):
     decoding = bench["decoding"]
     # 13.5 GB of weights, and 137 GB of keys and values

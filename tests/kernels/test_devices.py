@@ -26,7 +26,6 @@ RUNS = {
     "dequantize_kv": ["dequantize"], "gather_kv": ["gather"],
     "decode_attention": ["decode", "combine"], "repack_kv": ["repack"],
     "settle_kv": ["settle"], "choose_slots": ["choose"],
-    "copy_rows": ["copy_all"], "sum_queries": ["add_queries"],
     "decode_step": ["enter", "attend_heads", "combine_heads", "count"],
     "evict_in_place": ["evict"],
 }  # fmt: skip

@@ -253,8 +253,8 @@ def test_a_change_of_any_loops_file_compiles_anew(tmp_path, monkeypatch):
     (place.parent / "__init__.py").touch()
     code = (
         "import numpy as np\n"
-        "from kvsearch_kernels.numba_loops.choosing import time_order as loop\n"
-        "loop(np.zeros((1, 3), np.uint8), np.zeros((1, 3), np.int64))\n"
+        "from kvsearch_kernels.numba_loops.places import slots_of as loop\n"
+        "loop(np.zeros((1, 50), np.int64))\n"
         "print(*loop.stats.cache_hits.values())\n"
     )
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))

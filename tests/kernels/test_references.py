@@ -12,7 +12,6 @@ from kvsearch_kernels.choose_slots import Ask, choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.codebooks.nearest import nearest_codes
-from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
@@ -30,13 +29,10 @@ from kvsearch_kernels.quantize_kv import (
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from kvsearch_kernels.scored_attention import scored_attention
 from kvsearch_kernels.settle_kv import settle_kv
-from kvsearch_kernels.sum_queries import sum_queries
-from kvsearch_kernels.time_order import time_order
 
 OPS = [
     lifetime_attention, scored_attention, quantize_kv, dequantize_kv, gather_kv,
-    decode_attention, time_order, repack_kv, settle_kv, choose_slots, decode_step, sum_queries,
-    copy_rows, evict_in_place,
+    decode_attention, repack_kv, settle_kv, choose_slots, decode_step, evict_in_place,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -64,25 +60,13 @@ def call(op, device="cpu"):
         "dequantize_kv": ((packed, FMT), {}),
         "gather_kv": ((k, birth), {}),
         "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
-        "time_order": ((birth.to(torch.uint8),), {}),
         "repack_kv": (
             ([NewPool(birth, parts, 1, (FMT, FMT))],),
             {"dtype": k.dtype, "native": k.dtype},
         ),
         "settle_kv": ((k, k, birth.byte(), birth.byte() // 2, [(FMT, None)]), {"keep": birth}),
         "choose_slots": (([Ask(torch.rand(1, 2, 6, device=device), birth.byte(), 2)],), {}),
-        "copy_rows": (([Copy(k.clone(), k), Copy(used.clone(), 5)],), {}),
         "decode_step": ((q[:, :, 0], k[:, :, :1], k[:, :, :1], stores), {"scale": 0.1}),
-        "sum_queries": (
-            (
-                q[:, :, 0],
-                *(torch.zeros(1, 4, n, device=device) for n in (64, 2080)),
-                torch.ones(32, device=device),
-                used,
-                used[0, :1] + 5,
-            ),
-            {},
-        ),
         "evict_in_place": (
             (
                 torch.stack([k, k]),
@@ -257,14 +241,6 @@ def test_what_a_slot_received_is_what_scored_attention_says():
     want = scored_attention.reference(q.unsqueeze(2), k, v, one, scale=0.125, softcap=7.0)
     torch.testing.assert_close(out, want[0].squeeze(2))
     torch.testing.assert_close(sums.sums, want[1])
-
-
-def test_time_order_undoes_sorting_by_pool():
-    pools = torch.randint(0, 4, (2, 3, 50), dtype=torch.uint8)
-    order = time_order.reference(pools)
-    joined = torch.cat([torch.full_like(pools[..., :1], 9)] * 50, -1).scatter(-1, order, pools)
-    assert torch.equal(joined, pools.sort(-1).values)
-    assert (order[..., 1:] > order[..., :-1])[pools[..., 1:] == pools[..., :-1]].all()
 
 
 @pytest.mark.parametrize("bad", [-1, 6, 1 << 40])

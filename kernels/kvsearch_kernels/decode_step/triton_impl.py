@@ -59,7 +59,7 @@ class _Plan:
         half: pairs of channels that are turned to a slot's index; 0 where keys have their angle.
         alpha, keep: of the rule.
         window: whether some rule has a horizon.
-        like: a pool, for its type.
+        like: of the type of the pools.
     """
 
     table: Table
@@ -117,8 +117,10 @@ def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
     found = []
     for (key, _), mine in zip(kinds, fixed, strict=True):  # turned keys are not rotated any more
         found.append((*(mine[name] for name in ORDER), steps_of(key, D) > 0))
-    like = stores.heads[0].parts[-1].keys
-    assert isinstance(like, Tensor)
+    pool, like = stores.heads[0].parts[-1].keys, stores.kept.get("like")
+    assert isinstance(pool, Tensor)
+    if like is None or (like.dtype, like.device) != (pool.dtype, pool.device):
+        like = stores.kept["like"] = torch.empty(1, dtype=pool.dtype, device=pool.device)
     turns = turns_of((p for h in stores.heads for p in h.parts if slots_of(p)), D)
     how = stores.heads[0].turned
     spun = 0 if how is not None else max(turns[0], default=0)

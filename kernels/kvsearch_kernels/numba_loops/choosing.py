@@ -102,18 +102,3 @@ def choose(scores, old, numbers, counts, keep, tiers):
                 kept[i] = i
         if tiers.size:
             _place(scores[m], old[m], kept, numbers, counts, keys[: len(kept)], tiers[m])
-
-
-@compiled()
-def time_order(pools, out):
-    """Index of each slot when pools follow one another, `[M, N]` int64, see `time_order`."""
-    n = pools.shape[1]
-    for m in range(pools.shape[0]):
-        ends = np.zeros(257, np.int64)
-        for i in range(n):
-            ends[pools[m, i] + 1] += 1
-        for i in range(256):
-            ends[i + 1] += ends[i]
-        for i in range(n):
-            out[m, i] = ends[pools[m, i]]
-            ends[pools[m, i]] += 1

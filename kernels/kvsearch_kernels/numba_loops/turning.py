@@ -67,11 +67,3 @@ def arrive(q, k, waves, parts, rows):
                     _turn(q[b, g], pairs, mine[0, 0], mine[0, 1])
                     _turn(q[b, g], pairs, cos, sin)
         first += heads
-
-
-@compiled()
-def turn_back(q, waves):
-    """Queries `[B, Hq, D]` by the angles of one position, in place; `waves` `[2, R / 2]` fp64."""
-    for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
-            _turn(q[b, h], waves.shape[1], waves[0], waves[1])

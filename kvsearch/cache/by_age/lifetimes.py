@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvsearch.cache.by_age.plans import Plan, applies, compacted, plan
 from kvsearch.cache.by_age.versions import Versions, leave, versions
-from kvsearch.cache.slots.pools import first_slots
+from kvsearch.cache.slots.store import first_slots
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.gather_kv import gather_kv

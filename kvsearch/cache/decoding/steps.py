@@ -21,28 +21,12 @@ from kvsearch.cache.general import adakv, closing
 from kvsearch.cache.general.segments import compact_states, finish
 from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.cache.state import LayerState
-from kvsearch.rules.base import QuerySums, Segment
+from kvsearch.rules.base import Segment
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, given, prepare
-from kvsearch_kernels.sum_queries import sum_queries
 
 REFUSED = object()  # no implementation takes this layer's formats, types or rule
 Token = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, or what is like them
 _mine = threading.local()  # `recorded`: what a recording has met so far
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Sums of queries, and what `sum_queries` is told to take their angle back, see there."""
-
-    sums: QuerySums
-    inv_freq: Tensor
-    ahead: Tensor
-
-    @property
-    def given(self) -> Hashable:
-        """What a launch is given of it, but for lengths."""
-        held = (self.sums.total, self.sums.outer, self.inv_freq, self.ahead)
-        return self.sums.skip, *(None if x is None else x.data_ptr() for x in held)
 
 
 @dataclass(frozen=True)
@@ -51,42 +35,29 @@ class Step:
 
     Attributes:
         stores: of its heads, as the op takes them.
-        held: the store of each state, and which edition of it this describes.
-        asked: where each state sums queries, or None.
+        held: the store of each state, and which version of it this describes.
         due: the next compaction, in tokens seen.
         impl: of the op, for a token like the one it was picked for.
         like: what a token must be like.
-        current: False once a token has come that this was not used for.
     """
 
     stores: Stores
     held: Sequence[tuple[PackedStore, int]]
-    asked: Sequence[Asked | None]
     due: int | None
     impl: str = ""
     like: object = None
-    current: bool = True
-
-    def emptied(self) -> "Step":
-        """What a later description goes on with; it holds nothing that a compaction replaces."""
-        return replace(self, stores=Stores([], self.stores.kept), current=False)
 
     @property
     def outdated(self) -> bool:
         """Whether a store has changed but for tokens that came to its pool."""
-        return any(store.edition != edition for store, edition in self.held)
+        return any(store.version != version for store, version in self.held)
 
     def holds(self, states: Sequence[LayerState]) -> bool:
         """Whether this still describes `states`, and there is room for a token."""
-        if not self.current:
-            return False
-        for state, (store, edition) in zip(states, self.held, strict=True):
-            pool = store.native_pool
-            if state.store is not store or store.edition != edition or pool is None:
-                return False
-            if pool.used == pool.capacity:
-                return False
-        return True
+        return not self.outdated and all(
+            state.store is store and store.n < store.capacity
+            for state, (store, _) in zip(states, self.held, strict=True)
+        )
 
 
 def advance(
@@ -105,8 +76,7 @@ def advance(
         return None
     anchored = first.sequences is not None
     if anchored and any(map(closing.blind, states)):  # which no op serves; sums move
-        if step is not None:
-            first.step = step.emptied()
+        first.step = None
         return None
     if step is None or not step.holds(states):
         if not all(map(_served, states)) or (_adaptive(first) and q.shape[0] > 1):
@@ -132,8 +102,6 @@ def advance(
     if anchored:
         for state in states:
             closing.ahead(state, 1)
-    if any(step.asked):
-        _add_queries(states, step, asked[0])
     out = decode_step.again(step.impl, *asked, **more)
     recorded: list[tuple[Sequence[LayerState], Token]] | None = getattr(_mine, "recorded", None)
     if recorded is None:
@@ -156,15 +124,13 @@ def taken(states: Sequence[LayerState], token: Token) -> bool:
     """
     first, (q, k, v) = states[0], token
     step: Step = first.step
-    held = zip(states, step.stores.heads, step.asked, step.held, strict=True)
-    for state, heads, asked, (store, _) in held:
-        if asked is not None and state.scorer is not None:
-            state.scorer.asked(state.seen)
-        store.counted()
-        if heads.sums is not None and state.scorer is not None:
-            state.scorer.counted(store.n)
-        elif asked is None and state.scorer is not None:
-            state.scorer.observe(Segment(state.seen, 1))
+    for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
+        store.added()
+        if state.scorer is not None:
+            if heads.sums is not None and state.scorer.running is not None:
+                state.scorer.running.count += 1
+            else:
+                state.scorer.observe(Segment(state.seen, 1, queries=_queries(states, state, q)))
         state.seen += 1
     anchored = first.sequences is not None
     if anchored or first.seen == step.due:
@@ -178,11 +144,11 @@ def taken(states: Sequence[LayerState], token: Token) -> bool:
             compact_states(states)
     if first.pending is None and not step.outdated:
         return False
-    if first.pending is not None or not step.held[0][0].repeats(q.device):
-        first.step = step.emptied()  # the next token describes the layer
-    else:  # now, so that tokens in between are all alike
+    first.step = None  # what a compaction replaced is freed
+    if first.pending is None:  # described now, so that tokens in between are all alike
         first.step = _described(states, k, v)
-        prepare(first.impls["decode_step"], q.squeeze(2), k, first.step.stores)
+        if first.step is not None:
+            prepare(first.impls[decode_step.name], q.squeeze(2), k, first.step.stores)
     return True
 
 
@@ -210,14 +176,9 @@ def launches(states: Sequence[LayerState]) -> Hashable:
     step = first.step
     if not isinstance(step, Step) or first.sequences is not None or not step.holds(states):
         return None
-    found = given(first.impls.get(decode_step.name, ""), step.stores)
-    if found is None:
+    if first.rule is not None and "queries" in first.rule.needs:
         return None
-    asked = (
-        None if x is None else (x.given, heads.parts[-1].lengths.data_ptr())  # type: ignore[union-attr]
-        for x, heads in zip(step.asked, step.stores.heads, strict=True)
-    )
-    return found, *asked
+    return given(first.impls.get(decode_step.name, ""), step.stores)
 
 
 def forget(states: Sequence[LayerState]) -> None:
@@ -228,18 +189,14 @@ def forget(states: Sequence[LayerState]) -> None:
         states[0].step = None
 
 
-def _add_queries(states: Sequence[LayerState], step: Step, q: Tensor) -> None:
-    """Add the token's queries `q` `[B, Hq, D]` where rules sum them, before it is stored."""
-    group = q.shape[1] // sum(len(state.layer.heads) for state in states)
-    for state, heads, asked in zip(states, step.stores.heads, step.asked, strict=True):
-        if asked is None:
-            continue
-        lengths, mine = heads.parts[-1].lengths, state.layer.heads
-        assert state.scorer is not None and lengths is not None
-        sum_queries.record(
-            states[0].impls, q[:, mine.start * group : mine.stop * group], asked.sums.total,
-            asked.sums.outer, asked.inv_freq, lengths, asked.ahead, skip=asked.sums.skip,
-        )  # fmt: skip
+def _queries(states: Sequence[LayerState], state: LayerState, q: Tensor) -> Tensor | None:
+    """The state's part of a token's queries `[B, Hq, 1, D]` without their angle, if it is asked."""
+    if state.rule is None or "queries" not in state.rule.needs:
+        return None
+    group, mine = q.shape[1] // sum(len(x.layer.heads) for x in states), state.layer.heads
+    assert state.rotary is not None
+    index = torch.full((1,), state.seen, dtype=torch.float32, device=q.device)
+    return state.rotary.undo(index, q[:, mine.start * group : mine.stop * group])[0]
 
 
 def _adaptive(state: LayerState) -> bool:
@@ -256,60 +213,37 @@ def _served(state: LayerState) -> bool:
 def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | None:
     """The layer as it is before its next token `k`, `v` `[B, H, 1, D]`.
 
-    None if a scorer does more than adding up what slots receive, or what queries are.
+    None if a scorer does more than adding up what slots receive, or looking at queries.
     """
-    first, found, asked = states[0], list[Heads](), list[Asked | None]()
+    first, found = states[0], list[Heads]()
     held = list[tuple[PackedStore, int]]()
     due = first.layer.clock.after(first.seen, first.prompt)
     for state in states:
         store, mine = state.store, slice(state.layer.heads.start, state.layer.heads.stop)
         assert isinstance(store, PackedStore)
-        pool = store.reserve(k[:, mine], v[:, mine])
+        store.reserve(k[:, mine], v[:, mine])
         sums, needs = None, frozenset[str]() if state.rule is None else state.rule.needs
-        asked.append(None)
         if "rows" in needs:
             return None
-        if "queries" in needs:
-            last = first.step.asked[len(found)] if isinstance(first.step, Step) else None
-            asked[-1] = _asked(state, store.device, pool.used, last)
-            if asked[-1] is None:
-                return None
         if "attention" in needs:
-            assert state.scorer is not None
-            state.scorer.reserve(state.seen, store.capacity)
-            ledger = state.scorer.ledger()
-            if ledger is None:
+            running = None if state.scorer is None else state.scorer.running
+            if running is None:
                 return None
             sums = Sums(
-                ledger.sums, store.order(), held=store.n - pool.used,
-                end=0 if due is None else pool.used + due - state.seen,
-                alpha=ledger.alpha, horizon=ledger.horizon, keep=ledger.keep,
+                running.room(state.seen, store.capacity), store.order(store.capacity),
+                held=store.n - store.used,
+                end=0 if due is None else store.used + due - state.seen,
+                alpha=running.alpha, horizon=running.horizon, keep=running.decay,
             )  # fmt: skip
-        found.append(Heads(store.parts(), sums, _turned(state, store, pool.used)))
-        held.append((store, store.edition))
-    kept = first.step.stores.kept if isinstance(first.step, Step) else {}
-    return Step(Stores(found, kept), held, asked, due)
+        found.append(Heads(store.parts(), sums, _turned(state, store)))
+        held.append((store, store.version))
+    return Step(Stores(found, first.tables), held, due)
 
 
-def _asked(
-    state: LayerState, device: torch.device, used: int, last: Asked | None
-) -> Asked | None:  # fmt: skip
-    """Where queries are summed; the pool holds `used`. None if that is not all a scorer does."""
-    assert state.scorer is not None and state.rotary is not None
-    sums, ahead = state.scorer.query_sums(), state.seen - used
-    if sums is None:
-        return None
-    if last is None:
-        place = torch.full((1,), ahead, dtype=torch.int32, device=device)
-    else:
-        place = last.ahead.fill_(ahead)  # where launches find it already
-    return Asked(sums, state.rotary.inv_freq.to(device), place)
-
-
-def _turned(state: LayerState, store: PackedStore, used: int) -> Turned | None:
-    """How keys are turned where the policy re-indexes positions; the store's pool holds `used`."""
+def _turned(state: LayerState, store: PackedStore) -> Turned | None:
+    """How keys are turned where the policy re-indexes positions."""
     if not state.reindex:
         return None
     assert state.rotary is not None
-    inv_freq = state.rotary.inv_freq.to(store.device)
-    return Turned(inv_freq, store.index(), store.n - used, state.seen - store.n)
+    inv_freq, others = state.rotary.inv_freq.to(store.device), store.n - store.used
+    return Turned(inv_freq, store.index(store.capacity), others, state.seen - store.n)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.policy import LayerLayout
-from kvsearch.rules.attention import AttentionScorer
+from kvsearch.rules.attention import AttentionScorer, divisors
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.evict_in_place import Evictions
 
@@ -34,7 +34,6 @@ class Candidates:
         self.born = torch.cat([old.expand(B, V, n), self._new], -1)
         self.sums = torch.nn.functional.pad(scorer.sums, (0, self.c))
         self._sum = self.sums[0].view(B * V, 1, n + self.c)
-        self._keep = 1 - 1 / s.horizon if s.kind == "decay" and s.horizon else 1.0
         self._fresh = scorer.forgets and R == 1  # every compaction forgets all
         # Candidates are slots behind the sinks, which are the first. New tokens are none of them if
         # they are in the recent window; then, or if there is only one, they keep their order.
@@ -46,14 +45,13 @@ class Candidates:
         # the scorer then ranks the candidates alone; smoothing needs their neighbours too
         part = slice(None) if s.pool > 1 else slice(self._from, self._to)
         self._aged = scorer.born is not None
-        scorer.sums = self.sums[..., part]
-        scorer.born = self.born[..., part] if self._aged else None
+        scorer.running.hold(self.sums[..., part], self.born[..., part] if self._aged else None)
         self._born_tail, self._sums_tail = self.born[..., n:], self.sums[..., n:]
 
     @property
     def carry(self) -> float:
         """What is left of a sum after an interval."""
-        return 0.0 if self._fresh else self._keep**self.c
+        return 0.0 if self._fresh else self.scorer.running.decay**self.c
 
     def evictions(self, intervals: int, softcap: float | None) -> Evictions | None:
         """What `evict_in_place` is to do in so many intervals; None if it does not serve.
@@ -63,7 +61,8 @@ class Candidates:
         rule = self.scorer.rule
         if rule.pool > 1 or len(self.sums) > 1:
             return None
-        by = self.scorer.table(self.seen + intervals * self.c) if self._aged else None
+        last = self.seen + intervals * self.c
+        by = divisors(rule, self.sums.device, last) if self._aged else None
         recent = self.policy.recent_window if self._mask else 0
         return Evictions(
             self.seen, self._from, self._to, recent, self.carry, self._fresh, by, softcap
@@ -134,6 +133,6 @@ class Candidates:
         """Give the scorer its numbers back in order of time; returns that order `[B, V, n]`."""
         order = self.born[..., : self.n].argsort(-1)
         sums = pick(self.sums, order[None])
-        self.scorer.sums = torch.zeros_like(sums) if self._fresh else sums
-        self.scorer.born = self.born.gather(-1, order).to(torch.int32) if self._aged else None
+        born = self.born.gather(-1, order).to(torch.int32) if self._aged else None
+        self.scorer.running.hold(torch.zeros_like(sums) if self._fresh else sums, born)
         return order

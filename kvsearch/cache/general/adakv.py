@@ -89,8 +89,7 @@ def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
         for mine in _layers(states):
             segments.compact_states(states[mine])
         return
-    slots = zip(states, segments.slots_of(states), strict=True)
-    ranks = [s.scorer.ranks(x) for s, x in slots if s.scorer is not None]
+    ranks = [s.scorer.ranks(segments.slots_of(s)) for s in states if s.scorer is not None]
     counts = AsyncCopy(_counts(states, ranks, target))
     carry_out = partial(
         _carry_out, states, ranks, counts, target, inference=torch.is_inference_mode_enabled()

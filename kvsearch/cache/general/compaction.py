@@ -14,7 +14,6 @@ from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer, Slots
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.choose_slots import Ask, Choice, Sums, best_between, choose_slots
-from kvsearch_kernels.copy_rows import Copy
 from kvsearch_kernels.sending import sent
 
 
@@ -62,8 +61,12 @@ def decide(
     decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
     held = None
     if scorer is not None and decides:
-        held = scorer.held(slots.seen) if layer.rungs is None else None
-        scores, held = _scores(layer, scorer, slots, held) if scores is None else (scores, held)
+        running = scorer.running if layer.rungs is None else None
+        held = None if running is None else running.moving(slots.seen)
+        if scores is None:
+            scores = _scores(layer, scorer, slots, held)
+        elif held is not None:
+            held = replace(held, divisors=None)  # these are ranks
     target = layer.target if target is None else target
     if scores is None or layer.rungs is not None:
         keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
@@ -72,17 +75,14 @@ def decide(
     return _best(layer, store, scores, gone, held), cursor
 
 
-def _scores(
-    layer: LayerLayout, scorer: Scorer, slots: Slots, held: Sums | None
-) -> tuple[Tensor, Sums | None]:
+def _scores(layer: LayerLayout, scorer: Scorer, slots: Slots, held: Sums | None) -> Tensor:
     """Ranks of all slots, or sums that are ranks once they are divided by what is `held`."""
-    divisors = None if held is None else scorer.divisors(slots)
-    if held is not None and divisors is not None:
-        return held.sums, replace(held, divisors=divisors)
+    if held is not None and held.divisors is not None:
+        return held.sums
     scores, rule = scorer.ranks(slots), layer.policy.active_rule
     if rule is not None and rule.share == "layer" and scores.shape[1] > 1:
         scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
-    return scores, held
+    return scores
 
 
 def _best(
@@ -101,7 +101,7 @@ def _best(
     if isinstance(store, PackedStore) and not store.grouped:
         several = sum(count > 0 for count in store.counts(n)) > 1
         ask = replace(
-            ask, room=store.room_after(n), places=store.order_in_use(),
+            ask, room=store.room_after(n), places=store.order(store.n),
             after=pools if several else None, kinds=store.residual_pool + 1,
         )  # fmt: skip
     return Decision(store, None, pools, ask)
@@ -139,14 +139,8 @@ def _ask(
     )  # fmt: skip
 
 
-def carry_out(
-    decisions: Sequence[Decision], copies: list[Copy]
-) -> list[tuple[Tensor | None, Choice | None]]:
+def carry_out(decisions: Sequence[Decision]) -> list[tuple[Tensor | None, Choice | None]]:
     """Let all stores of a layer hold what was decided: each op is asked once for all of them.
-
-    Args:
-        decisions: of the stores.
-        copies: where to add what is to lie where it lay; to be made before a store is read.
 
     Returns:
         Of each store the slots that stayed, None where all did, and what else was chosen for them.
@@ -169,7 +163,7 @@ def carry_out(
             together.append(Move(store, keep, pools, choice))
         else:
             store.compact(keep, pools)
-    compact_together(together, copies)
+    compact_together(together)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -11,11 +10,8 @@ from torch import Tensor
 from kvsearch.cache.general import closing
 from kvsearch.cache.general.compaction import carry_out, decide
 from kvsearch.cache.slots.formats import read_back, straight
-from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.slots.pools import read as read_packed
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
-from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.scored_attention import scored_attention
 from kvsearch_kernels.sending import sent
@@ -94,15 +90,12 @@ def finish(states: Sequence[LayerState]) -> None:
     """After the newest token of a layer: drop what anchors leave behind, compact if that is due."""
     first = states[0]
     if first.sequences is not None:
-        held = zip(states, slots_of(states), strict=True)
-        closed = [(state, closing.closed(state, slots)) for state, slots in held]
+        closed = [(state, closing.closed(state, slots_of(state))) for state in states]
         some = [(state, found) for state, found in closed if found is not None]
-        copies: list[Copy] = []
-        stayed = carry_out([found for _, found in some], copies)
+        stayed = carry_out([found for _, found in some])
         for (state, _), (keep, _) in zip(some, stayed, strict=True):
             if state.scorer is not None and keep is not None:
                 state.scorer.drop(keep)
-        _land(first, copies)
         for state, _ in some:
             state.note_peak()
     if first.layer.clock.due(first.seen, first.prompt) and not first.rereads:
@@ -123,8 +116,8 @@ def compact_states(
     """
     none: list[None] = [None] * len(states)
     decisions = []
-    every = zip(states, slots_of(states), scores or none, targets or none, strict=True)
-    for state, slots, ranks, target in every:
+    for state, ranks, target in zip(states, scores or none, targets or none, strict=True):
+        slots = slots_of(state)
         if state.sequences is not None:
             decisions.append(closing.evicted(state, slots))
             continue
@@ -132,63 +125,35 @@ def compact_states(
             state.layer, state.store, state.scorer, slots, state.cursor, ranks, target
         )
         decisions.append(decision)
-    copies: list[Copy] = []
-    for state, (keep, choice) in zip(states, carry_out(decisions, copies), strict=True):
-        store = state.store
-        fixed = isinstance(store, PackedStore) and store.fixed
+    for state, (keep, choice) in zip(states, carry_out(decisions), strict=True):
         if state.scorer is not None:
-            if choice is not None and choice.sums is not None:
-                lies = copies if fixed else None
-                state.scorer.moved(choice.sums, choice.born, store.n, lies)
+            if choice is not None and choice.sums is not None and state.scorer.running is not None:
+                state.scorer.running.hold(choice.sums, choice.born, state.store.n)
             else:
                 state.scorer.keep(keep)
-        if isinstance(store, PackedStore) and fixed and state.sequences is None:
-            store.order()  # for the next steps
-            if state.scorer is not None:
-                state.scorer.reserve(state.seen, store.capacity)
-    _land(states[0], copies)
-    for state in states:
         state.note_peak()
 
 
-def _land(state: LayerState, copies: list[Copy]) -> None:
-    """Let what a compaction made lie where it lay, all of it at once."""
-    if copies:
-        copy_rows.record(state.impls, copies)
+def slots_of(state: LayerState) -> Slots:
+    """What a state holds now, for its scorer to look at."""
 
-
-def slots_of(states: Sequence[LayerState]) -> list[Slots]:
-    """What the heads of a layer hold now, for their scorers to look at.
-
-    The first scorer that asks for keys and values reads those of all heads, with one launch.
-    """
-    found: list[tuple[Tensor, Tensor]] = []
-
-    def read(i: int) -> tuple[Tensor, Tensor]:
-        state = states[i]
-        packed = [s.store for s in states if isinstance(s.store, PackedStore)]
-        if len(packed) < len(states):
-            keys, values = state.store.read()
-        else:
-            found.extend(read_packed(packed) if not found else ())
-            keys, values = found[i]
+    def read() -> tuple[Tensor, Tensor]:
+        keys, values = state.store.read()
         if state.reindex:
             assert state.rotary is not None
             keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
         return keys, values
 
-    return [
-        Slots(
-            seen=state.seen,
-            count=state.store.n,
-            position=state.store.n if state.reindex else state.seen,
-            recent_from=state.store.n - state.layer.policy.recent_window,
-            read=partial(read, i),
-            sinks=state.layer.policy.sinks,
-            stay=state.layer.target if state.store.n > (state.layer.target or 0) else None,
-        )
-        for i, state in enumerate(states)
-    ]
+    n, target = state.store.n, state.layer.target
+    return Slots(
+        seen=state.seen,
+        count=n,
+        position=n if state.reindex else state.seen,
+        recent_from=n - state.layer.policy.recent_window,
+        read=read,
+        sinks=state.layer.policy.sinks,
+        stay=target if n > (target or 0) else None,
+    )
 
 
 def _attend(

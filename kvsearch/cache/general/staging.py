@@ -16,7 +16,7 @@ from torch import Tensor
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import Held
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.slots.pools import first_of, place_in_pool
+from kvsearch.cache.slots.store import first_of
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.pick import pick
 
@@ -183,3 +183,12 @@ def _rows(store: PackedStore, k: Tensor) -> Tensor:
     heads = torch.arange(B * H, device=k.device).view(B, H, 1)
     place = place_in_pool(pools, len(sizes)).expand(B, H, -1)
     return place + heads * torch.tensor(sizes, device="cpu")[pools.long()]
+
+
+def place_in_pool(pools: Tensor, kinds: int) -> Tensor:
+    """Index of each slot among the slots of its pool, same shape as `pools`."""
+    place = torch.zeros(pools.shape, dtype=torch.long, device=pools.device)
+    for i in range(kinds):
+        mine = pools == i
+        place = torch.where(mine, mine.cumsum(-1) - 1, place)
+    return place

@@ -42,8 +42,7 @@ class Codec:
         if self.fmt is None:
             kept = x if slots is None else gather_kv.record(ran, x, slots)
             return (kept.to(self.native),)
-        packed = quantize_kv.record(ran, x, self.fmt, slots=slots)
-        return (packed.codes, packed.scales.flatten(-2)) if self.fmt.numbers else (packed.codes,)
+        return as_held(quantize_kv.record(ran, x, self.fmt, slots=slots))
 
     @property
     def along_tokens(self) -> bool:
@@ -100,6 +99,13 @@ def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]
         return keys, codec(value_bits, layer.value_dim, levels, "channels", q.value_block)
 
     return [*(pair(t.key_bits, t.value_bits) for t in layer.policy.tiers), pair(16, 16)]
+
+
+def as_held(x: Tensor | Packed) -> Held:
+    """What an op takes and makes, as it is held."""
+    if isinstance(x, Tensor):
+        return (x,)
+    return (x.codes, x.scales.flatten(-2)) if x.scales.shape[-1] else (x.codes,)
 
 
 def straight(rounded: Tensor, x: Tensor) -> Tensor:

@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.slots.formats import Held, Ran, codecs
-from kvsearch.cache.slots.groups import compact_groups
-from kvsearch.cache.slots.moving import move
-from kvsearch.cache.slots.pools import read
-from kvsearch.cache.slots.stable_buffers import NativePool, StableBuffer, back, spare
+from kvsearch.cache.slots.repacking import repack_together
+from kvsearch.cache.slots.store import entering, first_slots
 from kvsearch.policy import LayerLayout
+from kvsearch.rules.pick import pick
 from kvsearch_kernels.choose_slots import Choice
-from kvsearch_kernels.copy_rows import Copy, copy_rows
 from kvsearch_kernels.decode_attention import Part
-from kvsearch_kernels.time_order import time_order
+from kvsearch_kernels.gather_kv import gather_kv
+from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
-_Told = tuple[tuple[Held, Held, int], Part]  # what was held, and the part that says so
+LEAST = 32  # slots by which a pool grows that nothing bounds
 
 
 class PackedStore:
@@ -31,254 +30,267 @@ class PackedStore:
         layer: integers of the layer.
         native: the 16-bit type.
         ran: where to note which implementation of each op ran.
+
+    Attributes:
+        used: slots of the 16-bit pool, which has room for tokens that come one by one.
+        tags: pool of every compacted slot, `[N]` or `[B, V, N]` uint8.
+        version: changes with everything but a token that `added` counts.
     """
 
     def __init__(self, layer: LayerLayout, native: torch.dtype, ran: Ran | None = None) -> None:
         self.layer, self.codecs = layer, codecs(layer, native)
         self.residual_pool = len(self.codecs) - 1
         self.tagged = layer.policy.tagged
-        self.grouped, self.lead = self.codecs[0][0].along_tokens, 0
+        self.grouped = self.codecs[0][0].along_tokens
         self.ran: Ran = {} if ran is None else ran
-        self.n = self.residual = 0
-        self.dtype = torch.float32
-        self._keys: list[Held | None] = [None] * len(self.codecs)
-        self._values: list[Held | None] = [None] * len(self.codecs)
-        self._grown: NativePool | None = None  # the 16-bit pool, if tokens came since it was shown
-        self.pools = torch.empty(0, dtype=torch.uint8, device="cpu")  # of compacted slots
-        self.native_pool: NativePool | None = None  # the 16-bit pool, once tokens come one by one
-        self._lengths: dict[int, tuple[int, Tensor]] = {}  # slots of each tier, on the device too
-        self._parts: list[_Told | None] = [None] * len(self.codecs)  # what `parts` said last
-        self._order, self._index, self._roomy = StableBuffer(), StableBuffer(), StableBuffer()
-        self._tagged: Tensor | None = None  # pools of all slots that there is room for, if known
-        self.edition = 0  # whoever remembers what `parts` said asks whether this is as it was
+        self.dtype, self.version = torch.float32, 0
+        self._empty(torch.device("cpu"))
+
+    def _empty(self, device: torch.device) -> None:
+        """Hold nothing."""
+        none: list[Held | None] = [None] * len(self.codecs)
+        self._pools = none, none.copy()  # of keys and of values; the last with its room
+        self.n = self.residual = self.used = self.lead = 0
+        self.tags = torch.empty(0, dtype=torch.uint8, device=device)
+        self._order: Tensor | None = None
+        self.version += 1
+
+    # -- tokens --------------------------------------------------------------------------------
 
     def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
         """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
+        m = k.shape[2]
         self.dtype = k.dtype
         if self.n == 0:
-            self.pools = self.pools.to(k.device)
-        m = k.shape[2]
-        if m == 1 and self.repeats(k.device):
-            pool = self.reserve(k, v)
-            pool.keys[:, :, pool.used : pool.used + 1] = k
-            pool.values[:, :, pool.used : pool.used + 1] = v
-            pool.lengths += 1
-            self.counted()
+            self.tags = self.tags.to(k.device)
+        self.reserve(k, v, m)
+        for pool, x in zip(self._room(), (k, v), strict=True):
+            pool[:, :, self.used : self.used + m] = x
+        self.added(m)
+        self.version += 1
+
+    def reserve(self, k: Tensor, v: Tensor, m: int = 1) -> None:
+        """Have room for `m` tokens like `k` and `v` `[B, H, 1, D]` in the 16-bit pool.
+
+        Tokens that come one by one have room until the next compaction.
+        """
+        if self.capacity - self.n >= m:
             return
-        self._forget_parts(-1)
-        for which, (pools, x) in enumerate(((self.keys, k), (self.values, v))):
-            (new,) = self.codecs[-1][which].encode(x, self.ran)
-            old = pools[-1]
-            pools[-1] = (new,) if old is None else (torch.cat([old[0], new], 2),)
-        self.native_pool = None
+        size = self.used + (m if m > 1 else spare(self.layer, self.used, self.residual))
+        for held, x in zip(self._pools, (k, v), strict=True):
+            new = x.new_empty(*x.shape[:2], size, x.shape[3], dtype=self.codecs[-1][0].native)
+            if (old := held[-1]) is not None:
+                new[:, :, : self.used] = old[0][:, :, : self.used]
+            held[-1] = (new,)
+        self.version += 1
+
+    def added(self, m: int = 1) -> None:
+        """Count tokens that were written behind those in use of the 16-bit pool."""
+        self.used += m
         self.n += m
         self.residual += m
 
-    def reserve(self, k: Tensor, v: Tensor) -> NativePool:
-        """The 16-bit pool, with room for a token like `k` and `v` `[B, H, 1, D]`."""
-        pool, held = self.native_pool, self._native()
-        if pool is None or pool.used == pool.capacity:
-            used = 0 if held is None else held[0].shape[2]
-            size, native = spare(self.layer, used, self.residual), self.codecs[-1][0].native
-            pool = self.native_pool = NativePool.of(held, (k, v), used + size, native, pool)
-            self._forget_parts(-1)
-            self._tell_lengths()
-        return pool
+    def _room(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the 16-bit pool, with its room."""
+        keys, values = (x[-1] for x in self._pools)
+        assert keys is not None and values is not None
+        return keys[0], values[0]
 
-    def counted(self) -> None:
-        """Count a token that was written behind those in use of the pool."""
-        pool = self.native_pool
-        assert pool is not None
-        pool.used += 1
-        self.n += 1
-        self.residual += 1
-        self._grown = pool
+    @property
+    def capacity(self) -> int:
+        """Slots that there is room for."""
+        native = self._pools[0][-1]
+        return self.n if native is None else self.n + native[0].shape[2] - self.used
+
+    def room_after(self, n: int) -> int:
+        """Slots that there is to be room for when a compaction has left `n`."""
+        return n + spare(self.layer, self.counts(n)[-1], 0)
+
+    # -- what is held --------------------------------------------------------------------------
 
     @property
     def keys(self) -> list[Held | None]:
         """What each pool holds of keys, None of nothing."""
-        self._show()
-        return self._keys
+        return self._in_use(0)
 
     @property
     def values(self) -> list[Held | None]:
         """What each pool holds of values, None of nothing."""
-        self._show()
-        return self._values
+        return self._in_use(1)
 
-    def _show(self) -> None:
-        """Views of the 16-bit pool with the tokens that came: not made at each, which costs."""
-        if self._grown is not None:
-            self._keys[-1], self._values[-1] = self._grown.shown()
-            self._grown = None
+    def _in_use(self, side: int) -> list[Held | None]:
+        *tiers, native = self._pools[side]
+        if native is None or not self.used:
+            return [*tiers, None]
+        return [*tiers, (native[0][:, :, : self.used],)]
 
-    def _native(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of the 16-bit pool."""
-        k, v = self.keys[-1], self.values[-1]
-        return None if k is None or v is None else (k[0], v[0])
+    def _put(self, pool: int, sides: Sequence[Held | None]) -> None:
+        """Let a pool hold these keys and values, or nothing."""
+        for held, new in zip(self._pools, sides, strict=True):
+            held[pool] = new
+        if pool in (-1, self.residual_pool):
+            self.used = 0 if sides[0] is None else sides[0][0].shape[2]
 
-    @property
-    def fixed(self) -> bool:
-        """Whether `parts` say the same until the next compaction, with lengths on the device."""
-        return self.native_pool is not None
+    def _parts(self) -> list[tuple[int, Part]]:
+        """Pools that hold something, and what of it is in use."""
+        every = zip(self.codecs, self.keys, self.values, strict=True)
+        return [
+            (i, Part(kc.packed(k, self.lead), vc.packed(v), kc.fmt, vc.fmt))
+            for i, ((kc, vc), k, v) in enumerate(every)
+            if k is not None and v is not None and k[0].shape[2]
+        ]
 
-    @staticmethod
-    def repeats(device: torch.device) -> bool:
-        """Whether steps are to repeat their launches. A CPU has no graphs, and copies little."""
-        return device.type != "cpu"
-
-    @property
-    def capacity(self) -> int:
-        """Slots that `parts` speak of, in use or not."""
-        pool = self.native_pool
-        return self.n if pool is None else self.n + pool.capacity - pool.used
+    def parts(self) -> list[Part]:
+        """What is held, packed as it is, for `decode_step`: the 16-bit pool comes with its room."""
+        keys, values = self._room()
+        lengths = torch.full(keys.shape[:2], self.used, dtype=torch.int32, device=keys.device)
+        tiers = [part for i, part in self._parts() if i != self.residual_pool]
+        return [*tiers, Part(keys, values, None, None, lengths)]
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` in order of time, unpacked for one use."""
-        return read([self])[0]
+        order = self.order(self.n)
+        if (whole := self._whole(order)) is not None:
+            types = {"dtype": self.dtype, "native": self.dtype}
+            ((keys, values),) = repack_kv.record(self.ran, [whole], **types)
+            assert isinstance(keys, Tensor) and isinstance(values, Tensor)
+            return keys, values
+        keys, values = (self._unpacked(side, order) for side in (0, 1))
+        return keys, values
 
-    def order(self) -> Tensor | None:
-        """Where slots in order of time lie when pools follow one another; None if in that order.
+    def _unpacked(self, side: int, order: Tensor | None) -> Tensor:
+        """Keys (0) or values (1) of all pools in an `order`."""
+        found = [
+            self.codecs[i][side].decode(x, self.dtype, self.ran, self.lead)
+            for i, x in enumerate(self._in_use(side))
+            if x is not None
+        ]
+        x = found[0] if len(found) == 1 else torch.cat(found, 2)
+        return x if order is None else gather_kv.record(self.ran, x, order)
 
-        Of all that there is room for, so that it stays the same until the next compaction: new
-        tokens come behind all others in either order.
+    def _whole(self, order: Tensor | None) -> NewPool | None:
+        """All slots as one pool in 16 bits, where a kernel makes it with fewer launches."""
+        native = self.codecs[-1][0].native
+        if self.dtype is not native or self.grouped:
+            return None
+        parts = [part for _, part in self._parts()]
+        if order is None and all(p.key_format is p.value_format is None for p in parts):
+            return None  # they are one after the other as they are
+        source = first_slots(self.n, self.device) if order is None else order
+        pool = NewPool(source, parts, None, (None, None))
+        types = {"dtype": self.dtype, "native": native}
+        return pool if repack_kv.pick([pool], **types) == "triton" else None
+
+    def order(self, size: int) -> Tensor | None:
+        """Where `size` slots in order of time are when pools follow one another.
+
+        There may be more slots than are held: those to come are behind all others in either order.
+        None if all are where they are in time.
         """
         if not self._mixed():
             return None  # residual tokens follow the one pool there is
-        return self._order.get(self.capacity, lambda: time_order.record(self.ran, self._tags()))
+        if self._order is None:
+            by_pool = self.tags.argsort(dim=-1, stable=True)
+            slot = torch.arange(by_pool.shape[-1], device=by_pool.device).expand(by_pool.shape)
+            self._order = torch.empty_like(by_pool).scatter_(-1, by_pool, slot)
+        known = self._order.shape[-1]
+        if size <= known:
+            return self._order[..., :size]
+        more = torch.arange(known, size, device=self._order.device)
+        self._order = torch.cat([self._order, more.expand(*self._order.shape[:-1], -1)], -1)
+        return self._order
 
-    def index(self) -> Tensor | None:
+    def index(self, size: int) -> Tensor | None:
         """The inverse of `order`: where each slot of pool after pool is in order of time."""
         if not self._mixed():
             return None
-        return self._index.get(self.capacity, lambda: self._tags().argsort(dim=-1, stable=True))
+        free = self.tags.new_full((*self.tags.shape[:-1], size - self.n), self.residual_pool)
+        return torch.cat([self.slot_pools(), free], -1).argsort(dim=-1, stable=True)
 
     def _mixed(self) -> bool:
         """Whether several pools hold slots that a compaction has seen."""
-        sizes = [0 if x is None else x[0].shape[2] for x in self.keys]
-        sizes[-1] -= self.residual
-        return sum(n > 0 for n in sizes) > 1
+        sizes = [0 if x is None else x[0].shape[2] for x in self._pools[0][:-1]]
+        return sum(n > 0 for n in (*sizes, self.used - self.residual)) > 1
 
-    def room_after(self, n: int) -> int:
-        """Slots that there will be room for when a compaction has left `n`."""
-        if self.native_pool is None:
-            return n
-        return n + spare(self.layer, self.counts(n)[-1], 0)
-
-    def _tags(self) -> Tensor:
-        """Pool of every slot in order of time, and of those that there is room for."""
-        if self._tagged is not None and self._tagged.shape[-1] == self.capacity:
-            return self._tagged
-        free = (*self.pools.shape[:-1], self.capacity - self.n)
-        return torch.cat([self.slot_pools(), self.pools.new_full(free, self.residual_pool)], -1)
-
-    def order_in_use(self) -> Tensor | None:
-        """`order` of the slots in use."""
-        found = self.order()
-        return None if found is None else found[..., : self.n]
-
-    def parts(self) -> list[Part]:
-        """What is held, packed as it is, for `decode_step`."""
-        found = []
-        for i, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
-            pool = self.native_pool if self.fixed else None
-            if pool is not None and i == self.residual_pool:
-                k, v = (pool.keys,), (pool.values,)  # the same part until it is full
-            if k is None or v is None:
-                continue
-            kc, vc = self.codecs[i]
-            held, last = (k, v, 0 if i == self.residual_pool else self.lead), self._parts[i]
-            lengths = None
-            if pool is not None:
-                lengths = self._lengths[i][1] if i in self._lengths else pool.lengths
-            if last is None or not _same(held, last[0]):
-                keys, values = kc.packed(held[0], self.lead), vc.packed(held[1])
-                part = Part(keys, values, kc.fmt, vc.fmt, lengths)
-                last = self._parts[i] = (held, part)
-            found.append(last[1])
-        return found
-
-    def _forget_parts(self, first: int = 0) -> None:
-        """Let go of what `parts` said from pool `first` on, so that replaced tensors are freed."""
-        for i in range(len(self.codecs))[first:]:
-            self._parts[i] = None
-        self._order.forget()
-        self._index.forget()
-        self.edition += 1
-
-    def compact(self, keep: Tensor | None, pools: Tensor) -> None:
-        """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
-        copies: list[Copy] = []
-        compact_together([Move(self, keep, pools)], copies)
-        if copies:
-            copy_rows.record(self.ran, copies)
-
-    def _lie(self) -> list[Held | None]:
-        """What the tiers hold: on a device they go back there; a CPU has no graphs to need it."""
-        return [*self.keys[:-1], *self.values[:-1]] if self.repeats(self.device) else []
-
-    def _land(self, before: list[Held | None], copies: list[Copy]) -> None:
-        """Let what a compaction left lie where it lay, so that the next step finds it there."""
-        self._forget_parts()
-        pool, held = self.native_pool, self._native()
-        if pool is None:
-            return
-        self._tell_lengths(copies)
-        used = 0 if held is None else held[0].shape[2]
-        size = used + spare(self.layer, used, 0)
-        if pool.capacity == size:
-            pool.replace(held, copies)
-        else:
-            pool = NativePool.of(held, (pool.keys, pool.values), size, pool.keys.dtype, pool)
-            self.native_pool = pool
-        self.keys[-1], self.values[-1] = pool.shown()
-        back(before, copies, self.keys, self.values)
-
-    def _know(self, choice: Choice, copies: list[Copy]) -> None:
-        """Remember what was found with the slots that stay: where they are, and their pools."""
-        if choice.order is None:  # `order` will read the pools, before the copies are made
-            return
-        if self._mixed():
-            self._order.put(choice.order, copies)
-        if choice.pools is not None and self.tagged:
-            self._tagged = self._roomy.put(choice.pools, copies)
-            self.pools = self._tagged[..., : self.n]
-
-    def _tell_lengths(self, copies: list[Copy] | None = None) -> None:
-        """Write the slots of each tier to the device; what is known there is not written again."""
-        for i, held in enumerate(self.keys[:-1]):
-            if held is None:
-                continue
-            n, known = held[0].shape[2], self._lengths.get(i)
-            if known is None or known[1].shape != held[0].shape[:2]:
-                found = torch.full(held[0].shape[:2], n, dtype=torch.int32, device=held[0].device)
-                self._lengths[i] = n, found
-            elif known[0] != n:
-                self._lengths[i] = n, known[1]
-                if copies is None:
-                    known[1].fill_(n)
-                else:
-                    copies.append(Copy(known[1], n))
+    # -- compaction ----------------------------------------------------------------------------
 
     def counts(self, n: int) -> tuple[int, ...]:
         """Slots of each pool after a compaction left `n`: known to the host, so nothing waits."""
         tiers = self.layer.tier_counts(n)
         return (*tiers, n - sum(tiers))
 
+    def compact(self, keep: Tensor | None, pools: Tensor) -> None:
+        """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
+        compact_together([Move(self, keep, pools)])
+
+    def _asked(self, move: "Move") -> list[NewPool | None]:
+        """Pools as a compaction is to make them, None of those that are to be empty."""
+        there, pools = self._parts(), self._tags(move.pools)
+        n = pools.shape[-1]
+        counts = self.counts(n)
+        if not there or not n:
+            return [None] * len(counts)
+        source = None if move.choice is None else move.choice.source
+        if source is None:
+            order = self.order(self.n)
+            source = first_slots(n, pools.device) if order is None else order
+            if move.keep is not None:
+                source = move.keep if order is None else pick(order, move.keep)
+            if sum(count > 0 for count in counts) > 1:  # else they are in order in the one pool
+                source = pick(source, pools.argsort(dim=-1, stable=True))
+        own = {i: at for at, (i, _) in enumerate(there)}
+        parts, found = [part for _, part in there], list[NewPool | None]()
+        for i, (count, (kc, vc)) in enumerate(zip(counts, self.codecs, strict=True)):
+            mine, source = source[..., :count], source[..., count:]
+            found.append(NewPool(mine, parts, own.get(i), (kc.fmt, vc.fmt)) if count else None)
+        return found
+
+    def _tags(self, pools: Tensor) -> Tensor:
+        """The pool of every slot, of all heads together where it follows from the slots' order."""
+        return pools if self.tagged else pools.reshape(-1, pools.shape[-1])[0]
+
+    def _compacted(self, n: int, pools: Tensor, choice: Choice | None = None) -> None:
+        """Note what a compaction left, and where."""
+        self.n, self.residual, self.tags = n, 0, self._tags(pools).to(torch.uint8)
+        self._order = None if choice is None else choice.order
+        self.version += 1
+
+    def _shift(self, n: int) -> None:
+        """Hold the sinks and the newest of `n` slots where keys share scales with neighbours in
+        time (KIVI): the oldest codes go, and scales stay while any of their tokens does."""
+        group, first = self.layer.policy.quantizer.group, self.layer.policy.fp16_sinks
+        mine = self._pools[0][0]
+        size = 0 if mine is None else mine[0].shape[2]
+        left, new = entering(self.layer, self.n, n, size)
+        assert group is not None
+        gone, lead = divmod(self.lead + size - left, group) if left else (0, 0)
+        tier, native = list[Held | None](), list[Held | None]()
+        for side, codec in enumerate(self.codecs[0]):
+            mine, *_, rest = self._in_use(side)
+            parts: list[Held] = []
+            if mine is not None and left:
+                codes, *scales = mine  # values in 16 bits have none
+                first_scale = gone if codec.along_tokens else size - left
+                parts.append((codes[:, :, size - left :], *(x[:, :, first_scale:] for x in scales)))
+            if rest is not None and new:
+                x = rest[0]
+                parts.append(codec.encode(x[:, :, first : first + new], self.ran))
+                rest = (torch.cat((x[:, :, :first], x[:, :, first + new :]), 2),)
+            tier.append(tuple(torch.cat(x, 2) for x in zip(*parts, strict=True)) if parts else None)
+            native.append(rest)
+        self._put(0, tier)
+        self._put(-1, native)
+        self.n, self.residual, self.lead = n, 0, lead
+
     def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
         """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
         compacted = k.shape[2] - residual
-        self._forget_parts()
-        self.native_pool = None
-        self.n = self.residual = self.lead = 0
-        self._tagged = None
-        self.keys[:], self.values[:] = ([None] * len(self.codecs) for _ in range(2))
-        self.pools = self.pools.new_empty(0)
+        self._empty(k.device)
         if compacted:
             self.append(k[:, :, :compacted], v[:, :, :compacted])
             self.compact(None, pools[..., : compacted - lead])
             if lead:
-                compact_groups([(self, self.n - lead)])
+                self._shift(self.n - lead)
         if residual:
             self.append(k[:, :, compacted:], v[:, :, compacted:])
 
@@ -286,25 +298,21 @@ class PackedStore:
         self, keys: list[Held | None], values: list[Held | None], n: int, pools: Tensor
     ) -> None:
         """Hold `n` compacted slots, given what is held of each pool and the pool of every slot."""
-        self._forget_parts()
-        self.native_pool = None
-        self.keys[:], self.values[:] = keys, values
-        if not self.tagged:
-            pools = pools.reshape(-1, pools.shape[-1])[0]
-        self.n, self.residual, self.pools = n, 0, pools.to(torch.uint8)
-        self._tagged = None
+        for i, sides in enumerate(zip(keys, values, strict=True)):
+            self._put(i, sides)
+        self._compacted(n, pools)
+
+    # -- the rest ------------------------------------------------------------------------------
 
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""
-        if self._tagged is not None and self.n <= self._tagged.shape[-1]:
-            return self._tagged[..., : self.n]
-        fresh = self.pools.new_full((*self.pools.shape[:-1], self.residual), self.residual_pool)
-        return torch.cat([self.pools, fresh], -1)
+        fresh = self.tags.new_full((*self.tags.shape[:-1], self.residual), self.residual_pool)
+        return torch.cat([self.tags, fresh], -1)
 
     @property
     def device(self) -> torch.device:
         """Where the slots are."""
-        return next((h[0].device for h in self.keys if h is not None), torch.device("cpu"))
+        return self.tags.device
 
     @property
     def nbytes(self) -> int:
@@ -314,18 +322,17 @@ class PackedStore:
             return 0
         total = sum(t.nbytes for t in held) // held[0].shape[0]
         if self.tagged:  # tags of one sequence; layer-wide votes share one row
-            total += self.pools.nbytes // max(1, self.pools.shape[0])
+            total += self.tags.nbytes // max(1, self.tags.shape[0])
         return total
 
     def reorder(self, rows: Tensor) -> None:
         """Select batch rows (beam search)."""
-        self._forget_parts()
-        self.native_pool = None
-        for pools in (self.keys, self.values):
+        for pools in self._pools:
             pools[:] = [None if h is None else tuple(t[rows] for t in h) for h in pools]
-        self._tagged = None
-        if self.pools.dim() == 3 and self.pools.shape[0] > 1:
-            self.pools = self.pools[rows]
+        if self.tags.dim() == 3 and self.tags.shape[0] > 1:
+            self.tags = self.tags[rows]
+        self._order = None
+        self.version += 1
 
 
 @dataclass(frozen=True)
@@ -338,32 +345,33 @@ class Move:
     choice: Choice | None = None
 
 
-def compact_together(moves: Sequence[Move], copies: list[Copy]) -> None:
-    """`PackedStore.compact` of stores of a layer: all slots move at once.
+def compact_together(moves: Sequence[Move]) -> None:
+    """`PackedStore.compact` of stores of a layer: all slots move at once."""
+    apart = [m for m in moves if not m.store.grouped]
+    if apart:
+        store, ran = apart[0].store, dict[str, str]()
+        asked = [m.store._asked(m) for m in apart]
+        native = store.codecs[-1][0].native
+        made = repack_together(ran, asked, dtype=store.dtype, native=native)
+        for m, pools in zip(apart, made, strict=True):
+            m.store.ran.update(ran)
+            for i, sides in enumerate(pools):
+                if sides is not None:
+                    m.store._put(i, sides)
+    for m in moves:
+        n = m.pools.shape[-1]
+        if m.store.grouped:  # `load` gives these fewer pools than slots
+            n = m.store.n if m.keep is None else m.keep.shape[-1]
+            m.store._shift(n)
+        m.store._compacted(n, m.pools, m.choice)
 
-    What is to lie where it lay is added to `copies`, to be made before a store is read.
+
+def spare(layer: LayerLayout, held: int, residual: int) -> int:
+    """Slots to have free behind `held`, of which the last `residual` wait for a compaction.
+
+    They are what the policy holds at its next compaction; where none is due, an eighth more than
+    what is held.
     """
-    before = [m.store._lie() for m in moves]
-    flat = [m.pools if m.store.tagged else m.pools.reshape(-1, m.pools.shape[-1])[0] for m in moves]
-    move([
-        (m.store, m.keep, pools, None if m.choice is None else m.choice.source)
-        for m, pools in zip(moves, flat, strict=True) if not m.store.grouped
-    ])  # fmt: skip
-    compact_groups([
-        (m.store, m.store.n if m.keep is None else m.keep.shape[-1])
-        for m in moves if m.store.grouped
-    ])  # fmt: skip
-    for m, pools, held in zip(moves, flat, before, strict=True):
-        store = m.store
-        if not store.grouped:  # these know, and `load` gives them fewer pools than slots
-            store.n, store.residual = pools.shape[-1], 0
-        store.pools, store._tagged = pools.to(torch.uint8), None
-        store._land(held, copies)
-        if m.choice is not None:
-            store._know(m.choice, copies)
-
-
-def _same(held: tuple[Held, Held, int], last: tuple[Held, Held, int]) -> bool:
-    """Whether the same tensors are held."""
-    now, then = ((*k, *v) for k, v, _ in (held, last))
-    return held[2] == last[2] and all(x is y for x, y in zip(now, then, strict=True))
+    if layer.interval is None or layer.policy.trigger == "prompt":
+        return max(LEAST, held // 8)
+    return layer.interval - residual % layer.interval

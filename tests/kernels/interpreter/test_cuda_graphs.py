@@ -14,7 +14,6 @@ from triton.runtime import interpreter
 from kvsearch.app import check
 from kvsearch.cache import PolicyCache, attention, cuda_graphs
 from kvsearch.cache.decoding.captures import NotCaptured
-from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.policy import Budgets, Policy
 from kvsearch_kernels.op import Op
 from tests.tagged import COMPOSITE, WAITS
@@ -101,13 +100,12 @@ def replays(monkeypatch):
         yield record
 
     def pick(op, *args, **kwargs):  # a compaction is not recorded, and slow in the interpreter
-        if op.name not in ("decode_step", "sum_queries"):
+        if op.name != "decode_step":
             return "reference"
         assert op._why_not("triton", *args, **kwargs) is None
         return "triton"
 
     monkeypatch.setattr(Op, "pick", pick)
-    monkeypatch.setattr(PackedStore, "repeats", lambda self, device: True)  # as on a GPU
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", noted)
     monkeypatch.setattr(cuda_graphs, "aside", aside)
     monkeypatch.setattr(cuda_graphs, "serves", lambda model: True)
