@@ -408,8 +408,8 @@ def test_shapes_prompts_files_and_knobs(loaded: LoadedModel) -> None:
 
 def test_flags_follow_the_stream() -> None:
     stream = Stream(lambda ids, _: ids == 1)
-    stream.tell(torch.tensor([[1, 0, 1]]), 0)
-    stream.tell(torch.tensor([[0, 1]]), 3)
+    stream.update(torch.tensor([[1, 0, 1]]), 0)
+    stream.update(torch.tensor([[0, 1]]), 3)
     assert stream.flags(1, 4).tolist() == [False, True, False, True]
-    stream.tell(torch.tensor([[1]]), 1)  # a new stream, or another try
+    stream.update(torch.tensor([[1]]), 1)  # a new stream, or another try
     assert stream.flags(0, 2).tolist() == [True, True]

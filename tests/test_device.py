@@ -80,7 +80,7 @@ def run(
     stream = None
     if policy.anchors is not None:  # ids are read on the host, before any layer runs
         stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
-        stream.tell(torch.zeros(1, sum(calls)), 0)
+        stream.update(torch.zeros(1, sum(calls)), 0)
     with torch.inference_mode(), device or nullcontext():
         rotary = Rotary(put(torch.linspace(0.1, 1, shape.head_dim // 2)))
         states = [
@@ -227,7 +227,7 @@ def run_layers(policy: Policy, devices: list[torch.device], lane: Device | None)
     stream = None
     if policy.anchors is not None:
         stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
-        stream.tell(torch.zeros(1, sum(calls)), 0)
+        stream.update(torch.zeros(1, sum(calls)), 0)
     with torch.inference_mode(), lane or nullcontext():
         frequencies = torch.linspace(0.1, 1, SHAPE.head_dim // 2)
         rotary = Rotary(frequencies if lane is None else tagged(frequencies, devices[0]))

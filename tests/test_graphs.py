@@ -102,14 +102,14 @@ def test_what_slots_receive_from_a_blind_anchor_counts(monkeypatch: pytest.Monke
         rule=Attention(),
         anchors=Anchors(at="given", ids=(0,), protected=(0, PROMPT + 1)),
     )
-    told = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 2)
-    told.tell(torch.zeros(1, PROMPT + 30), 0)
+    stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 2)
+    stream.update(torch.zeros(1, PROMPT + 30), 0)
     found, (part, *_) = [], layout(policy, SHAPE).layers
     for lane in (kernels, lambda device: nullcontext()):
         device = Device()
         with lane(device), torch.inference_mode(), device:
             rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
-            state = LayerState(part, packed=True, rotary=rotary, stream=told)
+            state = LayerState(part, packed=True, rotary=rotary, stream=stream)
             list(calls([state], [PROMPT, *[1] * 20], device))
         found.append(here(state.scorer.sums).clone())
         assert (device.launches["triton::attend_heads"] > 10) == (lane is kernels)

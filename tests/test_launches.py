@@ -89,7 +89,7 @@ def stream(policy: Policy) -> Stream | None:
     if policy.anchors is None:
         return None
     found = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
-    found.tell(torch.zeros(1, PROMPT + max(STEPS, 2 * (policy.interval or 0))), 0)
+    found.update(torch.zeros(1, PROMPT + max(STEPS, 2 * (policy.interval or 0))), 0)
     return found
 
 

@@ -36,14 +36,14 @@ class Rereading:
     Args:
         rule: of the policy.
         first: token ids that come before the first chunk.
-        later: token ids that come before the others, and the tokens before each of these.
+        following: token ids that come before the others, and the tokens before each of these.
         end: token ids after those.
     """
 
     def __init__(
-        self, rule: Reread, first: Sequence[int], later: Sequence[int], end: Sequence[int]
+        self, rule: Reread, first: Sequence[int], following: Sequence[int], end: Sequence[int]
     ) -> None:
-        self.rule, self._first, self._later, self._end = rule, first, later, end
+        self.rule, self._first, self._following, self._end = rule, first, following, end
         self._reads = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Rereading":
@@ -83,7 +83,7 @@ class Rereading:
             words = self._first
             parts = [ids[:, start : start + self.rule.chunk]]
             if start and self._first:
-                words = self._later
+                words = self._following
                 parts = [ids[:, max(0, start - BEFORE) : start], _rows(self._end, ids), *parts]
             found.append((start, torch.cat([_rows(words, ids), *parts], 1)))
         return found
@@ -194,11 +194,11 @@ def _compact(states: Sequence[LayerState], layers: Sequence[Sequence[LayerState]
     """Compact every layer, or all heads of the model together."""
     budgets = states[0].layer.policy.budgets
     if budgets.across == "model":
-        adakv.compact(states, later=False)
+        adakv.compact(states, wait=True)
         return
     for layer in layers:
         if layer[0].store.n and budgets.kind == "adakv":
-            adakv.compact(layer, later=False)
+            adakv.compact(layer, wait=True)
         elif layer[0].store.n:
             segments.finish(layer)
 

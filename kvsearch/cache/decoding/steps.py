@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch.cache.general import adakv, closing
+from kvsearch.cache.general import adakv, sequences
 from kvsearch.cache.general.segments import compact_states, finish
 from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.cache.state import LayerState
@@ -75,7 +75,7 @@ def advance(
     if step is REFUSED:
         return None
     anchored = first.sequences is not None
-    if anchored and any(map(closing.blind, states)):  # which no op serves; sums move
+    if anchored and any(map(sequences.isolated, states)):  # which no op serves; sums move
         first.step = None
         return None
     if step is None or not step.holds(states):
@@ -101,7 +101,7 @@ def advance(
     first.step = step
     if anchored:
         for state in states:
-            closing.ahead(state, 1)
+            sequences.take_ahead(state, 1)
     out = decode_step.again(step.impl, *asked, **more)
     recorded: list[tuple[Sequence[LayerState], Token]] | None = getattr(_mine, "recorded", None)
     if recorded is None:

@@ -200,13 +200,13 @@ def in_full_cache(
         out = _loop(slots, candidates, fed, weights, softcap)
     order = candidates.leave()
     born = candidates.born[..., :n].gather(-1, order)
-    came = torch.where(
+    sources = torch.where(
         born < state.seen, torch.searchsorted(before, born), born - state.seen + n
     )  # births rise with slots
     state.seen += M
     pools = pools_of_ages(layer, n, q.device)
     keys, values = (gather(x, order).to(k.dtype) for x in slots)
-    store.hold(keys[..., :key_dim], values[..., :value_dim], pools, came, M)
+    store.hold(keys[..., :key_dim], values[..., :value_dim], pools, sources, M)
     state.impls[scored_attention.name] = "inplace"
     out = out.view(-1, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
     return out[..., :value_dim]

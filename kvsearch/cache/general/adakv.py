@@ -73,14 +73,14 @@ def _take(
             )
         done = now.stop
         if first.seen == due and not first.rereads:
-            compact(states, later=done == total and first.packed)
+            compact(states, wait=done < total or not first.packed)
 
 
-def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
+def compact(states: Sequence[LayerState], *, wait: bool = False) -> None:
     """Compact all heads of a layer, or of several, which end with the slots of an even split.
 
-    How many slots each head keeps is for the host to know, which makes tensors of so many. With
-    `later` it does not wait: the states' `store`, when it is read next, compacts them first.
+    How many slots each head keeps is for the host to know, which makes tensors of so many. Unless
+    it is to `wait`, it does not: the states' `store`, when it is read next, compacts them first.
     """
     first, held = states[0], sum(state.store.n for state in states)
     target = first.layer.target
@@ -94,7 +94,7 @@ def compact(states: Sequence[LayerState], *, later: bool = True) -> None:
     carry_out = partial(
         _carry_out, states, ranks, counts, target, inference=torch.is_inference_mode_enabled()
     )
-    if not later or first.store.device.type == "cpu":
+    if wait or first.store.device.type == "cpu":
         carry_out()
         return
     for state in states:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.general import closing
+from kvsearch.cache.general import sequences
 from kvsearch.cache.general.compaction import carry_out, decide
 from kvsearch.cache.slots.formats import read_back, straight
 from kvsearch.cache.state import LayerState
@@ -40,7 +40,7 @@ def run(
         due = state.layer.clock.after(state.seen, state.prompt)
         left = total - done if due is None else min(due - state.seen, total - done)
         if state.sequences is not None:
-            left = closing.ahead(state, min(left, ROWS))
+            left = sequences.take_ahead(state, min(left, ROWS))
         part = slice(done, done + min(left, ROWS))
         if part.stop == total and not out:  # the call is one piece, as a decoded token is
             state.store.append(k, v, quantised)
@@ -90,8 +90,8 @@ def finish(states: Sequence[LayerState]) -> None:
     """After the newest token of a layer: drop what anchors leave behind, compact if that is due."""
     first = states[0]
     if first.sequences is not None:
-        closed = [(state, closing.closed(state, slots_of(state))) for state in states]
-        some = [(state, found) for state, found in closed if found is not None]
+        ended = [(state, sequences.ended(state, slots_of(state))) for state in states]
+        some = [(state, found) for state, found in ended if found is not None]
         stayed = carry_out([found for _, found in some])
         for (state, _), (keep, _) in zip(some, stayed, strict=True):
             if state.scorer is not None and keep is not None:
@@ -119,7 +119,7 @@ def compact_states(
     for state, ranks, target in zip(states, scores or none, targets or none, strict=True):
         slots = slots_of(state)
         if state.sequences is not None:
-            decisions.append(closing.evicted(state, slots))
+            decisions.append(sequences.evicted(state, slots))
             continue
         decision, state.cursor = decide(
             state.layer, state.store, state.scorer, slots, state.cursor, ranks, target
@@ -160,7 +160,7 @@ def _attend(
     state: LayerState, q: Tensor, due: int | None, scale: float, softcap: float | None
 ) -> Tensor:
     """Attend from the newest tokens, which the store already holds, and let the rule observe."""
-    out, found = _attend_dense(state, q, due, closing.hidden(state), scale, softcap)
+    out, found = _attend_dense(state, q, due, sequences.hidden(state), scale, softcap)
     if state.scorer is not None:
         if state.rule is not None and "queries" in state.rule.needs:
             found = replace(found, queries=_unrotated(state, q))

@@ -53,7 +53,7 @@ def staged(state: LayerState, k: Tensor, v: Tensor) -> Iterator[None]:
         state.store, state.packed = store, True
         if state.rotary is not None:
             state.rotary.forget()
-    dense.land(k, v)
+    dense.repack(k, v)
     state.note_peak()
 
 
@@ -77,7 +77,7 @@ class StagedStore(DenseStore):
             self.k, self.v = (x.contiguous() for x in store.read())
             self.n, self.residual, self.pools = store.n, store.residual, store.slot_pools()
         self.origin = torch.arange(store.n, device=k.device)
-        self.came = store.n
+        self.arrived = store.n
         self.tiered = len(self.codecs) > 2
         self.fresh: list[tuple[list[Held], list[Held]]] = [([], []) for _ in self.codecs]
         if self.tiered:
@@ -91,9 +91,9 @@ class StagedStore(DenseStore):
         self._arrive(k.shape[2])
 
     def _arrive(self, m: int) -> None:
-        new = torch.arange(self.came, self.came + m, device=self.origin.device)
+        new = torch.arange(self.arrived, self.arrived + m, device=self.origin.device)
         self.origin = torch.cat([self.origin, new.expand(*self.origin.shape[:-1], m)], -1)
-        self.came += m
+        self.arrived += m
         if self.tiered:
             self.rows = torch.nn.functional.pad(self.rows, (0, m))
 
@@ -105,11 +105,11 @@ class StagedStore(DenseStore):
                 self.rows = pick(self.rows, keep)
         super().compact(keep, pools)
 
-    def hold(self, k: Tensor, v: Tensor, pools: Tensor, came: Tensor, new: int) -> None:
+    def hold(self, k: Tensor, v: Tensor, pools: Tensor, sources: Tensor, new: int) -> None:
         """Hold what is left after `new` tokens, see `DenseStore.hold`."""
         self._arrive(new)
-        self.origin = pick(self.origin, came)
-        super().hold(k, v, pools, came, new)
+        self.origin = pick(self.origin, sources)
+        super().hold(k, v, pools, sources, new)
 
     def _move(self, changed: Tensor, pools: Tensor) -> None:
         """Store the `changed` of the first slots `[B, H, N]` in their `pools`, with codes."""
@@ -135,7 +135,7 @@ class StagedStore(DenseStore):
             self.rows.view(-1).index_copy_(0, head * n + slot, at)
             self.ends[i] += len(slot)
 
-    def land(self, k: Tensor, v: Tensor) -> None:
+    def repack(self, k: Tensor, v: Tensor) -> None:
         """Give the packed store what is held, see `staged`."""
         compacted, m = self.n - self.residual, k.shape[2] - self.residual
         pools = self.pools[..., :compacted]

@@ -37,7 +37,7 @@ class Stream:
         self._flags = np.empty(0, dtype=np.bool_)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # works on the host
-    def tell(self, ids: Tensor, seen: int) -> None:
+    def update(self, ids: Tensor, seen: int) -> None:
         """Take the ids `[B, M]` of the call that follows `seen` tokens.
 
         Raises:
@@ -130,10 +130,10 @@ def watch(model: PreTrainedModel) -> None:
 
 def _tell(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     cache = kwargs.get("past_key_values")
-    told: Stream | None = getattr(cache, "stream", None)
+    stream: Stream | None = getattr(cache, "stream", None)
     ids = kwargs.get("input_ids", args[0] if args else None)
-    if cache is not None and told is not None and ids is not None:
-        told.tell(ids, cache.states[0].seen)
+    if cache is not None and stream is not None and ids is not None:
+        stream.update(ids, cache.states[0].seen)
 
 
 def new_token(anchors: Anchors, model: PreTrainedModel, tokenizer: Any) -> int:

@@ -194,10 +194,10 @@ class DenseStore:
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.residual, self.pools, self.quantised = k.shape[2], residual, pools, None
 
-    def hold(self, k: Tensor, v: Tensor, pools: Tensor, came: Tensor, new: int) -> None:
+    def hold(self, k: Tensor, v: Tensor, pools: Tensor, sources: Tensor, new: int) -> None:
         """Hold compacted slots `[B, H, N, D]` whose values are those of their pools already.
 
-        They are those that `came`, of the slots before and then `new` tokens `[B, V, N]`.
+        `sources` `[B, V, N]`: where they are among the slots before and then the `new` tokens.
         """
         self.k, self.v = k.contiguous(), v.contiguous()
         self.n, self.residual, self.pools, self.quantised = k.shape[2], 0, pools, None

@@ -1,4 +1,4 @@
-"""What anchors do to the slots of a layer: sequences that close, and who leaves a full one.
+"""Eviction with anchors: at the end of a sequence, and in a full layer.
 
 Which slots those are is known on the host (`policy.closings`), and is the same in all heads but for
 what a rule picks among the ordinary tokens of the open sequence.
@@ -11,10 +11,10 @@ from kvsearch_kernels.choose_slots import best_between
 from kvsearch_kernels.sending import sent
 
 
-def ahead(state: LayerState, most: int) -> int:
+def take_ahead(state: LayerState, most: int) -> int:
     """Hold the flags of the next tokens, as many as attend alike; returns how many those are.
 
-    A token that is blind to earlier anchors attends alone.
+    A token that does not see earlier anchors (isolated, as in AnLLM) attends alone.
     """
     assert state.sequences is not None and state.stream is not None
     flags = state.stream.flags(state.seen, most)
@@ -25,7 +25,7 @@ def ahead(state: LayerState, most: int) -> int:
     return many
 
 
-def blind(state: LayerState) -> bool:
+def isolated(state: LayerState) -> bool:
     """Whether there are slots that the next token does not see."""
     if state.sequences is None or not state.sequences.anchor.any():
         return False
@@ -38,7 +38,7 @@ def hidden(state: LayerState) -> list[int]:
     return [] if state.sequences is None else state.sequences.hidden().tolist()
 
 
-def closed(state: LayerState, slots: Slots) -> Decision | None:
+def ended(state: LayerState, slots: Slots) -> Decision | None:
     """Drop what the newest token leaves behind; None if it leaves nothing."""
     assert state.sequences is not None
     stays = state.sequences.closing()
