@@ -55,7 +55,8 @@ def cuda_graphs(model: PreTrainedModel) -> Iterator[Decoded]:
 
     That holds for calls of the model, as `generate` makes them, with one new token per sequence and
     without gradients. All others run as ever: prompts, other caches, and a `PolicyCache` of a model
-    with sliding windows, over several GPUs, with anchors, or without kernels for its policy. So do
+    with sliding windows, over several GPUs, with anchors, a rule that reads queries, or without
+    kernels for its policy. So do
     the first tokens after a prompt, and in a cache that still fills up the two after a compaction.
     Without a GPU, and under KVSEARCH_GRAPHS=0, nothing changes.
 

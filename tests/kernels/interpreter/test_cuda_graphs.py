@@ -147,7 +147,7 @@ def decode(model, policy, prompt=PROMPT, new=NEW, mode=torch.no_grad):
 
 
 OWN = Budgets(kind="sensitivity", weights=((0.5, 1.0, 2.0), (1.0, 1.5, 1.0)))
-CASES = ("as the tool recommends", "full", "queries", "positions of the cache, by votes")
+CASES = ("as the tool recommends", "full", "positions of the cache, by votes")
 
 
 @pytest.mark.parametrize("name", CASES)
