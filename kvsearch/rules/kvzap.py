@@ -37,7 +37,7 @@ class KVzap(Rule):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"kvzap": {}}
     methods: ClassVar[Mapping[str, tuple[Mapping[str, Any], str]]] = {
         "kvzap": (
-            dict(rule="kvzap", interval=16, sinks=4, recent_window=32),
+            dict(rule="kvzap", interval=16, sinks=4, recent_window="half"),
             "kvzip's score, predicted from hidden states; trained by adapt (arXiv:2601.07891)",
         ),
         "kvzap-prompt": (
