@@ -3,10 +3,11 @@
     python derive.py --out FOLDER
 
 `first-answer.csv`: the columns of `studies/2026-11-first-command`, then how many of eight facts
-the full cache, the recommended policy and the best published method gave exactly. `hope.csv`: a row
-per kept run that began from a portfolio, and number of proposals by then. `hope` is `Kvei.hope` on
-the search text; `gained` is what the best policy that the search proposed loses less than the best
-of the portfolio, on report text, at the end of the run.
+the full cache, the recommended policy and the best published method gave exactly, and how many policies
+the search proposed. `other-budgets.csv`: the same of wikitext-1 at 64 and 128 slots. `hope.csv`: a
+row per kept run that began from a portfolio, and number of proposals by then. `hope` is `Kvei.hope`
+on the search text; `gained` is what the best policy that the search proposed loses less than the
+best of the portfolio, on report text, at the end of the run.
 """
 
 import argparse
@@ -79,8 +80,10 @@ def said(run: Path) -> dict[str, object]:
     from derive import row as first_command  # of that study
 
     exact = json.loads((run / "measured.json").read_text())["needles"]["exact"]
+    trials = summary.read(RunFolder(run, write=False)).trials
     names = ("facts_full", "facts_recommended", "facts_published")
     found = first_command(run) | dict(zip(names, exact.values(), strict=True))
+    found["proposals"] = sum(t.kind == "searched" and t.state == "complete" for t in trials)
     del found["seconds"]  # other work ran beside these
     return found
 
@@ -92,6 +95,7 @@ def main() -> None:
     losses = HeadLosses.read(json.loads(HEADS.read_text())["losses"])
     tables: dict[str, list[dict[str, object]]] = {
         "first-answer.csv": [said(run) for run in sorted((HERE / "records").iterdir())],
+        "other-budgets.csv": [said(run) for run in sorted((HERE / "zoo").iterdir())],
         "hope.csv": [r for run in [*OUTCOME, *FIRST] for r in row(run, losses)],
     }
     out.mkdir(parents=True, exist_ok=True)
