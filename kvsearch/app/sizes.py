@@ -8,7 +8,7 @@ from kvsearch.knobs import Setting, build
 from kvsearch.policy import Policy, check, layout
 from kvsearch.records import Trial
 
-SMALLER, LARGER = (0.25, 0.5), (2.0, 3.0)  # shares of the budget
+SMALLER, LARGER = (0.25, 0.375, 0.5), (2.0, 3.0)  # shares of the budget
 
 
 def resized(trial: Trial, setting: Setting, shares: Sequence[float]) -> list[Policy]:

@@ -3,11 +3,11 @@
     python derive.py --out FOLDER
 
 `first-answer.csv`: the columns of `studies/2026-11-first-command`, then how many of eight facts
-the full cache, the recommended policy and the best published method gave exactly, and how many policies
-the search proposed. `other-budgets.csv`: the same of wikitext-1 at 64 and 128 slots. `hope.csv`: a
-row per kept run that began from a portfolio, and number of proposals by then. `hope` is `Kvei.hope`
-on the search text; `gained` is what the best policy that the search proposed loses less than the
-best of the portfolio, on report text, at the end of the run.
+the full cache, the recommended policy and the best published method gave exactly, and how many
+policies the search proposed. `other-budgets.csv`: the same of wikitext-1 at 64 and 128 slots.
+`hope.csv`: a row per kept run that began from a portfolio, and number of proposals by then. `hope`
+is `Kvei.hope` on the search text; `gained` is what the best policy that the search proposed loses
+less than the best of the portfolio, on report text, at the end of the run.
 """
 
 import argparse
