@@ -245,6 +245,8 @@ def measure_needles(o: argparse.Namespace, evaluator: Evaluator) -> None:
     aside = tokenize(loaded.tokenizer, read_file(f"{o.wikitext}:0-100000")).ids.astype(np.int64)
     plain = on_text(evaluator, aside[:512])
     for tokens, part, facts in CELLS:
+        if o.cells and f"{tokens}/{part}/{facts}" not in o.cells:
+            continue
         source = asked(loaded.tokenizer, prose, tokens, facts)
         items = [next(source) for _ in range(NEEDLES)]
         rows: dict[str, Policy] = {"full": Policy(name="full")} if part == 8 else {}
@@ -271,6 +273,7 @@ def main() -> None:
     ask.add_argument("--name", default="smollm2-135m", help="of the model, in the records")
     ask.add_argument("--only", nargs="*", default=[], help="points or policies")
     ask.add_argument("--texts", nargs="*", default=[], help="of `text`: some of the six")
+    ask.add_argument("--cells", nargs="*", default=[], help="of `needles`: such as 640/8/1")
     ask.add_argument("--budgets", nargs="*", type=int, default=BUDGETS, help="of `text`: slots")
     o = ask.parse_args()
     evaluator = Evaluator(load_model(o.model))
