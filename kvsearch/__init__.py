@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvsearch.app.evaluate import evaluate
     from kvsearch.app.export import export
     from kvsearch.app.heads import heads
+    from kvsearch.app.learn import learn
     from kvsearch.app.prompts import evaluate_prompts
     from kvsearch.app.prune import prune
     from kvsearch.app.push import push
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "SearchResult", "SearchSpace",
-    "Text", "adapt", "bench", "evaluate", "evaluate_prompts", "export", "heads", "load_model",
-    "methods", "prune", "push", "search", "targets", "tasks",
+    "Text", "adapt", "bench", "evaluate", "evaluate_prompts", "export", "heads", "learn",
+    "load_model", "methods", "prune", "push", "search", "targets", "tasks",
 ]  # fmt: skip
 _MODULES = {
     "KvsearchError": "kvsearch.errors",

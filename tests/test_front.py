@@ -38,13 +38,10 @@ COMMANDS = {  # a command -> what it has to be given
     "methods": [],
 }  # fmt: skip
 NAMES = {"run": "search", "eval": "evaluate"}
-PROMPTS = {
-    "tasks",
-    "prompts",
-    "see",
-    "items",
-    "kvpress_out",
-}  # of `eval`: `evaluate_prompts` takes these
+OTHERS = {  # options for which Python has a function of its own
+    "eval": {"tasks", "prompts", "see", "items", "kvpress_out"},  # `evaluate_prompts`
+    "adapt": {"rule"},  # `learn`
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -53,7 +50,7 @@ def test_python_and_the_command_line_have_the_same_options(name: str) -> None:
     here = inspect.signature(function).parameters
     command: click.Command = import_module(f"kvsearch.cli.{name}").command
     there = command.make_context("", list(COMMANDS[name])).params
-    only = {"config", "as_json", "quiet", *(PROMPTS if name == "eval" else ())}
+    only = {"config", "as_json", "quiet", *OTHERS.get(name, ())}
     assert set(here) - {"progress"} == set(there) - only
     if "progress" in here:
         assert here["progress"].default is False

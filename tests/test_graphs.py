@@ -111,6 +111,7 @@ def test_what_slots_receive_from_a_blind_anchor_counts(monkeypatch: pytest.Monke
             rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
             state = LayerState(part, packed=True, rotary=rotary, stream=stream)
             list(calls([state], [PROMPT, *[1] * 20], device))
-        found.append(here(state.scorer.sums).clone())
+            sums = state.scorer.sums
+        found.append(here(sums).clone())
         assert (device.launches["triton::attend_heads"] > 10) == (lane is kernels)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
