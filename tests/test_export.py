@@ -24,6 +24,7 @@ from kvsearch.exporters.target import Artefact
 from kvsearch.files import require_writable, write_all
 from kvsearch.models.load import load_model
 from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.rules import Critical
 from kvsearch.text import read_files, tokenize, windows
 from kvsearch_kernels.choose_slots import best_between
 from tests.test_run import call, prose
@@ -309,6 +310,12 @@ def test_strict_takes_what_is_exact(file: Path, tmp_path: Path) -> None:
     given = export(file, "llamacpp", tmp_path / "b").given
     done = export(given, "llamacpp", tmp_path / "c", strict=True)
     assert {v.verdict for v in done.verdicts} == {"exact"}
+
+
+def test_a_rule_that_a_servers_layers_cannot_serve_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(Policy(slots=64, rule=Critical()).to_json(), "utf-8")
+    with pytest.raises(RunError, match="for vllm rule is dropped"):
+        export(tmp_path / "mine.json", "vllm", tmp_path / "a", strict=True)
 
 
 def test_a_full_cache_needs_nothing_of_ours(

@@ -126,7 +126,10 @@ def test_a_request_that_was_not_seen_from_its_start_is_refused() -> None:
     [
         (Policy(anchors=Anchors()), "field anchors: the attention layers of a server"),
         (Policy(slots=64, trigger="prompt"), "field trigger: 'prompt' compacts after the prompt"),
-        (Policy(slots=64, rule=Critical()), "field rule: 'critical' reads the output projection"),
+        (
+            Policy(slots=64, rule=Critical()),
+            "field rule: 'critical' reads more than queries, keys and values",
+        ),
     ],
 )
 def test_what_a_server_cannot_run_is_refused(asked: Policy, part: str) -> None:

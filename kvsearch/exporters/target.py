@@ -104,6 +104,7 @@ class Target:
         options: its options and their values in that version.
         write: the artefact of a projected policy.
         without: fields that it runs at their defaults only.
+        unread: what its attention layers do not see of what a rule may need.
         proof: how far an export is proven.
         notes: what a policy cannot say about it, one sentence each.
         distribution: Python package that says whether it is installed; None has none.
@@ -121,6 +122,7 @@ class Target:
     options: Mapping[str, Words]
     write: Callable[[Job], Artefact]
     without: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     own: Capability | None = None
     proof: Proof = "schema"
     notes: tuple[str, ...] = ()

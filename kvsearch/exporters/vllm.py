@@ -11,7 +11,7 @@ from kvsearch.exporters.layers import format_per_layer, require_no_others
 from kvsearch.exporters.project import its_own
 from kvsearch.exporters.shell import serve
 from kvsearch.exporters.target import Artefact, Environment, Job, Target
-from kvsearch.serving.accepts import LACKS
+from kvsearch.serving.accepts import LACKS, UNREAD
 
 VERSION = "0.32.0"
 TURBOQUANT = tuple(  # the engine leaves two layers at each end in 16 bits
@@ -155,6 +155,7 @@ TARGET = Target(
     executes=None,
     own=OWN,
     without=LACKS,
+    unread=UNREAD,
     options={
         "KVSEARCH_POLICY": str,
         "--kv-cache-dtype": (

@@ -4,6 +4,7 @@ from kvsearch.errors import PolicyError
 from kvsearch.policy import Policy
 
 LACKS = ("trigger", "anchors")  # fields that are at their defaults in what a server runs
+UNREAD = ("outputs", "hidden")  # that a rule may need, and attention layers of a server do not see
 
 
 def require_servable(policy: Policy) -> None:
@@ -14,15 +15,10 @@ def require_servable(policy: Policy) -> None:
             "use a policy without anchors"
         )
     rule = policy.active_rule
-    if rule is not None and "outputs" in rule.needs:
+    if rule is not None and not rule.needs.isdisjoint(UNREAD):
         raise PolicyError(
-            f"field rule: {rule.name!r} reads the output projection, which the attention layers of "
-            "a server do not have; use another rule"
-        )
-    if rule is not None and "hidden" in rule.needs:
-        raise PolicyError(
-            f"field rule: {rule.name!r} reads what goes into attention layers, and those of a "
-            "server see queries, keys and values only; use another rule"
+            f"field rule: {rule.name!r} reads more than queries, keys and values, and the "
+            "attention layers of a server see nothing else; use another rule"
         )
     if policy.prompted:
         raise PolicyError(
