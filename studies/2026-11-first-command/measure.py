@@ -54,6 +54,10 @@ def keep(run: Path, kept: Path) -> None:
     copy = shutil.copytree(run, kept.with_name(f"{kept.name}.part"), dirs_exist_ok=True)
     start = json.loads((copy / "study.json").read_text())["settings"]["score_from"] - 1
     RunFolder(copy, write=False).shrink(start)
+    asked = json.loads((copy / "study.json").read_text())
+    if texts := asked.get("options", {}).get("text"):  # without the folders of this machine
+        asked["options"]["text"] = [Path(text).name for text in texts]
+        (copy / "study.json").write_text(json.dumps(asked, indent=1) + "\n", newline="\n")
     kept.mkdir(exist_ok=True)
     for name in KEPT:
         shutil.move(copy / name, kept / name)
