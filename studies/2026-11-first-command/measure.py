@@ -55,9 +55,10 @@ def keep(run: Path, kept: Path) -> None:
     start = json.loads((copy / "study.json").read_text())["settings"]["score_from"] - 1
     RunFolder(copy, write=False).shrink(start)
     asked = json.loads((copy / "study.json").read_text())
-    if texts := asked.get("options", {}).get("text"):  # without the folders of this machine
-        asked["options"]["text"] = [Path(text).name for text in texts]
-        (copy / "study.json").write_text(json.dumps(asked, indent=1) + "\n", newline="\n")
+    given = asked.get("options", {})  # without the folders of this machine
+    given |= {"out": Path(given.get("out", run)).name}
+    given |= {"text": [Path(text).name for text in given.get("text", [])]}
+    (copy / "study.json").write_text(json.dumps(asked, indent=2) + "\n", newline="\n")
     kept.mkdir(exist_ok=True)
     for name in KEPT:
         shutil.move(copy / name, kept / name)
