@@ -10,7 +10,8 @@ loses there; of points for prompts, the mean share of the context lost.
 means over all windows, with the paired difference to the first point of the portfolio before.
 `gemma-mean.csv`: the same of Gemma-3-270M at 128 slots. `controls-mean.csv`: the first
 point with budgets of other kinds and from other measurements, paired with `recall`, which ships.
-`needles.csv`: facts in prose that no measurement of heads saw, asked after the context.
+`needles.csv`: facts in prose that no measurement of heads saw, asked after the context;
+`gemma-needles.csv`: the same of Gemma-3-270M.
 `before.csv`: the same policies on the same windows, with losses of heads estimated on 512 tokens of
 the text, out of the records of `studies/2026-11-portfolio`. Nats per token, means of two windows.
 """
@@ -167,6 +168,7 @@ def tables() -> dict[str, list[dict[str, object]]]:
         "gemma-mean.csv": means(on_text("text-gemma3-270m")),
         "controls-mean.csv": means(on_text("controls-smollm2-135m"), "recall"),
         "needles.csv": needles("needles-smollm2-135m"),
+        "gemma-needles.csv": needles("needles-gemma3-270m"),
         "prompts-report.csv": [
             {"task": task, "policy": name, "context_lost": f"{x:.3f}", "exact": f"{e:.3f}"}
             for task, each in reported.items()

@@ -248,7 +248,7 @@ def measure_needles(o: argparse.Namespace, evaluator: Evaluator) -> None:
         if o.cells and f"{tokens}/{part}/{facts}" not in o.cells:
             continue
         source = asked(loaded.tokenizer, prose, tokens, facts)
-        items = [next(source) for _ in range(NEEDLES)]
+        items = [next(source) for _ in range(o.needles)]
         rows: dict[str, Policy] = {"full": Policy(name="full")} if part == 8 else {}
         T, slots = tokens + 64, tokens // part
         published = {n: ("text", dict(METHODS[n].knobs)) for n in PUBLISHED}
@@ -273,6 +273,7 @@ def main() -> None:
     ask.add_argument("--name", default="smollm2-135m", help="of the model, in the records")
     ask.add_argument("--only", nargs="*", default=[], help="points or policies")
     ask.add_argument("--texts", nargs="*", default=[], help="of `text`: some of the six")
+    ask.add_argument("--needles", type=int, default=NEEDLES, help="contexts of a cell")
     ask.add_argument("--cells", nargs="*", default=[], help="of `needles`: such as 640/8/1")
     ask.add_argument("--budgets", nargs="*", type=int, default=BUDGETS, help="of `text`: slots")
     o = ask.parse_args()
