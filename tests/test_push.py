@@ -67,7 +67,8 @@ ZOO, FIRST = ROOT / "docs" / "zoo", ROOT / "studies" / "2026-11-first-answer"
 def test_the_zoo_says_what_its_cards_and_runs_say() -> None:
     page = (ZOO / "README.md").read_text(encoding="utf-8")
     folders = sorted(p.parent for p in ZOO.glob("*/policy.json"))
-    assert len(folders) == page.count("](smollm2-135m-b") >= 3
+    assert {f.name for f in folders} == {f"smollm2-135m-b{n}" for n in (64, 128, 256)}
+    assert page.count("](smollm2-135m-b") == len(folders)
     for folder in folders:
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
         budget = folder.name.rpartition("-")[2]

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -97,6 +98,11 @@ def command(
     """
     if (policy is None) == (rule is None):
         raise KvsearchError("name a method or a policy file to train for, or a rule with --rule")
+    common: dict[str, Any] = dict(
+        dataset=dataset, held_out=held_out, budget_slots=budget_slots, budget_bytes=budget_bytes,
+        context=context, windows=windows, steps=steps, dtype=dtype, device=device,
+        progress=not quiet,
+    )  # fmt: skip
     if rule is not None:
         from kvsearch.app.learn import learn
 
@@ -106,22 +112,7 @@ def command(
                     f"--{name.replace('_', '-')} does not go with --rule {rule}, whose weights "
                     "have a solution in closed form; leave it out"
                 )
-        fitted = learn(
-            rule,
-            model,
-            text,
-            out,
-            dataset=dataset,
-            held_out=held_out,
-            budget_slots=budget_slots,
-            budget_bytes=budget_bytes,
-            context=context,
-            windows=windows,
-            steps=steps,
-            dtype=dtype,
-            device=device,
-            progress=not quiet,
-        )
+        fitted = learn(rule, model, text, out, **common)
         if as_json:
             print_json(asdict(fitted))
         else:
@@ -135,27 +126,18 @@ def command(
         model,
         text,
         out,
-        dataset=dataset,
-        held_out=held_out,
-        budget_slots=budget_slots,
-        budget_bytes=budget_bytes,
-        context=context,
-        windows=windows,
         prompt=prompt,
         lora=lora,
         rank=rank,
         channels_only=channels_only,
         lr=lr,
         warmup=warmup,
-        steps=steps,
         minutes=minutes,
         batch=batch,
         accumulate=accumulate,
         save_every=save_every,
         seed=seed,
-        dtype=dtype,
-        device=device,
-        progress=not quiet,
+        **common,
     )
     if as_json:
         print_json(asdict(done))
