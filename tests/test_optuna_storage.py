@@ -41,7 +41,7 @@ def test_optuna_reads_every_trial(file: Path) -> None:
     lowest = min(t.dnll for t in scored if (t.bytes_peak or 0) <= limit)
     assert min(t.values[0] for t in best) == lowest
     assert study.metric_names == ["dNLL, nats per token", "peak bytes per sequence"]
-    optuna.visualization.plot_pareto_front(study)  # what the dashboard draws
+    optuna.visualization.matplotlib.plot_pareto_front(study)
 
 
 def test_an_interrupted_run_has_one_too_and_mistakes_write_nothing(

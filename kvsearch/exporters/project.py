@@ -33,9 +33,8 @@ def project(policy: Policy, target: Target, shape: ModelShape | None = None) -> 
     if shape is not None:
         check(policy, shape)
     if target.executes is None:
-        rule = policy.active_rule
-        unread = rule is not None and not rule.needs.isdisjoint(target.unread)
-        return _at_defaults(policy, (*target.without, *["rule"][:unread]), shape)
+        lacks = () if target.sees(policy.active_rule) else ("rule",)
+        return _at_defaults(policy, (*target.without, *lacks), shape)
     fields: dict[str, Any] = dict(policy, anchors=None, channels=Channels(), ladder=None)
     stored, quantises = _stored(policy, target.executes, shape)
     how = target.executes.eviction

@@ -42,7 +42,7 @@ def space_of(
     if can is None:
         if shape.others and target.score is None:
             raise _refusal(target, f"{others_of(shape)}, which it does not serve")
-        return _without(base, target.without)
+        return _narrowed(base, target)
     formats = [f for f in can.formats if f.fits(shape)]
     if (reason := unsearchable(can, formats, prompted)) is not None:
         raise _refusal(target, reason)
@@ -72,10 +72,14 @@ def space_of(
     return SearchSpace.model_validate(data)
 
 
-def _without(base: SearchSpace, fields: tuple[str, ...]) -> SearchSpace:
-    """A space without the axes of some fields; itself if it has none of them."""
-    kept = {k: v for k, v in base.axes.items() if k.partition(".")[0] not in fields}
-    return base if len(kept) == len(base.axes) else base.model_copy(update={"axes": kept})
+def _narrowed(base: SearchSpace, target: Target) -> SearchSpace:
+    """A space without fields and rules that a runtime lacks; itself if it has none of them."""
+    kept = {k: v for k, v in base.axes.items() if k.partition(".")[0] not in target.without}
+    rule = kept.get("rule")
+    if rule is not None and rule.choice is not None:
+        choice = tuple(n for n in rule.choice if target.sees(RULES[str(n)]))
+        kept["rule"] = rule.model_copy(update={"choice": choice})
+    return base if kept == base.axes else base.model_copy(update={"axes": kept})
 
 
 def searched(name: str, *, prompted: bool = False) -> Target:

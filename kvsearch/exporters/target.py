@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvsearch.exporters.capability import Capability
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.rules import Rule
 
 if TYPE_CHECKING:
     from kvsearch.models.load import LoadedModel
@@ -134,6 +135,10 @@ class Target:
     def runs(self) -> bool:
         """Whether `--verify` can run it."""
         return self.environment is not None or self.score is not None
+
+    def sees(self, rule: Rule | None) -> bool:
+        """Whether its attention layers see what `rule` reads."""
+        return rule is None or rule.needs.isdisjoint(self.unread)
 
 
 def unknown_options(target: Target, options: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,8 @@ from kvsearch.errors import PolicyError
 from kvsearch.policy import Policy
 
 LACKS = ("trigger", "anchors")  # fields that are at their defaults in what a server runs
-UNREAD = ("outputs", "hidden")  # that a rule may need, and attention layers of a server do not see
+# that a rule may need, and attention layers of a server do not see
+UNREAD = ("outputs", "hidden", "rereading")
 
 
 def require_servable(policy: Policy) -> None:
