@@ -1,6 +1,7 @@
 """From kept losses to how often intervals hold on other windows, and how often races stop wrongly.
 
-`coverage.csv` and its means `texts.csv`; `stops.csv`, and `cost.csv` with the tokens of races.
+`coverage.csv`, of text and of prompts, and its means `texts.csv`; `stops.csv`, and `cost.csv` with
+the tokens of races.
 
 python derive.py --out FOLDER
 """
@@ -13,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from kvsearch.student import quantile
 HERE = Path(__file__).parent
 RECORDS = HERE.parent / "2026-11-search-efficiency" / "records"
 AXES = HERE.parent / "2026-11-axes" / "records"
+PROMPTS = HERE.parent / "2026-11-workloads" / "records"
 FALSE, PARTS = 0.002, 16  # false stops of a race, and its blocks a window
 BEFORE = 64  # tokens of a block, of all intervals until this study
 RIVALS, NEAR = 6, 40  # of a race, out of so many policies of like loss
@@ -31,6 +34,7 @@ RACES = 4000
 ROWS = 16  # of a report, that its intervals are corrected for
 KINDS = ("before", "alone", "moderated")
 PAIRS = 1000  # of many policies
+SPLITS = 300  # of many contexts
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,25 @@ def _kept(windows: str, tokens: int, block: int, sums: dict[str, list]) -> Kept:
     return Kept(windows, sizes, {k: np.array(v) - full for k, v in sums.items()})
 
 
+def prompts() -> Iterator[tuple[str, Kept]]:
+    """Losses at answers, of tasks of which eight policies and more were measured, by context."""
+    for file in sorted(PROMPTS.glob("*.json")):
+        rows = json.loads(file.read_text())
+        groups, full = rows.pop("groups"), rows.pop("all")["full"]["nll"]
+        known = sorted({*groups})
+        asks = len(groups) // len(known)
+        for share, cell in rows.items():
+            nll = {"full": full} | {n: r["nll"] for n, r in cell.items()}
+            if len(nll) >= 8 and len(groups) == asks * len(known):
+                at = np.argsort([known.index(g) for g in groups], kind="stable")
+                each = {
+                    n: (np.array(x) - np.array(full))[at].reshape(-1, asks).sum(1, keepdims=True)
+                    for n, x in nll.items()
+                }
+                what = f"{len(known)} contexts, {share} of the bytes"
+                yield file.stem, Kept(what, np.array([asks]), each)
+
+
 # -- coverage ------------------------------------------------------------------------------------
 
 
@@ -127,6 +150,14 @@ def pairs(kept: Kept) -> dict[str, list[tuple[str, str]]]:
     return {"pairs": every, "against full": [(k, "full") for k in names]}
 
 
+def splits(n: int, sample: int) -> list[tuple[int, ...]]:
+    """All ways to take some of `n` windows, or as many at random."""
+    if comb(n, sample) <= SPLITS:
+        return list(combinations(range(n), sample))
+    rng = np.random.default_rng(0)
+    return [tuple(sorted(rng.choice(n, sample, replace=False))) for _ in range(SPLITS)]
+
+
 def coverage(
     kept: Kept, what: list[tuple[str, str]], sample: int, how: Callable[..., Halves]
 ) -> float:
@@ -137,7 +168,7 @@ def coverage(
     """
     held, all_of = [], [kept.difference(one, other) for one, other in what]
     n = len(all_of[0].sums)
-    for mine in combinations(range(n), sample):
+    for mine in splits(n, sample):
         rest = [i for i in range(n) if i not in mine]
         found = how([Blocks(x.sums[list(mine)], x.tokens) for x in all_of])
         for x, (mean, half) in zip(all_of, found, strict=True):
@@ -150,7 +181,7 @@ def width(kept: Kept, what: list[tuple[str, str]], sample: int) -> float:
     """Median half width, corrected for `ROWS` rows, over that of each difference by itself."""
     all_of, level = [kept.difference(one, other) for one, other in what], corrected(ROWS)
     ratios = []
-    for mine in combinations(range(len(all_of[0].sums)), sample):
+    for mine in splits(len(all_of[0].sums), sample):
         some = [Blocks(x.sums[list(mine)], x.tokens) for x in all_of]
         pairs = zip(moderated(some, level), alone(some, level), strict=True)
         ratios += [a[1] / b[1] for a, b in pairs if b[1] > 0]
@@ -160,11 +191,11 @@ def width(kept: Kept, what: list[tuple[str, str]], sample: int) -> float:
 def table() -> Iterator[dict[str, object]]:
     """A row per text, windows, kind of difference and size of the sample."""
     sources = [("wikitext", many())]
-    sources += [*longer().items(), *measured().items()]
+    sources += [*longer().items(), *measured().items(), *prompts()]
     for text, kept in sources:
         n = len(next(iter(kept.sums.values())))
         for kind, what in pairs(kept).items():
-            for sample in sorted({1, 2, n // 2}):
+            for sample in sorted({1, 2, n // 2} if n < 9 else {4, 8, n // 2}):
                 row: dict[str, object] = {
                     "text": text, "windows": kept.windows, "differences": kind,
                     "policies": len(kept.sums) - 1, "sample": sample, "of": n,
@@ -178,7 +209,7 @@ def table() -> Iterator[dict[str, object]]:
 def texts(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """Means per text over windows and kinds of difference, half of the windows against the rest."""
     out: list[dict[str, object]] = []
-    for text in ("wikitext", "sotu"):
+    for text in dict.fromkeys(r["text"] for r in rows):
         half = [r for r in rows if r["text"] == text and r["sample"] == r["of"] // 2]
         means = {k: f"{np.mean([float(r[k]) for r in half]):.3f}" for k in KINDS}
         out.append({"text": text, "rows": len(half), **means})

@@ -7,8 +7,9 @@
 `text`: the points of the portfolio as it is, with the losses of `kvsearch heads`, and those of the
 portfolio before (`before.yaml`) with losses estimated on 512 tokens of the search text, on four
 windows of 1536 tokens of the report part of six texts. `controls`: the first point with even
-budgets, AdaKV, budgets per layer, and losses measured on other texts, on two windows of three.
-`needles`: facts in prose, one asked after the context. Records that are there are kept.
+budgets, AdaKV, budgets per layer, and losses measured on other texts, on two windows of three
+(`other_measurements.py`). `needles`: facts in prose, one asked after the context. Records that are
+there are kept.
 """
 
 import argparse
@@ -21,26 +22,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from other_measurements import KINDS, on_text
 
 from kvsearch.app.heads import heads
 from kvsearch.app.inputs import text
 from kvsearch.app.options import RunOptions
 from kvsearch.errors import PolicyError
-from kvsearch.evaluation import head_losses
-from kvsearch.evaluation.prices import SINKS, price
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.evaluation.replay import deployed
 from kvsearch.knobs import Setting, build
 from kvsearch.models import load_model
 from kvsearch.named_methods import METHODS
-from kvsearch.policy import HeadLosses, Policy, Quantizer
+from kvsearch.policy import HeadLosses, Policy
 from kvsearch.policy_search.portfolio import DEFAULT, load
 from kvsearch.text import read_file, tokenize
 
 HERE = Path(__file__).parent
 CONTEXT, WINDOWS = 1536, 4
 BUDGETS = (128, 64, 256)
-CELLS = [(tokens, part, facts) for tokens in (640, 1000) for part in (8, 16) for facts in (1, 4)]
+CELLS = [(tokens, p, facts) for tokens in (640, 1000) for p in (4, 8, 16) for facts in (1, 4)]
 NEEDLES, TOGETHER = 50, 10
 PUBLISHED = ("h2o", "snapkv")
 WORDS = (
@@ -80,22 +80,6 @@ def texts(wikitext: Path, sotu: Path) -> dict[str, tuple[str, ...]]:
     from measure import texts as six
 
     return {name: tuple(options[1:]) for name, options in six(wikitext, sotu).items()}
-
-
-def on_text(evaluator: Evaluator, ids: np.ndarray, first: int = 0) -> HeadLosses:
-    """Losses estimated on any text; the loss counts from `first` on."""
-    T = len(ids)
-    if first:
-        return head_losses.measure(evaluator, [head_losses.Recall(ids, first)])
-    sizes = sorted({max(SINKS + 4, int(share * T)) for share in head_losses.SIZES})
-    found = price(evaluator, ids, sizes=sizes, quantizer=Quantizer(group=None, rotate=True))
-    rows = [
-        tuple(map(tuple, x.reshape(-1, x.shape[-1]).tolist()))
-        for x in (found.slots, found.keys, found.values)
-    ]
-    starved = max(SINKS + 4, int(head_losses.STARVED * T))
-    heads_of = evaluator.loaded.shape.kv_heads
-    return HeadLosses(heads_of, found.sizes, rows[0], found.bits, rows[1], rows[2], starved)
 
 
 def built(knobs: Knobs, evaluator: Evaluator, slots: int, T: int, of: HeadLosses) -> Policy:
@@ -149,27 +133,22 @@ def measure_controls(o: argparse.Namespace, evaluator: Evaluator) -> None:
     """The first point with budgets of other kinds and from other measurements."""
     records, recall = Records(f"controls-{o.name}"), heads(evaluator.loaded).losses
     knobs = points()["now-1"][1]
-    rng, size = np.random.default_rng(0), len(evaluator.loaded.tokenizer)
-    repeated = np.tile(rng.integers(100, size - 100, 450), 2)
     for name in ("built-in", "wikitext-3", "sotu-2"):
         files = texts(o.wikitext, o.sotu)[name]
         given = OneWindow(text=files, windows=1, report_windows=2)
         parts = text(evaluator.loaded, given, lambda _: None).windows
         aside, ids = parts["sensitivity"][0], parts["report"][:2]
-        kinds: dict[str, tuple[HeadLosses, Knobs]] = {
-            "recall": (recall, knobs),
-            "even": (recall, {**knobs, "budgets": "uniform"}),
-            "adakv": (recall, {**knobs, "budgets": "adakv"}),
-            "layers": (recall, {**knobs, "budgets": "sensitivity"}),
-            "marginal": (recall, {**knobs, "budgets": "marginal"}),
-            "text, 512 tokens": (on_text(evaluator, aside[:512]), knobs),
-            "text, 1024 tokens": (on_text(evaluator, aside[:1024]), knobs),
-            "text twice, 450 tokens": (on_text(evaluator, np.tile(aside[:450], 2), 450), knobs),
-            "random tokens twice (RazorAttention)": (on_text(evaluator, repeated, 450), knobs),
+        others = {
+            "recall": knobs,
+            "even": {**knobs, "budgets": "uniform"},
+            "adakv": {**knobs, "budgets": "adakv"},
+            "layers": {**knobs, "budgets": "sensitivity"},
+            "marginal": {**knobs, "budgets": "marginal"},
         }
-        for kind, (losses, how) in kinds.items():
+        for kind, how in {**others, **dict.fromkeys(KINDS, knobs)}.items():
             key = (name, 128, kind)
-            if key not in records.keys:
+            if key not in records.keys and (not o.only or kind in o.only):
+                losses = KINDS[kind](evaluator, aside) if kind in KINDS else recall
                 policy = built(how, evaluator, 128, CONTEXT, losses)
                 add_nll(records, key, evaluator, policy, ids)
         if (name, 0, "full") not in records.keys:
@@ -249,7 +228,7 @@ def measure_needles(o: argparse.Namespace, evaluator: Evaluator) -> None:
             continue
         source = asked(loaded.tokenizer, prose, tokens, facts)
         items = [next(source) for _ in range(o.needles)]
-        rows: dict[str, Policy] = {"full": Policy(name="full")} if part == 8 else {}
+        rows: dict[str, Policy] = {"full": Policy(name="full")} if part < 16 else {}
         T, slots = tokens + 64, tokens // part
         published = {n: ("text", dict(METHODS[n].knobs)) for n in PUBLISHED}
         for point, (of, knobs) in {**published, **points()}.items():
@@ -257,9 +236,17 @@ def measure_needles(o: argparse.Namespace, evaluator: Evaluator) -> None:
                 rows[point] = built(knobs, evaluator, slots, T, recall if of == "recall" else plain)
             except PolicyError as e:
                 print(tokens, part, facts, point, e)
+        for kind in o.heads:
+            how = points()[o.point][1]
+            rows[f"{o.point}, {kind}"] = built(
+                how, evaluator, slots, T, KINDS[kind](evaluator, aside)
+            )
+        if o.heads:
+            even = {**points()[o.point][1], "budgets": "uniform"}
+            rows[f"{o.point}, even"] = built(even, evaluator, slots, T, recall)
         for name, policy in rows.items():
             key = (tokens, part, facts, name)
-            if key not in records.keys and (not o.only or name in o.only):
+            if key not in records.keys and (not o.only or name in o.only or "," in name):
                 found = answers(evaluator, policy, items)
                 records.add(key, nll=[x for x, _ in found], exact=[int(x) for _, x in found])
 
@@ -276,6 +263,15 @@ def main() -> None:
     ask.add_argument("--needles", type=int, default=NEEDLES, help="contexts of a cell")
     ask.add_argument("--cells", nargs="*", default=[], help="of `needles`: such as 640/8/1")
     ask.add_argument("--budgets", nargs="*", type=int, default=BUDGETS, help="of `text`: slots")
+    ask.add_argument("--point", default="now-4", help="that --heads measures")
+    ask.add_argument(
+        "--heads",
+        nargs="*",
+        default=[],
+        choices=KINDS,
+        metavar="KIND",
+        help="of `needles`: heads of the first point for prompts measured otherwise",
+    )
     o = ask.parse_args()
     evaluator = Evaluator(load_model(o.model))
     {"text": measure_text, "controls": measure_controls, "needles": measure_needles}[o.what](

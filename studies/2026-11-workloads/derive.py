@@ -5,7 +5,8 @@
 task, share of the bytes and policy. `comparisons.csv`: of each cell, ours (the best of the points
 that every search begins with, and what searches found) against the best published method, and what
 a search on the task found against the best such point; shares of the context lost, paired,
-negative where the first is better. Intervals are 95 % and count contexts as independent.
+negative where the first is better. `text.csv`: what they lose on text, nats per token. Intervals
+are 95 % and count contexts, or windows, as independent.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def columns(name: str, x: Interval) -> dict[str, object]:
 
 def tables() -> dict[str, list[dict[str, object]]]:
     gates, cells, compared = [], [], []
-    for file in sorted((HERE / "records").glob("*.json")):
+    for file in sorted((HERE / "records").glob("*-*.json")):
         task, see = file.stem.rsplit("-", 1)
         rows = json.loads(file.read_text())
         groups, nll = rows.pop("groups"), rows.pop("all")
@@ -59,7 +60,22 @@ def tables() -> dict[str, list[dict[str, object]]]:
                     **columns("exact", kept),
                 })  # fmt: skip
             compared += [{**where, **row} for row in comparisons(task, lost, groups)]
-    return {"gates.csv": gates, "cells.csv": cells, "comparisons.csv": compared}
+    found = {"gates.csv": gates, "cells.csv": cells, "comparisons.csv": compared}
+    return {**found, "text.csv": list(on_text())}
+
+
+def on_text() -> Iterator[dict[str, object]]:
+    """What policies lose on windows of a text, above the full cache and above `found on text`."""
+    file = HERE / "records" / "text.json"
+    for share, cell in (json.loads(file.read_text()) if file.exists() else {}).items():
+        nll = {name: np.array(row) for name, row in cell.items()}
+        windows = [str(i) for i in range(len(nll["full"]))]
+        for name in sorted(nll, key=lambda n: float(nll[n].mean())):
+            lost = clustered(nll[name] - nll["full"], windows)
+            row = {"bytes": share, "policy": name, "windows": len(windows), **columns("dnll", lost)}
+            if "found on text" in nll:
+                row |= columns("to_text", clustered(nll[name] - nll["found on text"], windows))
+            yield row
 
 
 def comparisons(

@@ -6,14 +6,19 @@ Policies: published methods as published; their rules with budgets by what heads
 with keys in 5 and values in 4 bits, at the same bytes; combinations by hand; the points that every
 search begins with; and those that searches found (`found/*.json`, see `search.py`). NLL and
 exactness of every answer go to `records/TASK-SEE.json`; rows that the file has are kept. Items are
-of the report part, which no search and no point saw.
+of the report part, which no search and no point saw. TASK `text` is the report part of the built-in
+text in windows of 640 tokens: what policies found on tasks lose there (`records/text.json`).
 """
 
 import argparse
 import json
 from pathlib import Path
 
+import numpy as np
+
 from kvsearch.app.heads import heads
+from kvsearch.app.inputs import text
+from kvsearch.app.options import RunOptions
 from kvsearch.app.workloads import bare, from_tasks, groups
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.answers import answers
@@ -21,6 +26,7 @@ from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting, build
 from kvsearch.models import load_model
+from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy, layout
 from kvsearch.policy_search.portfolio import DEFAULT, load
@@ -30,6 +36,7 @@ from kvsearch.workloads import SEES, parse
 
 HERE = Path(__file__).parent
 ITEMS = 25
+TOKENS, WINDOWS = 640, 8  # of `text`
 TASKS = {
     "needle4": "needle:4,asks=4,tokens=640",
     "recall": "recall,tokens=600",
@@ -75,6 +82,27 @@ def searched(part: int, setting: Setting) -> dict[str, Policy]:
     return found
 
 
+def on_text(loaded: LoadedModel, parts: list[int]) -> None:
+    """NLL of what searches found on windows of the text, after as many tokens as a policy holds."""
+    evaluator, file = Evaluator(loaded), HERE / "records" / "text.json"
+    given = RunOptions(context=TOKENS, windows=1, report_windows=WINDOWS)
+    ids = text(loaded, given, lambda _: None).windows["report"][:WINDOWS]
+    rows = json.loads(file.read_text()) if file.exists() else {}
+    for part in parts:
+        size = loaded.shape.budget_bytes(TOKENS // part)
+        setting = Setting(loaded.shape, size, TOKENS, heads=heads(loaded).losses)
+        here = {"full": Policy(name="full"), **searched(part, setting)}
+        for name in ("h2o", "streamingllm", *BY_HAND):
+            here[name] = build(dict(METHODS[name].knobs), setting, name=name)
+        cell = rows.setdefault(f"1/{part}", {})
+        for name, policy in here.items():
+            if name not in cell:
+                nll = evaluator.quality(policy, ids, resident=False).nll[:, TOKENS // part :]
+                cell[name] = [round(float(x), 4) for x in nll.mean(1)]
+                print("text", part, name, f"{np.mean(cell[name]):.4f}", flush=True)
+                write_atomic(file, json.dumps(rows) + "\n")
+
+
 def peak(policy: Policy, setting: Setting) -> int:
     """Bytes per sequence between calls, at most."""
     return layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
@@ -82,7 +110,7 @@ def peak(policy: Policy, setting: Setting) -> int:
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("tasks", nargs="+", choices=TASKS, metavar="TASK")
+    ask.add_argument("tasks", nargs="+", choices=[*TASKS, "text"], metavar="TASK")
     ask.add_argument("--parts", nargs="*", type=int, default=[8], help="1/4, 1/8, 1/16")
     ask.add_argument("--see", choices=SEES, default="agnostic")
     ask.add_argument("--only", nargs="*", default=[], metavar="POLICY")
@@ -90,7 +118,9 @@ def main() -> None:
     loaded = load_model()
     evaluator, losses = Evaluator(loaded), heads(loaded).losses
     tokens = tokenize(loaded.tokenizer, builtin())
-    for task in o.tasks:
+    if "text" in o.tasks:
+        on_text(loaded, o.parts)
+    for task in [t for t in o.tasks if t != "text"]:
         spec = parse(TASKS[task])
         (prompts,) = from_tasks(loaded, [spec], tokens.ids, tokens.start, o.see, ITEMS, 0, "report")
         file = HERE / "records" / f"{task}-{o.see}.json"

@@ -12,9 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from measure import HERE, TASKS
-
-TOKENS = 640
+from measure import HERE, TASKS, TOKENS
 
 
 def main() -> None:
