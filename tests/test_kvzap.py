@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -15,15 +16,18 @@ from safetensors import safe_open
 
 from kvsearch.app.learn import learn, with_learned
 from kvsearch.app.push import push
+from kvsearch.app.summary import read as read_summary
+from kvsearch.app.summary import write_tables
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models import learned
 from kvsearch.models.learned import Learned, sample_of
-from kvsearch.models.load import LoadedModel
+from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, Policy, layout
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.rules import KVzap
 from kvsearch.train.kvzap import fit
 from tests.cache_cases import HEADS, IDS, PROMPT, SETTING, T, of_rule, tiny
@@ -246,6 +250,102 @@ def test_a_policy_finds_its_weights_beside_its_file(place: Path) -> None:
     pushed = push(Path(moved) / "policy.json", out=place / "pushed")
     assert pushed.files[-1] == f"kvzap-{SHA[:16]}.safetensors"
     assert (place / "pushed" / pushed.files[-1]).read_bytes() == data
+
+
+FILE = f"kvzap-{SHA[:16]}.safetensors"
+
+
+@pytest.fixture
+def shared(place: Path) -> Path:
+    """A policy with its weights beside it, in no disk cache."""
+    folder = place / "shared"
+    folder.mkdir()
+    (folder / FILE).write_bytes(drawn().encoded())
+    (folder / "policy.json").write_text(CASES["kvzap every token"].to_json())
+    return folder
+
+
+def test_weights_go_along_to_where_the_policy_goes(
+    shared: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export, a folder that is shared and one that is fetched from the hub have them."""
+    out, hub = place / "out", place / "hub"
+    assert run("export", shared / "policy.json", "--to", "transformers", "-o", out) == 0
+    push(out, out=hub)
+    data = (shared / FILE).read_bytes()
+    shutil.rmtree(shared)
+    for folder in (out, hub):
+        assert (folder / FILE).read_bytes() == data
+        monkeypatch.setattr(KVzap, "folders", {})
+        PolicyCache.from_pretrained(folder, LOADED.model)
+        assert run("validate", folder / "policy.json") == 0
+
+    def download(repo_id: str, filename: str, *, revision: str | None) -> str:
+        (place / "fetched").mkdir(exist_ok=True)
+        return str(shutil.copy(hub / filename, place / "fetched"))
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(KVzap, "folders", {})
+    cache = PolicyCache.from_pretrained("ann/zap", LOADED.model)
+    assert cache.policy.rule == RULE() and (place / "fetched" / FILE).read_bytes() == data
+
+
+def test_a_run_folder_keeps_its_weights_when_it_moves(shared: Path) -> None:
+    """A report is written again where no policy file was read, and with an empty disk cache."""
+    run_folder = Path(__file__).parent.parent / "studies" / "2026-11-outcome" / "b256"
+    found = read_summary(RunFolder(run_folder, write=False))
+    best = found.row(found.recommended or "")
+    best = replace(best, policy=CASES["kvzap every token"])
+    write_tables(replace(found, recommended=best.name, rows=[best]), shared)
+    assert Policy.from_json(shared / "best.json").rule == RULE()
+
+
+@pytest.mark.parametrize(
+    ("command", "change"),
+    [
+        *((c, x) for c in ("validate", "export", "push") for x in ("missing", "changed")),
+        *((c, "none") for c in ("export", "push")),
+    ],
+)
+def test_no_command_takes_a_policy_without_its_weights(
+    command: str, change: str, shared: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if change == "missing":
+        (shared / FILE).unlink()
+    elif change == "changed":
+        (shared / FILE).write_bytes(b"x" + (shared / FILE).read_bytes()[1:])
+    else:
+        policy = CASES["kvzap every token"].model_copy(update={"rule": KVzap()})
+        (shared / "policy.json").write_text(policy.to_json())
+    out = [] if command == "validate" else ["-o", place / "out"]
+    assert run(command, shared / "policy.json", *out) == 2
+    said = capsys.readouterr().err
+    assert "kvsearch adapt --rule kvzap" in said and len(said.splitlines()) == 1
+    assert not (place / "out").exists()
+
+
+def test_a_kit_for_any_model_has_no_weights(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("export", shared / "policy.json", "--to", "vectors", "-o", shared / "kit") == 2
+    assert "weights of the rule belong to a certain text or model" in capsys.readouterr().err
+
+
+def test_the_method_by_name_is_exported_with_the_weights_of_the_model(
+    tiny_folder: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ("export", "kvzap", "--budget", 90, "--model", tiny_folder, "-o", place / "out")
+    assert run(*ask) == 2
+    model, said = capsys.readouterr().err.splitlines()
+    assert model.startswith("model ") and "kvsearch adapt --rule kvzap" in said
+    assert not (place / "out").exists()
+    loaded = load_model(str(tiny_folder))
+    made = Learned(torch.ones(2, 2, 32), torch.zeros(2, 2), sample_of(loaded.model), "tiny")
+    sha256 = learned.keep(made.encoded(), loaded.model)
+    assert run(*ask) == 0
+    shutil.rmtree(place / "cache")
+    cache = PolicyCache.from_json(place / "out" / "policy.json", loaded.model)
+    assert cache.policy.rule == KVzap(weights=sha256)
 
 
 @pytest.mark.parametrize(

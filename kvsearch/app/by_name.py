@@ -1,5 +1,7 @@
 """A published method as a policy, sized by a model's shape: no weights, no text."""
 
+from dataclasses import replace
+
 from kvsearch.app import heads, importance
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.policies import check_names, resolve
@@ -15,6 +17,7 @@ def method(
     *,
     context: int,
     prompt: int = 0,
+    learned: str | None = None,
 ) -> Policy:
     """The policy that `kvsearch eval` measures under this name.
 
@@ -25,6 +28,7 @@ def method(
         size: in bytes per sequence, instead.
         context: tokens of the stream that the budget is for.
         prompt: of these, tokens that arrive in one call.
+        learned: of a method that `learns`, as in `Setting`.
 
     Raises:
         KvsearchError: there is no model or budget, the budget is too small, or the method follows
@@ -38,7 +42,6 @@ def method(
             f"method {name} follows what `kvsearch run` measures of a model; export the policy of "
             "a run"
         )
-    (policy,) = resolve(
-        (name,), sized_for(shape, in_both_units(shape, slots, size), context, prompt)
-    )
+    setting = sized_for(shape, in_both_units(shape, slots, size), context, prompt)
+    (policy,) = resolve((name,), replace(setting, learned=learned))
     return policy

@@ -14,6 +14,7 @@ from kvsearch.app import by_name, inputs
 from kvsearch.app.arguments import check_counts
 from kvsearch.app.budget import check_budget
 from kvsearch.app.exported import Exported, Loss
+from kvsearch.app.learn import learns
 from kvsearch.app.optuna_storage import optuna_storage
 from kvsearch.app.policies import is_method
 from kvsearch.app.progress import Shown
@@ -38,6 +39,7 @@ from kvsearch.exporters.environments import require
 from kvsearch.exporters.layers import others_of
 from kvsearch.files import require_free, require_writable, write_all
 from kvsearch.models.aliases import DEFAULT, hub_id
+from kvsearch.models.learned import newest
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
@@ -171,9 +173,17 @@ def export(
         )
     name, shape = _model(file, model)
     if asked is None:
+        learned = None
+        if shape is not None and learns(str(policy)):
+            model = inputs.model(
+                str(name) if not isinstance(model, LoadedModel) else model,
+                dtype=dtype, device=device, context=1, say=shown.say,
+            )  # fmt: skip
+            learned = newest(model.model) or ""
         asked = by_name.method(
-            str(policy), shape, budget_slots, budget_bytes, context=context, prompt=prompt
-        )
+            str(policy), shape, budget_slots, budget_bytes, context=context, prompt=prompt,
+            learned=learned,
+        )  # fmt: skip
     loaded = None
     if prompted or verify or text is not None or dataset is not None:
         require_writable(folder / "policy.json" if folder.exists() else folder)

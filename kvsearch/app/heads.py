@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from kvsearch.app import inputs
+from kvsearch.app.learn import learns, with_learned
 from kvsearch.app.policies import PolicyLike
 from kvsearch.app.progress import Shown
 from kvsearch.evaluation import head_losses
@@ -94,7 +95,7 @@ def for_policies(
     file: str | PathLike[str] | None = None,
     anew: bool = False,
 ) -> Setting:
-    """The setting with what heads lose, if one of the policies follows it.
+    """The setting with what policies follow: what heads lose, and weights that rules learned.
 
     Args:
         setting: of the evaluation.
@@ -107,6 +108,8 @@ def for_policies(
     Raises:
         KvsearchError: the file is wrong.
     """
+    if any(map(learns, policies)):
+        setting = with_learned(setting, loaded)
     names = [str(p) for p in policies if of_method(p)]
     if not names and file is None:
         return setting

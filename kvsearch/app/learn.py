@@ -21,7 +21,7 @@ from kvsearch.knobs import Setting
 from kvsearch.models import learned
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
-from kvsearch.named_methods import at
+from kvsearch.named_methods import METHODS, at
 from kvsearch.rules import RULES, KVzap
 from kvsearch.rules.kvzap import file_of
 from kvsearch.text import TextLike, cut, read_files
@@ -73,6 +73,13 @@ class Fitted:
             "beside it has the weights\n"
             f"kvsearch eval {self.folder}/policy.json --model {self.model}"
         )
+
+
+def learns(policy: object) -> bool:
+    """Whether it is a method whose rule has weights; policy files name theirs."""
+    method = METHODS.get(policy) if isinstance(policy, str) else None
+    rule = RULES.get(str(method.knobs.get("rule"))) if method is not None else None
+    return rule is not None and "hidden" in rule.needs
 
 
 def with_learned(setting: Setting, loaded: LoadedModel) -> Setting:

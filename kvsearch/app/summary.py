@@ -187,6 +187,7 @@ def write_tables(summary: Summary, folder: Path) -> None:
         if best.rule is not None and best.rule.files:
             from kvsearch.models.learned import beside  # loads torch
 
+            best.rule.lies_in(folder)  # where an earlier report left them, perhaps elsewhere
             for name, data in beside(best).items():
                 write_atomic(folder / name, data)
 

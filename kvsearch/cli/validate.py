@@ -45,6 +45,10 @@ def _digest(file: Path, kind: str) -> str:
     policy = Policy.from_json(file)
     try:
         require_slots(policy)
+        if policy.rule is not None and policy.rule.files:
+            from kvsearch.models.learned import beside  # loads torch
+
+            beside(policy)
     except PolicyError as e:
         raise PolicyError(f"{file}: {e}") from e
     return policy.fingerprint()

@@ -1,6 +1,7 @@
 """Policies for other people's runtimes. One file a target, one line in `TARGETS`."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 
 from kvsearch.errors import KvsearchError, nearest, quoted
@@ -23,6 +24,8 @@ __all__ = [
     "proof_of",
     "verdicts",
 ]
+
+POLICY = "policy.json"  # beside which other files of the policy lie
 
 TARGETS: dict[str, str] = {
     "transformers": "kvsearch.exporters.transformers",
@@ -62,7 +65,15 @@ def find(name: str, beside: Iterable[str] = ()) -> Target:
 
 
 def artefact(job: Job, target: Target) -> Artefact:
-    """What `target` is given for a projected policy; every option of it is one of its version."""
+    """What `target` is given for a projected policy; every option of it is one of its version.
+
+    Raises:
+        PolicyError: weights that the policy's rule has learned are missing or damaged.
+    """
     made = target.write(job)
     assert not (wrong := unknown_options(target, made.options)), (target.name, wrong)
-    return made
+    if job.policy.rule is None or POLICY not in made.files:
+        return made
+    from kvsearch.models.learned import beside  # loads torch
+
+    return replace(made, files={**made.files, **beside(job.policy)})

@@ -56,7 +56,8 @@ def run(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, content in made.files.items():
-            (folder / name).write_bytes(content.encode())
+            data = content.encode() if isinstance(content, str) else content
+            (folder / name).write_bytes(data)
         (folder / "ids.json").write_bytes(json.dumps(ids.tolist()).encode())
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         if target.environment.ours:

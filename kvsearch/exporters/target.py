@@ -48,7 +48,7 @@ class Artefact:
         options: the runtime's options that they set, and the values.
     """
 
-    files: Mapping[str, str]
+    files: Mapping[str, str | bytes]
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -92,11 +92,16 @@ def beside(policy: Policy) -> dict[str, bytes]:
     """Files that a policy needs beside its own, by name.
 
     Raises:
-        PolicyError: they are missing or damaged.
+        PolicyError: they are missing or damaged, or the policy does not say which they are.
     """
     rule = policy.rule
-    if not isinstance(rule, KVzap) or rule.weights is None:
+    if not isinstance(rule, KVzap):
         return {}
+    if rule.weights is None:
+        raise PolicyError(
+            "the policy names no weights of rule 'kvzap' that could go along with it; train them "
+            f"with {TRAIN}, and take the policy in DIR"
+        )
     return {file_of(rule.weights): _bytes(rule.weights)}
 
 

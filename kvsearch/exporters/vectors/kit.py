@@ -31,7 +31,12 @@ def kit(policy: Policy, prompt: int = 0) -> dict[str, bytes]:
     Raises:
         PolicyError: the policy needs a text or a certain model, or is too large.
     """
-    for name, there in (("anchors", policy.anchors), ("channels", policy.channels.active)):
+    learned = policy.rule is not None and "hidden" in policy.rule.needs
+    for name, there in (
+        ("anchors", policy.anchors),
+        ("channels", policy.channels.active),
+        ("weights of the rule", learned),
+    ):
         if there:
             raise PolicyError(
                 f"{name} belong to a certain text or model, which a kit of vectors has none of; "
