@@ -74,7 +74,7 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
     return Recommendation(
         row.name,
         describe(row.policy),
-        _costs(row, full, summary),
+        costs(summary),
         figures,
         PYTHON.format(file=file),
         SHELL.format(file=file, target=summary.settings.get("target", "transformers")),
@@ -93,10 +93,12 @@ def _nothing(summary: Summary, shape: ModelShape) -> str:
     )
 
 
-def _costs(row: Row, full: Row | None, summary: Summary) -> tuple[str, ...]:
+def costs(summary: Summary) -> tuple[str, ...]:
     """What a person decides by: bytes, the loss, the best published method, sizes and facts."""
-    if row.kind == "full" or full is None:
+    full = facts.full_row(summary)
+    if summary.recommended in (None, "full") or full is None:
         return ()
+    row = summary.row(summary.recommended)
     text = words_of(summary) is TEXT
     saved = (
         f"One sequence takes at most {bytes_text(row.bytes_peak)} of KV cache instead of "
