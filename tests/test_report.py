@@ -381,6 +381,18 @@ def test_nothing_is_better_when_every_interval_includes_zero():
     assert "no clear difference" in words.lower()
 
 
+def test_the_recommended_policy_has_one_figure_against_the_best_published_method() -> None:
+    """The headline called it better, and its row "no clear difference", widened for all rows."""
+    made = make_summary(sure=False)
+    best = made.row("trial 31").best
+    planned = Recheck("report text", "trial 31", best or "", Interval(-0.2, -0.3, -0.1), 5120)
+    assert "better than" not in page(made).split("<h2>All policies")[1].split("<h2>")[0]
+    table_ = page(replace(made, rechecks=[planned])).split("<h2>All policies")[1].split("<h2>")[0]
+    assert table_.count(f"better than {best}") == 1
+    assert interval_text(planned.dnll).split(" ", 1)[1] in table_
+    assert "without a correction" in table_
+
+
 def test_a_run_without_a_recommendation_says_so():
     html = page(make_summary(recommended=None))
     assert "No policy is recommended" in html and "PolicyCache" not in html

@@ -7,6 +7,7 @@ from kvsearch.policy import ModelShape
 from kvsearch.records import Interval, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
+from kvsearch.report.figure import LABEL
 from kvsearch.report.tables import (
     bytes_text,
     interval_text,
@@ -42,11 +43,13 @@ class Recommendation:
 
     Attributes:
         sentence: the policy in one line, or why there is none.
+        label: where it is from.
         costs: what it saves and loses, in plain sentences.
     """
 
     name: str | None
     sentence: str
+    label: str = ""
     costs: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     python: str = ""
@@ -74,6 +77,7 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
     return Recommendation(
         row.name,
         describe(row.policy),
+        LABEL[row.kind],
         costs(summary),
         figures,
         PYTHON.format(file=file),
