@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from kvsearch.app.progress import Shown
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
@@ -379,6 +381,18 @@ def test_nothing_is_better_when_every_interval_includes_zero():
     assert "no clear difference" in words.lower()
 
 
+def test_the_recommended_policy_has_one_figure_against_the_best_published_method() -> None:
+    """The headline called it better, and its row "no clear difference", widened for all rows."""
+    made = make_summary(sure=False)
+    best = made.row("trial 31").best
+    planned = Recheck("report text", "trial 31", best or "", Interval(-0.2, -0.3, -0.1), 5120)
+    assert "better than" not in page(made).split("<h2>All policies")[1].split("<h2>")[0]
+    table_ = page(replace(made, rechecks=[planned])).split("<h2>All policies")[1].split("<h2>")[0]
+    assert table_.count(f"better than {best}") == 1
+    assert interval_text(planned.dnll).split(" ", 1)[1] in table_
+    assert "without a correction" in table_
+
+
 def test_a_run_without_a_recommendation_says_so():
     html = page(make_summary(recommended=None))
     assert "No policy is recommended" in html and "PolicyCache" not in html
@@ -581,6 +595,32 @@ def test_a_narrow_terminal_gets_a_table_that_fits(
     words = [" ".join(lines).replace("…", "").split() for lines in (wide, narrow)]
     lost = {w for w in words[0] if w not in words[1]}
     assert all(re.fullmatch(r"[-+\[\]0-9.,]+|PPL|fp16|slots|n|\(95|%\)", w) for w in lost), lost
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_progress_shows_its_count_and_its_time_at_every_width(width: int) -> None:
+    """At 80 columns "12/16" was "12/…", and words of sentences were cut at the line's end."""
+    shown, said = Shown(), "the language reference inside Python (technical English)"
+    shown.console = Console(width=width, force_terminal=True, file=io.StringIO(), color_system=None)
+    shown.say(said)
+    with shown.step("losses", 16) as step:
+        step.advance(12, "h2o+int4-fine")
+    drawn = shown.console.file.getvalue()  # type: ignore[attr-defined]
+    lines = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", drawn).splitlines()
+    assert set(said.split()) <= {w for line in lines for w in line.split()}
+    assert "12/16" in lines[-1] and "0:00:00" in lines[-1] and len(lines[-1]) <= width
+    assert ("h2o+int4-fine" in lines[-1]) == (width >= 100)
+
+
+def test_the_recommendation_is_the_last_that_a_run_prints() -> None:
+    made = make_summary()
+    stopped = Interval(0.0342, 0.03, 0.04)
+    rows = [replace(r, stopped=stopped) if r.name == "h2o 240" else r for r in made.rows]
+    table_, *_, best, files = closing(replace(made, rows=rows), Path("run")).split("\n\n")
+    assert best.startswith("Recommended for 256 fp16 slots per layer: trial 31 (")
+    assert "of KV cache instead of" in best.splitlines()[1]
+    assert files.startswith("report ") and "behind" not in table_.split("policy")[0]
+    assert "by at least: h2o 240 0.030" in table_
 
 
 def test_the_name_of_a_row_is_cut_only_where_nothing_else_helps() -> None:

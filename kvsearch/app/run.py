@@ -41,7 +41,6 @@ from kvsearch.policy_search import run_files
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.hypervolume import log_hypervolume
 from kvsearch.policy_search.portfolio import inside
 from kvsearch.policy_search.portfolio import load as load_portfolio
 from kvsearch.policy_search.run_files import Measured
@@ -250,7 +249,7 @@ class Run:
             def watch(trial: Trial, trials: list[Trial]) -> None:
                 counts = trial.state in ("complete", "failed") or trial.kind != "searched"
                 self._stand(trials)
-                step.advance(float(counts), _covered(trials, self.setting.budget_bytes))
+                step.advance(float(counts), trial.name)
 
             search = Search(task, executor, self.folder, watch)
             for done in search.trials:
@@ -375,11 +374,3 @@ def _rows(rows: Rows) -> NDArray[np.int64]:
         return rows
     shortest = min(item.context.size for item in rows.items)
     return np.stack([item.context[:shortest] for item in rows.items])
-
-
-def _covered(trials: list[Trial], limit: int | None) -> str:
-    """Hypervolume and tokens so far, as a note beside the bar."""
-    tokens = sum(t.tokens for t in trials)
-    points = [(float(t.bytes_peak or 0), t.dnll) for t in trials if t.dnll is not None]
-    covered = f"hypervolume {log_hypervolume(points, limit):.3f}, " if limit else ""
-    return f"{covered}{tokens / 1000:.0f} k tokens"

@@ -18,7 +18,7 @@ WAITING = {"GOMP_SPINCOUNT": "1000"}
 COMMANDS = {
     "run": "search, choose and report: the main job",
     "init": "write a configuration file for run",
-    "eval": "measure methods and policy files on a text",
+    "eval": "measure methods and policy files on a text or on prompts",
     "report": "rebuild the report of a run",
     "export": "write a policy for a runtime",
     "push": "share a policy with a card of its figures",
@@ -27,7 +27,7 @@ COMMANDS = {
     "adapt": "train a model to live with a policy, or without the channels it removes",
     "bench": "decode speed of a policy against the full cache",
     "check": "test every kernel on this machine",
-    "tasks": "the tasks that eval measures answers on",
+    "tasks": "the prompts that run and eval take by name: needle, qa, ruler, ...",
     "lm-eval": "tasks of lm-evaluation-harness under a policy",
     "heads": "measure what every KV head of a model loses, once",
     "methods": "the published methods as points of the space",
@@ -72,7 +72,7 @@ class Lazy(click.Group):
 @click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvsearch")
 def cli() -> None:
-    """Find the KV-cache policy for your model, your text and your memory.
+    """Find the KV-cache policy for your model, your prompts or text, and your memory.
 
     Start with: kvsearch run --budget 256
     """

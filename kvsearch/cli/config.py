@@ -19,6 +19,17 @@ from kvsearch.yaml_file import kind, read_mapping
 
 EXCLUSIVE = (("budget_slots", "budget_bytes"), ("text", "dataset"))  # only one of each is used
 _OUTSIDE = ("config", "debug", "help")
+HEADINGS = {  # of the help, by the first option below each
+    "config": "Budget and model",
+    "text": "Text",
+    "tasks": "Prompts, instead of a text",
+    "score_from": "Measurement",
+    "trials": "Search",
+    "workers": "Processes",
+    "bench": "Time",
+    "heads": "Losses of KV heads",
+    "out": "Output",
+}
 
 
 def config_option(f: F) -> F:
@@ -71,7 +82,19 @@ def read(path: Path, command: click.Command) -> dict[str, Any]:
 
 
 class Configured(click.Command):
-    """A command with `config_option`."""
+    """A command with `config_option`, and help under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every option, in order."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        heading = "Options"
+        for param in self.get_params(ctx):
+            heading = HEADINGS.get(param.name or "", heading)
+            if (record := param.get_help_record(ctx)) is not None:
+                found.setdefault(heading, []).append(record)
+        for heading, records in found.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As usual; of two options that exclude each other, the command line's one remains."""

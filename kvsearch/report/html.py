@@ -101,6 +101,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),
         placed=info.placed,
+        planned=facts.planned(summary) is not None,
         sizes=bool(info.curves),
         needles=summary.needles is not None,
         behind=behind_text(summary.behind),
@@ -159,7 +160,7 @@ def _rows(summary: Summary) -> list[dict[str, Any]]:
     words = words_of(summary)
     return [
         {"anchor": f"policy-{i}", "recommended": r.name == summary.recommended}
-        | _row(r, files[r.name], several, words)
+        | _row(facts.as_planned(r, summary), files[r.name], several, words)
         for i, r in enumerate(summary.rows)
     ]
 

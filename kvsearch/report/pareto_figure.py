@@ -20,6 +20,7 @@ from kvsearch.report.labels import Box, gap, place
 from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
 from kvsearch.report.tables import signed
 
+SIZES = (0, (4, 1.5))  # a dashed line: its points are on fewer tokens than the marks
 WIDE, NARROW = (13.4, 6.6), (4.3, 5.3)  # inches; a narrow one grows with what is below
 
 
@@ -132,8 +133,8 @@ def _report_panel(info: Picture, axes: Any) -> list[Box]:
             boxes.append((min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb)))
     for kind, curve in info.curves:
         axes.plot(
-            *zip(*curve.points, strict=True), color=COLOUR[kind], lw=1.4, marker=".", ms=6,
-            zorder=2.5,
+            *zip(*curve.points, strict=True), color=COLOUR[kind], lw=1.4, ls=SIZES, marker=".",
+            ms=6, zorder=2.5,
         )  # fmt: skip
         for (xa, ya), (xb, yb) in pairwise(curve.points):
             boxes.append((xa, min(ya, yb), xb, max(ya, yb)))
@@ -197,8 +198,10 @@ def _legend(info: Picture, figure: Any, narrow: bool) -> None:
         keys.append(key("hollow: not on the front", "o", mfc="white", mec=GREY, mew=1.4))
     keys.append(key("front", color=INK, alpha=0.5))
     if info.curves:
-        sizes = "other sizes" if narrow else "the same policy at other sizes, first window"
-        keys.append(key(sizes, ".", ls="-", lw=1.4, color=GREY))
+        sizes = (
+            "sizes, first window" if narrow else "the same policy at several sizes, first window"
+        )
+        keys.append(key(sizes, ".", ls=SIZES, lw=1.4, color=GREY))
     figure.legend(
         handles=keys,
         loc="upper left",
@@ -231,8 +234,10 @@ def _name_points(
     marks = [(_label(p, edge), p.x, min(p.y, edge), p.kind, p.recommended) for p in named]
     for kind, curve in info.curves:
         inside = [(x, y) for x, y in curve.points if y <= edge]
-        if inside and curve.name not in {p.name for p in named}:
-            marks.append((curve.name, *inside[-1], kind, False))
+        if inside and not (narrow and curve.name in {p.name for p in named}):
+            at = inside[0] if curve.name in {p.name for p in named} else inside[-1]
+            sizes = "" if narrow else f" at {len(curve.points)} sizes"
+            marks.append((f"{curve.name}{sizes}", *at, kind, False))
     renderer, to_pixels = figure.canvas.get_renderer(), axes.transData.transform
     halo = [withStroke(linewidth=2.5, foreground="white")]
     frame = axes.get_window_extent(renderer)

@@ -114,7 +114,9 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
     best = next((r.dnll_full.mean for r in summary.rows if r.name == summary.recommended), 0.0)
     words = words_of(summary)
     points = tuple(
-        _point(r, f"policy-{i}", r.name == summary.recommended, best, words)
+        _point(
+            facts.as_planned(r, summary), f"policy-{i}", r.name == summary.recommended, best, words
+        )
         for i, r in enumerate(summary.rows)
     )
     trials = tuple(

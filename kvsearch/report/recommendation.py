@@ -7,6 +7,7 @@ from kvsearch.policy import ModelShape
 from kvsearch.records import Interval, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
+from kvsearch.report.figure import LABEL
 from kvsearch.report.tables import (
     bytes_text,
     interval_text,
@@ -42,11 +43,13 @@ class Recommendation:
 
     Attributes:
         sentence: the policy in one line, or why there is none.
+        label: where it is from.
         costs: what it saves and loses, in plain sentences.
     """
 
     name: str | None
     sentence: str
+    label: str = ""
     costs: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     python: str = ""
@@ -74,7 +77,8 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
     return Recommendation(
         row.name,
         describe(row.policy),
-        _costs(row, full, summary),
+        LABEL[row.kind],
+        costs(summary),
         figures,
         PYTHON.format(file=file),
         SHELL.format(file=file, target=summary.settings.get("target", "transformers")),
@@ -93,10 +97,12 @@ def _nothing(summary: Summary, shape: ModelShape) -> str:
     )
 
 
-def _costs(row: Row, full: Row | None, summary: Summary) -> tuple[str, ...]:
+def costs(summary: Summary) -> tuple[str, ...]:
     """What a person decides by: bytes, the loss, the best published method, sizes and facts."""
-    if row.kind == "full" or full is None:
+    full = facts.full_row(summary)
+    if summary.recommended in (None, "full") or full is None:
         return ()
+    row = summary.row(summary.recommended)
     text = words_of(summary) is TEXT
     saved = (
         f"One sequence takes at most {bytes_text(row.bytes_peak)} of KV cache instead of "

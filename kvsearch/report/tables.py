@@ -76,8 +76,13 @@ def at_least(row: Row) -> str:
     """How far a row is behind at least, if that was certain before it had all windows."""
     if row.stopped is None:
         return ""
-    least = f"{row.stopped.lo:.3f}" if row.stopped.lo >= 0.001 else f"{row.stopped.lo:.1g}"
-    return f"at least {least} behind the recommended one on search and report text"
+    return f"at least {least(row)} behind the recommended one on search and report text"
+
+
+def least(row: Row) -> str:
+    """The same as a number; only for a row that was stopped."""
+    assert row.stopped is not None
+    return f"{row.stopped.lo:.3f}" if row.stopped.lo >= 0.001 else f"{row.stopped.lo:.1g}"
 
 
 def behind_text(behind: Mapping[str, Interval]) -> str:

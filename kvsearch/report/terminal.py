@@ -10,8 +10,9 @@ from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed, text_part
 from kvsearch.report.figure import LABEL
+from kvsearch.report.recommendation import costs
 from kvsearch.report.screen import Column, columns_of, folded, printed, table
-from kvsearch.report.tables import at_least, behind_text, needles_text, sizes_text
+from kvsearch.report.tables import behind_text, bytes_text, least, needles_text, sizes_text
 from kvsearch.report.words import TEXT, Words, words_of
 
 
@@ -48,8 +49,6 @@ def closing(summary: Summary, folder: Path) -> str:
         note = [] if r.within_budget or r.kind == "full" else ["over budget"]
         if r.kind == "searched" and not r.on_front:
             note.append(f"off the front on {'these prompts' if summary.prompted else 'this text'}")
-        if r.stopped is not None:
-            note.append(at_least(r))
         notes.append("  ".join(note))
         cells.append(
             [f"{mark}{r.name}", _level(r, w), f"  {_interval(r.dnll_full)}", f"{r.slots16:.1f}",
@@ -57,13 +56,16 @@ def closing(summary: Summary, folder: Path) -> str:
         )  # fmt: skip
     found = ["", *folded([summary.open] if summary.open else [], width)]
     found += table(columns, cells, width, notes)
-    lines: list[str] = []
-    lines += [*unit, "  -> recommended   * on the front", ""]
-    if summary.recommended is not None:
-        lines += _recommendation(summary.row(summary.recommended), summary)
+    lines = [*unit, "  -> recommended   * on the front"]
+    if behind := [f"{r.name} {least(r)}" for r in rows if r.stopped is not None]:
+        lines.append(
+            f"  certainly behind the recommended policy, on search and report {w.material} "
+            f"together by at least: {', '.join(behind)}"
+        )
+    lines.append("")
     for c in summary.rechecks:
         if c == summary.against("method"):
-            continue  # said above
+            continue  # said below
         lines.append(
             f"  {c.policy} against {c.against} on {_on(c.text, summary)}: {_interval(c.dnll)} "
             f"(n = {c.tokens})"
@@ -73,7 +75,10 @@ def closing(summary: Summary, folder: Path) -> str:
         top = [f"{k} {100 * v:.0f} %" for k, v in list(summary.importances.items())[:5]]
         lines.append(f"  axes that matter most around the best policies: {', '.join(top)}")
     tokens = sum(t.tokens for t in summary.trials)
-    lines.append(f"  {len(summary.trials)} policies tried: {counts}")
+    lines.append(
+        f"  {len(summary.trials)} policies tried: {counts}; {tokens:,} search tokens; "
+        f"{summary.seconds:.0f} s" + (" since the run was resumed" if summary.resumed else "")
+    )
     if absent := behind_text(summary.behind):
         lines.append(
             f"  not among the best on the search {w.material}, and not measured further "
@@ -81,10 +86,8 @@ def closing(summary: Summary, folder: Path) -> str:
         )
     if missing := left_out(summary):
         lines.append(f"  left out: {missing}; trials.jsonl has each reason in full")
-    lines += [
-        f"  {tokens:,} search tokens evaluated; {summary.seconds:.0f} s"
-        + (" since the run was resumed" if summary.resumed else ""),
-    ]
+    if summary.recommended is not None:
+        lines += ["", *_recommendation(summary.row(summary.recommended), summary)]
     files = [
         "",
         f"report    {folder / 'report.html'}",
@@ -106,26 +109,32 @@ def standing(summary: Summary) -> list[str]:
     if summary.recommended is None or not summary.rows:
         return []
     w, best = words_of(summary), summary.row(summary.recommended)
-    where = text_part(summary, "report").name
     shown = {"recommended": best}
     for title, kind in (("best published", "method"), ("best combination", "combined")):
         rows = [r for r in summary.rows if r.kind == kind and r.within_budget and r != best]
         shown |= {title: min(rows, key=lambda r: r.nll)} if rows else {}
+    text = w is TEXT
     columns = [
-        Column("", 19, left=True, drop=1),
-        Column("", 18, left=True),
-        Column("", 26, left=True, brief=True),
-        Column("", 10),
-        Column("", 12, drop=2),
+        Column("so far", 18, left=True),
+        Column("policy", max(14, *(len(r.name) + 1 for r in shown.values())), left=True),
+        Column("PPL" if text else "exact, %", 8, drop=1),
+        Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
+        Column("MiB", 7),
+        Column("tokens" if text else "contexts", 10, drop=2),
     ]
     cells = [
-        [f"  {title}", r.name, _interval(r.dnll_full), f"{r.bytes_peak / 2**20:.2f} MiB",
-         f"n = {r.tokens}"]
+        [title, r.name, _more_ppl(r) if text else w.level_of(r)[0], f"  {r.dnll_full}",
+         f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         for title, r in shown.items()
     ]  # fmt: skip
-    width = columns_of(sys.stderr)
-    head = f"so far, {w.loss} to the full cache ({w.unit}, 95 %) on {where}:"
-    return [*folded([head], width), *table(columns, cells, width)[1:]]
+    width, where = columns_of(sys.stderr), text_part(summary, "report").name
+    full = bytes_text(summary.row("full").bytes_peak)
+    head = f"{w.loss}: loss over the full cache ({full}), {w.unit}, on {where}"
+    return [*table(columns, cells, width), *folded([head], width)]
+
+
+def _more_ppl(row: Row) -> str:
+    return f"{100 * math.expm1(min(row.dnll_full.mean, 20.0)):+.1f} %"
 
 
 def _on(text: str, summary: Summary) -> str:
@@ -141,10 +150,9 @@ def _level(row: Row, words: Words) -> str:
 
 def _recommendation(row: Row, summary: Summary) -> list[str]:
     budget = summary.settings["budget_slots"]
-    lines = [
-        f"Recommended for {budget:g} fp16 slots per layer: {row.name} ({LABEL[row.kind]}), "
-        f"{describe(row.policy)}"
-    ]
+    lines = [f"Recommended for {budget:g} fp16 slots per layer: {row.name} ({LABEL[row.kind]})"]
+    if said := costs(summary):
+        lines.append(f"  {said[0]}")
     for k in row.workloads:
         full = next(x for x in summary.row("full").workloads if x.workload == k.workload)
         lines.append(
@@ -182,6 +190,7 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
         )
     if row.decode is not None:
         lines.append("  " + bench_lines(row.name, row.decode).replace("\n", "\n  "))
+    lines.append(f"  the policy: {describe(row.policy)}")
     return lines
 
 
