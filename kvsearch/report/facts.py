@@ -83,11 +83,18 @@ def planned(summary: Summary) -> Recheck | None:
 
 
 def as_planned(row: Row, summary: Summary) -> Row:
-    """The recommended row with the headline's difference: one comparison has one figure."""
-    found = planned(summary)
-    if found is None or row.name != found.policy:
+    """The recommended row with the differences of the headline: one comparison has one figure.
+
+    Those of the row hold at once with those of all rows, and so are wider.
+    """
+    if row.name != summary.recommended:
         return row
-    return replace(row, dnll_best=found.dnll)
+    full, best = summary.against("full"), planned(summary)
+    return replace(
+        row,
+        dnll_full=row.dnll_full if full is None else full.dnll,
+        dnll_best=row.dnll_best if best is None else best.dnll,
+    )
 
 
 def scored_tokens(summary: Summary) -> str:
