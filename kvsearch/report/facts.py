@@ -83,18 +83,20 @@ def planned(summary: Summary) -> Recheck | None:
 
 
 def as_planned(row: Row, summary: Summary) -> Row:
-    """The recommended row with the differences of the headline: one comparison has one figure.
+    """The recommended row with the headline's difference to the best published method.
 
-    Those of the row hold at once with those of all rows, and so are wider.
+    That of the row holds at once with those of all rows, and so is wider.
     """
-    if row.name != summary.recommended:
+    best = planned(summary)
+    if best is None or row.name != summary.recommended:
         return row
-    full, best = summary.against("full"), planned(summary)
-    return replace(
-        row,
-        dnll_full=row.dnll_full if full is None else full.dnll,
-        dnll_best=row.dnll_best if best is None else best.dnll,
-    )
+    return replace(row, dnll_best=best.dnll)
+
+
+def over_full(row: Row, summary: Summary) -> Row:
+    """The recommended row with a loss over the full cache that is one comparison, likewise."""
+    full = summary.against("full")
+    return row if full is None else replace(row, dnll_full=full.dnll)
 
 
 def scored_tokens(summary: Summary) -> str:

@@ -101,7 +101,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),
         placed=info.placed,
-        planned=bool(facts.planned(summary) or summary.against("full")),
+        planned=facts.planned(summary) is not None,
         sizes=bool(info.curves),
         needles=summary.needles is not None,
         behind=behind_text(summary.behind),

@@ -65,7 +65,7 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
     """
     if summary.recommended is None:
         return Recommendation(None, _nothing(summary, shape))
-    row = facts.as_planned(summary.row(summary.recommended), summary)
+    row = facts.over_full(summary.row(summary.recommended), summary)
     full = facts.full_row(summary)
     file = f"policies/{policy_files(summary.rows)[row.name]}"
     figures = (
@@ -103,7 +103,7 @@ def costs(summary: Summary) -> tuple[str, ...]:
     full = facts.full_row(summary)
     if summary.recommended in (None, "full") or full is None:
         return ()
-    row = facts.as_planned(summary.row(summary.recommended), summary)
+    row = facts.over_full(summary.row(summary.recommended), summary)
     text = words_of(summary) is TEXT
     saved = (
         f"One sequence takes at most {bytes_text(row.bytes_peak)} of KV cache instead of "
