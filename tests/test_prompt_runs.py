@@ -98,6 +98,17 @@ def test_a_report_of_another_file_shares_no_document(tmp_path: Path) -> None:
     assert [len(p) for p in parts.values()] == [9, 3, 2]
 
 
+def test_a_budget_that_holds_every_prompt_is_refused_before_anything_is_measured(
+    sharp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After minutes of the full cache's answers it was told about windows and --context."""
+    monkeypatch.setattr("kvsearch.app.workloads.context_worth", lambda *_: pytest.fail("measured"))
+    how = {"prompts": prompts(tmp_path / "mine.jsonl"), "model": str(sharp), "out": tmp_path / "r"}
+    told = said(**FAST | how | {"budget_slots": 4096.0, "progress": False})
+    assert re.search(r"the longest prompt, of \d+ tokens with its answer, never exceeds", told)
+    assert "--context" not in told
+
+
 def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
     def made(name: str, count: int) -> Prompts:
         item = Item(name, name, ids([1, 2]), (Ask(ids([3]), ids([4])),))

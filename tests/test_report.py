@@ -391,6 +391,10 @@ def test_the_recommended_policy_has_one_figure_against_the_best_published_method
     assert table_.count(f"better than {best}") == 1
     assert interval_text(planned.dnll).split(" ", 1)[1] in table_
     assert "without a correction" in table_
+    full = Recheck("report text", "trial 31", "full", Interval(0.04, 0.01, 0.07), 5120)
+    assert "not distinguishable from that of the full cache" in page(made)
+    both = page(replace(made, rechecks=[planned, full]))
+    assert "perplexity is 4.1 % above that of the full cache" in both and "[+0.010, +0.070]" in both
 
 
 def test_a_run_without_a_recommendation_says_so():

@@ -309,7 +309,8 @@ def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -
     ("name", "content", "said"),
     [
         ("a.txt", "x", "is no file of prompts: give one of .jsonl"),
-        ("a.jsonl", '{"prompt": "x"}\n{"prompt": }', "line 2 is no JSON"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": }',
+         "line 2 is no JSON: Expecting value, column 12"),
         ("a.jsonl", '{"text": "x", "label": 1}', "line 1: no field of prompt, context, messages; "
                                                  "it has text, label"),
         ("a.jsonl", '{"prompt": "x", "answer": ""}', "line 1: field answer: an answer is empty"),

@@ -79,16 +79,29 @@ def in_both_units(shape: ModelShape, slots: float | None, size: int | None) -> B
     return None if size is None else Budget(size / shape.budget_bytes(1), size)
 
 
-def sized_for(shape: ModelShape, limit: Budget | None, context: int, prompt: int = 0) -> Setting:
+def sized_for(
+    shape: ModelShape, limit: Budget | None, context: int, prompt: int = 0, prompts: bool = False
+) -> Setting:
     """What policies are sized for.
+
+    Args:
+        shape: the model's.
+        limit: the budget; None: no policy is sized by it.
+        context: tokens of a window, or of the longest prompt with its answer.
+        prompt: how many of them come in one call.
+        prompts: words for prompts in what is raised.
 
     Raises:
         TextError: a window never fills the budget.
     """
     if limit is not None and limit.slots >= context:
+        what, how = f"a window of {context} tokens", "raise --context or lower --budget"
+        if prompts:
+            what = f"the longest prompt, of {context} tokens with its answer,"
+            how = "lower --budget or take longer prompts"
         raise TextError(
-            f"a window of {context} tokens never exceeds a budget of {limit.slots:g} slots, so "
-            "there is nothing to compress; raise --context or lower --budget"
+            f"{what} never exceeds a budget of {limit.slots:g} slots, so there is nothing to "
+            f"compress; {how}"
         )
     size = None if limit is None else limit.bytes
     return Setting(shape, size, context, prompt=prompt)

@@ -197,7 +197,7 @@ def evaluate_prompts(
     left_out: dict[str, str] = {}
     for workload in asked:
         budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
-        setting = sized_for(loaded.shape, budget, workload.longest, workload.prompt)
+        setting = sized_for(loaded.shape, budget, workload.longest, workload.prompt, True)
         setting = of_heads.for_policies(
             setting, names, loaded, shown, file=heads, anew=measure_heads
         )

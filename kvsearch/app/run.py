@@ -90,7 +90,8 @@ class Run:
         assert budget is not None, "`RunOptions` sets one of the two"
         if options.prompted:
             self.text = workloads.measured_on(self.loaded, options, shown)
-            self.setting = sized_for(self.loaded.shape, budget, *workloads.lengths(self.text))
+            lengths = workloads.lengths(self.text)
+            self.setting = sized_for(self.loaded.shape, budget, *lengths, prompts=True)
             self.score_from = 1
         else:
             self.setting = sized_for(self.loaded.shape, budget, options.context)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app import inputs
+from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
@@ -152,6 +153,9 @@ def measured_on(loaded: LoadedModel, options: RunOptions, shown: Shown) -> input
     names = [w.name for w in parts["search"]]
     if len({*names}) < len(names):
         raise KvsearchError(f"two workloads have one name: {', '.join(names)}")
+    longest = max(w.longest for some in parts.values() for w in some)
+    budget = in_both_units(loaded.shape, options.budget_slots, options.budget_bytes)
+    sized_for(loaded.shape, budget, longest, prompts=True)  # before anything is measured
     known = _passing(loaded, parts["search"], shown)
     weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
     worth = {name: w.empty - w.full for name, w in known.items()}

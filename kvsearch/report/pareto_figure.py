@@ -236,8 +236,8 @@ def _name_points(
         inside = [(x, y) for x, y in curve.points if y <= edge]
         if inside and not (narrow and curve.name in {p.name for p in named}):
             at = inside[0] if curve.name in {p.name for p in named} else inside[-1]
-            sizes = "" if narrow else f" at {len(curve.points)} sizes"
-            marks.append((f"{curve.name}{sizes}", *at, kind, False))
+            many = "" if narrow else f" at {len(curve.points)} sizes"
+            marks.append((f"{curve.name}{many}", *at, kind, False))
     renderer, to_pixels = figure.canvas.get_renderer(), axes.transData.transform
     halo = [withStroke(linewidth=2.5, foreground="white")]
     frame = axes.get_window_extent(renderer)

@@ -65,7 +65,8 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
     """
     if summary.recommended is None:
         return Recommendation(None, _nothing(summary, shape))
-    row, full = summary.row(summary.recommended), facts.full_row(summary)
+    row = facts.over_full(summary.row(summary.recommended), summary)
+    full = facts.full_row(summary)
     file = f"policies/{policy_files(summary.rows)[row.name]}"
     figures = (
         _level(row, words_of(summary)),
@@ -102,7 +103,7 @@ def costs(summary: Summary) -> tuple[str, ...]:
     full = facts.full_row(summary)
     if summary.recommended in (None, "full") or full is None:
         return ()
-    row = summary.row(summary.recommended)
+    row = facts.over_full(summary.row(summary.recommended), summary)
     text = words_of(summary) is TEXT
     saved = (
         f"One sequence takes at most {bytes_text(row.bytes_peak)} of KV cache instead of "
@@ -134,6 +135,8 @@ def _level(row: Row, words: Words) -> Figure:
     if row.exact is not None:
         asks = sum(k.asks for k in row.workloads)
         return Figure("Exact answers", value, f"95 % {limits}", f"n = {asks} answers of the report")
+    if words is not TEXT:
+        return Figure("Exact answers", "not measured", "", "they are, once the report part is")
     return Figure(
         "Perplexity", value, f"95 % {limits}", f"n = {row.tokens:,} tokens of the report text"
     )

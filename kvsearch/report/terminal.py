@@ -27,17 +27,17 @@ def closing(summary: Summary, folder: Path) -> str:
         return f"nothing was measured to the end; {folder} has the policies tried so far"
     w = words_of(summary)
     counted = "contexts" if summary.prompted else "tokens"
+    told = w.above if summary.prompted else f"{w.loss}: loss over the full cache, {w.unit}"
     unit = [
-        f"  n: {counted} of {_on(REPORT, summary)}; {w.loss}: loss over the full cache, "
-        f"{w.unit}, with 95 % intervals corrected for {len(rows) - 1} rows"
-        + "; 0.01 is about 1 % of PPL"
-        * (w is TEXT)
+        f"  n: {counted} of {_on(REPORT, summary)}; {told}, with 95 % intervals corrected for "
+        f"{len(rows) - 1} rows" + "; 0.01 is about 1 % of PPL" * (w is TEXT)
     ]
     if where := placed(summary):
         unit.append(f"  {where}")
+    known = w is TEXT or any(r.exact is not None for r in rows)
     columns = [
         Column("  policy", 24, left=True),
-        Column(w.level, 8, drop=1),
+        *[Column(w.level, 8, drop=1)] * known,
         Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
         Column("fp16 slots", 10, drop=3),
         Column("MiB", 8),
@@ -51,8 +51,8 @@ def closing(summary: Summary, folder: Path) -> str:
             note.append(f"off the front on {'these prompts' if summary.prompted else 'this text'}")
         notes.append("  ".join(note))
         cells.append(
-            [f"{mark}{r.name}", _level(r, w), f"  {_interval(r.dnll_full)}", f"{r.slots16:.1f}",
-             f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
+            [f"{mark}{r.name}", *[_level(r, w)] * known, f"  {_interval(r.dnll_full)}",
+             f"{r.slots16:.1f}", f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         )  # fmt: skip
     found = ["", *folded([summary.open] if summary.open else [], width)]
     found += table(columns, cells, width, notes)
@@ -114,22 +114,25 @@ def standing(summary: Summary) -> list[str]:
         rows = [r for r in summary.rows if r.kind == kind and r.within_budget and r != best]
         shown |= {title: min(rows, key=lambda r: r.nll)} if rows else {}
     text = w is TEXT
+    level, known = "PPL" if text else "exact", text or best.exact is not None
     columns = [
         Column("so far", 18, left=True),
         Column("policy", max(14, *(len(r.name) + 1 for r in shown.values())), left=True),
-        Column("PPL" if text else "exact, %", 8, drop=1),
+        *[Column(level, 8, drop=1)] * known,
         Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
         Column("MiB", 7),
         Column("tokens" if text else "contexts", 10, drop=2),
     ]
     cells = [
-        [title, r.name, _more_ppl(r) if text else w.level_of(r)[0], f"  {r.dnll_full}",
+        [title, r.name, *[_more_ppl(r) if text else w.level_of(r)[0]] * known, f"  {r.dnll_full}",
          f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         for title, r in shown.items()
     ]  # fmt: skip
     width, where = columns_of(sys.stderr), text_part(summary, "report").name
     full = bytes_text(summary.row("full").bytes_peak)
     head = f"{w.loss}: loss over the full cache ({full}), {w.unit}, on {where}"
+    if not text:
+        head = f"{w.above}; the full cache takes {full}; on {where}"
     return [*table(columns, cells, width), *folded([head], width)]
 
 

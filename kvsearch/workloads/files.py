@@ -209,7 +209,8 @@ def _lines(file: Path) -> Iterator[tuple[str, Any]]:
             try:
                 yield f"{file}: line {number}", json.loads(line)
             except ValueError as e:
-                raise TextError(f"{file}: line {number} is no JSON: {e}") from e
+                at = f"{e.msg}, column {e.colno}" if isinstance(e, json.JSONDecodeError) else e
+                raise TextError(f"{file}: line {number} is no JSON: {at}") from e
 
 
 def _json(file: Path) -> Iterator[tuple[str, Any]]:

@@ -113,8 +113,9 @@ def divided(
     for split, some in found.items():
         short = own if report and split == "report" else name
         if len(some) < 2:
+            count = len(report if short == own else records)
             raise KvsearchError(
-                f"{short} has {len(report if short == own else records)} documents, and a search "
+                f"{short} has {count} document{'s' * (count != 1)}, and a search "
                 f"needs about {'10, and 2 to report on' if report else 12}: some to search on, "
                 "others to choose on and to report on; `kvsearch eval` measures policies on fewer"
             )
