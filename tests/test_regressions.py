@@ -1,6 +1,5 @@
 """Defects that a review found, each with the test that would have caught it."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -111,22 +110,6 @@ def test_a_second_call_to_a_dense_cache_in_4_bits(interval: int) -> None:
     a = stream(once, [200], torch.float64)
     b = stream(twice, [77, 60, 3, 60], torch.float64)
     assert (a - b).abs().max() < 1e-9
-
-
-@pytest.fixture
-def narrow_default() -> Iterator[None]:
-    torch.set_default_dtype(torch.bfloat16)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def test_the_default_type_changes_nothing(narrow_default: None) -> None:
-    policy = Policy(slots=40, interval=4, recent_window=4, rule=Attention(alpha=1, beta=1))
-    state = LayerState(layout(policy, SHAPE).layers[0], packed=False)
-    narrow = stream(state, [100], torch.float64)
-    torch.set_default_dtype(torch.float32)
-    state = LayerState(layout(policy, SHAPE).layers[0], packed=False)
-    assert torch.equal(narrow, stream(state, [100], torch.float64))
 
 
 @pytest.mark.parametrize(
