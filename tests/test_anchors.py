@@ -260,7 +260,7 @@ def test_generate_closes_sequences_as_the_greedy_loop_does(loaded: LoadedModel) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["sinks and a recent window", "in 4 bits", "by rule", "slots"])
+@pytest.mark.parametrize("name", ["in 4 bits", "by rule"])
 def test_no_device_is_waited_for(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     holds(ALL[name], way, WAYS[way][2], Device())
@@ -296,6 +296,7 @@ def test_marks_are_found_by_the_text_of_tokens(small: LoadedModel) -> None:
         PolicyCache(ends, small.model)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_full_stops_of_the_real_model_are_many_tokens(real_model: LoadedModel) -> None:
     found = {*endings(real_model.tokenizer, ["."]).tolist()}

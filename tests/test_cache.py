@@ -91,7 +91,7 @@ def test_the_cut_of_the_stream_does_not_matter_and_bytes_hold_at_every_step(
             assert (torch.cat(parts, 1) - once).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", FEW[:12])
 def test_the_future_changes_nothing(name: str, loaded: LoadedModel) -> None:
     policy = policy_of(name)
     changed = IDS.copy()
@@ -254,10 +254,8 @@ def real_text(loaded: LoadedModel, tokens: int) -> np.ndarray:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "name",
-    ["h2o", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lacache", "snapkv", "h2o-cache"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h2o", "lacache"])
 def test_real_model_replay_is_exact_in_fp32(name: str, real_model: LoadedModel) -> None:
     """Without any rounding of what is stored; fp16 storage is a quantiser too, see below."""
     shape = real_model.shape

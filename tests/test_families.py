@@ -21,7 +21,7 @@ from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import policy_layers, shape_of
-from kvsearch.policy import Budgets, Ladder, Policy, Quantizer, Tier, layout
+from kvsearch.policy import Budgets, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
 
 T = 36
@@ -146,16 +146,6 @@ def test_the_full_policy_is_the_unmodified_model(family: str) -> None:
 POLICIES = [
     Policy(name="window re-indexed", slots=12, sinks=2, positions="cache"),
     Policy(name="window", slots=14, sinks=2, interval=3),
-    Policy(name="h2o", slots=14, recent_window=4, rule=Attention()),
-    Policy(name="h2o interval 8", slots=22, interval=8, recent_window=4, rule=Attention()),
-    Policy(
-        name="ladder",
-        slots=16,
-        sinks=2,
-        recent_window=4,
-        ladder=Ladder(span=0.5),
-        positions="cache",
-    ),
     Policy(
         name="h2o in 4 bits", slots=20, interval=4, sinks=2, recent_window=4, rule=Attention(),
         tiers=(Tier(key_bits=4, value_bits=4),),
@@ -216,6 +206,7 @@ def test_reindexed_slots_are_the_model_run_on_what_is_held(family: str) -> None:
         assert (ours[:, t] - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("family", ["gemma3", "gpt-neox", "lfm2", "gpt2"])
 def test_tokens_of_a_call_before_are_refused_by_name(family: str) -> None:
     """By what `generate` is given, whether or not the family hands positions to attention."""
     model, policy = build(family), Policy(slots=24, sinks=2, interval=3)

@@ -15,7 +15,6 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.models.load import LoadedModel
 from kvsearch.policy import (
     Anchors,
     Budgets,
@@ -62,6 +61,8 @@ POLICIES = {
         head_tiers=HeadTiers(others=((Tier(key_bits=8, value_bits=3),),), of=(0, 1, 0)),
     ),
 }  # fmt: skip
+
+FEW = ("window re-indexed", "tiers", "ragged heads, bits per layer")
 
 
 def make(
@@ -153,8 +154,14 @@ def fed(model: PreTrainedModel, cache: PolicyCache, first: int, last: int) -> Te
     return torch.cat(parts, 1)
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-@pytest.mark.parametrize("name", COPIED)
+PICKLED = ("tiers", "ragged heads, bits per layer", "anchors")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*((name, copy.deepcopy) for name in COPIED),
+     *((name, lambda x: pickle.loads(pickle.dumps(x))) for name in PICKLED)],
+)  # fmt: skip
 def test_a_copy_and_the_original_go_on_by_themselves(
     name: str,
     how: Callable[[PolicyCache], PolicyCache],
@@ -173,7 +180,7 @@ def test_a_copy_and_the_original_go_on_by_themselves(
         assert other.bytes_resident == cache.bytes_resident == alone.bytes_resident
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", FEW)
 def test_calls_may_come_in_any_mode_of_torch(name: str, fp32: PreTrainedModel) -> None:
     """`generate` goes on where a loop in inference mode ended, and gradients may be tracked."""
     weight = fp32.get_input_embeddings().weight
@@ -195,7 +202,7 @@ def test_calls_may_come_in_any_mode_of_torch(name: str, fp32: PreTrainedModel) -
     assert torch.equal(text[:, 24:], greedy(fp32, PROMPT[:1, :1], plain, 6))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", FEW)
 def test_autocast_changes_what_the_model_computes_and_not_the_cache(
     name: str, fp32: PreTrainedModel
 ) -> None:
@@ -333,12 +340,13 @@ def test_masks_and_positions_of_the_callers_own_are_refused(model: PreTrainedMod
         assert torch.equal(by_hand, plain)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["window re-indexed", "h2o"])
 def test_any_attention_implementation_attends_through_the_cache(name: str) -> None:
+    """FlexAttention's, which compiles masks, is a case of the padded batches above."""
     model = make()
     cache = PolicyCache(POLICIES[name], model)
     want = generate(model, PROMPT, cache)
-    for other in ("eager", "flex_attention", "sdpa"):
+    for other in ("eager", "sdpa"):
         model.set_attn_implementation(other)  # also after the cache was made
         cache.reset()
         assert torch.equal(generate(model, PROMPT, cache), want)
@@ -387,7 +395,7 @@ def test_rows_can_be_selected_and_repeated(model: PreTrainedModel) -> None:
     assert (a - b).abs().max() < 1e-9 and cache.bytes_resident == swapped.bytes_resident
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", FEW)
 def test_another_number_of_sequences_is_one_sentence(name: str, fp32: PreTrainedModel) -> None:
     """As where a common prefix was read once, and several continuations are asked for."""
     cache, whole = (PolicyCache(POLICIES[name], fp32) for _ in range(2))
@@ -403,32 +411,12 @@ def test_another_number_of_sequences_is_one_sentence(name: str, fp32: PreTrained
     assert (got - want).abs().max() < 1e-5 * want.abs().max()
 
 
-def test_a_model_whose_weights_are_elsewhere_is_refused() -> None:
-    """As accelerate's offloading leaves it."""
-    away = make().to("meta")
-    with pytest.raises(ModelError, match=r"weights of the model are offloaded; load it without"):
-        LoadedModel.of(away, None)
-
-
 def test_gradient_checkpointing_is_named_where_it_keeps_caches_out() -> None:
     model = make(torch.float32).train()
     model.gradient_checkpointing_enable()
     with pytest.raises(ModelError, match=r"does not use caches while it trains; call model\.eval"):
         PolicyCache(POLICIES["h2o"], model)
     assert fed(model, PolicyCache(POLICIES["h2o"], model.eval()), 0, 2).shape[1] == 2
-
-
-@pytest.mark.slow
-def test_a_compiled_model_decodes_the_same(model: PreTrainedModel) -> None:
-    policy = Policy(slots=32, interval=4)
-    ids = torch.arange(3, 67).view(1, -1)
-    outs = []
-    for run in (model, torch.compile(model, backend="eager")):
-        with torch.no_grad():
-            cache = PolicyCache(policy, model)
-            parts = [ids[:, :20], *ids[:, 20:].split(1, 1)]
-            outs.append(torch.cat([run(x, past_key_values=cache).logits for x in parts], 1))
-    torch.testing.assert_close(*outs)
 
 
 def test_a_policy_file_is_the_policy(model: PreTrainedModel, tmp_path: Path) -> None:

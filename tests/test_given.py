@@ -85,7 +85,9 @@ EVALUATED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", EVALUATED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * ("compiled" in k)) for k in EVALUATED]
+)
 def test_what_generates_is_evaluated_as_it_computes(kind: str, plain: Any) -> None:
     given = EVALUATED[kind](deepcopy(plain))
     loaded = LoadedModel.of(given, None)

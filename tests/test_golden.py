@@ -4,8 +4,8 @@
 studies recommend, and one trial of each kind that the studies searched. Losses of 15 of them were
 made anew when all slots of a short text came to count as recent (25 November 2026), and three have
 another fingerprint since a recent window counts with uneven budgets (26 November). All are sized
-and compared here; the golden files and every seventh are also run (most of these marked slow), or
-all with KVSEARCH_GOLDEN=all (minutes).
+and compared here; the golden files and every seventh (marked slow) are also run, or all with
+KVSEARCH_GOLDEN=all (minutes).
 
 A processor that sums in another order can flip a rank or a code, and with it a loss: then all that
 can be compared is two commits on one machine (`golden_values.py`).
@@ -27,7 +27,7 @@ from tests.golden_values import RECORDS, SHAPE, T, values
 
 ALL = os.environ.get("KVSEARCH_GOLDEN") == "all"
 RUN = [
-    pytest.param(r, id=r["name"], marks=[pytest.mark.slow] * (i % 21 > 0 and not kept))
+    pytest.param(r, id=r["name"], marks=[pytest.mark.slow] * (not kept))
     for i, r in enumerate(RECORDS)
     if (kept := "golden/" in r["name"]) or i % 7 == 0 or ALL
 ]

@@ -50,6 +50,7 @@ NAMES = (
     *("rotated+heads", "expected-attention", "anllm-ep"),
 )
 MAKES = ("aten::empty", "aten::new_empty", "aten::empty_like")  # memory, no launch
+QUICK = ("full", "int4", "window+int4", "h2o+int4", "xmu", "anllm-ep", TURNED)
 WRITE = os.environ.get("KVSEARCH_WRITE_LAUNCHES") == "1"
 
 
@@ -136,8 +137,10 @@ def counts(name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS), *OWN, TURNED]
-)
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK))
+     for name in (*NAMES, *KINDS, *OWN, TURNED)],
+)  # fmt: skip
 def test_a_layer_launches_no_more_than_its_budget(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,15 +121,14 @@ def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
     assert part.cut(2, 3).of == ("a", "b", "a") and len(part.cut(6, 9)) == 2
 
 
-@pytest.mark.parametrize("see", ["agnostic", "aware"])
 def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
-    see: Any, sharp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sharp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.app.workloads.items_of", with_depths)
     file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
-    found = search(str(sharp), prompts=file, see=see, out=out, **FAST)
+    found = search(str(sharp), prompts=file, see="aware", out=out, **FAST)
     s = found.summary
-    assert s.prompted and s.settings["see"] == see and s.recommended is not None
+    assert s.prompted and s.settings["see"] == "aware" and s.recommended is not None
     full = s.row("full")
     assert full.exact is not None and full.exact.mean == 1.0  # its own answers are the reference
     prompted = {*s.behind, *(r.name for r in s.rows if r.policy.trigger == "prompt")}
@@ -164,9 +163,9 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     columns = {"exact", "lost[mine.jsonl]", "flips[mine.jsonl]", "kl[mine.jsonl]", "mcnemar_p"}
     assert columns <= rows[0].keys()
     page = re.sub('base64,[^"]*', "", (out / "report.html").read_text())
-    assert "context lost" in page and f"question-{see}" in page and "PPL" not in page
+    assert "context lost" in page and "question-aware" in page and "PPL" not in page
     before = (out / "trials.jsonl").read_bytes()
-    again = search(str(sharp), prompts=file, see=see, out=out, **{**FAST, "trials": 3})
+    again = search(str(sharp), prompts=file, see="aware", out=out, **{**FAST, "trials": 3})
     assert (out / "trials.jsonl").read_bytes().startswith(before) and again.summary.resumed
 
 
@@ -188,7 +187,7 @@ def test_what_the_report_says_is_what_eval_measures(sharp: Path, tmp_path: Path)
     assert measured.lost.mean == pytest.approx(row.workloads[0].lost.mean, abs=1e-4)
 
 
-@pytest.mark.parametrize("target", ["openvino", "kvpress"])
+@pytest.mark.parametrize("target", ["openvino", pytest.param("kvpress", marks=pytest.mark.slow)])
 def test_a_runtime_that_evicts_after_a_prompt_is_searched_for(
     target: str, sharp: Path, tmp_path: Path
 ) -> None:

@@ -1,9 +1,7 @@
 """Defects that a review found, each with the test that would have caught it."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,12 +10,10 @@ from kvsearch.cache.engine import advance
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError, SpaceError
 from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import at
-from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.policy_search import model_work
-from kvsearch.report.slotmap import held
 from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
 from kvsearch.space import load
@@ -89,19 +85,6 @@ def test_a_deployed_layer_holds_no_table_of_angles(loaded: LoadedModel) -> None:
     assert len(rotaries) == 1 and all(r is not None and r._slots is None for r in rotaries.values())
 
 
-def test_pyramid_leaves_every_layer_something_to_choose() -> None:
-    """The published rule shares out what is left after the window, and then adds the window."""
-    shape = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
-    policy = at("pyramidkv", Setting(shape, shape.budget_bytes(256), 4096))
-    least = policy.recent_window + policy.interval
-    slots = [layer.slots or 0 for layer in layout(policy, shape).layers]
-    assert min(slots) > least and slots == sorted(slots, reverse=True)
-    assert sum(slots) == 30 * (policy.slots or 0)
-    chosen = [n - least for n in slots]
-    assert chosen[0] / np.mean(chosen) == pytest.approx(2 - 1 / 20, rel=0.01)
-    assert chosen[-1] / np.mean(chosen) == pytest.approx(1 / 20, abs=0.01)
-
-
 @pytest.mark.parametrize("interval", [8, 64])
 def test_a_second_call_to_a_dense_cache_in_4_bits(interval: int) -> None:
     """The first call left tokens in 16 bits whose quantised values the second one lacked."""
@@ -111,22 +94,6 @@ def test_a_second_call_to_a_dense_cache_in_4_bits(interval: int) -> None:
     a = stream(once, [200], torch.float64)
     b = stream(twice, [77, 60, 3, 60], torch.float64)
     assert (a - b).abs().max() < 1e-9
-
-
-@pytest.fixture
-def narrow_default() -> Iterator[None]:
-    torch.set_default_dtype(torch.bfloat16)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def test_the_default_type_changes_nothing(narrow_default: None) -> None:
-    policy = Policy(slots=40, interval=4, recent_window=4, rule=Attention(alpha=1, beta=1))
-    state = LayerState(layout(policy, SHAPE).layers[0], packed=False)
-    narrow = stream(state, [100], torch.float64)
-    torch.set_default_dtype(torch.float32)
-    state = LayerState(layout(policy, SHAPE).layers[0], packed=False)
-    assert torch.equal(narrow, stream(state, [100], torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -140,18 +107,6 @@ def test_a_space_out_of_range_names_the_axis(
     file.write_text(f"version: 2\nname: x\naxes: {{{axis}: {{choice: [{choice}]}}}}\n")
     with pytest.raises(SpaceError, match=rf"axes\.{axis}: .*{why}"):
         load(str(file))
-
-
-def test_the_map_of_slots_shows_what_the_cache_holds() -> None:
-    """A ladder without a recent window spares new slots; the picture forgot that."""
-    policy = Policy(slots=64, sinks=2, ladder=Ladder(span=0.5, overlap=0.25), interval=4)
-    for layer in layout(policy, SHAPE).layers:
-        state = LayerState(layer, packed=False)
-        for seen in (63, 64, 111, 200):
-            state.reset()
-            stream(state, [seen], torch.float32)
-            shown, _ = held(layer, seen)
-            assert len(shown) == state.store.n
 
 
 @pytest.mark.parametrize("text", ["[" * 10_000, '{"a":' * 10_000])

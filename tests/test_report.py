@@ -6,8 +6,6 @@ import io
 import math
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -548,20 +546,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_crumbs(tmp_path, monkeypatch,
         write_atomic(target, b"a half-written " * 1000)
     assert [p.name for p in target.parent.iterdir()] == ["front.csv"]
     assert target.read_text() == "old"
-
-
-def test_importing_the_report_is_light():
-    code = (
-        "import sys, kvsearch.report; "
-        "print([m for m in ('torch', 'matplotlib', 'jinja2') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ POLICIES = {
     ),
     "anchors": Policy(anchors=Anchors(at=9)),
 }
+FEW = ("window re-indexed", "h2o in 4 bits", "prompt", "anchors")  # one for each way
 KW: dict[str, Any] = dict(do_sample=False, max_new_tokens=6, pad_token_id=0)
 IDS = torch.randint(3, 97, (2, 40), generator=torch.Generator().manual_seed(1))
 ONE = IDS[:1]
@@ -81,7 +82,7 @@ def said(call: Callable[[], object]) -> str:
     return sentence
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", FEW)
 def test_use_cache_false_is_named(name: str, model: PreTrainedModel) -> None:
     mine = copy.deepcopy(model)
 
@@ -101,7 +102,7 @@ def test_use_cache_false_is_named(name: str, model: PreTrainedModel) -> None:
     assert torch.equal(generate(mine, IDS, cache, use_cache=True), want)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", FEW)
 def test_a_prompt_that_was_taken_in_is_named(name: str, model: PreTrainedModel) -> None:
     cache, want = PolicyCache(POLICIES[name], model), None
     with torch.inference_mode():
@@ -125,12 +126,12 @@ def test_a_prompt_that_was_taken_in_is_named(name: str, model: PreTrainedModel) 
         assert torch.equal(generate(model, IDS, other), want)  # transformers gives the rest
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("length", [10, 39, 45, 46, 60])
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("length", [39, 45, 46])  # the cache has seen 45
 def test_a_cache_of_another_prompt_is_named(name: str, length: int, model: PreTrainedModel) -> None:
     """As in a loop over prompts: a longer one got the end of its own after the other's tokens."""
     cache = PolicyCache(POLICIES[name], model)
-    generate(model, ONE, cache)  # has seen 45
+    generate(model, ONE, cache)
     other = torch.randint(3, 97, (1, length), generator=torch.Generator().manual_seed(2))
     for more in ({}, {"attention_mask": None}):
         assert "reset()" in said(lambda more=more: generate(model, other, cache, **more))
@@ -262,7 +263,7 @@ def test_batches_are_generated_beside_a_cache() -> None:
     assert [x.generated_tokens for x in found.values()] == [want]
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["h2o in 4 bits", "anchors"])
 def test_threads_that_share_a_model_have_each_their_cache(
     name: str, model: PreTrainedModel
 ) -> None:
@@ -276,7 +277,7 @@ def test_threads_that_share_a_model_have_each_their_cache(
     assert all(map(torch.equal, found, want)) and torch.equal(other.result(), plain)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["h2o in 4 bits", "anchors"])
 def test_a_compiled_model_takes_a_cache(name: str, model: PreTrainedModel) -> None:
     compiled = torch.compile(model, backend="eager")
     cache = PolicyCache(POLICIES[name], compiled)
@@ -285,18 +286,16 @@ def test_a_compiled_model_takes_a_cache(name: str, model: PreTrainedModel) -> No
         for call in (ONE[:, :20], ONE[:, 20:21], ONE[:, 21:22], ONE[:, 22:]):
             got = compiled(call, past_key_values=cache).logits
             assert torch.equal(got, model(call, past_key_values=by_hand).logits)
-        whole = torch.compile(model, backend="eager", fullgraph=True)  # without a cache
-        assert torch.allclose(whole(ONE).logits, model(ONE).logits, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["full", "h2o in 4 bits", "anchors"])
 def test_adapted_models_attend_through_a_cache(name: str) -> None:
     """Adapters of every kind that transformers' layers keep; a prefix is a cache of its own."""
     lora = dict(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     ia3 = dict(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
     mixed = peft.get_peft_model(made(), peft.LoraConfig(**lora), mixed=True).eval()
     text = generate(mixed, ONE, PolicyCache(POLICIES[name], mixed, native=torch.float32))
-    if name in ("full", "window", "window re-indexed"):
+    if name == "full":
         assert torch.equal(text, generate(mixed, ONE, None))
     for config in (
         peft.LoraConfig(**lora), peft.LoraConfig(task_type="CAUSAL_LM", **lora),
@@ -309,7 +308,7 @@ def test_adapted_models_attend_through_a_cache(name: str) -> None:
             assert "token ids" in said(lambda model=model, cache=cache: generate(model, ONE, cache))
             continue
         text = generate(model, ONE, cache)
-        if name in ("full", "window", "window re-indexed"):  # which drop and round nothing yet
+        if name == "full":  # which drops and rounds nothing
             assert torch.equal(text, model.generate(ONE, **KW))
         turn = torch.cat([text, ONE], 1)
         if isinstance(config, peft.PromptTuningConfig):

@@ -350,7 +350,7 @@ def test_too_short_too_small_and_unwritable(
     ("extra", "stop"),
     [
         ([], signal.SIGINT),
-        (["--workers", "2"], signal.SIGTERM),
+        pytest.param(["--workers", "2"], signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(["--ray", "local", "--workers", "2"], signal.SIGINT, marks=pytest.mark.slow),
     ],
     ids=["here", "processes", "ray"],

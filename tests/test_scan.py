@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from kvsearch.cache.engine import advance
-from kvsearch.cache.eviction import loop as eviction
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
@@ -148,21 +147,6 @@ def test_of_equal_scores_the_oldest_goes(name: str) -> None:
     if policy.tiers[0].native:
         assert torch.equal(fast.store.read()[1], newest)
     assert_same(fast, slow)
-
-
-@pytest.mark.parametrize("name", [n for n in POLICIES if n != "never full"])
-def test_a_continued_stream_is_fast_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-
-    def spy(s: LayerState, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        taken.append(q.shape[2])
-        return run(s, q, *args, **kwargs)
-
-    run = eviction.in_full_cache
-    monkeypatch.setattr(eviction, "in_full_cache", spy)
-    replay(state(name, fast=True), tokens(tokens=2 * T), [T], None)
-    assert len(taken) == (1 if "trigger" in POLICIES[name] else 2)
-    assert taken[-1] > T - 2 * Policy(**POLICIES[name]).interval
 
 
 class Own(Scorer):

@@ -104,7 +104,7 @@ def test_differences_of_a_run_lend_each_other_their_variance() -> None:
     rng, size = np.random.default_rng(5), 1024
     true = np.linspace(0.01, 1, 16)  # rows far behind differ by more from window to window
     held, narrower = [], []
-    for _ in range(300):
+    for _ in range(100):
         noise = rng.normal(size=(16, 4)) * (0.3 * true[:, None])
         rows = [Blocks((true[i] + noise[i, :, None]) * size, np.array([size])) for i in range(16)]
         together = spread((x,) for x in rows)

@@ -59,7 +59,7 @@ def written(p: Policy, target: Target, shape: ModelShape = SHAPE) -> dict[str, s
 
 @targets
 @given(seed=st.integers(0, 1 << 30), shape=st.sampled_from([SHAPE, WIDE, SMALL]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_what_a_target_gives_it_executes(name: str, seed: int, shape: ModelShape) -> None:
     target, asked = find(name), policy(random.Random(seed), shape)
     given = project(asked, target, shape)
@@ -80,7 +80,7 @@ def test_what_a_target_gives_it_executes(name: str, seed: int, shape: ModelShape
 
 @targets
 @given(seed=st.integers(0, 1 << 30), known=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_figures_stay_with_the_policy_that_was_measured(name: str, seed: int, known: bool) -> None:
     target, shape = find(name), SHAPE if known else None
     origin = {"model": "smollm2-135m", "adapted": {"steps": 8}}
@@ -299,9 +299,8 @@ def test_a_wrong_option_or_value_is_found() -> None:
 
 
 @targets
-@pytest.mark.parametrize("shape", [SHAPE, WIDE])
-def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str, shape: ModelShape) -> None:
-    target, base = find(name), load("default")
+def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str) -> None:
+    target, base, shape = find(name), load("default"), WIDE
     setting = Setting(shape, shape.budget_bytes(128), 512, heads=losses(shape))
     if name in ("openvino", "kvpress", "ollama"):
         with pytest.raises(SpaceError, match=f"--target {name}: it"):
@@ -329,11 +328,10 @@ def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str, shape: M
     assert built > 100 and len(kinds) >= (2 if wide else 1)
 
 
-@pytest.mark.parametrize("slots", [128, 190])
 @targets
-def test_every_point_for_prompts_is_executed_as_it_is(name: str, slots: int) -> None:
+def test_every_point_for_prompts_is_executed_as_it_is(name: str) -> None:
     """Of runtimes that evict after a prompt, too; slots of OpenVINO come in blocks."""
-    target, base = find(name), load("prompts")
+    target, base, slots = find(name), load("prompts"), 190
     setting = Setting(WIDE, WIDE.budget_bytes(slots), 512, prompt=480, heads=losses(WIDE))
     setting = stepped(name, setting)
     if name == "ollama":

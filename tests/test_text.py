@@ -3,8 +3,6 @@
 import hashlib
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -293,11 +291,3 @@ def test_windows_begin_with_the_start_token_of_the_tokenizer(tiny_tokenizer):
     assert 256 not in tokens.ids
     found = windows(split(tokens).search, count=4, length=11)
     assert (found[:, 0] == 256).all() and (found[:, 1:] != 256).all()
-
-
-def test_text_needs_neither_torch_nor_transformers():
-    code = (
-        "import sys, kvsearch.text as t; t.builtin()\n"
-        "assert not {'torch', 'transformers', 'datasets'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -111,8 +111,9 @@ def test_every_kind_of_policy_has_a_kit() -> None:
         assert len(manifest["parts"]) >= 2
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("field", ["budgets", "head_tiers"])
+@pytest.mark.parametrize(
+    ("field", "heads"), [("budgets", 1), ("budgets", 3), ("head_tiers", 2), ("head_tiers", 5)]
+)
 def test_a_kit_has_as_many_heads_as_the_lists(field: str, heads: int, tmp_path: Path) -> None:
     """transformers takes its model, and the plain reader finds the same bytes for every head."""
     rows = [[1 + (i + j) % 3 for j in range(heads)] for i in range(3)]

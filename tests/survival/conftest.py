@@ -19,8 +19,8 @@ sys.path.insert(0, str(HERE))  # spawned evaluators inherit it and find `toy`
 # What Ray chooses for a cluster that it starts itself; clients of other clusters set it.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 
-KILLS = int(os.environ.get("KVSEARCH_KILLS", "20"))
-RAY_KILLS = int(os.environ.get("KVSEARCH_RAY_KILLS", "10"))
+KILLS = int(os.environ.get("KVSEARCH_KILLS", "10"))
+RAY_KILLS = int(os.environ.get("KVSEARCH_RAY_KILLS", "6"))
 
 
 def script(name: str, *options: str, **how: Any) -> "subprocess.Popen[str]":

@@ -142,11 +142,14 @@ OPS = ahead.ops()
 WIDTHS = (8, 5, 4, 3, 2, 1)
 # of an op's probe, compiled here; of the others the last
 CASES = {"decode_step": (6, 9), "decode_attention": (12,), "repack_kv": (6,)}
-ARCHS = [pytest.param(80, marks=pytest.mark.slow), 90]
+QUICK = ("lifetime_attention", "quantize_kv", "choose_slots")
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [pytest.param(name, arch, marks=[pytest.mark.slow] * (arch == 80 or name not in QUICK))
+     for name in OPS for arch in (80, 90)],
+)  # fmt: skip
 def test_each_op_compiles(name, arch):
     every = list(import_module(OPS[name].probe).cases(torch.device("cpu"), torch.float16))
     with compiling(arch) as made:
