@@ -354,6 +354,14 @@ def test_validate_checks_every_file_and_says_what_is_wrong_with_each(
             '{"slots": 64, "interval": 64}',
             "few.json: field slots: 64 slots are fewer than the 65 that 0 sinks",
         ),
+        "long": (
+            '{"slots": 64, "rule": {"name": "chunks", "length": 65}}',
+            "long.json: field rule.length: a chunk of 65 tokens is longer than the 64 slots",
+        ),
+        "none": (
+            '{"slots": 64, "budgets": {"kind": "sensitivity", "weights": [[1, 0]]}}',
+            "none.json: field budgets: weights must be above 0",
+        ),
     }
     for name, (text, _) in wrong.items():
         Path(f"{name}.json").write_text(text)

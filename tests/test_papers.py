@@ -5,7 +5,7 @@ below look at everything that has happened so far; they hold no running sums.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from kvsearch.cache import PolicyCache
 from kvsearch.cache.state import LayerState
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
-from kvsearch.policy import Budgets, ModelShape, Policy, layout
+from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, layout
 from kvsearch.rules import Random, Segment
 
 Array = NDArray[np.float64]
@@ -326,6 +326,48 @@ def test_a_method_keeps_what_its_paper_says(
             assert tokens_of(cache, heads) == [past.held for past in heads], t
     assert evictions > 3
     assert heads[0].held != [*range(sinks), *range(T - stay + sinks, T)]  # not by age alone
+
+
+def test_rkv_as_published_evicts_no_token_of_the_prompt(
+    model: LlamaForCausalLM, ids: torch.Tensor, heads: list[Past]
+) -> None:
+    prompt, slots = 50, 70
+    policy = at("rkv-generation", replace(SETTING, prompt=prompt))
+    policy = policy.model_copy(update={"slots": slots})
+    cache, stay, seen = PolicyCache(policy, model, native=torch.float64), prompt + slots - 32, 0
+    with torch.inference_mode():
+        for count in (prompt, *[1] * (T - prompt)):
+            model(ids[:, seen : seen + count], past_key_values=cache)
+            seen += count
+            for past in heads:
+                for _ in range(count):
+                    past.attend()
+                if (seen - prompt) % 32 == 0 and (excess := len(past.held) - stay) > 0:
+                    gone = worst(past.held[prompt:-8], less_redundancy(past), excess)
+                    past.held = [j for j in past.held if j not in gone]
+    assert tokens_of(cache, heads) == [past.held for past in heads]
+    for past in heads:
+        later = past.held[prompt:]
+        assert past.held[:prompt] == [*range(prompt)] and later != [*range(T - len(later), T)]
+
+
+def test_duoattention_keeps_all_in_the_head_that_loses_most(
+    model: LlamaForCausalLM, ids: torch.Tensor, heads: list[Past]
+) -> None:
+    """The other head has 4 sinks and the newest tokens."""
+    lost = HeadLosses(
+        heads=2, sizes=(8, 32), slots=((2, 1), (4, 2)), bits=(8, 4), keys=((0, 1), (0, 1)),
+        values=((0, 1), (0, 1)), starved=8,
+    )  # fmt: skip
+    setting = replace(SETTING, budget_bytes=SHAPE.budget_bytes(160), heads=lost)
+    policy = at("duoattention", setting)
+    cache = PolicyCache(policy, model, native=torch.float64)
+    with torch.inference_mode():
+        for t in range(T):
+            model(ids[:, t : t + 1], past_key_values=cache)
+    left = 2 * 160 - (T + 1) - 1  # each head has a slot for the token to come
+    want = [[*range(4), *range(T - left + 4, T)], [*range(T)]]
+    assert tokens_of(cache, heads) == want
 
 
 def test_adakv_keeps_the_best_of_all_heads_together(

@@ -59,7 +59,12 @@ def least(policy: Policy, shape: ModelShape | None, recent_window: int) -> int:
         kept += policy.interval  # a group is never cut before all of it has been quantised
     if rung is not None:
         return kept + rung.A + policy.interval
-    return max(kept, policy.sinks + 1) + policy.interval
+    return max(max(kept, policy.sinks + 1) + policy.interval, _together(policy))
+
+
+def _together(policy: Policy) -> int:
+    """Tokens that the policy's rule keeps or drops together."""
+    return 1 if policy.rule is None else policy.rule.together
 
 
 def _protected(policy: Policy) -> int:
@@ -78,6 +83,11 @@ def require_slots(policy: Policy, shape: ModelShape | None = None) -> int:
     """
     slots, recent_window = policy.slots, policy.recent_window
     floor = least(policy, shape, recent_window)
+    if slots is not None and slots < (long := _together(policy)):
+        raise PolicyError(
+            f"field rule.length: a chunk of {long} tokens is longer than the {slots} slots; give a "
+            "shorter one"
+        )
     if slots is not None and slots < floor:
         parts = f"{policy.sinks} sinks + {recent_window} recent tokens + interval {policy.interval}"
         if more := _protected(policy):

@@ -211,6 +211,11 @@ class Rule(Frozen):
     def check(self, interval: int, trigger: str) -> None:
         """Raise a `ValueError` that says which field does not go with the policy's schedule."""
 
+    @property
+    def together(self) -> int:
+        """Tokens that stay or go together; a layer has at least as many slots."""
+        return 1
+
     def lies_in(self, folder: Path) -> None:
         """A policy file with the rule was read from `folder`, where other files of it lie."""
 

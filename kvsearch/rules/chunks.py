@@ -50,6 +50,11 @@ class Chunks(Attention):
     identity: ClassVar[str] = "rule"
 
     @property
+    def together(self) -> int:
+        """A chunk."""
+        return self.length
+
+    @property
     def ages(self) -> bool:
         """Arrival indices say which chunk a slot is of."""
         return True

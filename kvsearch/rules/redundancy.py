@@ -41,6 +41,10 @@ class Redundancy(Attention):
             dict(rule="redundancy-rkv", interval=32, recent_window=8),
             "attention of the last 8 tokens less redundancy of keys (arXiv:2505.24133)",
         ),
+        "rkv-generation": (
+            dict(rule="redundancy-rkv", interval=32, recent_window=8, trigger="generation"),
+            "rkv as published: the prompt stays, generated tokens are evicted",
+        ),
     }
     axes: ClassVar[Mapping[str, str]] = {
         **Attention.axes,
