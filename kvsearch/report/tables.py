@@ -124,7 +124,7 @@ def sizes_text(summary: Summary) -> str:
         share = (ya - loss) / (ya - yb) if ya > yb else 1.0
         slots, near = xa / unit * (xb / xa) ** share, "about"
     return (
-        f"{its.name} with {row.slots16:,.3g} slots loses as much as {mine.name} with {near} "
+        f"with {row.slots16:,.3g} slots {its.name} loses as much as {mine.name} with {near} "
         f"{round(slots, -1 if slots >= 100 else 0):,.0f}"
     )
 

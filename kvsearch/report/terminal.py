@@ -259,8 +259,8 @@ def answers_table(document: dict[str, Any]) -> str:
             found += folded([said], width)
     lines: list[str] = []
     lines.append(
-        "context lost: rise of the answers' NLL over the full cache, in shares of the rise without "
-        "the context"
+        "context lost: rise of the answers' NLL over the full cache; 0 is the full cache, 100 no "
+        "context"
     )
     lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
     return "\n".join([*found, *folded(lines, width)])
