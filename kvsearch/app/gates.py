@@ -76,7 +76,7 @@ def gates(
         model if isinstance(model, LoadedModel) else str(model),
         dtype=dtype, device=device, context=1, say=shown.say,
     )  # fmt: skip
-    prose = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say))
+    prose = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say, tasks=True))
     most = max_context(loaded.model.config)
 
     def gate(name: str) -> Gate:

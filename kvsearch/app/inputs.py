@@ -66,8 +66,14 @@ def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:
         read_text(spec)
 
 
-def source(given: TextLike | Sequence[TextLike] | None, dataset: str | None, say: Say) -> Source:
-    """The text asked for; without any, the built-in one, and says so."""
+def source(
+    given: TextLike | Sequence[TextLike] | None,
+    dataset: str | None,
+    say: Say,
+    *,
+    tasks: bool = False,
+) -> Source:
+    """The text asked for; without any, the built-in one, said as what `tasks` take or as a text."""
     files = texts(given)
     if files and dataset is not None:
         raise TextError("give --text or --dataset, not both")
@@ -75,7 +81,13 @@ def source(given: TextLike | Sequence[TextLike] | None, dataset: str | None, say
         found = read_dataset(dataset, announce=say)
     else:
         found = read_files(files) if files else builtin()
-    say(found.announcement)
+    if tasks and not files and dataset is None:
+        say(
+            "no text given: tasks that hide facts in prose take the language reference inside "
+            "Python; --text FILE takes another"
+        )
+    else:
+        say(found.announcement)
     return found
 
 

@@ -262,7 +262,7 @@ def _made(
     """The prompts of tasks, of the part that no search sees."""
     if not specs:
         return []
-    tokens = tokenize(loaded.tokenizer, inputs.source(text, None, shown.say))
+    tokens = tokenize(loaded.tokenizer, inputs.source(text, None, shown.say, tasks=True))
     return from_tasks(loaded, specs, tokens.ids, tokens.start, see, count, seed)
 
 

@@ -134,7 +134,8 @@ def measured_on(loaded: LoadedModel, options: RunOptions, shown: Shown) -> input
     counts |= {"report": HEADLINE * options.items}
     parts: dict[Split, list[Prompts]] = {split: [] for split in SPLITS}
     if specs:
-        tokens = tokenize(loaded.tokenizer, inputs.source(options.text, options.dataset, shown.say))
+        given = inputs.source(options.text, options.dataset, shown.say, tasks=True)
+        tokens = tokenize(loaded.tokenizer, given)
         for split in SPLITS:
             parts[split] += from_tasks(
                 loaded,
