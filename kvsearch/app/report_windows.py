@@ -123,7 +123,7 @@ class ReportWindows:
                 stopped |= self._stopped(left, best, windows, false)
                 continue
             kept = [c for c in chosen if c.fingerprint not in failures]
-            self._headline(kept, chosen[0], best, self._leads(left, best, windows))
+            self._headline(kept, chosen[0], best)
         measured = [c for c in chosen if c.fingerprint not in failures]
         about = {c.fingerprint: self.folder.load_nll("report", c.fingerprint)[1] for c in measured}
         rows = [
@@ -160,7 +160,7 @@ class ReportWindows:
             found |= {} if gap is None else {c.fingerprint: gap}
         return found
 
-    def _leads(self, left: list[Trial], best: Trial, windows: int) -> list[Trial]:
+    def _leads(self, left: list[Trial], best: Trial, windows: int | None = None) -> list[Trial]:
         """The opponents of the headline so far: the best published method and combination."""
         found = []
         for kind in ("method", "combined"):
@@ -168,18 +168,19 @@ class ReportWindows:
             found += sorted(rivals, key=lambda c: self.reported(c, best, windows))[:1]
         return found
 
-    def _headline(self, rows: list[Trial], full: Trial, best: Trial, leads: list[Trial]) -> None:
+    def _headline(self, rows: list[Trial], full: Trial, best: Trial) -> None:
         """Further windows where the headline is undecided on those that every row has.
 
         Every look is at the level at which all of them hold together, and at all opponents: further
-        windows of one may leave another undecided, since they share what is known of variance.
+        windows of one may leave another undecided, since they share what is known of variance, or
+        make another the best of its kind.
         """
         at = looks(self.each, self.headline)
         level = corrected(len(at))
         for _, more in pairwise(at):
             undecided, kept = [], {c.fingerprint: self._blocks(c.fingerprint) for c in rows}
             spread = spread_of(kept.values(), kept[best.fingerprint], kept[full.fingerprint])
-            for c in leads:
+            for c in self._leads(rows, best):
                 mine, its = common(kept[best.fingerprint], kept[c.fingerprint])
                 gap = paired(mine, its, level=level, spread=spread)
                 if gap.lo <= 0 <= gap.hi:
@@ -187,7 +188,7 @@ class ReportWindows:
             if not undecided:
                 return
             failures = self._go_on([full, best, *undecided], more)
-            leads = [c for c in leads if c.fingerprint not in failures]
+            rows = [c for c in rows if c.fingerprint not in failures]
             if best.fingerprint in failures:
                 return
 
