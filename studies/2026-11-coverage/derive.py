@@ -34,7 +34,7 @@ RACES = 4000
 ROWS = 16  # of a report, that its intervals are corrected for
 KINDS = ("before", "alone", "moderated")
 PAIRS = 1000  # of many policies
-SPLITS = 300  # of many contexts
+SPLITS = 100  # of many contexts
 
 
 @dataclass(frozen=True)
