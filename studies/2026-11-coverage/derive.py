@@ -99,7 +99,7 @@ def _kept(windows: str, tokens: int, block: int, sums: dict[str, list]) -> Kept:
 
 def prompts() -> Iterator[tuple[str, Kept]]:
     """Losses at answers, of tasks of which eight policies and more were measured, by context."""
-    for file in sorted(PROMPTS.glob("*.json")):
+    for file in sorted(PROMPTS.glob("*-*.json")):
         rows = json.loads(file.read_text())
         groups, full = rows.pop("groups"), rows.pop("all")["full"]["nll"]
         known = sorted({*groups})
