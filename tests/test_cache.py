@@ -196,6 +196,14 @@ def slots(n: int) -> Slots:
     return Slots(n, n, n, n, lambda: pytest.fail("sums of attention read no keys"))
 
 
+@pytest.mark.parametrize("heads", [2, 200])
+def test_few_and_many_sums_are_smoothed_alike(heads: int) -> None:
+    scorer = Attention(pool=5).scorer(place(heads, 32))
+    total = torch.rand(1, heads, 40)
+    near = torch.nn.functional.avg_pool1d(total[..., :30], 5, stride=1, padding=2)
+    assert torch.equal(scorer.smooth(total, 30), torch.cat([near, total[..., 30:]], -1))
+
+
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0, 0)])
 def test_scores_of_uniform_attention(alpha: float, beta: float) -> None:
     n = 30

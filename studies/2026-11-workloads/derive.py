@@ -35,7 +35,8 @@ def columns(name: str, x: Interval) -> dict[str, object]:
 def tables() -> dict[str, list[dict[str, object]]]:
     gates, cells, compared = [], [], []
     for file in sorted((HERE / "records").glob("*-*.json")):
-        task, see = file.stem.rsplit("-", 1)
+        task, see, *other = file.stem.split("-", 2)
+        which = {"model": other[0] if other else "smollm2-135m", "task": task, "see": see}
         rows = json.loads(file.read_text())
         groups, nll = rows.pop("groups"), rows.pop("all")
         full, empty = (np.array(nll[name]["nll"]) for name in ("full", "empty"))
@@ -43,7 +44,7 @@ def tables() -> dict[str, list[dict[str, object]]]:
         exact = wilson(sum(nll["full"]["exact"]), len(full))
         passes = gain.mean >= GATE and gain.lo > 0
         gates.append({
-            "task": task, "see": see, "contexts": len({*groups}), "asks": len(full),
+            **which, "contexts": len({*groups}), "asks": len(full),
             "nll_full": f"{full.mean():.3f}", "nll_empty": f"{empty.mean():.3f}",
             **columns("gain", gain),
             **columns("exact", exact),
@@ -51,7 +52,7 @@ def tables() -> dict[str, list[dict[str, object]]]:
         })  # fmt: skip
         for share, cell in rows.items() if passes else ():
             lost = {n: (np.array(r["nll"]) - full) / gain.mean for n, r in cell.items()}
-            where = {"task": task, "see": see, "bytes": share}
+            where = {**which, "bytes": share}
             for name in sorted(cell, key=lambda n: float(lost[n].mean())):
                 kept = wilson(sum(cell[name]["exact"]), len(full))
                 cells.append({

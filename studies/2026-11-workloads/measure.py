@@ -1,13 +1,15 @@
 """What methods and searched policies keep of a prompt, at equal bytes.
 
     python studies/2026-11-workloads/measure.py TASK ... [--parts 4 8 16] [--see aware] [--only ...]
+        [--items 25] [--model FILE.gguf --name NAME]
 
-Policies: published methods as published; their rules with budgets by what heads lose, and
-with keys in 5 and values in 4 bits, at the same bytes; combinations by hand; the points that every
-search begins with; and those that searches found (`found/*.json`, see `search.py`). NLL and
-exactness of every answer go to `records/TASK-SEE.json`; rows that the file has are kept. Items are
-of the report part, which no search and no point saw. TASK `text` is the report part of the built-in
-text in windows of 640 tokens: what policies found on tasks lose there (`records/text.json`).
+Policies: published methods as published; their rules with budgets by what heads lose, and with keys
+in 5 and values in 4 bits, at the same bytes; combinations by hand; the points that every search
+begins with; and those that searches found (`found/*.json`, see `search.py`). NLL and exactness of
+every answer go to `records/TASK-SEE.json`, of a second model to `records/TASK-SEE-NAME.json`; rows
+that the file has are kept. Items are of the report part, which no search and no point saw. `long`
+is `needle4` in contexts of 4000 tokens. TASK `text` is the report part of the built-in text in
+windows of 640 tokens: what policies found on tasks lose there (`records/text.json`).
 """
 
 import argparse
@@ -35,10 +37,10 @@ from kvsearch.text.sources import builtin
 from kvsearch.workloads import SEES, parse
 
 HERE = Path(__file__).parent
-ITEMS = 25
 TOKENS, WINDOWS = 640, 8  # of `text`
 TASKS = {
     "needle4": "needle:4,asks=4,tokens=640",
+    "long": "needle:4,asks=4,tokens=4000",
     "recall": "recall,tokens=600",
     "qa": "qa,tokens=640",
     "chains": "chains,tokens=640",
@@ -114,22 +116,27 @@ def main() -> None:
     ask.add_argument("--parts", nargs="*", type=int, default=[8], help="1/4, 1/8, 1/16")
     ask.add_argument("--see", choices=SEES, default="agnostic")
     ask.add_argument("--only", nargs="*", default=[], metavar="POLICY")
+    ask.add_argument("--items", type=int, default=25, help="contexts")
+    ask.add_argument("--model", default="smollm2-135m")
+    ask.add_argument("--name", default="", help="of another model, in the records")
     o = ask.parse_args()
-    loaded = load_model()
+    loaded = load_model(o.model)
     evaluator, losses = Evaluator(loaded), heads(loaded).losses
     tokens = tokenize(loaded.tokenizer, builtin())
     if "text" in o.tasks:
         on_text(loaded, o.parts)
     for task in [t for t in o.tasks if t != "text"]:
         spec = parse(TASKS[task])
-        (prompts,) = from_tasks(loaded, [spec], tokens.ids, tokens.start, o.see, ITEMS, 0, "report")
-        file = HERE / "records" / f"{task}-{o.see}.json"
+        (prompts,) = from_tasks(
+            loaded, [spec], tokens.ids, tokens.start, o.see, o.items, 0, "report"
+        )
+        file = HERE / "records" / f"{'-'.join([task, o.see, *o.name.split()])}.json"
         rows = json.loads(file.read_text()) if file.exists() else {"groups": groups(prompts)}
         todo = {("all", "full"): Policy(name="full"), ("all", "empty"): Policy()}
         for part in o.parts:
             size = loaded.shape.budget_bytes(spec.tokens // part)
             setting = Setting(loaded.shape, size, prompts.longest, prompts.prompt, heads=losses)
-            here = policies(setting) | searched(part, setting)
+            here = policies(setting) | ({} if o.name else searched(part, setting))
             todo |= {(f"1/{part}", n): p for n, p in here.items() if not o.only or n in o.only}
         setting = Setting(loaded.shape, None, prompts.longest, prompts.prompt)
         for (share, name), policy in todo.items():

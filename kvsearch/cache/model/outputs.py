@@ -30,15 +30,14 @@ class Output:
         """Finds the L1 norm of `W_o v` for values of these KV heads, see `Place.output`."""
 
         def found(values: Tensor) -> Tensor:
+            D = values.shape[-1]
+            part = self.weight.unflatten(1, (-1, D))[:, heads.start * self.group :]
+            each = part[:, : len(heads) * self.group].permute(1, 2, 0).float()
             out = []
-            for h, value in zip(heads, values.float().unbind(1), strict=True):
-                columns = self.weight[:, h * self.group * value.shape[-1] :]
-                each = [
-                    torch.nn.functional.linear(value, part.float()).abs().sum(-1)
-                    for part in columns.split(value.shape[-1], 1)[: self.group]
-                ]
-                out.append(torch.stack(each).mean(0))
-            return torch.stack(out, 1)
+            for row in values.float():
+                moved = torch.bmm(row.repeat_interleave(self.group, 0), each).abs_().sum(-1)
+                out.append(moved.unflatten(0, (len(heads), self.group)).mean(1))
+            return torch.stack(out)
 
         return found
 
