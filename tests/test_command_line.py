@@ -215,6 +215,21 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
     assert (out / "report.html").exists() == (out / "best.json").exists() == begun
 
 
+def test_ctrl_c_after_the_selection_keeps_its_choice(
+    tiny_folder: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best on the search part was recommended again, whatever the selection had chosen."""
+    monkeypatch.setattr("kvsearch.app.final_evaluation.ReportWindows.rows", stopped)
+    monkeypatch.setattr("kvsearch.app.run.FinalEvaluation._recommend", lambda *_: "window+int4")
+    how: dict[str, Any] = {"budget_slots": 96, "context": 192, "trials": 2, "bench": False}
+    with pytest.raises(KeyboardInterrupt) as stop:
+        search(str(tiny_folder), str(prose), out=tmp_path / "run", **how)
+    found = stop.value.summary
+    assert found.recommended == "window+int4"
+    assert "chosen on the search and the select part" in found.open
+    assert json.loads((tmp_path / "run" / "best.json").read_text())["name"] == "window+int4"
+
+
 def test_the_report_is_there_before_the_final_evaluation(
     tiny_folder: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

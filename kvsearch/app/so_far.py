@@ -16,6 +16,9 @@ OPEN = {
     "search": "The run has not ended. Losses are of the search part, on which policies are chosen, "
     "so they are too low; the selection on another part, the report part and the decode speed are "
     "open.",
+    "selected": "The run has not ended. The recommended policy was chosen on the search and the "
+    "select part; losses are of the search part, so they are too low. The report part and the "
+    "decode speed are open.",
     "report": "The run has not ended. Rows may get more of the report part; the decode speed is "
     "open.",
 }
@@ -25,7 +28,8 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     """What an unfinished run knows.
 
     Rows are those of the report text once the recommended policy was measured there; before that,
-    policies on the search text, none if nothing was compared yet.
+    policies on the search text, none if nothing was compared yet. A policy that the selection chose
+    is the recommended one from then on.
 
     Args:
         folder: of the run.
@@ -41,9 +45,11 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     except FileNotFoundError:
         chosen, best = [], None
     part = "report" if best and _has(folder, "report", names, "full", best) else "search"
+    stage = "selected" if best in names and part == "search" else part
     if part == "search":
         done = _comparable(list(names.values()), asked["settings"]["budget_bytes"])
-        best = min(done, key=lambda t: t.dnll or 0.0).name if done else None
+        if stage == "search":
+            best = min(done, key=lambda t: t.dnll or 0.0).name if done else None
         leads = {t.name for t in contenders(trials, asked["settings"]["budget_bytes"])}
         chosen = [n for n, t in names.items() if t.kind != "searched" or n in leads]
     rows = list[MeasuredRow]()
@@ -58,7 +64,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     measured = Measured(rows=rows, recommended=best, compared=compared, seconds=seconds)
     text = {**asked["text"], "report": asked["text"].get(part)}
     known = {**asked, "text": text}
-    return replace(summary.build(folder, known, measured, part), open=OPEN[part])
+    return replace(summary.build(folder, known, measured, part), open=OPEN[stage])
 
 
 def _has(folder: RunFolder, part: str, names: Mapping[str, Trial], *wanted: str) -> bool:
