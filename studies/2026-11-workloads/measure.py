@@ -94,8 +94,9 @@ def on_text(loaded: LoadedModel, parts: list[int]) -> None:
         size = loaded.shape.budget_bytes(TOKENS // part)
         setting = Setting(loaded.shape, size, TOKENS, heads=heads(loaded).losses)
         here = {"full": Policy(name="full"), **searched(part, setting)}
-        for name in ("h2o", "streamingllm", *BY_HAND):
-            here[name] = build(dict(METHODS[name].knobs), setting, name=name)
+        known = {name: METHODS[name] for name in ("h2o", "streamingllm", *BY_HAND)}
+        for name, method in (known | load(DEFAULT, prompted=True)).items():
+            here[name] = build(dict(method.knobs), setting, name=name)
         cell = rows.setdefault(f"1/{part}", {})
         for name, policy in here.items():
             if name not in cell:
