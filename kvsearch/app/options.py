@@ -51,6 +51,7 @@ PROPOSALS = 6  # of Ray Tune, which is told their number before
 MOST_PROPOSALS = 12  # of `--trials auto`
 LEAST_SCORED = 64  # tokens of a window
 STEP = 4  # contexts that a policy starts with, and gets at a time
+STEP_TOKENS = 1024  # of a text, likewise: in shorter windows, several together
 
 
 def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[Path, ...]:
@@ -270,7 +271,9 @@ class RunOptions:
         if self.prompted:
             count = len(self.tasks) + len(self.prompts)
             return count * max(1, STEP // count)
-        return 1 if self.batch is None else self.batch
+        if self.batch is None:
+            return max(1, -(-STEP_TOKENS // self.context))
+        return self.batch
 
     @property
     def space_name(self) -> str:

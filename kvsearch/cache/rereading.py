@@ -28,6 +28,7 @@ LATER = "\n\nRepeat the part of the previous context exactly, starting with"
 BEFORE = 8  # tokens before a chunk that follow these words, and then END
 END = "\n"
 ROWS = 512  # queries per attention map
+CPU_ROWS = 64  # whose maps stay in a CPU's cache
 
 
 class Rereading:
@@ -179,9 +180,10 @@ def read(
     k, v, q = k.to(kind), v.to(kind), q.to(kind) * scale
     out, best = q.new_empty(B, Hq, M, v.shape[3]), None
     left = sinks < chunk.start or chunk.stop < n  # slots that do not compete
-    for start in range(0, M, ROWS):
-        rows = own[start : start + ROWS]
-        s = q[:, :, start : start + ROWS].reshape(B, H, G * len(rows), D) @ k.transpose(-1, -2)
+    step = CPU_ROWS if q.device.type == "cpu" else ROWS
+    for start in range(0, M, step):
+        rows = own[start : start + step]
+        s = q[:, :, start : start + step].reshape(B, H, G * len(rows), D) @ k.transpose(-1, -2)
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
         s = s.view(B, H, G, len(rows), N)
@@ -195,7 +197,7 @@ def read(
             most = p[..., chunk.start : chunk.stop].amax((2, 3))
         best = most if best is None else torch.maximum(best, most)
         part = p.view(B, H, G * len(rows), N) @ v
-        out[:, :, start : start + ROWS] = part.view(B, Hq, len(rows), -1)
+        out[:, :, start : start + step] = part.view(B, Hq, len(rows), -1)
     assert best is not None
     return out, best.float()
 

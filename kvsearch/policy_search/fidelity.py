@@ -1,8 +1,9 @@
 """Multi-fidelity evaluation: which policy is measured on one more window.
 
-Every policy starts with the first window, and all see the windows in the same order, so of two
-policies one has measured what the other has, and perhaps more. More windows go to the policies that
-may be chosen: a search that measures everything on few windows learns those windows.
+Every policy starts with the first window, or with several short ones, and all see them in the same
+order, so of two policies one has measured what the other has, and perhaps more. More windows go to
+the policies that may be chosen: a search that measures everything on few windows learns those
+windows.
 
 Which policies those are is judged by the mean over the windows of each. Some windows are harder
 than others, for all policies in proportion; but to bring policies to a common level by what others
