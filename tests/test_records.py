@@ -14,6 +14,7 @@ import pytest
 from kvsearch.app import summary
 from kvsearch.cli import main
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.crash_counter import Attempts
@@ -137,7 +138,7 @@ def test_a_folder_without_a_run_stays_as_it_is(tmp_path: Path, capsys: Any) -> N
 def test_losses_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "nll").mkdir()
     folder = RunFolder(tmp_path, write=False)
-    folder.save_nll("report", "ab", np.ones((2, 9), np.float32), {"a": 1})
+    folder.save_nll("report", "ab", Measurement(np.ones((2, 9), np.float32)))
     file = tmp_path / "nll" / "report-ab.parquet"
     whole = pq.read_table(file)
     for table in (
@@ -151,7 +152,8 @@ def test_losses_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> 
     run = shutil.copytree(RUN, tmp_path / "run")
     found = json.loads((run / "measured.json").read_text())["rows"][1]["fingerprint"]
     (run / "nll").mkdir()
-    RunFolder(run, write=False).save_nll("report", found, np.ones((1, 700), np.float32), {})
+    ones = Measurement(np.ones((1, 700), np.float32))
+    RunFolder(run, write=False).save_nll("report", found, ones)
     with pytest.raises(RunError, match="are of other windows than those of full"):
         summary.read(RunFolder(run, write=False))
 

@@ -9,6 +9,7 @@ import pytest
 from kvsearch.app import summary
 from kvsearch.app.prompts import Asked, Known, PromptsResult
 from kvsearch.app.report_windows import ReportWindows
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search.folder import RunFolder
@@ -98,7 +99,7 @@ def test_opponents_of_further_texts_are_chosen_on_windows_of_both(tmp_path: Path
         policy, key = Policy(slots=8 + i), name.replace(" ", "")
         found[name] = Trial(i, name, "method", "complete", policy, key)
         nll = np.repeat(2 + np.array(windows, np.float32)[:, None], 527, axis=1)
-        folder.save_nll("report", key, nll, {})
+        folder.save_nll("report", key, Measurement(nll))
     report = ReportWindows(folder, dict, Setting(shape, 1 << 20, 528), 16, each=2, headline=2)
     over = {n: report.reported(c, found["best"]) for n, c in found.items()}
     folder.close()

@@ -221,5 +221,5 @@ class FinalEvaluation:
 
     def _loss(self, parts: tuple[str, ...], key: str, windows: int | None = None) -> float:
         """Mean over the scored tokens of all `parts`, or of their first windows."""
-        nll = np.concatenate([self.folder.load_nll(part, key)[0][:windows] for part in parts])
+        nll = np.concatenate([self.folder.load_nll(part, key).nll[:windows] for part in parts])
         return float(nll[:, self.score_from - 1 :].mean())

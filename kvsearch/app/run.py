@@ -334,7 +334,7 @@ class Run:
         if best is None:
             return {}
         published = [n for n in rows if rows[n].kind == "method" and n != best]
-        nll = {n: self.folder.load_nll("report", rows[n].fingerprint)[0] for n in published}
+        nll = {n: self.folder.load_nll("report", rows[n].fingerprint).nll for n in published}
         most = max(map(len, nll.values()), default=0)  # the others are certainly behind
         last = sorted((n for n in nll if len(nll[n]) == most), key=lambda n: nll[n].mean())[:1]
         return {name: rows[name].policy for name in dict.fromkeys(["full", best, *last])}

@@ -48,10 +48,10 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
         chosen = [n for n, t in names.items() if t.kind != "searched" or n in leads]
     rows = list[MeasuredRow]()
     for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
-        _, about = folder.load_nll(part, t.fingerprint)
-        if part == "search":  # measured without packing, and answers of the full cache alone
-            about = {"seconds": about.get("seconds", 0.0)}
-        rows.append(MeasuredRow.of(t, about))
+        row = MeasuredRow.of(t, folder.load_nll(part, t.fingerprint))
+        if part == "search":  # measured without packing, and without divergences
+            row = row.model_copy(update={"bytes_resident": None, "impls": {}, "answers": ()})
+        rows.append(row)
     if len(rows) < 2 or rows[0].name != "full":
         return _empty(asked, trials, seconds)
     compared = [r.name for r in rows if r.kind != "full"]

@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 
 from kvsearch.app.report_windows import looks
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Answered
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, check, layout
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import Answered, Measured, MeasuredRow
+from kvsearch.policy_search.run_files import Measured, MeasuredRow
 from kvsearch.records import (
     REPORT,
     Curve,
@@ -109,7 +110,7 @@ def build(
     level = corrected(len(names) - 1)
     spread = spread_of(nll.values(), most, nll["full"])
     answers = {m.name: m.answers for m in measured.rows}
-    of_best = answers.get(measured.recommended or "", [])
+    of_best = answers.get(measured.recommended or "", ())
     rows = [
         _row(
             m, asked, shape, nll, most, points, methods, m.name in on_front, searched, level,

@@ -7,6 +7,7 @@ the records. The driver joins the three.
 from typing import TypeGuard
 
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
 from kvsearch.policy_search.executors import Executor
@@ -17,7 +18,6 @@ from kvsearch.policy_search.scheduler import Scheduler
 from kvsearch.policy_search.state import SearchState, Watch
 from kvsearch.policy_search.study import Study
 from kvsearch.policy_search.task import Task
-from kvsearch.policy_search.work import Measured
 from kvsearch.records import Trial
 
 MAX_FAILURES = 5  # in a row, without one success, that end a run
@@ -89,7 +89,7 @@ class Search:
         if _is_first(evaluation):
             self.state.begin(evaluation)
 
-    def measured(self, evaluation: Evaluation, found: Measured) -> None:
+    def measured(self, evaluation: Evaluation, found: Measurement) -> None:
         """Finish a trial on its first windows, or add further ones to it."""
         if _is_first(evaluation):
             self.state.add(evaluation, found)

@@ -5,14 +5,15 @@ policies (`driver`), `measure` has a fixed list.
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search.crash_counter import ATTEMPTS, Attempts
 from kvsearch.policy_search.executors import Executor
-from kvsearch.policy_search.work import Job, Measured, Outcome
+from kvsearch.policy_search.work import Job, Outcome
 
 
 @dataclass(kw_only=True)
@@ -32,8 +33,7 @@ class Evaluation:
         piece: whether it is a part of what one record will hold, see `measure`.
         tries: how often it is begun at most, if it kills its evaluator.
         attempt: how often it was begun.
-        tokens: that went through the model for it.
-        seconds: wall time.
+        seconds: wall time of all of its jobs.
     """
 
     number: int
@@ -48,7 +48,6 @@ class Evaluation:
     piece: bool = False
     tries: int = ATTEMPTS
     attempt: int = 0
-    tokens: int = 0
     seconds: float = 0.0
 
     @property
@@ -75,8 +74,8 @@ class Source(Protocol[E]):
     def begun(self, evaluation: E) -> None:
         """Called before an attempt starts; it is counted by then."""
 
-    def measured(self, evaluation: E, found: Measured) -> None:
-        """Keep what was measured."""
+    def measured(self, evaluation: E, found: Measurement) -> None:
+        """Keep what was measured; its seconds are those of all attempts."""
 
     def failed(self, evaluation: E, error: str) -> None:
         """Keep why nothing more will come of it."""
@@ -161,8 +160,7 @@ class Loop(Generic[E]):
         if outcome.status == "unopened":
             raise RunError(outcome.error)
         if outcome.measured is not None:
-            e.tokens += outcome.measured.tokens
-            self.source.measured(e, outcome.measured)
+            self.source.measured(e, replace(outcome.measured, seconds=e.seconds))
         elif outcome.status == "died" and e.attempt < e.tries:
             self._begin(e)
             return e.job()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, PlainSerializer, RootModel, ValidationError
 
 from kvsearch.errors import RunError, quoted
+from kvsearch.evaluation.measurement import Answered, Measurement
 from kvsearch.frozen import MOST, first_error
 from kvsearch.policy import Policy
 from kvsearch.records import Example, Interval, Kind, Needles, Throughput, Trial
@@ -51,26 +52,6 @@ class Study(BaseModel):
     versions: dict[str, str]
 
 
-class Answered(BaseModel):
-    """An item of prompts under a policy.
-
-    Attributes:
-        of: its workload.
-        weight: of the workload.
-        exact: whether greedy decoding gives each of the answers.
-        first: most likely tokens of each, given the answer before.
-        kl: divergences from the full cache of each, where they were measured.
-        needle: length of the context, and depth in it of the fact that is asked for.
-    """
-
-    of: str
-    weight: float
-    exact: list[bool]
-    first: list[list[int]]
-    kl: list[float] | None = None
-    needle: tuple[int, float] | None = None
-
-
 class MeasuredRow(BaseModel):
     """A policy on the report part, beside its losses; see `records.Row`."""
 
@@ -84,13 +65,16 @@ class MeasuredRow(BaseModel):
     decode: Throughput | None = None
     stopped: Interval | None = None
     speed: float | None = None
-    answers: list[Answered] = []
+    answers: tuple[Answered, ...] = ()
 
     @classmethod
-    def of(cls, trial: Trial, about: dict[str, Any], **more: Any) -> Self:
-        """A row of a trial, of what was kept with its losses."""
-        names = ("name", "kind", "fingerprint", "policy", "speed")
-        return cls(**{**about, **{n: getattr(trial, n) for n in names}, **more})
+    def of(cls, trial: Trial, found: Measurement, stopped: Interval | None = None) -> Self:
+        """A row of a trial that was measured on the report part."""
+        return cls(
+            name=trial.name, kind=trial.kind, fingerprint=trial.fingerprint, policy=trial.policy,
+            bytes_resident=found.bytes_resident, seconds=found.seconds, impls=found.impls,
+            stopped=stopped, speed=trial.speed, answers=found.answers,
+        )  # fmt: skip
 
 
 class _Extra(BaseModel):

@@ -4,13 +4,12 @@ The measurements of a trial are on disk before Optuna has them, so a kill costs 
 under way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
 from kvsearch.policy_search.folder import RunFolder
@@ -19,7 +18,6 @@ from kvsearch.policy_search.measure import PART
 from kvsearch.policy_search.prefetched import PrefetchedWindows
 from kvsearch.policy_search.study import Study
 from kvsearch.policy_search.task import Task
-from kvsearch.policy_search.work import Measured
 from kvsearch.records import Trial
 
 Watch = Callable[[Trial, list[Trial]], None]
@@ -64,7 +62,7 @@ class SearchState:
     def restore(self) -> None:
         """Take up the full cache as far as it is measured, and windows that were prefetched."""
         if self.folder.has_nll(PART, self.full_key):
-            self.full = self._load(self.full_key)
+            self.full = self._load(self.full_key).nll
         self._pieces.restore()
         self._join_full()
 
@@ -140,15 +138,14 @@ class SearchState:
         e.trial = replace(e.trial, attempt=e.attempt)
         self.folder.append(e.trial)
 
-    def add(self, e: TrialEvaluation, found: Measured) -> None:
+    def add(self, e: TrialEvaluation, found: Measurement) -> None:
         """Finish a trial on its first windows."""
-        about = {"name": e.trial.name, "tokens": e.tokens, "seconds": e.seconds}
-        self.folder.save_nll(PART, e.fingerprint, found.nll, about)
-        self._complete(e, found.nll)
+        self.folder.save_nll(PART, e.fingerprint, found, e.trial.name)
+        self._complete(e, found)
 
-    def add_windows(self, e: Evaluation, found: Measured) -> None:
+    def add_windows(self, e: Evaluation, found: Measurement) -> None:
         """Keep further windows, and put together what has become complete by them."""
-        self._pieces.add(e.fingerprint, e.first, Measured(found.nll, e.tokens, seconds=e.seconds))
+        self._pieces.add(e.fingerprint, e.first, found)
         if isinstance(e, WiderEvaluation):
             self._join(e.fingerprint)
         else:
@@ -159,21 +156,19 @@ class SearchState:
         """Finish a trial whose NLL was saved just before a kill; whether there was one."""
         if not self.folder.has_nll(PART, e.fingerprint):
             return False
-        nll, about = self.folder.load_nll(PART, e.fingerprint)
-        if len(nll) < e.first + e.windows:
+        found = self._load(e.fingerprint)
+        if len(found.nll) < e.first + e.windows:
             return False
-        e.tokens, e.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
         if isinstance(e, WiderEvaluation):
-            e.trial = replace(e.trial, tokens=e.tokens, seconds=e.seconds)
-            self._replace(self._record(e.trial, nll))
+            self._replace(self._record(e.trial, found))
         else:
-            self._complete(e, nll)
+            self._complete(e, found)
         self.folder.attempts.end(PART, e.fingerprint)
         return True
 
     def fail(self, e: TrialEvaluation, error: str) -> None:
         """Finish a trial without a measurement."""
-        self.finish(_ended(e, state="failed", error=error))
+        self.finish(replace(e.trial, state="failed", error=error, seconds=e.seconds))
 
     def fail_windows(self, trial: Trial, error: str) -> None:
         """A trial that was complete and failed on further windows; it counts no longer."""
@@ -190,16 +185,16 @@ class SearchState:
         self.watch(trial, self.trials)
         self._join(trial.fingerprint)
 
-    def _complete(self, e: TrialEvaluation, nll: NDArray[np.float32]) -> None:
+    def _complete(self, e: TrialEvaluation, found: Measurement) -> None:
         """Finish a trial on its first windows; without the full cache there, it has to wait."""
-        if len(nll) > len(self.full):
+        if len(found.nll) > len(self.full):
             self._waiting.append(e)
             return
-        self.finish(self._record(_ended(e), nll))
+        self.finish(self._record(e.trial, found))
 
-    def _record(self, trial: Trial, nll: NDArray[np.float32]) -> Trial:
-        """A complete trial with what follows from its NLL."""
-        start = self.task.score_from - 1
+    def _record(self, trial: Trial, found: Measurement) -> Trial:
+        """A complete trial with what follows from all that was measured of it."""
+        nll, start = found.nll, self.task.score_from - 1
         full = self.full[: len(nll), start : nll.shape[1]]
         return replace(
             trial,
@@ -207,6 +202,8 @@ class SearchState:
             nll=float(nll[:, start:].mean()),
             dnll=float((nll[:, start:] - full).mean()),
             windows=len(nll),
+            tokens=found.tokens,
+            seconds=found.seconds,
         )
 
     def _replace(self, trial: Trial) -> None:
@@ -222,7 +219,8 @@ class SearchState:
         windows = len(self.full)
         new = self._pieces.following(self.full_key, windows, self.task.windows)
         if new:
-            self.full = self._joined(self.full_key, windows, new, {"name": "full"})
+            before = [self._load(self.full_key)] if windows else []
+            self.full = self._joined(self.full_key, [*before, *new], "full").nll
         for key in self._pieces.fingerprints:
             self._join(key)
         waiting, self._waiting = self._waiting, []
@@ -241,25 +239,16 @@ class SearchState:
         new = self._pieces.following(key, trial.windows, len(self.full))
         if not new:
             return
-        tokens = trial.tokens + sum(p.tokens for p in new)
-        seconds = (trial.seconds or 0.0) + sum(p.seconds for p in new)
-        about = {"name": trial.name, "tokens": tokens, "seconds": seconds}
-        nll = self._joined(key, trial.windows, new, about)
-        self._replace(self._record(replace(trial, tokens=tokens, seconds=seconds), nll))
+        before = self._load(key).until(trial.windows)  # a kill may have left more than the journal
+        before = replace(before, tokens=trial.tokens, seconds=trial.seconds or 0.0)
+        self._replace(self._record(trial, self._joined(key, [before, *new], trial.name)))
 
-    def _joined(
-        self, key: str, windows: int, new: list[Measured], about: dict[str, Any]
-    ) -> NDArray[np.float32]:
-        """Save a record of so many windows with further ones behind them; returns all."""
-        before = [self._load(key)[:windows]] if windows else []
-        nll = np.concatenate([*before, *(p.nll for p in new)])
-        self.folder.save_nll(PART, key, nll, about)
-        self._pieces.drop(key, before=len(nll))
-        return nll
+    def _joined(self, key: str, parts: Sequence[Measurement], name: str) -> Measurement:
+        """Save the parts of a record that follow on each other as one; returns it."""
+        whole = Measurement.joined(parts)
+        self.folder.save_nll(PART, key, whole, name)
+        self._pieces.drop(key, before=len(whole.nll))
+        return whole
 
-    def _load(self, fingerprint: str) -> NDArray[np.float32]:
-        return self.folder.load_nll(PART, fingerprint)[0]
-
-
-def _ended(e: TrialEvaluation, **how: Any) -> Trial:
-    return replace(e.trial, tokens=e.tokens, seconds=e.seconds, **how)
+    def _load(self, fingerprint: str) -> Measurement:
+        return self.folder.load_nll(PART, fingerprint)
