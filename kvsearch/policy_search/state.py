@@ -11,7 +11,6 @@ import numpy as np
 
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
-from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation
 from kvsearch.policy_search.measure import PART
@@ -55,7 +54,7 @@ class SearchState:
         budget = task.setting.budget_bytes
         self.study = Study(task.space, task.sampler, task.seed, budget, task.speed is not None)
         self._pieces = PrefetchedWindows(folder, PART)
-        self._waiting: list[TrialEvaluation] = []  # measured before the full cache was
+        self._waiting: list[Trial] = []  # measured before the full cache was
         self._stale = True
         self.renew()
 
@@ -86,8 +85,8 @@ class SearchState:
 
     def under_way(self) -> list[Trial]:
         """Trials that are evaluated for the first time."""
-        first = [e for e in self.running.values() if not isinstance(e, WiderEvaluation)]
-        return [e.trial for e in [*self._waiting, *first] if isinstance(e, TrialEvaluation)]
+        running = [e.trial for e in self.running.values() if e.trial is not None and not e.first]
+        return [*self._waiting, *running]
 
     def twin(self, fingerprint: str) -> Trial | None:
         """The trial of the same policy that is, was or will be evaluated."""
@@ -133,42 +132,43 @@ class SearchState:
 
     # -- what was measured ---------------------------------------------------------------------
 
-    def begin(self, e: TrialEvaluation) -> None:
-        """Write the journal line of its start."""
-        e.trial = replace(e.trial, attempt=e.attempt)
-        self.folder.append(e.trial)
+    def begin(self, trial: Trial, attempt: int) -> Trial:
+        """Write the journal line of a trial's start; the trial with the number of the attempt."""
+        begun = replace(trial, attempt=attempt)
+        self.folder.append(begun)
+        return begun
 
-    def add(self, e: TrialEvaluation, found: Measurement) -> None:
+    def add(self, trial: Trial, found: Measurement) -> None:
         """Finish a trial on its first windows."""
-        self.folder.save_nll(PART, e.fingerprint, found, e.trial.name)
-        self._complete(e, found)
+        self.folder.save_nll(PART, trial.fingerprint, found, trial.name)
+        self._complete(trial, found)
 
     def add_windows(self, e: Evaluation, found: Measurement) -> None:
         """Keep further windows, and put together what has become complete by them."""
         self._pieces.add(e.fingerprint, e.first, found)
-        if isinstance(e, WiderEvaluation):
-            self._join(e.fingerprint)
-        else:
+        if e.trial is None:
             self._join_full()
+        else:
+            self._join(e.fingerprint)
         self._pieces.save(e.fingerprint)
 
-    def recover(self, e: TrialEvaluation) -> bool:
+    def recover(self, e: Evaluation) -> bool:
         """Finish a trial whose NLL was saved just before a kill; whether there was one."""
-        if not self.folder.has_nll(PART, e.fingerprint):
+        if e.trial is None or not self.folder.has_nll(PART, e.fingerprint):
             return False
         found = self._load(e.fingerprint)
         if len(found.nll) < e.first + e.windows:
             return False
-        if isinstance(e, WiderEvaluation):
+        if e.first:
             self._replace(self._record(e.trial, found))
         else:
-            self._complete(e, found)
+            self._complete(e.trial, found)
         self.folder.attempts.end(PART, e.fingerprint)
         return True
 
-    def fail(self, e: TrialEvaluation, error: str) -> None:
+    def fail(self, trial: Trial, error: str, seconds: float) -> None:
         """Finish a trial without a measurement."""
-        self.finish(replace(e.trial, state="failed", error=error, seconds=e.seconds))
+        self.finish(replace(trial, state="failed", error=error, seconds=seconds))
 
     def fail_windows(self, trial: Trial, error: str) -> None:
         """A trial that was complete and failed on further windows; it counts no longer."""
@@ -185,12 +185,12 @@ class SearchState:
         self.watch(trial, self.trials)
         self._join(trial.fingerprint)
 
-    def _complete(self, e: TrialEvaluation, found: Measurement) -> None:
+    def _complete(self, trial: Trial, found: Measurement) -> None:
         """Finish a trial on its first windows; without the full cache there, it has to wait."""
         if len(found.nll) > len(self.full):
-            self._waiting.append(e)
+            self._waiting.append(trial)
             return
-        self.finish(self._record(e.trial, found))
+        self.finish(self._record(trial, found))
 
     def _record(self, trial: Trial, found: Measurement) -> Trial:
         """A complete trial with what follows from all that was measured of it."""
@@ -224,8 +224,8 @@ class SearchState:
         for key in self._pieces.fingerprints:
             self._join(key)
         waiting, self._waiting = self._waiting, []
-        for e in waiting:
-            self._complete(e, self._load(e.fingerprint))
+        for trial in waiting:
+            self._complete(trial, self._load(trial.fingerprint))
 
     def _join(self, key: str) -> None:
         """Add to a complete trial the windows that follow on its own, where the full cache is."""

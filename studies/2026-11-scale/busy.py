@@ -67,9 +67,9 @@ def cause(search: Search | None) -> str:
     if search is None or not len(search.state.full):
         return "full_cache"
     kinds = {t.kind for t in search.state.under_way()}
-    if kinds - {"searched"} or search.scheduler.methods:
+    if kinds - {"searched"} or search.methods:
         return "methods"
-    if search.scheduler.proposals.wanted():
+    if search.proposals.wanted():
         return "turns"
     return "last_proposals" if kinds else "levelling"
 

@@ -100,7 +100,7 @@ def test_a_policy_that_failed_is_not_tried_again(tmp_path: Path) -> None:
     folder.append(replace(done, state="failed", nll=None, dnll=None, error="killed"))
     search = Search(task(60, sampler="random"), Inline(Session(toy)), folder, quiet)
     asked, knobs = search.study.ask(done.params)
-    assert search.scheduler.admit(asked, "again", "searched", knobs) is None
+    assert search.admit(asked, "again", "searched", knobs) is None
     folder.close()
     assert search.trials[-1].state == "rejected"
     assert search.trials[-1].error == f"same policy as {done.name}, which failed"
