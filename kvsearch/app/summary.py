@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from kvsearch.app.report_windows import looks
 from kvsearch.errors import RunError
-from kvsearch.evaluation.measurement import Answered
+from kvsearch.evaluation.measurement import Answered, kept
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, check, layout
@@ -25,7 +25,6 @@ from kvsearch.records import (
     Curve,
     Discordant,
     Interval,
-    Kept,
     Needle,
     Recheck,
     Row,
@@ -240,9 +239,9 @@ def _row(
     rivals = _longest(rivals, nll)
     best = min(rivals, key=lambda n: points[n][1], default=None)
     mean = points[name][1]
-    kept = _kept(m.answers, mine, nll["full"], full_answers)
+    answered = _answered(m.answers, mine, nll["full"], full_answers)
     if best_answers and best_answers is not m.answers:
-        kept["discordant"] = _discordant(m.answers, best_answers)
+        answered["discordant"] = _discordant(m.answers, best_answers)
     return Row(
         name=name,
         kind=m.kind,
@@ -273,11 +272,11 @@ def _row(
         impls=m.impls,
         windows=len(mine.sums),
         stopped=m.stopped,
-        **kept,
+        **answered,
     )
 
 
-def _kept(
+def _answered(
     answers: Sequence[Answered],
     mine: Blocks,
     full: Blocks,
@@ -295,21 +294,8 @@ def _kept(
     found = []
     for name in names:
         at = [i for i, a in enumerate(answers) if a.of == name]
-        exact = [x for i in at for x in answers[i].exact]
-        pairs = [
-            (x, y)
-            for i in at
-            for a, b in zip(answers[i].first, full_answers[i].first, strict=True)
-            for x, y in zip(a, b, strict=True)
-        ]
         lost = paired(gap[at, None] / answers[at[0]].weight, np.zeros((len(at), 1)))
-        share = wilson(sum(exact), len(exact))
-        flips = sum(x != y for x, y in pairs) / len(pairs)
-        kl = [x for i in at for x in answers[i].kl or ()]
-        found.append(
-            Kept(name, lost, share, flips, len(exact),
-                 sum(kl) / len(kl) if len(kl) == len(exact) else None)
-        )  # fmt: skip
+        found.append(kept(name, lost, [answers[i] for i in at], [full_answers[i] for i in at]))
     exact = [x for a in answers for x in a.exact]
     needles = tuple(Needle(a.of, *a.needle, a.exact[0]) for a in answers if a.needle)
     return {

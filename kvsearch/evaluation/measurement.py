@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.policy.closings import TextBytes
+from kvsearch.records import Interval, Kept
+from kvsearch.stats import wilson
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,33 @@ class Answered:
     first: list[list[int]]
     kl: list[float] | None = None
     needle: tuple[int, float] | None = None
+
+
+def kept(workload: str, lost: Interval, mine: Sequence[Answered], full: Sequence[Answered]) -> Kept:
+    """What a policy keeps of a workload.
+
+    Args:
+        workload: its name.
+        lost: share of the context that is lost.
+        mine: items of the workload under the policy.
+        full: the same items under the full cache.
+    """
+    exact = [x for a in mine for x in a.exact]
+    pairs = [
+        (x, y)
+        for a, b in zip(mine, full, strict=True)
+        for said, whole in zip(a.first, b.first, strict=True)
+        for x, y in zip(said, whole, strict=True)
+    ]
+    kl = [x for a in mine for x in a.kl or ()]
+    return Kept(
+        workload=workload,
+        lost=lost,
+        exact=wilson(sum(exact), len(exact)),
+        flips=sum(x != y for x, y in pairs) / len(pairs),
+        asks=len(exact),
+        kl=sum(kl) / len(kl) if len(kl) == len(exact) else None,
+    )
 
 
 @dataclass(frozen=True, eq=False)

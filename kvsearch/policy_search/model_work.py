@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvsearch.errors import lacks_memory
-from kvsearch.evaluation.answers import answers, fits
-from kvsearch.evaluation.measurement import Answered, Measurement
+from kvsearch.evaluation.answers import answered, answers, by_item, fits
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
@@ -73,22 +73,10 @@ class ModelSession:
         some = part.cut(job.first, len(part) if job.windows is None else job.windows)
         full = self._expected(part, some, job.first) if job.part == "report" else None
         found = answers(self.evaluator, job.policy, some, resident=job.resident, full=full)
-        losses, items, at = list[float](), list[Answered](), 0
-        each = zip(some.items, some.scales, some.weights, some.of, strict=True)
-        for item, scale, weight, name in each:
-            mine = slice(at, at + len(item.asks))
-            losses.append(scale * float(found.nll[mine].mean()))
-            items.append(
-                Answered(
-                    of=name,
-                    weight=weight,
-                    exact=found.exact[mine].tolist(),
-                    first=[x.tolist() for x in found.first[mine]],
-                    kl=None if found.kl is None else found.kl[mine].tolist(),
-                    needle=None if item.depth is None else (item.context.size, item.depth),
-                )
-            )
-            at = mine.stop
+        losses = [
+            scale * float(found.nll[mine].mean())
+            for scale, mine in zip(some.scales, by_item(some), strict=True)
+        ]
         again = job.policy.rereads
         return Measurement(
             nll=np.array(losses, dtype=np.float32)[:, None],
@@ -96,7 +84,7 @@ class ModelSession:
             bytes_resident=found.bytes_end,
             seconds=found.seconds,
             impls=found.impls,
-            answers=tuple(items),
+            answers=answered(some, found),
         )
 
     def _expected(self, part: Part, some: Part, first: int) -> list[Any] | None:
