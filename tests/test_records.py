@@ -34,8 +34,10 @@ def test_a_table_of_trials_has_every_field() -> None:
 
 def row(speed: float | None) -> Row:
     return Row(
-        "a", "searched", Policy(slots=9), "ab", 64, 1.0, 0.1, 4, 2.7, Interval(0.1, 0.0, 0.2), None,
-        None, 0.1, 100, 90.0, 80, 9.0, True, True, 1.0, speed=speed,
+        name="a", kind="searched", policy=Policy(slots=9), fingerprint="ab", tokens=64, nll=1.0,
+        nll_se=0.1, blocks=4, ppl=2.7, dnll_full=Interval(0.1, 0.0, 0.2), dnll_best=None, best=None,
+        search_dnll=0.1, bytes_peak=100, bytes_mean=90.0, bytes_resident=80, slots16=9.0,
+        on_front=True, within_budget=True, seconds=1.0, speed=speed,
     )  # fmt: skip
 
 

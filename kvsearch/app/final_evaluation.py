@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.fidelity import most_measured
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.run_files import SCHEMA, Measured, MeasuredRow, Size, Sizes
+from kvsearch.policy_search.run_files import SCHEMA, ExtraText, Measured, MeasuredRow, Size, Sizes
 from kvsearch.records import Trial
 
 Nll = NDArray[np.float32]
@@ -180,14 +179,14 @@ class FinalEvaluation:
 
     def _extra_texts(
         self, report: ReportWindows, chosen: list[Trial], recommended: str | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, ExtraText]:
         """The recommended policy, the best searched one and their opponents on further texts."""
-        out: dict[str, Any] = {}
+        out: dict[str, ExtraText] = {}
         wanted = self._opponents(report, chosen, recommended)
         for part, (label, digest) in self.extra.items():
             self._measure(part, f"extra text {label}", [c.policy for c in wanted], resident=False)
             names = [c.name for c in wanted if self.folder.has_nll(part, c.fingerprint)]
-            out[part] = {"label": label, "names": names, "token_sha256": digest}
+            out[part] = ExtraText(label, names, digest)
         return out
 
     def _opponents(

@@ -298,11 +298,12 @@ class Run:
 
     def _bench(self, measured: Measured) -> None:
         """Decode speed with the device to itself: of the whole front if speed is an objective."""
-        for row in measured.rows if self.options.bench else ():
+        for i, row in enumerate(measured.rows if self.options.bench else ()):
             if row.name == measured.recommended or (self._fast and row.kind == "searched"):
                 ids = _longest(self.text.windows["report"])
                 title = f"decode speed {row.name}"
-                row.decode = speed.measure(self.loaded, row.policy, ids, self.shown, title)
+                decode = speed.measure(self.loaded, row.policy, ids, self.shown, title)
+                measured.rows[i] = replace(row, decode=decode)
 
     def _examples(self, measured: Measured) -> None:
         """Answers to prompts of the report, to be read beside each other."""

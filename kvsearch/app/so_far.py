@@ -37,7 +37,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     names |= {t.name: t for t in trials if t.state == "complete"}
     try:
         frozen = run_files.frozen(folder.path / "frozen.json")
-        chosen, best = frozen["rows"], frozen["recommended"]
+        chosen, best = frozen.rows, frozen.recommended
     except FileNotFoundError:
         chosen, best = [], None
     part = "report" if best and _has(folder, "report", names, "full", best) else "search"
@@ -50,7 +50,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
         row = MeasuredRow.of(t, folder.load_nll(part, t.fingerprint))
         if part == "search":  # measured without packing, and without divergences
-            row = row.model_copy(update={"bytes_resident": None, "impls": {}, "answers": ()})
+            row = replace(row, bytes_resident=None, impls={}, answers=())
         rows.append(row)
     if len(rows) < 2 or rows[0].name != "full":
         return _empty(asked, trials, seconds)

@@ -25,6 +25,7 @@ from kvsearch.records import (
     Curve,
     Discordant,
     Interval,
+    MeasuredPolicy,
     Needle,
     Recheck,
     Row,
@@ -243,10 +244,7 @@ def _row(
     if best_answers and best_answers is not m.answers:
         answered["discordant"] = _discordant(m.answers, best_answers)
     return Row(
-        name=name,
-        kind=m.kind,
-        policy=m.policy,
-        fingerprint=m.fingerprint,
+        **{f.name: getattr(m, f.name) for f in fields(MeasuredPolicy)},
         tokens=mine.size,
         nll=mean,
         nll_se=hypot(*(standard_error(x) for x in parts)),
@@ -262,16 +260,10 @@ def _row(
         bytes_mean=layout(m.policy, shape).bytes_mean(
             asked["settings"]["context"], asked["settings"].get("prompt", 0)
         ),
-        bytes_resident=m.bytes_resident,
         slots16=peak / shape.budget_bytes(1),
         on_front=on_front,
         within_budget=peak <= asked["settings"]["budget_bytes"],
-        seconds=m.seconds,
-        decode=m.decode,
-        speed=m.speed,
-        impls=m.impls,
         windows=len(mine.sums),
-        stopped=m.stopped,
         **answered,
     )
 
