@@ -1,6 +1,5 @@
 """The final evaluation: the front is frozen, then everything is measured once on other text."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.fidelity import most_measured
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.run_files import SCHEMA, ExtraText, Measured, MeasuredRow, Size, Sizes
+from kvsearch.policy_search.run_files import ExtraText, Frozen, Measured, MeasuredRow, Size, Sizes
 from kvsearch.records import Trial
 
 Nll = NDArray[np.float32]
@@ -78,13 +77,8 @@ class FinalEvaluation:
         front = self._front(trials)
         report = self._report_windows
         chosen = self._chosen(trials, {*front[:FRONT], recommended})
-        frozen = {
-            "schema": SCHEMA,
-            "recommended": recommended,
-            "search_front": front,
-            "rows": [c.name for c in chosen],
-        }
-        write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
+        frozen = Frozen(recommended, [c.name for c in chosen], front)
+        write_atomic(self.folder.path / "frozen.json", frozen.text())
         rows, absent, dropped = report.rows(chosen, recommended)
         named = {r.name for r in rows}
         sizes = self._sizes(trials, rows, recommended)

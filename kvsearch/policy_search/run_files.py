@@ -111,15 +111,26 @@ class Measured:
 
     def text(self) -> str:
         """The file."""
-        return json.dumps({"schema": SCHEMA, **plain(self)}, indent=1) + "\n"
+        return _text(self)
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """Of `frozen.json`: what was chosen before the report part was measured."""
+    """Of `frozen.json`: what was chosen before the report part was measured.
+
+    Attributes:
+        recommended: name of the policy.
+        rows: names of all policies to be measured.
+        search_front: names on the front of the search, within the budget, least loss first.
+    """
 
     recommended: str | None
     rows: list[str]
+    search_front: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The file."""
+        return _text(self)
 
 
 _STUDY, _MEASURED = TypeAdapter(Study), TypeAdapter(Measured)
@@ -162,6 +173,10 @@ def importances(file: Path) -> dict[str, float]:
         return _read(file, _IMPORTANCES)[1]
     except FileNotFoundError:
         return {}
+
+
+def _text(of: Measured | Frozen) -> str:
+    return json.dumps({"schema": SCHEMA, **plain(of)}, indent=1) + "\n"
 
 
 def _read(file: Path, kind: TypeAdapter[T], schema: str | None = None) -> tuple[dict[str, Any], T]:
