@@ -3,10 +3,12 @@
 import contextlib
 import errno
 import glob
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from kvsearch.errors import RunError, named, reason
 
@@ -216,3 +218,12 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def finite(value: Any) -> Any:
+    """Data for JSON, which has no word for a number that is not finite: null."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

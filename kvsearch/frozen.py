@@ -89,6 +89,7 @@ def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _WORDS = {  # pydantic names classes of ours and types of Python
     "model_type": "expected an object",
     "dict_type": "expected an object",
+    "dataclass_type": "expected an object",
     "tuple_type": "expected a list",
     "missing": "is missing",
     "extra_forbidden": "there is no such field",

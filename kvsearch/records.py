@@ -4,7 +4,9 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from kvsearch.policy import Policy
 
@@ -159,12 +161,38 @@ class Discordant:
     p: float
 
 
-@dataclass(frozen=True)
-class Row:
-    """One policy on the report text. Differences are paired per token, in nats per token.
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPolicy:
+    """A policy on the report text: what is kept of it, its losses aside.
 
     Attributes:
         name: unique label.
+        bytes_resident: sum over the real tensors after the last token of a window; None where the
+            cache was not packed, as on the search text.
+        impls: which implementation of each op ran.
+        decode: measured decode speed, if it was.
+        stopped: how far behind the recommended policy it was, on the windows of search and report
+            text that both had, when it got no further windows.
+        speed: modelled decode tokens/s over the full cache's, if speed was an objective.
+    """
+
+    name: str
+    kind: Kind
+    policy: Policy
+    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
+    bytes_resident: int | None = None
+    seconds: float
+    impls: dict[str, str] = field(default_factory=dict)
+    decode: Throughput | None = None
+    stopped: Interval | None = None
+    speed: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(MeasuredPolicy):
+    """The same with its figures. Differences are paired per token, in nats per token.
+
+    Attributes:
         tokens: scored tokens that it was measured on.
         nll, nll_se: mean NLL and its standard error over `blocks` long blocks. Of a row with fewer
             windows than the recommended one, `nll`, `ppl` and `dnll_full` are those of that one on
@@ -176,17 +204,10 @@ class Row:
         best: the best published method within the budget, or within this row's bytes if more.
         search_dnll: the same difference to the full cache on the search text, if it was searched.
         bytes_peak, bytes_mean: exact, from the policy.
-        bytes_resident: sum over the real tensors after the last token of a window; None where the
-            cache was not packed, as on the search text.
         slots16: `bytes_peak` in fp16 slots per layer, the unit of `--budget`.
         on_front: no other row has both lower NLL and no more bytes.
         within_budget: whether bytes_peak is at most the budget.
-        decode: measured decode speed, if it was.
-        speed: modelled decode tokens/s over the full cache's, if speed was an objective.
-        impls: which implementation of each op ran.
         windows: of the report text that it was measured on.
-        stopped: how far behind the recommended policy it was, on the windows of search and report
-            text that both had, when it got no further windows.
         exact: of prompts, the share of answers that greedy decoding gives, with its Wilson
             interval. Losses are shares of the context then, and a context counts as a token and
             as a window.
@@ -195,10 +216,6 @@ class Row:
         needles: of tasks that ask for one fact in a context.
     """
 
-    name: str
-    kind: Kind
-    policy: Policy
-    fingerprint: str
     tokens: int
     nll: float
     nll_se: float
@@ -210,16 +227,10 @@ class Row:
     search_dnll: float | None
     bytes_peak: int
     bytes_mean: float
-    bytes_resident: int | None
     slots16: float
     on_front: bool
     within_budget: bool
-    seconds: float
-    decode: Throughput | None = None
-    speed: float | None = None
-    impls: dict[str, str] = field(default_factory=dict)
     windows: int = 0
-    stopped: Interval | None = None
     exact: Interval | None = None
     workloads: tuple[Kept, ...] = ()
     discordant: Discordant | None = None
@@ -356,15 +367,6 @@ class Summary:
         return next(found, None)
 
 
-def finite(value: Any) -> Any:
-    """Data for JSON, which has no word for a number that is not finite: null."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def plain(value: Any) -> Any:
     """A record as JSON-ready data; policies become their active fields."""
     if isinstance(value, Policy):
@@ -391,10 +393,6 @@ def columns(kind: type, records: Sequence[Any]) -> dict[str, list[Any]]:
             for suffix, part in (("", "mean"), ("_lo", "lo"), ("_hi", "hi")):
                 out[f.name + suffix] = [None if v is None else getattr(v, part) for v in values]
         else:
-            out[f.name] = [_cell(v) for v in values]
+            simple = str | int | float | None
+            out[f.name] = [v if isinstance(v, simple) else json.dumps(plain(v)) for v in values]
     return out
-
-
-def _cell(value: Any) -> Any:
-    simple = value is None or isinstance(value, str | int | float)
-    return value if simple else json.dumps(plain(value))

@@ -8,12 +8,13 @@ import pytest
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.progress import Shown
 from kvsearch.app.report_windows import ReportWindows
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Job, Measured
+from kvsearch.policy_search.work import Job
 from kvsearch.records import Interval, Kind, Trial
 
 SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=16, heads=1)
@@ -29,12 +30,12 @@ LOSSES = {  # nats per token over the full cache
 class Session:
     """Answers from the table."""
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         loss = LOSSES[job.part].get(job.policy.slots or 0, 0.0)
         windows = job.windows or 1
         hard = 2 + np.arange(job.first, job.first + windows)[:, None]  # later windows are harder
         found = np.broadcast_to(hard + loss, (windows, job.stop - 1)).astype(np.float32)
-        return Measured(found, windows * job.stop)
+        return Measurement(found, windows * job.stop)
 
     def forget(self) -> None:
         pass
@@ -49,7 +50,7 @@ def test_recommended_is_the_best_on_search_and_select_text_together(
     for number, slots in enumerate((8, 12, 16)):
         policy = Policy(slots=slots, name=str(slots))
         key, nll = policy.fingerprint(SHAPE.layers), 2 + LOSSES["search"][slots]
-        folder.save_nll("search", key, np.full((1, TOKENS - 1), nll, np.float32), {})
+        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), nll, np.float32)))
         trials.append(
             Trial(
                 number, str(slots), "searched", "complete", policy, key, nll=nll, bytes_peak=slots
@@ -84,7 +85,7 @@ def test_report_windows_go_to_those_that_are_not_certainly_behind(
     for number, (slots, kind) in enumerate(kinds.items()):
         policy = Policy(slots=slots, name=str(slots))
         key = policy.fingerprint(SHAPE.layers)
-        folder.save_nll("search", key, np.full((1, TOKENS - 1), 2, np.float32), {})
+        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), 2, np.float32)))
         trials.append(Trial(number, str(slots), kind, "complete", policy, key, nll=2.0,
                             bytes_peak=slots if slots < 20 else 1 << 40))  # fmt: skip
     final = FinalEvaluation(
@@ -92,7 +93,7 @@ def test_report_windows_go_to_those_that_are_not_certainly_behind(
         {"select1": 1, "report": 5},
     )  # fmt: skip
     rows = {r.name: r for r in final.go(trials).rows}
-    windows = {n: len(folder.load_nll("report", r.fingerprint)[0]) for n, r in rows.items()}
+    windows = {n: len(folder.load_nll("report", r.fingerprint).nll) for n, r in rows.items()}
     assert final.go(trials).rows == [*rows.values()]  # what is there is not measured again
     folder.close()
     # 10 is as certainly behind as 8, but the best of its kind: the headline compares with it
@@ -117,7 +118,7 @@ def test_methods_that_are_not_among_the_best_on_the_search_text_have_no_row_unle
     for number, (slots, (kind, loss)) in enumerate(lost.items()):
         policy = Policy(slots=slots, name=str(slots))
         key, nll = policy.fingerprint(SHAPE.layers), 2 + loss
-        folder.save_nll("search", key, np.full((1, TOKENS - 1), nll, np.float32), {})
+        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), nll, np.float32)))
         trials.append(Trial(number, str(slots), kind, "complete", policy, key, nll=nll,
                             bytes_peak=slots))  # fmt: skip
     final = FinalEvaluation(
@@ -144,7 +145,7 @@ def test_an_undecided_headline_takes_further_windows(
     for number, (slots, kind) in enumerate(kinds.items()):
         policy = Policy(slots=slots, name=str(slots))
         key = policy.fingerprint(SHAPE.layers)
-        folder.save_nll("search", key, np.full((1, TOKENS - 1), 2, np.float32), {})
+        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), 2, np.float32)))
         trials.append(Trial(number, str(slots), kind, "complete", policy, key, nll=2.0,
                             bytes_peak=slots))  # fmt: skip
     final = FinalEvaluation(
@@ -153,7 +154,7 @@ def test_an_undecided_headline_takes_further_windows(
     )  # fmt: skip
     for _ in range(2):
         rows = {r.name: r.fingerprint for r in final.go(trials).rows}
-        found = {n: len(folder.load_nll("report", key)[0]) for n, key in rows.items()}
+        found = {n: len(folder.load_nll("report", key).nll) for n, key in rows.items()}
         most = {"full": windows, "16": windows, "10": windows, "12": 2}
         assert {n: found[n] for n in most} == most and found["8"] <= 2
     folder.close()
@@ -168,7 +169,7 @@ def test_an_opponent_that_others_windows_leave_undecided_goes_on_from_where_it_s
         policy = Policy(slots=slots, name=kind)
         key = policy.fingerprint(SHAPE.layers)
         rows[kind] = Trial(slots, kind, kind, "complete", policy, key)  # type: ignore[arg-type]
-        folder.save_nll("report", key, np.full((2, TOKENS - 1), 2, np.float32), {})
+        folder.save_nll("report", key, Measurement(np.full((2, TOKENS - 1), 2, np.float32)))
 
     def measure(
         part: str, title: str, policies: list[Policy], windows: int, first: int
@@ -176,7 +177,7 @@ def test_an_opponent_that_others_windows_leave_undecided_goes_on_from_where_it_s
         asked.append(([p.name or "" for p in policies], first, windows))
         for p in policies:
             nll = np.full((windows, TOKENS - 1), 2, np.float32)
-            folder.save_nll(part, p.fingerprint(SHAPE.layers), nll, {})
+            folder.save_nll(part, p.fingerprint(SHAPE.layers), Measurement(nll))
         return {}
 
     clear, open_ = Interval(-0.2, -0.3, -0.1), Interval(-0.1, -0.2, 0.1)
@@ -215,14 +216,16 @@ def test_further_windows_may_make_another_method_the_best_published_one(
     ) -> dict[str, str]:
         asked.append({p.name or "" for p in policies})
         for p in policies:
-            folder.save_nll(part, p.fingerprint(SHAPE.layers), known(p.name or "", windows), {})
+            folder.save_nll(
+                part, p.fingerprint(SHAPE.layers), Measurement(known(p.name or "", windows))
+            )
         return {}
 
     for slots, (name, kind) in enumerate(kinds.items(), 8):
         policy = Policy(slots=slots, name=name)
         key = policy.fingerprint(SHAPE.layers)
         rows[name] = Trial(slots, name, kind, "complete", policy, key)  # type: ignore[arg-type]
-        folder.save_nll("report", key, known(name, 2), {})
+        folder.save_nll("report", key, Measurement(known(name, 2)))
     undecided = Interval(-0.1, -0.2, 0.1)
     monkeypatch.setattr("kvsearch.app.report_windows.paired", lambda *_, **__: undecided)
     report = ReportWindows(folder, measure, SETTING, FROM, each=2, headline=8)

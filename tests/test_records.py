@@ -14,6 +14,7 @@ import pytest
 from kvsearch.app import summary
 from kvsearch.cli import main
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.crash_counter import Attempts
@@ -33,8 +34,10 @@ def test_a_table_of_trials_has_every_field() -> None:
 
 def row(speed: float | None) -> Row:
     return Row(
-        "a", "searched", Policy(slots=9), "ab", 64, 1.0, 0.1, 4, 2.7, Interval(0.1, 0.0, 0.2), None,
-        None, 0.1, 100, 90.0, 80, 9.0, True, True, 1.0, speed=speed,
+        name="a", kind="searched", policy=Policy(slots=9), fingerprint="ab", tokens=64, nll=1.0,
+        nll_se=0.1, blocks=4, ppl=2.7, dnll_full=Interval(0.1, 0.0, 0.2), dnll_best=None, best=None,
+        search_dnll=0.1, bytes_peak=100, bytes_mean=90.0, bytes_resident=80, slots16=9.0,
+        on_front=True, within_budget=True, seconds=1.0, speed=speed,
     )  # fmt: skip
 
 
@@ -137,7 +140,7 @@ def test_a_folder_without_a_run_stays_as_it_is(tmp_path: Path, capsys: Any) -> N
 def test_losses_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "nll").mkdir()
     folder = RunFolder(tmp_path, write=False)
-    folder.save_nll("report", "ab", np.ones((2, 9), np.float32), {"a": 1})
+    folder.save_nll("report", "ab", Measurement(np.ones((2, 9), np.float32)))
     file = tmp_path / "nll" / "report-ab.parquet"
     whole = pq.read_table(file)
     for table in (
@@ -151,7 +154,8 @@ def test_losses_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> 
     run = shutil.copytree(RUN, tmp_path / "run")
     found = json.loads((run / "measured.json").read_text())["rows"][1]["fingerprint"]
     (run / "nll").mkdir()
-    RunFolder(run, write=False).save_nll("report", found, np.ones((1, 700), np.float32), {})
+    ones = Measurement(np.ones((1, 700), np.float32))
+    RunFolder(run, write=False).save_nll("report", found, ones)
     with pytest.raises(RunError, match="are of other windows than those of full"):
         summary.read(RunFolder(run, write=False))
 

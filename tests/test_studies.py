@@ -11,6 +11,7 @@ import pytest
 from kvsearch.app.study import check, rebuild
 from kvsearch.cli import main
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy_search.folder import RunFolder
 
 FOLDER = Path(__file__).resolve().parent.parent / "studies"
@@ -35,7 +36,7 @@ def test_tables_follow_from_the_records(study: Path) -> None:
 def test_a_run_kept_in_blocks_has_the_same_losses(tmp_path: Path) -> None:
     start, nll = 31, np.random.default_rng(1).exponential(3, size=(2, 255)).astype(np.float32)
     run = RunFolder(tmp_path, write=False)
-    run.save_nll("report", "ab12", nll, {})
+    run.save_nll("report", "ab12", Measurement(nll))
     before = run.losses("report", "ab12", start)
     for _ in range(2):  # the second time there is nothing to do
         run.shrink(start)

@@ -9,6 +9,7 @@ import pytest
 from kvsearch.app import summary
 from kvsearch.app.prompts import Asked, Known, PromptsResult
 from kvsearch.app.report_windows import ReportWindows
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search.folder import RunFolder
@@ -98,7 +99,7 @@ def test_opponents_of_further_texts_are_chosen_on_windows_of_both(tmp_path: Path
         policy, key = Policy(slots=8 + i), name.replace(" ", "")
         found[name] = Trial(i, name, "method", "complete", policy, key)
         nll = np.repeat(2 + np.array(windows, np.float32)[:, None], 527, axis=1)
-        folder.save_nll("report", key, nll, {})
+        folder.save_nll("report", key, Measurement(nll))
     report = ReportWindows(folder, dict, Setting(shape, 1 << 20, 528), 16, each=2, headline=2)
     over = {n: report.reported(c, found["best"]) for n, c in found.items()}
     folder.close()
@@ -125,9 +126,27 @@ def test_the_terminal_says_what_prompts_lose_beside_nll() -> None:
         )
         in told
     )
-    work = Known("qa", "aware", 9, 24, 640, "", 0.1, 2.0, 1.0, True)
+    work = Known(
+        0.1, 2.0, True, name="qa", see="aware", items=9, asks=24, tokens=640, digest="",
+        full_exact=1.0,
+    )  # fmt: skip
     rows = [
-        Asked("qa", name, share, share, 0.3, 0.1, 9, 9, 9, 1.0, None, 24, 1.0, kl)
+        Asked(
+            "qa",
+            share,
+            share,
+            0.1,
+            24,
+            kl,
+            policy=name,
+            nll=0.3,
+            bytes_peak=9,
+            bytes_prompt=9,
+            bytes_resident=9,
+            slots16=1.0,
+            within_budget=None,
+            seconds=1.0,
+        )
         for name, kl in (("h2o", 0.5123), ("tova", 0.25), ("mine", None))
     ]
     told = answers_table(PromptsResult(rows, [work], {}).document())

@@ -15,7 +15,7 @@ from kvsearch.app.adapt_report import Adapted, Losses, compared
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.progress import Shown, Step
 from kvsearch.evaluation.quality import Evaluator, check_finite
-from kvsearch.files import write_atomic
+from kvsearch.files import finite, write_atomic
 from kvsearch.folders import drafted
 from kvsearch.models import given, surgery
 from kvsearch.models.load import LoadedModel
@@ -23,7 +23,6 @@ from kvsearch.models.read import quiet, read
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy.origin import without_figures
-from kvsearch.records import finite
 from kvsearch.text.parts import Tokens
 from kvsearch.train.loop import Trained, fit
 from kvsearch.train.lora import closed, opened, trained_numbers

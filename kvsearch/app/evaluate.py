@@ -18,7 +18,8 @@ from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.fed import require_anchors
-from kvsearch.evaluation.quality import Evaluator, Quality, check_finite
+from kvsearch.evaluation.measurement import Measurement
+from kvsearch.evaluation.quality import Evaluator, check_finite
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.models.aliases import DEFAULT
@@ -216,7 +217,7 @@ def evaluate(
     chosen, left_out = resolve_some(asked, setting)
     for policy in chosen:
         require_anchors(loaded, policy)
-    measured: list[tuple[Policy, Quality]] = []
+    measured: list[tuple[Policy, Measurement]] = []
     with shown.step("evaluate", len(chosen) + 1) as step:
         full = evaluator.quality(Policy(name="full"), ids)
         step.advance()
@@ -275,7 +276,7 @@ def _extent(tokens: int | None, context: int | None, windows: int | None) -> tup
 
 
 def _row(
-    policy: Policy, quality: Quality, full: Quality, setting: Setting, start: int
+    policy: Policy, quality: Measurement, full: Measurement, setting: Setting, start: int
 ) -> Evaluated:
     nll = quality.nll[:, start - 1 :]
     mean = float(nll.mean())

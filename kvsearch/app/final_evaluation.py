@@ -1,9 +1,7 @@
 """The final evaluation: the front is frozen, then everything is measured once on other text."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +17,7 @@ from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.fidelity import most_measured
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.run_files import SCHEMA, Measured, MeasuredRow, Size, Sizes
+from kvsearch.policy_search.run_files import ExtraText, Frozen, Measured, MeasuredRow, Size, Sizes
 from kvsearch.records import Trial
 
 Nll = NDArray[np.float32]
@@ -79,13 +77,8 @@ class FinalEvaluation:
         front = self._front(trials)
         report = self._report_windows
         chosen = self._chosen(trials, {*front[:FRONT], recommended})
-        frozen = {
-            "schema": SCHEMA,
-            "recommended": recommended,
-            "search_front": front,
-            "rows": [c.name for c in chosen],
-        }
-        write_atomic(self.folder.path / "frozen.json", json.dumps(frozen, indent=1) + "\n")
+        frozen = Frozen(recommended, [c.name for c in chosen], front)
+        write_atomic(self.folder.path / "frozen.json", frozen.text())
         rows, absent, dropped = report.rows(chosen, recommended)
         named = {r.name for r in rows}
         sizes = self._sizes(trials, rows, recommended)
@@ -180,14 +173,14 @@ class FinalEvaluation:
 
     def _extra_texts(
         self, report: ReportWindows, chosen: list[Trial], recommended: str | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, ExtraText]:
         """The recommended policy, the best searched one and their opponents on further texts."""
-        out: dict[str, Any] = {}
+        out: dict[str, ExtraText] = {}
         wanted = self._opponents(report, chosen, recommended)
         for part, (label, digest) in self.extra.items():
             self._measure(part, f"extra text {label}", [c.policy for c in wanted], resident=False)
             names = [c.name for c in wanted if self.folder.has_nll(part, c.fingerprint)]
-            out[part] = {"label": label, "names": names, "token_sha256": digest}
+            out[part] = ExtraText(label, names, digest)
         return out
 
     def _opponents(
@@ -221,5 +214,5 @@ class FinalEvaluation:
 
     def _loss(self, parts: tuple[str, ...], key: str, windows: int | None = None) -> float:
         """Mean over the scored tokens of all `parts`, or of their first windows."""
-        nll = np.concatenate([self.folder.load_nll(part, key)[0][:windows] for part in parts])
+        nll = np.concatenate([self.folder.load_nll(part, key).nll[:windows] for part in parts])
         return float(nll[:, self.score_from - 1 :].mean())

@@ -6,26 +6,25 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
 from kvsearch.app.arguments import check_counts, check_see, several
-from kvsearch.app.budget import check_budget, in_both_units, sized_for
+from kvsearch.app.budget import Budget, check_budget, in_both_units, sized_for
 from kvsearch.app.kvpress_results import Predicted, predicted, require_prompts, write
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import Worth, bare, from_tasks, groups
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluation.answers import Answers, answers, fits
+from kvsearch.evaluation.answers import Answers, answered, answers, fits
+from kvsearch.evaluation.measurement import kept
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
-from kvsearch.records import Interval, plain
-from kvsearch.stats import clustered, wilson
+from kvsearch.records import Interval, Kept, plain
+from kvsearch.stats import clustered
 from kvsearch.text import TextLike, tokenize
 from kvsearch.workloads import Prompts, See, TaskSpec, expanded, parse
 from kvsearch.workloads.encode import greedy_of, items_of
@@ -34,48 +33,34 @@ from kvsearch.workloads.files import read
 ITEMS = 25  # of a task
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One policy on one workload, against the full cache and the empty context.
+@dataclass(frozen=True, kw_only=True)
+class Asked(Kept):
+    """One policy on one workload: what it keeps of it, and its bytes.
 
     Attributes:
-        workload: name of the task or file.
         policy: its name.
-        lost: share of what the context is worth that the policy loses: 0 is the full cache, 1 is
-            no context.
-        exact: share of answers that greedy decoding gives, with its Wilson interval.
         nll: mean over asks of the answers' NLL, nats per token.
-        flips: share of answer tokens whose most likely token is not the full cache's.
         bytes_peak: exact, between calls, for the longest item.
         bytes_prompt, bytes_resident: of the real tensors, after the prompt and at the end of the
             longest item.
         slots16: `bytes_peak` in fp16 slots per layer.
         within_budget: whether `bytes_peak` is at most the budget; None without one.
-        asks: answers measured.
         seconds: wall time.
-        kl: mean KL divergence from the full cache at the answers' tokens, nats; None where its
-            probabilities are too many to be kept.
     """
 
-    workload: str
     policy: str
-    lost: Interval
-    exact: Interval
     nll: float
-    flips: float
     bytes_peak: int
     bytes_prompt: int
     bytes_resident: int
     slots16: float
     within_budget: bool | None
-    asks: int
     seconds: float
-    kl: float | None = None
 
 
-@dataclass(frozen=True)
-class Known:
-    """What a workload is for this model.
+@dataclass(frozen=True, kw_only=True)
+class Known(Worth):
+    """What a workload is for this model, and what its context is worth.
 
     Attributes:
         name: of the task or file.
@@ -83,9 +68,7 @@ class Known:
         items, asks: how many.
         tokens: of the longest sequence.
         digest: SHA-256 of its tokens.
-        full, empty: NLL of the answers with the full cache, and without the context.
         full_exact: share of answers that the full cache gives.
-        passes: whether the context certainly helps, by `GATE` at least.
     """
 
     name: str
@@ -94,10 +77,7 @@ class Known:
     asks: int
     tokens: int
     digest: str
-    full: float
-    empty: float
     full_exact: float
-    passes: bool
 
 
 @dataclass(frozen=True)
@@ -222,7 +202,7 @@ def evaluate_prompts(
                 )
             for policy in chosen:
                 found = answers(evaluator, policy, workload, full=log, progress=step.advance)
-                rows.append(_row(workload, policy, found, full, empty, setting, budget))
+                rows.append(_row(workload, policy, found, full, about, setting, budget))
             if kvpress_out is not None:
                 for policy in [Policy(name="full"), *(p for p in chosen if p.name != "full")]:
                     ratio = _saved(policy, setting)
@@ -267,18 +247,15 @@ def _made(
 
 
 def _known(workload: Prompts, full: Answers, empty: Answers) -> Known:
-    worth = Worth.of(workload, full, empty)
     return Known(
+        **vars(Worth.of(workload, full, empty)),
         name=workload.name,
         see=workload.see,
         items=len(workload.items),
         asks=workload.asks,
         tokens=workload.longest,
         digest=workload.digest,
-        full=worth.full,
-        empty=worth.empty,
         full_exact=float(full.exact.mean()),
-        passes=worth.passes,
     )
 
 
@@ -287,28 +264,23 @@ def _row(
     policy: Policy,
     found: Answers,
     full: Answers,
-    empty: Answers,
-    setting: Any,
-    budget: Any,
+    worth: Worth,
+    setting: Setting,
+    budget: Budget | None,
 ) -> Asked:
-    worth = float((empty.nll - full.nll).mean())
     gap = clustered(found.nll - full.nll, groups(workload))
-    scale = worth if worth > 0 else float("nan")
+    scale = worth.nats if worth.nats > 0 else float("nan")
+    lost = Interval(gap.mean / scale, gap.lo / scale, gap.hi / scale)
+    mine, whole = (answered(workload, x) for x in (found, full))
     peak = layout(policy, setting.shape).bytes_peak(setting.tokens, setting.prompt)
-    flips = np.concatenate([a != b for a, b in zip(found.first, full.first, strict=True)])
     return Asked(
-        workload=workload.name,
+        **vars(kept(workload.name, lost, mine, whole)),
         policy=policy.name or "",
-        lost=Interval(gap.mean / scale, gap.lo / scale, gap.hi / scale),
-        exact=wilson(int(found.exact.sum()), len(found.exact)),
         nll=float(found.nll.mean()),
-        flips=float(flips.mean()),
         bytes_peak=peak,
         bytes_prompt=found.bytes_prompt,
         bytes_resident=found.bytes_end,
         slots16=peak / setting.shape.budget_bytes(1),
         within_budget=None if budget is None else peak <= budget.bytes,
-        asks=workload.asks,
         seconds=found.seconds,
-        kl=None if found.kl is None else float(found.kl.mean()),
     )

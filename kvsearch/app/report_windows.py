@@ -125,9 +125,10 @@ class ReportWindows:
             kept = [c for c in chosen if c.fingerprint not in failures]
             self._headline(kept, chosen[0], best)
         measured = [c for c in chosen if c.fingerprint not in failures]
-        about = {c.fingerprint: self.folder.load_nll("report", c.fingerprint)[1] for c in measured}
         rows = [
-            MeasuredRow.of(c, about[c.fingerprint], stopped=stopped.get(c.fingerprint))
+            MeasuredRow.of(
+                c, self.folder.load_nll("report", c.fingerprint), stopped.get(c.fingerprint)
+            )
             for c in measured
         ]
         why = {c.name: failures[c.fingerprint] for c in chosen if c.fingerprint in failures}
@@ -205,7 +206,7 @@ class ReportWindows:
 
     def _losses(self, part: str, key: str, windows: int | None = None) -> Nll:
         """NLL of a policy on a part, or on its first windows: a resumed run may have more."""
-        return self.folder.load_nll(part, key)[0][:windows]
+        return self.folder.load_nll(part, key).nll[:windows]
 
     def _blocks(self, key: str) -> Blocks:
         """Scored losses of a policy on the report text, as the report compares them."""

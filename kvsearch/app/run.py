@@ -298,11 +298,12 @@ class Run:
 
     def _bench(self, measured: Measured) -> None:
         """Decode speed with the device to itself: of the whole front if speed is an objective."""
-        for row in measured.rows if self.options.bench else ():
+        for i, row in enumerate(measured.rows if self.options.bench else ()):
             if row.name == measured.recommended or (self._fast and row.kind == "searched"):
                 ids = _longest(self.text.windows["report"])
                 title = f"decode speed {row.name}"
-                row.decode = speed.measure(self.loaded, row.policy, ids, self.shown, title)
+                decode = speed.measure(self.loaded, row.policy, ids, self.shown, title)
+                measured.rows[i] = replace(row, decode=decode)
 
     def _examples(self, measured: Measured) -> None:
         """Answers to prompts of the report, to be read beside each other."""
@@ -334,7 +335,7 @@ class Run:
         if best is None:
             return {}
         published = [n for n in rows if rows[n].kind == "method" and n != best]
-        nll = {n: self.folder.load_nll("report", rows[n].fingerprint)[0] for n in published}
+        nll = {n: self.folder.load_nll("report", rows[n].fingerprint).nll for n in published}
         most = max(map(len, nll.values()), default=0)  # the others are certainly behind
         last = sorted((n for n in nll if len(nll[n]) == most), key=lambda n: nll[n].mean())[:1]
         return {name: rows[name].policy for name in dict.fromkeys(["full", best, *last])}

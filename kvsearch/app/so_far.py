@@ -41,7 +41,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     names |= {t.name: t for t in trials if t.state == "complete"}
     try:
         frozen = run_files.frozen(folder.path / "frozen.json")
-        chosen, best = frozen["rows"], frozen["recommended"]
+        chosen, best = frozen.rows, frozen.recommended
     except FileNotFoundError:
         chosen, best = [], None
     part = "report" if best and _has(folder, "report", names, "full", best) else "search"
@@ -54,10 +54,10 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
         chosen = [n for n, t in names.items() if t.kind != "searched" or n in leads]
     rows = list[MeasuredRow]()
     for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
-        _, about = folder.load_nll(part, t.fingerprint)
-        if part == "search":  # measured without packing, and answers of the full cache alone
-            about = {"seconds": about.get("seconds", 0.0)}
-        rows.append(MeasuredRow.of(t, about))
+        row = MeasuredRow.of(t, folder.load_nll(part, t.fingerprint))
+        if part == "search":  # measured without packing, and without divergences
+            row = replace(row, bytes_resident=None, impls={}, answers=())
+        rows.append(row)
     if len(rows) < 2 or rows[0].name != "full":
         return _empty(asked, trials, seconds)
     compared = [r.name for r in rows if r.kind != "full"]

@@ -13,18 +13,19 @@ import pyarrow.parquet as pq
 
 from kvsearch.app.report_windows import looks
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Answered, kept
 from kvsearch.files import write_atomic
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, check, layout
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import Answered, Measured, MeasuredRow
+from kvsearch.policy_search.run_files import Measured, MeasuredRow
 from kvsearch.records import (
     REPORT,
     Curve,
     Discordant,
     Interval,
-    Kept,
+    MeasuredPolicy,
     Needle,
     Recheck,
     Row,
@@ -109,7 +110,7 @@ def build(
     level = corrected(len(names) - 1)
     spread = spread_of(nll.values(), most, nll["full"])
     answers = {m.name: m.answers for m in measured.rows}
-    of_best = answers.get(measured.recommended or "", [])
+    of_best = answers.get(measured.recommended or "", ())
     rows = [
         _row(
             m, asked, shape, nll, most, points, methods, m.name in on_front, searched, level,
@@ -239,14 +240,11 @@ def _row(
     rivals = _longest(rivals, nll)
     best = min(rivals, key=lambda n: points[n][1], default=None)
     mean = points[name][1]
-    kept = _kept(m.answers, mine, nll["full"], full_answers)
+    answered = _answered(m.answers, mine, nll["full"], full_answers)
     if best_answers and best_answers is not m.answers:
-        kept["discordant"] = _discordant(m.answers, best_answers)
+        answered["discordant"] = _discordant(m.answers, best_answers)
     return Row(
-        name=name,
-        kind=m.kind,
-        policy=m.policy,
-        fingerprint=m.fingerprint,
+        **{f.name: getattr(m, f.name) for f in fields(MeasuredPolicy)},
         tokens=mine.size,
         nll=mean,
         nll_se=hypot(*(standard_error(x) for x in parts)),
@@ -262,21 +260,15 @@ def _row(
         bytes_mean=layout(m.policy, shape).bytes_mean(
             asked["settings"]["context"], asked["settings"].get("prompt", 0)
         ),
-        bytes_resident=m.bytes_resident,
         slots16=peak / shape.budget_bytes(1),
         on_front=on_front,
         within_budget=peak <= asked["settings"]["budget_bytes"],
-        seconds=m.seconds,
-        decode=m.decode,
-        speed=m.speed,
-        impls=m.impls,
         windows=len(mine.sums),
-        stopped=m.stopped,
-        **kept,
+        **answered,
     )
 
 
-def _kept(
+def _answered(
     answers: Sequence[Answered],
     mine: Blocks,
     full: Blocks,
@@ -294,21 +286,8 @@ def _kept(
     found = []
     for name in names:
         at = [i for i, a in enumerate(answers) if a.of == name]
-        exact = [x for i in at for x in answers[i].exact]
-        pairs = [
-            (x, y)
-            for i in at
-            for a, b in zip(answers[i].first, full_answers[i].first, strict=True)
-            for x, y in zip(a, b, strict=True)
-        ]
         lost = paired(gap[at, None] / answers[at[0]].weight, np.zeros((len(at), 1)))
-        share = wilson(sum(exact), len(exact))
-        flips = sum(x != y for x, y in pairs) / len(pairs)
-        kl = [x for i in at for x in answers[i].kl or ()]
-        found.append(
-            Kept(name, lost, share, flips, len(exact),
-                 sum(kl) / len(kl) if len(kl) == len(exact) else None)
-        )  # fmt: skip
+        found.append(kept(name, lost, [answers[i] for i in at], [full_answers[i] for i in at]))
     exact = [x for a in answers for x in a.exact]
     needles = tuple(Needle(a.of, *a.needle, a.exact[0]) for a in answers if a.needle)
     return {

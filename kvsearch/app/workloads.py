@@ -54,6 +54,11 @@ class Worth:
     empty: float
     passes: bool
 
+    @property
+    def nats(self) -> float:
+        """By which the context lowers the NLL of the answers."""
+        return self.empty - self.full
+
     @classmethod
     def of(cls, workload: Prompts, full: Answers, empty: Answers) -> "Worth":
         """From both measurements of the same asks."""
@@ -159,7 +164,7 @@ def measured_on(loaded: LoadedModel, options: RunOptions, shown: Shown) -> input
     sized_for(loaded.shape, budget, longest, prompts=True)  # before anything is measured
     known = _passing(loaded, parts["search"], shown)
     weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
-    worth = {name: w.empty - w.full for name, w in known.items()}
+    worth = {name: w.nats for name, w in known.items()}
     worths = dict.fromkeys(SPLITS, worth)
     if options.report_prompts:  # contexts of another file may be worth another loss
         own = [w for w in parts["report"] if w.name in known and w.name in files]
@@ -221,7 +226,7 @@ def _reported(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -
                 f"{workload.name} (NLL of the answers {worth.full:.2f} with them, "
                 f"{worth.empty:.2f} without), so nothing can be lost there; give another file"
             )
-        found[workload.name] = worth.empty - worth.full
+        found[workload.name] = worth.nats
     return found
 
 

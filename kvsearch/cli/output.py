@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvsearch.records import finite
+from kvsearch.files import finite
 
 SLOW = 2.0  # seconds of imports, from which on they are worth a line
 

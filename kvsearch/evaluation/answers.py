@@ -9,6 +9,7 @@ to its first deviation: the answer is exact if every token is the first choice, 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory, PolicyError, lacks_memory
+from kvsearch.evaluation.measurement import Answered
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.evaluation.replay import deployed
 from kvsearch.policy import Policy
 from kvsearch.workloads.items import Ask, Item, Prompts, See
+from kvsearch.workloads.parts import Part
 
 HELD = 1 << 26  # log-probabilities of the full cache that are kept, at most: 256 MiB
 _Row = tuple[float, int, bool, NDArray[np.int64]]  # NLL, tokens, exactness and first choices
@@ -128,6 +131,29 @@ def answers(
         kl=None if full is None else np.array(kl),
         log=tuple(log),
     )
+
+
+def answered(asked: Prompts, found: Answers) -> tuple[Answered, ...]:
+    """The answers of each item of prompts, without their losses."""
+    plain = ([asked.name] * len(asked.items), [1.0] * len(asked.items))
+    of, weights = (asked.of, asked.weights) if isinstance(asked, Part) else plain
+    return tuple(
+        Answered(
+            of=name,
+            weight=weight,
+            exact=found.exact[mine].tolist(),
+            first=[x.tolist() for x in found.first[mine]],
+            kl=None if found.kl is None else found.kl[mine].tolist(),
+            needle=None if item.depth is None else (item.context.size, item.depth),
+        )
+        for item, mine, name, weight in zip(asked.items, by_item(asked), of, weights, strict=True)
+    )
+
+
+def by_item(asked: Prompts) -> list[slice]:
+    """Where the asks of each item are among all of them."""
+    ends = accumulate((len(item.asks) for item in asked.items), initial=0)
+    return [slice(first, end) for first, end in pairwise(ends)]
 
 
 def spoken(

@@ -7,7 +7,6 @@ through layer after layer sees exactly what a cache filled token by token would 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,33 +18,14 @@ from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
 from kvsearch.evaluation.batches import Batches
 from kvsearch.evaluation.divergence import Divergence
 from kvsearch.evaluation.fed import feed
-from kvsearch.evaluation.replay import Anchored, Replay, deployed
+from kvsearch.evaluation.measurement import Measurement
+from kvsearch.evaluation.replay import Replay, deployed
 from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.vocabulary import require_ids
 from kvsearch.policy import Policy
 
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Quality:
-    """NLL of one policy on windows of one text.
-
-    Attributes:
-        nll: nats per token `[W, T - 1]` fp32; entry t is the NLL of token t + 1.
-        bytes_resident: bytes per sequence held after the last token, summed over the real tensors
-            of the packed cache.
-        seconds: wall time.
-        impls: which implementation of each op ran.
-        anchored: anchors in the text and the bytes that follow; None of other policies.
-    """
-
-    nll: NDArray[np.float32]
-    bytes_resident: int
-    seconds: float
-    impls: dict[str, str]
-    anchored: Anchored | None = None
 
 
 class Evaluator:
@@ -97,7 +77,7 @@ class Evaluator:
         resident: bool = True,
         progress: Progress | None = None,
         **options: Any,
-    ) -> Quality:
+    ) -> Measurement:
         """Replay `policy` over token windows `[W, T]`.
 
         Args:
@@ -114,7 +94,9 @@ class Evaluator:
         nll = replay.nll(progress)
         held = replay.bytes_resident() if resident else 0
         seconds = time.perf_counter() - start
-        return Quality(nll, held, seconds, replay.impls, replay.anchored())
+        return Measurement(
+            nll, replay.spent, held, seconds, replay.impls, anchored=replay.anchored()
+        )
 
     def divergence(self, windows: NDArray[np.int64]) -> Divergence:
         """What policies lose against the full cache on token windows `[W, T]`, all in one pass."""

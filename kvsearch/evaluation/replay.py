@@ -1,7 +1,6 @@
 """A policy's forward passes over windows of text."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +13,7 @@ from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory, lacks_memory
 from kvsearch.evaluation.batches import Batches
 from kvsearch.evaluation.fed import Fed, feed, flags
+from kvsearch.evaluation.measurement import Anchored
 from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, check, layout
@@ -118,7 +118,7 @@ class Replay:
         assert self._cache is not None
         return sum(state.pack().nbytes for state in self._cache.states)
 
-    def anchored(self) -> "Anchored | None":
+    def anchored(self) -> Anchored | None:
         """What anchors make of the whole windows; None if the policy has none."""
         if self.policy.anchors is None:
             return None
@@ -140,22 +140,6 @@ class Replay:
         """Which implementation of each op ran."""
         states = [] if self._cache is None else self._cache.states
         return {k: v for s in states for k, v in s.impls.items()}
-
-
-@dataclass(frozen=True)
-class Anchored:
-    """What anchors make of windows of text.
-
-    Attributes:
-        count: anchors in all of them.
-        tokens: most tokens that the model is fed in one of them, inserted ones included.
-        bytes: exact bytes per sequence: the most of any window, the mean over windows, and at the
-            end of the last one.
-    """
-
-    count: int
-    tokens: int
-    bytes: TextBytes
 
 
 def deployed(loaded: LoadedModel, policy: Policy, **options: Any) -> PolicyCache:

@@ -1,24 +1,32 @@
 """The search: one driver owns the study, evaluators only evaluate.
 
-A scheduler decides what is evaluated next, the loop keeps the evaluators busy, and the state holds
-the records. The driver joins the three.
+What is evaluated next depends on the trials only, which are in the journal. The full cache is the
+reference of all; then come trials that a kill interrupted, the methods, and free proposals in turn
+with further windows of the best policies. A policy over budget costs nothing: its bytes are exact.
+A policy seen before gets the values it had then.
 """
 
-from typing import TypeGuard
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import optuna
 
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
+from kvsearch.knobs import Value
 from kvsearch.policy import Policy
-from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
+from kvsearch.policy_search.crash_counter import ATTEMPTS
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation, Loop
-from kvsearch.policy_search.measure import PART, measure
-from kvsearch.policy_search.scheduler import Scheduler
+from kvsearch.policy_search.measure import GIVEN_UP, PART, measure
+from kvsearch.policy_search.proposals import Proposals
 from kvsearch.policy_search.state import SearchState, Watch
 from kvsearch.policy_search.study import Study
-from kvsearch.policy_search.task import Task
-from kvsearch.policy_search.work import Measured
-from kvsearch.records import Trial
+from kvsearch.policy_search.task import KINDS, Task, admitted, baselines
+from kvsearch.policy_search.window_scheduler import WindowScheduler
+from kvsearch.records import Kind, Trial
 
 MAX_FAILURES = 5  # in a row, without one success, that end a run
 
@@ -35,14 +43,22 @@ class Search:
     Attributes:
         loop: of the evaluations, over all slots of the executor.
         state: what was found.
-        scheduler: of what is evaluated next.
+        proposals: how many free ones are still made.
+        methods: that are still to be evaluated, by name.
     """
 
     def __init__(self, task: Task, executor: Executor, folder: RunFolder, watch: Watch) -> None:
         self.task, self.executor, self.folder = task, executor, folder
-        self.loop = Loop[Evaluation](executor, folder.attempts, self)
-        self.state = SearchState(task, folder, watch, self.loop.running)
-        self.scheduler = Scheduler(self.state, executor.slots)
+        self.loop = Loop(executor, folder.attempts, self)
+        self.state = state = SearchState(task, folder, watch, self.loop.running)
+        self.proposals = Proposals(state)
+        self._windows = WindowScheduler(state, self.proposals, executor.slots)
+        known = {t.name for t in [*state.trials, *state.interrupted]}
+        first = [
+            *task.portfolio,
+            *baselines(task.warm_start, task.exclude_method, task.setting.prompt > 0),
+        ]
+        self.methods = [(n, m) for n, m in first if n not in known]
 
     @property
     def trials(self) -> list[Trial]:
@@ -78,23 +94,110 @@ class Search:
         )  # fmt: skip
         self.state.restore()
 
-    # -- what the loop asks and tells ----------------------------------------------------------
+    # -- what is evaluated next ----------------------------------------------------------------
 
     def next(self) -> Evaluation | None:
         """The next evaluation that is needed, or None when there is nothing to start now."""
-        return self.scheduler.next()
+        state = self.state
+        while True:
+            if self._lacks_full():
+                return self._windows.full(0, 0)
+            if state.interrupted:
+                trial = self._again(state.interrupted.pop(0))
+            elif self.methods:
+                name, method = self.methods.pop(0)
+                trial = self._method(name, KINDS[method.kind], method.knobs)
+            elif (wider := self._windows.due()) is not None:
+                if state.recover(wider):
+                    continue
+                return wider
+            elif self.proposals.wanted() and not self.proposals.waits():
+                state.renew()
+                if self.proposals.end():
+                    continue
+                asked, knobs = state.study.ask()
+                trial = self.admit(asked, f"trial {asked.number}", "searched", knobs)
+            else:
+                return self._windows.prefetch()
+            if trial is None:
+                continue
+            evaluation = Evaluation(
+                number=trial.number, part=PART, policy=trial.policy,
+                fingerprint=trial.fingerprint, windows=state.step,
+                stop=state.task.setting.tokens, trial=trial,
+            )  # fmt: skip
+            if not state.recover(evaluation):
+                return evaluation
+
+    def admit(
+        self, asked: optuna.Trial | int, name: str, kind: Kind, knobs: Mapping[str, Value]
+    ) -> Trial | None:
+        """A proposal that needs an evaluation; others are finished here.
+
+        Args:
+            asked: Optuna's trial, or the number of a method that the space does not contain.
+            name: of the trial.
+            kind: of the trial.
+            knobs: what was proposed.
+        """
+        state = self.state
+        inside = isinstance(asked, optuna.Trial)
+        number = asked.number if isinstance(asked, optuna.Trial) else asked
+        system = state.study.trials[number].system_attrs if inside else {}
+        noted = {k: v for k, v in system.items() if k != "fixed_params"}
+        trial = admitted(state.task, number, name, kind, knobs, noted)
+        if trial.state == "rejected":
+            state.finish(trial)
+            return None
+        twin = state.twin(trial.fingerprint)
+        if twin is not None and twin.state == "failed":  # it may have killed its evaluator
+            error = f"same policy as {twin.name}, which failed"
+            state.finish(replace(trial, state="rejected", error=error))
+            return None
+        if twin is not None:
+            same: dict[str, Any] = {k: getattr(twin, k) for k in ("nll", "dnll", "windows")}
+            error = f"same policy as {twin.name}"
+            state.finish(replace(trial, state="duplicate", error=error, **same))
+            return None
+        return trial
+
+    def _lacks_full(self) -> bool:
+        """Whether the full cache is to be measured beside the first policies."""
+        under_way = any(e.trial is None for e in self.loop.running.values())
+        return not len(self.state.full) and not under_way
+
+    def _again(self, before: Trial) -> Trial | None:
+        """A trial that was under way when the driver or its evaluator was killed."""
+        killed = self.state.attempts(before) >= ATTEMPTS
+        if not killed or self.folder.has_nll(PART, before.fingerprint):
+            return before  # if it was killed after its NLL was saved, `recover` finishes it
+        self.state.finish(replace(before, state="failed", error=GIVEN_UP))
+        return None
+
+    def _method(self, name: str, kind: Kind, knobs: Mapping[str, Value]) -> Trial | None:
+        state = self.state
+        params = state.task.space.params(knobs)
+        if params is not None:
+            asked, knobs = state.study.ask(params)
+            return self.admit(asked, name, kind, knobs)
+        numbers = [t.number for t in [*state.trials, *state.under_way()]]
+        return self.admit(min([0, *numbers]) - 1, name, kind, knobs)  # not in Optuna's study
+
+    # -- what the loop tells -------------------------------------------------------------------
 
     def begun(self, evaluation: Evaluation) -> None:
         """Write the journal line of its start; a trial on further windows stays complete."""
-        if _is_first(evaluation):
-            self.state.begin(evaluation)
+        e = evaluation
+        if e.trial is not None and not e.first:
+            e.trial = self.state.begin(e.trial, e.attempt)
 
-    def measured(self, evaluation: Evaluation, found: Measured) -> None:
+    def measured(self, evaluation: Evaluation, found: Measurement) -> None:
         """Finish a trial on its first windows, or add further ones to it."""
-        if _is_first(evaluation):
-            self.state.add(evaluation, found)
+        e = evaluation
+        if e.trial is not None and not e.first:
+            self.state.add(e.trial, found)
         else:
-            self.state.add_windows(evaluation, found)
+            self.state.add_windows(e, found)
 
     def failed(self, evaluation: Evaluation, error: str) -> None:
         """Finish a trial without a measurement; too many of these alone end the run.
@@ -102,21 +205,16 @@ class Search:
         A prefetched window that fails is forgotten, and the policy gets none ahead any more.
         """
         e = evaluation
-        if not isinstance(e, TrialEvaluation):
+        if e.trial is None:
             raise RunError(f"the full cache cannot be evaluated: {error}")
-        if isinstance(e, WiderEvaluation):
-            if e.piece:
-                self.state.unfetched.add(e.fingerprint)
-            else:
-                self.state.fail_windows(e.trial, f"on further windows: {error}")
+        if e.piece:
+            self.state.unfetched.add(e.fingerprint)
             return
-        self.state.fail(e, error)
+        if e.first:
+            self.state.fail_windows(e.trial, f"on further windows: {error}")
+            return
+        self.state.fail(e.trial, error, e.seconds)
         worked = any(t.state == "complete" for t in self.trials)
         failures = [t for t in self.trials if t.state == "failed"]
         if not worked and len(failures) >= MAX_FAILURES:
             raise RunError(f"the first {len(failures)} policies all failed: {failures[0].error}")
-
-
-def _is_first(e: Evaluation) -> TypeGuard[TrialEvaluation]:
-    """Whether it is a trial on its first windows."""
-    return isinstance(e, TrialEvaluation) and not isinstance(e, WiderEvaluation)

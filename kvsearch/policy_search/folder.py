@@ -19,16 +19,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from kvsearch.errors import RunError, named, quoted, reason
+from kvsearch.evaluation.measurement import Answered, Measurement
 from kvsearch.files import remove_drafts, write_atomic
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.journal import Journal
-from kvsearch.records import Trial
+from kvsearch.records import Trial, plain
 from kvsearch.stats import BLOCK, Blocks, blocks
 
 BLOCKS = "blocks.parquet"
+_BESIDE = ("tokens", "bytes_resident", "seconds", "impls", "answers")  # of a `Measurement`
+_ANSWERS = TypeAdapter(tuple[Answered, ...])
 _DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
 # `model.origin` is a sentence, another one after the first download; older runs lack `others`
 FREE = ("versions.", "options.", "trials", "model.origin", "model.shape.others")
@@ -138,9 +142,17 @@ class RunFolder:
         return self._nll(part, fingerprint).exists()
 
     def save_nll(
-        self, part: str, fingerprint: str, nll: NDArray[np.float32], about: dict[str, Any]
+        self, part: str, fingerprint: str, found: Measurement, name: str | None = None
     ) -> None:
-        """Keep NLL `[W, T - 1]` of a policy on a part of the text, whole or not at all."""
+        """Keep what was measured of a policy on a part of the text, whole or not at all.
+
+        Args:
+            part: of the text.
+            fingerprint: of the policy.
+            found: its losses; what is beside them goes into the file's metadata.
+            name: of the policy, for people.
+        """
+        nll, about = found.nll, {"name": name, **{k: getattr(found, k) for k in _BESIDE}}
         windows, tokens = nll.shape
         table = pa.table(
             {
@@ -148,7 +160,7 @@ class RunFolder:
                 "pos": _column(np.tile(np.arange(1, tokens + 1, dtype=np.int32), windows)),
                 "nll": _column(nll.ravel()),
             },
-            metadata={"about": json.dumps(about)},
+            metadata={"about": json.dumps(plain(about))},
         )
         file = self._nll(part, fingerprint)
         sink = pa.BufferOutputStream()
@@ -161,8 +173,8 @@ class RunFolder:
         )
         write_atomic(file, sink.getvalue().to_pybytes())
 
-    def load_nll(self, part: str, fingerprint: str) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """NLL `[W, T - 1]` and what was kept with it.
+    def load_nll(self, part: str, fingerprint: str) -> Measurement:
+        """What `save_nll` kept.
 
         Raises:
             RunError: the file is missing or damaged.
@@ -173,7 +185,9 @@ class RunFolder:
                 table = f.read(use_threads=False)
             windows = int(_values(table["window"])[-1]) + 1
             about = json.loads(table.schema.metadata[b"about"])
-            return _values(table["nll"]).reshape(windows, -1), about
+            beside = {k: about[k] for k in _BESIDE if k in about}
+            beside["answers"] = _ANSWERS.validate_python(about.get("answers", ()))
+            return Measurement(_values(table["nll"]).reshape(windows, -1), **beside)
         except _DAMAGE as e:
             raise RunError(
                 f"cannot read {file}: {' '.join(str(e).split())[:300]}; restore it, or run the "
@@ -207,7 +221,7 @@ class RunFolder:
             RunError: they are missing or damaged, or stored without other tokens than these.
         """
         if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
-            return blocks(self.load_nll(part, fingerprint)[0][:, start:])
+            return blocks(self.load_nll(part, fingerprint).nll[:, start:])
         kept_from, found = self._blocks[part, fingerprint]
         if kept_from != start:
             raise RunError(

@@ -5,14 +5,16 @@ policies (`driver`), `measure` has a fixed list.
 """
 
 import contextlib
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search.crash_counter import ATTEMPTS, Attempts
 from kvsearch.policy_search.executors import Executor
-from kvsearch.policy_search.work import Job, Measured, Outcome
+from kvsearch.policy_search.work import Job, Outcome
+from kvsearch.records import Trial
 
 
 @dataclass(kw_only=True)
@@ -30,10 +32,11 @@ class Evaluation:
         counted: whether attempts of earlier processes count, too.
         first: number of the first of its windows.
         piece: whether it is a part of what one record will hold, see `measure`.
+        trial: of a search, whose policy this is; None of the full cache, and outside a search.
+        due: whether its windows are needed now; else an idle evaluator prefetches them.
         tries: how often it is begun at most, if it kills its evaluator.
         attempt: how often it was begun.
-        tokens: that went through the model for it.
-        seconds: wall time.
+        seconds: wall time of all of its jobs.
     """
 
     number: int
@@ -46,9 +49,10 @@ class Evaluation:
     counted: bool = True
     first: int = 0
     piece: bool = False
+    trial: Trial | None = None
+    due: bool = True
     tries: int = ATTEMPTS
     attempt: int = 0
-    tokens: int = 0
     seconds: float = 0.0
 
     @property
@@ -63,26 +67,23 @@ class Evaluation:
         )
 
 
-E = TypeVar("E", bound="Evaluation")
-
-
-class Source(Protocol[E]):
+class Source(Protocol):
     """Decides what is evaluated, and keeps what comes of it."""
 
-    def next(self) -> E | None:
+    def next(self) -> Evaluation | None:
         """The next evaluation, or None when there is nothing to start now."""
 
-    def begun(self, evaluation: E) -> None:
+    def begun(self, evaluation: Evaluation) -> None:
         """Called before an attempt starts; it is counted by then."""
 
-    def measured(self, evaluation: E, found: Measured) -> None:
-        """Keep what was measured."""
+    def measured(self, evaluation: Evaluation, found: Measurement) -> None:
+        """Keep what was measured; its seconds are those of all attempts."""
 
-    def failed(self, evaluation: E, error: str) -> None:
+    def failed(self, evaluation: Evaluation, error: str) -> None:
         """Keep why nothing more will come of it."""
 
 
-class Loop(Generic[E]):
+class Loop:
     """Evaluates until there is nothing left.
 
     Args:
@@ -94,9 +95,9 @@ class Loop(Generic[E]):
         running: evaluations under way, by slot.
     """
 
-    def __init__(self, executor: Executor, attempts: Attempts, source: Source[E]) -> None:
+    def __init__(self, executor: Executor, attempts: Attempts, source: Source) -> None:
         self.executor, self.attempts, self.source = executor, attempts, source
-        self.running: dict[int, E] = {}
+        self.running: dict[int, Evaluation] = {}
 
     def drive(self) -> None:
         """Fill every slot the moment it is free, until nothing is left and nothing runs.
@@ -150,19 +151,18 @@ class Loop(Generic[E]):
                 if e.counted:
                     self.attempts.release(e.kept, e.fingerprint)
 
-    def _begin(self, e: E) -> None:
+    def _begin(self, e: Evaluation) -> None:
         e.attempt += 1
         if e.counted:
             e.attempt = self.attempts.begin(e.kept, e.fingerprint)
         self.source.begun(e)
 
-    def _after(self, e: E, outcome: Outcome) -> Job | None:
+    def _after(self, e: Evaluation, outcome: Outcome) -> Job | None:
         e.seconds += outcome.seconds
         if outcome.status == "unopened":
             raise RunError(outcome.error)
         if outcome.measured is not None:
-            e.tokens += outcome.measured.tokens
-            self.source.measured(e, outcome.measured)
+            self.source.measured(e, replace(outcome.measured, seconds=e.seconds))
         elif outcome.status == "died" and e.attempt < e.tries:
             self._begin(e)
             return e.job()

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy
 from kvsearch.policy_search.crash_counter import ATTEMPTS
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation, Loop
-from kvsearch.policy_search.work import Measured
 
 PART = "search"
 GIVEN_UP = f"killed {ATTEMPTS} times while it was evaluated"
@@ -69,17 +66,17 @@ def measure(
         for i, (key, policy) in enumerate(keyed.items())
         for start in range(first, windows, width)
     ]  # fmt: skip
-    measurement = _Measurement(folder, todo, windows, progress)
-    Loop(executor, folder.attempts, measurement).drive()
+    source = _Listed(folder, todo, windows, progress)
+    Loop(executor, folder.attempts, source).drive()
     for start, key in folder.pieces(part):  # a kill can come when the record is whole
-        if start < windows and key in keyed and key not in measurement.failures:
+        if start < windows and key in keyed and key not in source.failures:
             folder.drop_nll(f"{part}.{start}", key)
-    if full in measurement.failures:
-        raise RunError(f"the full cache cannot be evaluated: {measurement.failures[full]}")
-    return measurement.failures
+    if full in source.failures:
+        raise RunError(f"the full cache cannot be evaluated: {source.failures[full]}")
+    return source.failures
 
 
-class _Measurement:
+class _Listed:
     """A list of evaluations."""
 
     def __init__(
@@ -100,7 +97,7 @@ class _Measurement:
         attempts = self.folder.attempts
         while self.todo:
             e = self.todo.pop(0)
-            if len(self._before(e)) >= self.windows:
+            if self._before(e) >= self.windows:
                 attempts.end(e.kept, e.fingerprint)  # a kill can come between the two
                 self._done(e)
             elif e.fingerprint in self.failures:
@@ -117,20 +114,14 @@ class _Measurement:
     def begun(self, evaluation: Evaluation) -> None:
         """Nothing is written before it ends."""
 
-    def measured(self, evaluation: Evaluation, found: Measured) -> None:
-        """Keep NLL, bytes and what ran."""
-        about = {
-            "name": evaluation.policy.name,
-            "bytes_resident": found.bytes_resident,
-            "seconds": evaluation.seconds,
-            "impls": found.impls,
-            **({"answers": found.answers} if found.answers else {}),
-        }
-        self.folder.save_nll(evaluation.kept, evaluation.fingerprint, found.nll, about)
-        if evaluation.piece:
-            self._join(evaluation)
+    def measured(self, evaluation: Evaluation, found: Measurement) -> None:
+        """Keep it."""
+        e = evaluation
+        self.folder.save_nll(e.kept, e.fingerprint, found, e.policy.name)
+        if e.piece:
+            self._join(e)
         else:
-            self._done(evaluation)
+            self._done(e)
 
     def failed(self, evaluation: Evaluation, error: str) -> None:
         """Leave it out, and remember why."""
@@ -143,23 +134,18 @@ class _Measurement:
         names, key = self.pieces.get(e.fingerprint), e.fingerprint
         if names is None or not all(self.folder.has_nll(name, key) for name in names):
             return
-        whole = [e.part] if len(self._before(e)) else []
-        found = [self.folder.load_nll(name, key) for name in [*whole, *names]]
-        seconds = sum(about["seconds"] for _, about in found)
-        nll = np.concatenate([nll for nll, _ in found])
-        about = {**found[0][1], "seconds": seconds}
-        if "answers" in about:
-            about["answers"] = [item for _, each in found for item in each["answers"]]
-        self.folder.save_nll(e.part, key, nll, about)
+        whole = [e.part] if self._before(e) else []
+        found = Measurement.joined([self.folder.load_nll(name, key) for name in [*whole, *names]])
+        self.folder.save_nll(e.part, key, found, e.policy.name)
         for name in names:
             self.folder.drop_nll(name, key)
         self._done(e)
 
-    def _before(self, e: Evaluation) -> NDArray[np.float32]:
-        """NLL of the policy on the windows that its record holds already."""
+    def _before(self, e: Evaluation) -> int:
+        """How many windows of the policy its record holds already."""
         if not self.folder.has_nll(e.part, e.fingerprint):
-            return np.empty((0, 0), dtype=np.float32)
-        return self.folder.load_nll(e.part, e.fingerprint)[0]
+            return 0
+        return len(self.folder.load_nll(e.part, e.fingerprint).nll)
 
     def _done(self, e: Evaluation) -> None:
         if self.pieces.pop(e.fingerprint, None) is not None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from kvsearch.errors import lacks_memory
-from kvsearch.evaluation.answers import answers, fits
+from kvsearch.evaluation.answers import answered, answers, by_item, fits
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
-from kvsearch.policy_search.work import Job, Measured, Unusable
+from kvsearch.policy_search.work import Job, Unusable
 from kvsearch.workloads.items import Prompts
 from kvsearch.workloads.parts import Part, Rows
 
@@ -59,38 +60,32 @@ class ModelSession:
         self.evaluator, self.parts = evaluator, parts
         self._full: dict[int, Sequence[Any]] = {}  # `Answers.log` of the report's items
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         """Evaluate one job."""
         part = self.parts[job.part]
         if isinstance(part, Part):
             return self._answers(part, job)
-        windows = part[job.first :][: job.windows]
-        replay = self.evaluator.replay(job.policy, windows[:, : job.stop])
-        nll = replay.nll()
-        held = replay.bytes_resident() if job.resident else 0
-        return Measured(nll, replay.spent, held, replay.impls)
+        windows = part[job.first :][: job.windows, : job.stop]
+        return self.evaluator.quality(job.policy, windows, resident=job.resident)
 
-    def _answers(self, part: Part, job: Job) -> Measured:
+    def _answers(self, part: Part, job: Job) -> Measurement:
         """Items of prompts; `stop` says nothing about them."""
         some = part.cut(job.first, len(part) if job.windows is None else job.windows)
         full = self._expected(part, some, job.first) if job.part == "report" else None
         found = answers(self.evaluator, job.policy, some, resident=job.resident, full=full)
-        losses, about, at = list[float](), list[dict[str, Any]](), 0
-        each = zip(some.items, some.scales, some.weights, some.of, strict=True)
-        for item, scale, weight, name in each:
-            mine = slice(at, at + len(item.asks))
-            losses.append(scale * float(found.nll[mine].mean()))
-            first = [x.tolist() for x in found.first[mine]]
-            exact = found.exact[mine].tolist()
-            row = {"of": name, "weight": weight, "exact": exact, "first": first}
-            row |= {} if found.kl is None else {"kl": found.kl[mine].tolist()}
-            row |= {} if item.depth is None else {"needle": [item.context.size, item.depth]}
-            about.append(row)
-            at = mine.stop
-        nll = np.array(losses, dtype=np.float32)[:, None]
+        losses = [
+            scale * float(found.nll[mine].mean())
+            for scale, mine in zip(some.scales, by_item(some), strict=True)
+        ]
         again = job.policy.rereads
-        tokens = sum(item.taken_in(some.see, again=again) for item in some.items)
-        return Measured(nll, tokens, found.bytes_end, found.impls, tuple(about))
+        return Measurement(
+            nll=np.array(losses, dtype=np.float32)[:, None],
+            tokens=sum(item.taken_in(some.see, again=again) for item in some.items),
+            bytes_resident=found.bytes_end,
+            seconds=found.seconds,
+            impls=found.impls,
+            answers=answered(some, found),
+        )
 
     def _expected(self, part: Part, some: Part, first: int) -> list[Any] | None:
         """Log-probabilities of the full cache at answers; None if all of the part's are too many.

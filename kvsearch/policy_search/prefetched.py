@@ -5,8 +5,8 @@ first. The record of a policy holds its first windows without a gap, so such a w
 file of its own until those in front of it are there. A kill does not lose it.
 """
 
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Measured
 
 
 class PrefetchedWindows:
@@ -19,14 +19,13 @@ class PrefetchedWindows:
 
     def __init__(self, folder: RunFolder, part: str) -> None:
         self.folder, self.part = folder, part
-        self._waiting: dict[str, dict[int, Measured]] = {}  # by fingerprint and first window
+        self._waiting: dict[str, dict[int, Measurement]] = {}  # by fingerprint and first window
         self._saved: set[tuple[str, int]] = set()  # those of them that have a file
 
     def restore(self) -> None:
         """Bring back those that an earlier process left."""
         for first, key in self.folder.pieces(self.part):
-            nll, about = self.folder.load_nll(self._name(first), key)
-            self.add(key, first, Measured(nll, about["tokens"], seconds=about["seconds"]))
+            self.add(key, first, self.folder.load_nll(self._name(first), key))
             self._saved.add((key, first))
 
     @property
@@ -38,11 +37,11 @@ class PrefetchedWindows:
         """First windows of those of a policy."""
         return set(self._waiting.get(fingerprint, ()))
 
-    def add(self, fingerprint: str, first: int, piece: Measured) -> None:
+    def add(self, fingerprint: str, first: int, piece: Measurement) -> None:
         """One that was just measured; `save` is called if it has to wait."""
         self._waiting.setdefault(fingerprint, {})[first] = piece
 
-    def following(self, fingerprint: str, windows: int, most: int) -> list[Measured]:
+    def following(self, fingerprint: str, windows: int, most: int) -> list[Measurement]:
         """Those that continue a record of so many windows, to `most` windows at most."""
         waiting, found = self._waiting.get(fingerprint, {}), []
         while (piece := waiting.get(windows)) is not None and windows + len(piece.nll) <= most:
@@ -52,10 +51,9 @@ class PrefetchedWindows:
 
     def save(self, fingerprint: str) -> None:
         """Write those of a policy that have no file."""
-        for first, p in self._waiting.get(fingerprint, {}).items():
+        for first, piece in self._waiting.get(fingerprint, {}).items():
             if (fingerprint, first) not in self._saved:
-                about = {"tokens": p.tokens, "seconds": p.seconds}
-                self.folder.save_nll(self._name(first), fingerprint, p.nll, about)
+                self.folder.save_nll(self._name(first), fingerprint, piece)
                 self._saved.add((fingerprint, first))
 
     def drop(self, fingerprint: str, before: int | None = None) -> None:

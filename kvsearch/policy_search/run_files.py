@@ -1,15 +1,16 @@
 """What `study.json`, `measured.json` and `frozen.json` hold; other fields are ignored."""
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, Field, PlainSerializer, RootModel, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from kvsearch.errors import RunError, quoted
+from kvsearch.evaluation.measurement import Answered, Measurement
 from kvsearch.frozen import MOST, first_error
-from kvsearch.policy import Policy
-from kvsearch.records import Example, Interval, Kind, Needles, Throughput, Trial
+from kvsearch.records import Example, Interval, MeasuredPolicy, Needles, Trial, plain
 
 SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -51,98 +52,90 @@ class Study(BaseModel):
     versions: dict[str, str]
 
 
-class Answered(BaseModel):
-    """An item of prompts under a policy.
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow(MeasuredPolicy):
+    """A policy on the report part, beside its losses, and of prompts its answers by item."""
 
-    Attributes:
-        of: its workload.
-        weight: of the workload.
-        exact: whether greedy decoding gives each of the answers.
-        first: most likely tokens of each, given the answer before.
-        kl: divergences from the full cache of each, where they were measured.
-        needle: length of the context, and depth in it of the fact that is asked for.
-    """
-
-    of: str
-    weight: float
-    exact: list[bool]
-    first: list[list[int]]
-    kl: list[float] | None = None
-    needle: tuple[int, float] | None = None
-
-
-class MeasuredRow(BaseModel):
-    """A policy on the report part, beside its losses; see `records.Row`."""
-
-    name: str
-    kind: Kind
-    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
-    policy: Annotated[Policy, PlainSerializer(Policy.plain)]
-    bytes_resident: int | None = None
-    seconds: float
-    impls: dict[str, str] = {}
-    decode: Throughput | None = None
-    stopped: Interval | None = None
-    speed: float | None = None
-    answers: list[Answered] = []
+    answers: tuple[Answered, ...] = ()
 
     @classmethod
-    def of(cls, trial: Trial, about: dict[str, Any], **more: Any) -> Self:
-        """A row of a trial, of what was kept with its losses."""
-        names = ("name", "kind", "fingerprint", "policy", "speed")
-        return cls(**{**about, **{n: getattr(trial, n) for n in names}, **more})
+    def of(cls, trial: Trial, found: Measurement, stopped: Interval | None = None) -> Self:
+        """A row of a trial that was measured on the report part."""
+        return cls(
+            name=trial.name, kind=trial.kind, policy=trial.policy, fingerprint=trial.fingerprint,
+            bytes_resident=found.bytes_resident, seconds=found.seconds, impls=found.impls,
+            stopped=stopped, speed=trial.speed, answers=found.answers,
+        )  # fmt: skip
 
 
-class _Extra(BaseModel):
+@dataclass(frozen=True)
+class ExtraText:
+    """Policies that were measured on a further text, by name."""
+
     label: str
     names: list[str]
     token_sha256: str = ""
 
 
-class Size(BaseModel):
+@dataclass(frozen=True)
+class Size:
     """A policy at another size; `bytes` at its peak."""
 
     fingerprint: str
     bytes: int
 
 
-class Sizes(BaseModel):
+@dataclass(frozen=True)
+class Sizes:
     """The policy called `name` at several sizes."""
 
     name: str
     sizes: list[Size]
 
 
-class Measured(BaseModel):
+@dataclass
+class Measured:
     """Of `measured.json`, by the present names; `records.Summary` says what they mean."""
 
     rows: list[MeasuredRow]
+    compared: list[str]
     recommended: str | None = None
     seconds: float = 0.0
     resumed: bool = False
-    compared: list[str]
-    extra_text: dict[str, _Extra] = {}
-    behind: dict[str, Interval] = {}
-    dropped: dict[str, str] = {}
-    examples: list[Example] = []
-    sizes: list[Sizes] = []
+    extra_text: dict[str, ExtraText] = field(default_factory=dict)
+    behind: dict[str, Interval] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    sizes: list[Sizes] = field(default_factory=list)
     needles: Needles | None = None
-
-    def row(self, name: str | None) -> MeasuredRow | None:
-        """The row called `name`."""
-        return next((r for r in self.rows if r.name == name), None)
 
     def text(self) -> str:
         """The file."""
-        told = {"schema": SCHEMA, **self.model_dump()}
-        return json.dumps(told, indent=1) + "\n"
+        return _text(self)
 
 
-class Frozen(BaseModel):
-    """Of `frozen.json`: what was chosen before the report part was measured."""
+@dataclass(frozen=True)
+class Frozen:
+    """Of `frozen.json`: what was chosen before the report part was measured.
+
+    Attributes:
+        recommended: name of the policy.
+        rows: names of all policies to be measured.
+        search_front: names on the front of the search, within the budget, least loss first.
+    """
 
     recommended: str | None
     rows: list[str]
+    search_front: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The file."""
+        return _text(self)
+
+
+_STUDY, _MEASURED = TypeAdapter(Study), TypeAdapter(Measured)
+_FROZEN, _IMPORTANCES = TypeAdapter(Frozen), TypeAdapter(dict[str, float])
+T = TypeVar("T")
 
 
 def study(file: Path) -> dict[str, Any]:
@@ -152,12 +145,12 @@ def study(file: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
         RunError: it is damaged, or a newer version of kvsearch wrote it.
     """
-    return _read(file, Study, SCHEMA)
+    return _read(file, _STUDY, SCHEMA)[0]
 
 
 def measured(file: Path) -> Measured:
     """What `measured.json` holds; raises as `study` does."""
-    found = Measured.model_validate(_read(file, Measured, SCHEMA))
+    found = _read(file, _MEASURED, SCHEMA)[1]
     names = [row.name for row in found.rows]
     if "full" not in names or len({*names}) < len(names):
         raise RunError(f"{file} is damaged: field rows: not one row of each name, and `full`")
@@ -169,20 +162,25 @@ def measured(file: Path) -> Measured:
     return found
 
 
-def frozen(file: Path) -> dict[str, Any]:
+def frozen(file: Path) -> Frozen:
     """What `frozen.json` holds; raises as `study` does."""
-    return _read(file, Frozen, SCHEMA)
+    return _read(file, _FROZEN, SCHEMA)[1]
 
 
 def importances(file: Path) -> dict[str, float]:
     """What `importances.json` holds; nothing where there is none."""
     try:
-        return _read(file, RootModel[dict[str, float]])
+        return _read(file, _IMPORTANCES)[1]
     except FileNotFoundError:
         return {}
 
 
-def _read(file: Path, kind: type[BaseModel], schema: str | None = None) -> dict[str, Any]:
+def _text(of: Measured | Frozen) -> str:
+    return json.dumps({"schema": SCHEMA, **plain(of)}, indent=1) + "\n"
+
+
+def _read(file: Path, kind: TypeAdapter[T], schema: str | None = None) -> tuple[dict[str, Any], T]:
+    """What a file holds, as it is there and as a `kind`."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
@@ -192,7 +190,7 @@ def _read(file: Path, kind: type[BaseModel], schema: str | None = None) -> dict[
                 f"{file} was written as {quoted(found['schema'])}, and this kvsearch reads "
                 f"{quoted(schema)}"
             )
-        kind.model_validate(found)
+        return found, kind.validate_python(found)
     except (RunError, FileNotFoundError):
         raise
     except ValidationError as e:
@@ -205,4 +203,3 @@ def _read(file: Path, kind: type[BaseModel], schema: str | None = None) -> dict[
         raise RunError(f"{file} is damaged: not JSON ({e}); restore it") from e
     except (KeyError, TypeError, AttributeError) as e:
         raise RunError(f"{file} is damaged: {quoted(e)}; restore it") from e
-    return found

@@ -4,22 +4,19 @@ The measurements of a trial are on disk before Optuna has them, so a kill costs 
 under way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
-from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation
 from kvsearch.policy_search.measure import PART
 from kvsearch.policy_search.prefetched import PrefetchedWindows
 from kvsearch.policy_search.study import Study
 from kvsearch.policy_search.task import Task
-from kvsearch.policy_search.work import Measured
 from kvsearch.records import Trial
 
 Watch = Callable[[Trial, list[Trial]], None]
@@ -57,14 +54,14 @@ class SearchState:
         budget = task.setting.budget_bytes
         self.study = Study(task.space, task.sampler, task.seed, budget, task.speed is not None)
         self._pieces = PrefetchedWindows(folder, PART)
-        self._waiting: list[TrialEvaluation] = []  # measured before the full cache was
+        self._waiting: list[Trial] = []  # measured before the full cache was
         self._stale = True
         self.renew()
 
     def restore(self) -> None:
         """Take up the full cache as far as it is measured, and windows that were prefetched."""
         if self.folder.has_nll(PART, self.full_key):
-            self.full = self._load(self.full_key)
+            self.full = self._load(self.full_key).nll
         self._pieces.restore()
         self._join_full()
 
@@ -88,8 +85,8 @@ class SearchState:
 
     def under_way(self) -> list[Trial]:
         """Trials that are evaluated for the first time."""
-        first = [e for e in self.running.values() if not isinstance(e, WiderEvaluation)]
-        return [e.trial for e in [*self._waiting, *first] if isinstance(e, TrialEvaluation)]
+        running = [e.trial for e in self.running.values() if e.trial is not None and not e.first]
+        return [*self._waiting, *running]
 
     def twin(self, fingerprint: str) -> Trial | None:
         """The trial of the same policy that is, was or will be evaluated."""
@@ -135,45 +132,43 @@ class SearchState:
 
     # -- what was measured ---------------------------------------------------------------------
 
-    def begin(self, e: TrialEvaluation) -> None:
-        """Write the journal line of its start."""
-        e.trial = replace(e.trial, attempt=e.attempt)
-        self.folder.append(e.trial)
+    def begin(self, trial: Trial, attempt: int) -> Trial:
+        """Write the journal line of a trial's start; the trial with the number of the attempt."""
+        begun = replace(trial, attempt=attempt)
+        self.folder.append(begun)
+        return begun
 
-    def add(self, e: TrialEvaluation, found: Measured) -> None:
+    def add(self, trial: Trial, found: Measurement) -> None:
         """Finish a trial on its first windows."""
-        about = {"name": e.trial.name, "tokens": e.tokens, "seconds": e.seconds}
-        self.folder.save_nll(PART, e.fingerprint, found.nll, about)
-        self._complete(e, found.nll)
+        self.folder.save_nll(PART, trial.fingerprint, found, trial.name)
+        self._complete(trial, found)
 
-    def add_windows(self, e: Evaluation, found: Measured) -> None:
+    def add_windows(self, e: Evaluation, found: Measurement) -> None:
         """Keep further windows, and put together what has become complete by them."""
-        self._pieces.add(e.fingerprint, e.first, Measured(found.nll, e.tokens, seconds=e.seconds))
-        if isinstance(e, WiderEvaluation):
-            self._join(e.fingerprint)
-        else:
+        self._pieces.add(e.fingerprint, e.first, found)
+        if e.trial is None:
             self._join_full()
+        else:
+            self._join(e.fingerprint)
         self._pieces.save(e.fingerprint)
 
-    def recover(self, e: TrialEvaluation) -> bool:
+    def recover(self, e: Evaluation) -> bool:
         """Finish a trial whose NLL was saved just before a kill; whether there was one."""
-        if not self.folder.has_nll(PART, e.fingerprint):
+        if e.trial is None or not self.folder.has_nll(PART, e.fingerprint):
             return False
-        nll, about = self.folder.load_nll(PART, e.fingerprint)
-        if len(nll) < e.first + e.windows:
+        found = self._load(e.fingerprint)
+        if len(found.nll) < e.first + e.windows:
             return False
-        e.tokens, e.seconds = about.get("tokens", 0), about.get("seconds", 0.0)
-        if isinstance(e, WiderEvaluation):
-            e.trial = replace(e.trial, tokens=e.tokens, seconds=e.seconds)
-            self._replace(self._record(e.trial, nll))
+        if e.first:
+            self._replace(self._record(e.trial, found))
         else:
-            self._complete(e, nll)
+            self._complete(e.trial, found)
         self.folder.attempts.end(PART, e.fingerprint)
         return True
 
-    def fail(self, e: TrialEvaluation, error: str) -> None:
+    def fail(self, trial: Trial, error: str, seconds: float) -> None:
         """Finish a trial without a measurement."""
-        self.finish(_ended(e, state="failed", error=error))
+        self.finish(replace(trial, state="failed", error=error, seconds=seconds))
 
     def fail_windows(self, trial: Trial, error: str) -> None:
         """A trial that was complete and failed on further windows; it counts no longer."""
@@ -190,16 +185,16 @@ class SearchState:
         self.watch(trial, self.trials)
         self._join(trial.fingerprint)
 
-    def _complete(self, e: TrialEvaluation, nll: NDArray[np.float32]) -> None:
+    def _complete(self, trial: Trial, found: Measurement) -> None:
         """Finish a trial on its first windows; without the full cache there, it has to wait."""
-        if len(nll) > len(self.full):
-            self._waiting.append(e)
+        if len(found.nll) > len(self.full):
+            self._waiting.append(trial)
             return
-        self.finish(self._record(_ended(e), nll))
+        self.finish(self._record(trial, found))
 
-    def _record(self, trial: Trial, nll: NDArray[np.float32]) -> Trial:
-        """A complete trial with what follows from its NLL."""
-        start = self.task.score_from - 1
+    def _record(self, trial: Trial, found: Measurement) -> Trial:
+        """A complete trial with what follows from all that was measured of it."""
+        nll, start = found.nll, self.task.score_from - 1
         full = self.full[: len(nll), start : nll.shape[1]]
         return replace(
             trial,
@@ -207,6 +202,8 @@ class SearchState:
             nll=float(nll[:, start:].mean()),
             dnll=float((nll[:, start:] - full).mean()),
             windows=len(nll),
+            tokens=found.tokens,
+            seconds=found.seconds,
         )
 
     def _replace(self, trial: Trial) -> None:
@@ -222,12 +219,13 @@ class SearchState:
         windows = len(self.full)
         new = self._pieces.following(self.full_key, windows, self.task.windows)
         if new:
-            self.full = self._joined(self.full_key, windows, new, {"name": "full"})
+            before = [self._load(self.full_key)] if windows else []
+            self.full = self._joined(self.full_key, [*before, *new], "full").nll
         for key in self._pieces.fingerprints:
             self._join(key)
         waiting, self._waiting = self._waiting, []
-        for e in waiting:
-            self._complete(e, self._load(e.fingerprint))
+        for trial in waiting:
+            self._complete(trial, self._load(trial.fingerprint))
 
     def _join(self, key: str) -> None:
         """Add to a complete trial the windows that follow on its own, where the full cache is."""
@@ -241,25 +239,16 @@ class SearchState:
         new = self._pieces.following(key, trial.windows, len(self.full))
         if not new:
             return
-        tokens = trial.tokens + sum(p.tokens for p in new)
-        seconds = (trial.seconds or 0.0) + sum(p.seconds for p in new)
-        about = {"name": trial.name, "tokens": tokens, "seconds": seconds}
-        nll = self._joined(key, trial.windows, new, about)
-        self._replace(self._record(replace(trial, tokens=tokens, seconds=seconds), nll))
+        before = self._load(key).until(trial.windows)  # a kill may have left more than the journal
+        before = replace(before, tokens=trial.tokens, seconds=trial.seconds or 0.0)
+        self._replace(self._record(trial, self._joined(key, [before, *new], trial.name)))
 
-    def _joined(
-        self, key: str, windows: int, new: list[Measured], about: dict[str, Any]
-    ) -> NDArray[np.float32]:
-        """Save a record of so many windows with further ones behind them; returns all."""
-        before = [self._load(key)[:windows]] if windows else []
-        nll = np.concatenate([*before, *(p.nll for p in new)])
-        self.folder.save_nll(PART, key, nll, about)
-        self._pieces.drop(key, before=len(nll))
-        return nll
+    def _joined(self, key: str, parts: Sequence[Measurement], name: str) -> Measurement:
+        """Save the parts of a record that follow on each other as one; returns it."""
+        whole = Measurement.joined(parts)
+        self.folder.save_nll(PART, key, whole, name)
+        self._pieces.drop(key, before=len(whole.nll))
+        return whole
 
-    def _load(self, fingerprint: str) -> NDArray[np.float32]:
-        return self.folder.load_nll(PART, fingerprint)[0]
-
-
-def _ended(e: TrialEvaluation, **how: Any) -> Trial:
-    return replace(e.trial, tokens=e.tokens, seconds=e.seconds, **how)
+    def _load(self, fingerprint: str) -> Measurement:
+        return self.folder.load_nll(PART, fingerprint)

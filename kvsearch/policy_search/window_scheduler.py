@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.crash_counter import ATTEMPTS
-from kvsearch.policy_search.evaluations import FullEvaluation, TrialEvaluation, WiderEvaluation
 from kvsearch.policy_search.loop import Evaluation
 from kvsearch.policy_search.measure import GIVEN_UP, PART
 from kvsearch.policy_search.proposals import Proposals
@@ -62,13 +61,13 @@ class WindowScheduler:
         state, under_way = self.state, list(self.state.running.values())
         if not under_way:
             return None
-        first = sum(type(e) is TrialEvaluation for e in under_way)
-        if len(under_way) - first >= self.slots - self.proposals.reserved(self.slots):
+        further = len(under_way) - sum(e.trial is not None and not e.first for e in under_way)
+        if further >= self.slots - self.proposals.reserved(self.slots):
             return None
         covered, running = state.covered(), state.under_way()
         wanted = self.proposals.wanted()
         waits = wanted or running
-        if not waits and not any(getattr(e, "due", True) for e in under_way):
+        if not waits and not any(e.due for e in under_way):
             return None  # the search has ended but for what is under way
         most = state.task.windows if wanted else self._most(covered)
         trial = fidelity.likely(
@@ -79,10 +78,10 @@ class WindowScheduler:
             return None
         return self._further(trial, covered[trial.number], due=False)
 
-    def full(self, first: int, number: int) -> FullEvaluation:
+    def full(self, first: int, number: int) -> Evaluation:
         """The full cache on the windows from `first` on."""
         state = self.state
-        return FullEvaluation(
+        return Evaluation(
             policy=state.full_policy, fingerprint=state.full_key, counted=False, part=PART,
             number=number, first=first, windows=self._step(first), stop=state.task.setting.tokens,
         )  # fmt: skip
@@ -94,7 +93,7 @@ class WindowScheduler:
         if full < min(first + state.step, state.task.windows):
             return self.full(full, trial.number)
         ahead = first > trial.windows
-        return WiderEvaluation(
+        return Evaluation(
             policy=trial.policy, fingerprint=trial.fingerprint, trial=trial, part=PART,
             number=trial.number, first=first, windows=self._step(first),
             stop=state.task.setting.tokens, piece=ahead, tries=1 if ahead else ATTEMPTS, due=due,

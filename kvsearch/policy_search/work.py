@@ -7,13 +7,13 @@ Nothing heavy is imported here, so that an evaluator that died is back in a seco
 
 import os
 import time
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 
 Status = Literal["ok", "failed", "oom", "died", "unopened"]
@@ -43,30 +43,6 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
-    """What came out of a job that worked.
-
-    Attributes:
-        nll: nats per token `[windows, stop - 1]` fp32; of prompts `[items, 1]`, the mean NLL of an
-            item's answers in shares of what the contexts of its workload are worth.
-        tokens: tokens that went through the model for this job.
-        bytes_resident: of the packed cache, 0 if not asked for.
-        impls: which implementation of each op ran.
-        answers: of prompts, for every item: its workload (`of`) and `weight`, whether each of its
-            answers is `exact`, and the most likely tokens of each (`first`); where they were
-            measured, KL divergences (`kl`), and length and depth of the fact asked (`needle`).
-        seconds: wall time of prefetched windows; that of other jobs is in their `Outcome`.
-    """
-
-    nll: NDArray[np.float32]
-    tokens: int
-    bytes_resident: int = 0
-    impls: dict[str, str] = field(default_factory=dict)
-    answers: tuple[dict[str, Any], ...] = ()
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, eq=False)
 class Outcome:
     """How a job ended.
 
@@ -76,12 +52,12 @@ class Outcome:
             that it ended before the job began, so the policy is not the cause.
         measured: present when `ok`.
         error: one sentence otherwise.
-        seconds: wall time.
+        seconds: wall time of the job, whatever came of it.
     """
 
     key: int
     status: Status
-    measured: Measured | None = None
+    measured: Measurement | None = None
     error: str = ""
     seconds: float = 0.0
 
@@ -93,7 +69,7 @@ class Unusable(RuntimeError):
 class Session(Protocol):
     """A loaded evaluator."""
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         """Evaluate; any exception becomes a failed outcome."""
 
     def forget(self) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvsearch.evaluation.quality import Evaluator, Quality
+from kvsearch.evaluation.measurement import Measurement
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
@@ -68,7 +69,7 @@ def measured(on: LoadedModel, policy: Policy, ids: np.ndarray, batch: int = 1) -
     }
 
 
-def held(on: LoadedModel, policy: Policy, found: Quality, tokens: int) -> tuple[float, int]:
+def held(on: LoadedModel, policy: Policy, found: Measurement, tokens: int) -> tuple[float, int]:
     """Bytes of keys and values over a window: mean over its steps, and the most at any."""
     if found.anchored is not None:
         return found.anchored.bytes.mean, found.anchored.bytes.peak

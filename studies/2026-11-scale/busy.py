@@ -20,10 +20,11 @@ from pathlib import Path
 import measure  # finds toy
 import toy
 
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.processes import Processes
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Job, Measured, Outcome, attempt
+from kvsearch.policy_search.work import Job, Outcome, attempt
 from kvsearch.records import Trial
 
 CAUSES = ("opening", "full_cache", "methods", "turns", "last_proposals", "levelling", "driver")
@@ -44,7 +45,7 @@ class Sleeps(toy.Session):
         super().__init__(toy.Toy(work.log, 0.0))
         self.work = work
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         time.sleep(length(job, self.work.seconds, self.work.spread))
         return super().run(job)
 
@@ -66,9 +67,9 @@ def cause(search: Search | None) -> str:
     if search is None or not len(search.state.full):
         return "full_cache"
     kinds = {t.kind for t in search.state.under_way()}
-    if kinds - {"searched"} or search.scheduler.methods:
+    if kinds - {"searched"} or search.methods:
         return "methods"
-    if search.scheduler.proposals.wanted():
+    if search.proposals.wanted():
         return "turns"
     return "last_proposals" if kinds else "levelling"
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvsearch.app.inputs import MeasuredOn, TextOptions, text
 from kvsearch.app.progress import Shown
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel, load_model
@@ -25,7 +26,7 @@ from kvsearch.policy_search.hypervolume import log_hypervolume as volume
 from kvsearch.policy_search.model_work import ModelSession
 from kvsearch.policy_search.samplers import make_sampler
 from kvsearch.policy_search.task import Task, baselines
-from kvsearch.policy_search.work import Job, Measured
+from kvsearch.policy_search.work import Job
 from kvsearch.records import Trial
 from kvsearch.space import load as load_space
 
@@ -41,7 +42,7 @@ class Remembered:
         self.last, self.paid = "", [0]
         place.mkdir(parents=True, exist_ok=True)
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         key = job.policy.fingerprint(self.layers)
         W, T = self.inner.parts[job.part].shape
         file = self.place / f"{job.part}-{key}.npy"
@@ -57,7 +58,7 @@ class Remembered:
             self.last, self.paid = key, [0] * W
         tokens = sum(job.stop for p in self.paid[:windows] if p < job.stop)
         self.paid[:windows] = [max(p, job.stop) for p in self.paid[:windows]]
-        return Measured(np.load(file)[:windows, : job.stop - 1], tokens)
+        return Measurement(np.load(file)[:windows, : job.stop - 1], tokens)
 
     def forget(self) -> None:
         self.inner.forget()

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from kept import RECORDS, kept_policies, surrogate_runs
 from noise import Noise
 
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
@@ -40,7 +41,7 @@ from kvsearch.policy_search.samplers import kvei, make_sampler
 from kvsearch.policy_search.samplers.features import features, names_for
 from kvsearch.policy_search.samplers.gp import GP, fit, process
 from kvsearch.policy_search.task import Task, baselines
-from kvsearch.policy_search.work import Job, Measured, Outcome, attempt
+from kvsearch.policy_search.work import Job, Outcome, attempt
 from kvsearch.records import Trial
 from kvsearch.space import load as load_space
 
@@ -126,7 +127,7 @@ class Simulated:
         self.seen = 0
         self.text = Noise(len(NAMES), seed)
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         key = job.policy.fingerprint(self.truth.shape.layers)
         last = self.windows if job.windows is None else job.first + job.windows
         nll = np.zeros((last - job.first, CONTEXT - 1), dtype=np.float32)
@@ -137,7 +138,7 @@ class Simulated:
         if self.last != (key, job.first):
             self.last, self.seen = (key, job.first), 0
         tokens, self.seen = len(nll) * job.stop - self.seen, len(nll) * job.stop
-        return Measured(nll[:, : job.stop - 1], tokens)
+        return Measurement(nll[:, : job.stop - 1], tokens)
 
     def _blocks(self, policy: Policy, number: int, w: int) -> np.ndarray:
         """Nats per token of each block of a window; windows beyond the records repeat theirs."""

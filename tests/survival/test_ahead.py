@@ -11,13 +11,14 @@ from conftest import ends
 from toy import FROM, GROWN, SETTING, SHAPE, Session, Toy, kills_late, nll, task
 
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.study import Study
-from kvsearch.policy_search.work import Job, Measured, Outcome, attempt
+from kvsearch.policy_search.work import Job, Outcome, attempt
 from kvsearch.records import Trial
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "one-evaluator.txt"
@@ -74,7 +75,7 @@ class Fleet:
         complete = [t for t in search.trials if t.state == "complete"]
         level = (
             GROWN
-            if search.scheduler.proposals.wanted()
+            if search.proposals.wanted()
             else max(len(self.sent[t.fingerprint]) for t in complete)
         )
         for t in fidelity.contenders(search.trials, SETTING.budget_bytes):
@@ -82,9 +83,9 @@ class Fleet:
 
     def look_at_end(self, search: Search, slot: int) -> None:
         """Nothing is begun ahead when only such windows are under way: it would never end."""
-        if not search.scheduler.proposals.wanted() and not search.state.under_way():
+        if not search.proposals.wanted() and not search.state.under_way():
             others = [e for s, e in search.loop.running.items() if s != slot]
-            assert any(getattr(e, "due", True) for e in [search.loop.running[slot], *others])
+            assert any(e.due for e in [search.loop.running[slot], *others])
 
     def close(self) -> None:
         pass
@@ -116,7 +117,7 @@ def right(place: Path, trials: list[Trial]) -> None:
     run, full = RunFolder(place / "run", write=False), nll(Policy(), GROWN, 512)
     for t in trials:
         if t.state == "complete":
-            kept, _ = run.load_nll("search", t.fingerprint)
+            kept = run.load_nll("search", t.fingerprint).nll
             assert (kept == nll(t.policy, t.windows, 512)).all() and t.tokens == 512 * t.windows
             lost = (kept - full[: t.windows])[:, FROM - 1 :]
             assert t.dnll == pytest.approx(float(lost.mean()), abs=1e-6)
@@ -190,7 +191,7 @@ def test_a_stopped_run_goes_on_and_only_what_was_under_way_is_done_again(tmp_pat
 class Fails(Session):
     """Fails on the third window of some policies."""
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         found = super().run(job)
         if job.first == 2 and kills_late(job.policy):
             found.nll[:] = np.nan

@@ -16,13 +16,14 @@ from conftest import start
 from toy import WINDOWS, Session, Toy, task
 
 from kvsearch.errors import KvsearchError, RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import cluster
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.processes import Processes
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Job, Measured, Unusable
+from kvsearch.policy_search.work import Job, Unusable
 from kvsearch.records import Trial
 
 
@@ -37,7 +38,7 @@ class Stops(Session):
         super().__init__(toy)
         self.error, self.jobs = error, jobs
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         self.jobs -= 1
         if self.jobs == 0:
             raise self.error
@@ -99,7 +100,7 @@ def test_a_policy_that_failed_is_not_tried_again(tmp_path: Path) -> None:
     folder.append(replace(done, state="failed", nll=None, dnll=None, error="killed"))
     search = Search(task(60, sampler="random"), Inline(Session(toy)), folder, quiet)
     asked, knobs = search.study.ask(done.params)
-    assert search.scheduler.admit(asked, "again", "searched", knobs) is None
+    assert search.admit(asked, "again", "searched", knobs) is None
     folder.close()
     assert search.trials[-1].state == "rejected"
     assert search.trials[-1].error == f"same policy as {done.name}, which failed"
@@ -163,7 +164,7 @@ class Poisoned(Toy):
 class Sticky(Session):
     dead = False
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         assert not self.dead, "another policy would be blamed"
         if culprit(job.policy):
             self.dead = True

@@ -13,12 +13,13 @@ from conftest import Fork
 from toy import SETTING, SHAPE, Session, Toy, kills_late, nll
 
 from kvsearch.errors import RunError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.processes import Processes
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.work import Job, Measured
+from kvsearch.policy_search.work import Job
 
 FULL, OTHER = Policy(), Policy(slots=40, name="other")
 KEY = OTHER.fingerprint(SHAPE.layers)
@@ -108,24 +109,23 @@ def test_evaluators_share_the_windows_of_a_policy_and_a_kill_keeps_those_that_ar
         finally:
             executor.close()
 
-    folder.save_nll("report.3", KEY, nll(OTHER, 1, 512, 3), {"seconds": 1.0, "bytes_resident": 0})
+    folder.save_nll("report.3", KEY, Measurement(nll(OTHER, 1, 512, 3), 512))
     assert ask() == {}
     lines = [line.split() for line in log.read_text().splitlines()]
     asked = sorted(w[4] for w in lines if w[1] == "start" and w[3] == KEY)
     assert asked == ["512", "512from1", "512from2", "512from4"]  # all but what is there
     assert len({w[0] for w in lines}) == 2  # evaluators
-    kept, about = folder.load_nll("report", KEY)
-    assert (kept == nll(OTHER, many, 512)).all() and about["name"] == "other"
+    kept = folder.load_nll("report", KEY)
+    assert (kept.nll == nll(OTHER, many, 512)).all() and kept.tokens == many * 512
     assert len(list(folder.path.glob("nll/*"))) == 2  # no pieces are left
     folder.close()
 
 
 def test_pieces_that_a_kill_left_beside_the_whole_record_go(tmp_path: Path) -> None:
     folder, log = RunFolder(tmp_path / "run"), tmp_path / "log"
-    about = {"seconds": 1.0, "bytes_resident": 0}
-    folder.save_nll("report", KEY, nll(OTHER, 4, 512), about)
+    folder.save_nll("report", KEY, Measurement(nll(OTHER, 4, 512)))
     for first in (1, 2, 3, 4):  # the last one is beyond the record, and may be needed
-        folder.save_nll(f"report.{first}", KEY, nll(OTHER, 1, 512, first), about)
+        folder.save_nll(f"report.{first}", KEY, Measurement(nll(OTHER, 1, 512, first)))
     inline = Inline(Session(Toy(log, 0.0)))
     assert measure(inline, folder, "report", [OTHER], SETTING, windows=4, first=3) == {}
     assert not log.exists()
@@ -140,7 +140,7 @@ class Stops(Session):
         super().__init__(Toy(log, 0.0))
         self.error = error
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         raise self.error
 
 

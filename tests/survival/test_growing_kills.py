@@ -13,13 +13,14 @@ from conftest import KILLS, Fork, ends
 from test_kills import Killer
 from toy import FROM, GROWN, SHAPE, Session, Toy, nll, task
 
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.processes import Processes
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Job, Measured
+from kvsearch.policy_search.work import Job
 from kvsearch.records import Trial
 
 TRIALS = 60
@@ -59,7 +60,7 @@ def test_windows_go_to_contenders_and_losses_are_those_of_the_windows(calm: Path
     full = nll(Policy(), GROWN, 512)
     for t in trials:
         if t.state == "complete":
-            kept, _ = run.load_nll("search", t.fingerprint)
+            kept = run.load_nll("search", t.fingerprint).nll
             assert (kept == nll(t.policy, t.windows, 512)).all() and t.tokens == kept.size + len(
                 kept
             )
@@ -73,7 +74,7 @@ def test_windows_go_to_contenders_and_losses_are_those_of_the_windows(calm: Path
 class Lucky(Session):
     """Windows on which a policy is much better or worse than on others."""
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         found = super().run(job)
         if job.policy.slots is not None:
             key = int(job.policy.fingerprint(SHAPE.layers), 16) % 2**32
@@ -157,7 +158,7 @@ class Fails(Session):
 
     chosen = ""
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         found = super().run(job)
         key = job.policy.fingerprint(SHAPE.layers)
         if job.first and key != FULL and self.chosen in ("", key):

@@ -6,7 +6,6 @@ from pathlib import Path
 from toy import GROWN, Session, Toy, task
 
 from kvsearch.policy_search.driver import Search
-from kvsearch.policy_search.evaluations import TrialEvaluation, WiderEvaluation
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation
 from kvsearch.policy_search.proposals import AT_ONCE
@@ -48,9 +47,10 @@ class Noted(Search):
 
     def begun(self, evaluation: Evaluation) -> None:
         super().begun(evaluation)
-        if isinstance(evaluation, TrialEvaluation) and not isinstance(evaluation, WiderEvaluation):
-            beside = [t for t in self.state.under_way() if t.number != evaluation.trial.number]
-            self.noted.append((evaluation.trial.kind, [t.kind for t in beside]))
+        trial = evaluation.trial
+        if trial is not None and not evaluation.first:
+            beside = [t for t in self.state.under_way() if t.number != trial.number]
+            self.noted.append((trial.kind, [t.kind for t in beside]))
 
 
 def test_proposals_wait_for_methods_and_for_each_other_and_others_widen(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsearch.errors import KvsearchError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses, ModelShape, Policy
-from kvsearch.policy_search.work import Job, Measured
+from kvsearch.policy_search.work import Job
 from kvsearch.space import load as load_space
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Session:
             return rule is not None and rule.share == "layer"
         return rule.share == "layer" or getattr(rule, "pool", 1) > 1
 
-    def run(self, job: Job) -> Measured:
+    def run(self, job: Job) -> Measurement:
         self._write("start", job)
         time.sleep(self.toy.seconds)
         found = nll(job.policy, _windows(job), job.stop, job.first)
@@ -109,7 +110,7 @@ class Session:
             if self.toy.bad in ("nan", "inf"):
                 found[:] = float(self.toy.bad)
         self._write("end", job)
-        return Measured(found, _windows(job) * job.stop)
+        return Measurement(found, _windows(job) * job.stop)
 
     def forget(self) -> None:
         self.forgot += 1
