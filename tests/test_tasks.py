@@ -14,7 +14,6 @@ import pytest
 
 from kvsearch.app import needles
 from kvsearch.app.workloads import Worth, encoder, from_tasks
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -22,6 +21,7 @@ from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.text import read_files, tokenize
 from kvsearch.workloads import TASKS, Item, Material, expanded, make, parse
+from tests.command import exit_code
 
 SPLITS = ("search", "select", "report")
 RULER = (
@@ -251,7 +251,7 @@ def test_the_list_of_tasks_says_what_is_to_be_installed(
     capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert _code(["tasks"]) == 0
+    assert exit_code("tasks") == 0
     rows, notes = capsys.readouterr().out.split("\n\n")
     assert re.search(r"^needle +facts .*\[facts=1, asks=1\]$", rows, re.M)
     for name, mark in (("qa", r"\*"), ("chat", r"\*\*"), ("ruler/cwe", r"\*")):
@@ -268,8 +268,8 @@ def test_tasks_are_tried_on_a_model_with_the_full_cache(
     prose.write_text(" ".join(str(i * i) for i in range(900)))
     argv = ["tasks", "--task", "needle,tokens=300", "--task", "ruler/vt,tokens=64", "--items", "3",
             "--text", str(prose), "--quiet"]  # fmt: skip
-    assert _code(argv) == 2 and "give --model, too" in capsys.readouterr().err
-    assert _code([*argv, "--model", str(tiny_folder), "--json"]) == 0
+    assert exit_code(*argv) == 2 and "give --model, too" in capsys.readouterr().err
+    assert exit_code(*argv, "--model", str(tiny_folder), "--json") == 0
     needle, vt = json.loads(capsys.readouterr().out)["gates"]
     loaded = load_model(str(tiny_folder), announce=lambda _: None)
     tokens = tokenize(loaded.tokenizer, read_files((str(prose),)))
@@ -281,14 +281,8 @@ def test_tasks_are_tried_on_a_model_with_the_full_cache(
     assert (needle["items"], needle["asks"], needle["passes"]) == (3, 3, False)  # random weights
     assert vt["full"] is None and "tokens at least" in vt["why"] and not vt["passes"]
     monkeypatch.setattr("kvsearch.app.gates.context_worth", lambda *_: Worth(0.5, 2.5, True))
-    assert _code([*argv, "--model", str(tiny_folder)]) == 0
+    assert exit_code(*argv, "--model", str(tiny_folder)) == 0
     assert re.search(r"needle.* passes  .* 0\.50 with the context, 2\.50", capsys.readouterr().out)
-
-
-def _code(argv: list[str]) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(argv)
-    return int(stopped.value.code or 0)
 
 
 def test_a_context_too_short_for_a_task_is_one_sentence() -> None:

@@ -10,7 +10,6 @@ import yaml
 
 from kvsearch.app.kvpress_results import string_match
 from kvsearch.app.prompts import evaluate_prompts
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -20,6 +19,7 @@ from kvsearch.text import Text
 from kvsearch.workloads.encode import greedy_of, items_of
 from kvsearch.workloads.files import Turn, read
 from kvsearch.workloads.items import ids
+from tests.command import exit_code
 
 # -- files -------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def test_a_wrong_file_is_one_sentence_with_line_and_field(
     name: str, content: str, said: str, tmp_path: Path, capsys: Any
 ) -> None:
     file = written(tmp_path, name, content)
-    assert _code(["eval", "h2o", "--budget", "64", "--prompts", str(file)]) == 2
+    assert exit_code("eval", "h2o", "--budget", "64", "--prompts", str(file)) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
 
@@ -123,12 +123,6 @@ def test_a_set_of_the_hub_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -
         read(Path("hf:mine"))
     with pytest.raises(KvsearchError, match="or a set of the hub; did you mean 'ruler'"):
         read(Path("rulr:4096"))
-
-
-def _code(argv: list[str]) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(argv)
-    return int(stopped.value.code or 0)
 
 
 TEMPLATE = (
@@ -185,7 +179,7 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
     argv = ["eval", "h2o", "snapkv-prompt", "--budget", "64", "--model", str(tiny_folder),
             "--text", str(prose), "--task", "needle,tokens=300", "--items", "3",
             "--prompts", str(mine), "--quiet"]  # fmt: skip
-    assert _code([*argv, "--json"]) == 0
+    assert exit_code(*argv, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert [w["name"] for w in document["workloads"]] == ["needle,tokens=300", "mine.jsonl"]
     assert [(w["items"], w["asks"], w["see"]) for w in document["workloads"]] == [
@@ -193,7 +187,7 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
     for row in document["results"]:
         assert row["bytes_prompt"] <= row["bytes_peak"] and row["within_budget"]
         assert row["bytes_resident"] <= row["bytes_peak"]
-    assert _code(argv) == 0
+    assert exit_code(*argv) == 0
     table = capsys.readouterr().out
     assert "needle,tokens=300, question-agnostic: 3 answers on 3 contexts" in table
     assert "NOT USABLE" in table  # a random model cannot do it
@@ -217,7 +211,7 @@ def test_answers_in_the_form_of_kvpress(
     argv = ["eval", "h2o", "--budget", "64", "--model", str(tiny_folder), "--prompts", str(file),
             "--task", "needle,tokens=200", "--text", str(prose), "--items", "2", "--quiet",
             "--kvpress-out", str(out)]  # fmt: skip
-    assert _code([*argv, "--json"]) == 0
+    assert exit_code(*argv, "--json") == 0
     folders = [Path(f) for f in json.loads(capsys.readouterr().out)["folders"]]
     assert len(folders) == 4 and all(f.parent == out for f in folders)
     model = str(tiny_folder).replace("/", "--")
@@ -236,11 +230,11 @@ def test_answers_in_the_form_of_kvpress(
     assert config["press_name"] == "full" and config["query_aware"] is False
     assert json.loads((full / "metrics.json").read_text()).keys() == {"mine_1"}
     (h2o,) = [f for f in folders if f.name.startswith(f"mine__{model}__h2o__0.")]
-    assert _code(argv) == 0 and f"{h2o}/1\n" in capsys.readouterr().out
-    assert _code(["eval", "h2o", "--budget", "64", "--kvpress-out", str(out)]) == 2
+    assert exit_code(*argv) == 0 and f"{h2o}/1\n" in capsys.readouterr().out
+    assert exit_code("eval", "h2o", "--budget", "64", "--kvpress-out", str(out)) == 2
     assert "--kvpress-out is for answers to prompts" in capsys.readouterr().err
     argv = ["eval", "h2o", "--budget", "64", "--task", "needle", "--windows", "2"]
-    assert _code(argv) == 2
+    assert exit_code(*argv) == 2
     assert "--windows is for a text" in capsys.readouterr().err
 
 
