@@ -1,5 +1,6 @@
 """Quantiles of Student's t, without SciPy, which takes longer to import than all else here runs."""
 
+from functools import lru_cache
 from math import atan, cos, pi, sin, sqrt
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 STEPS = 200  # of the bisection at most; it ends where a double cannot be halved
 
 
+@lru_cache(maxsize=1 << 12)  # a bisection costs as much as a hundred intervals, which share few
 def quantile(level: float, df: int) -> float:
     """Quantile of Student's t.
 

@@ -57,158 +57,105 @@ EXTRA: dict[str, Policy] = {
     "window interval 8": Policy(slots=32, sinks=4, interval=8),
     "window re-indexed interval 8": Policy(slots=32, sinks=4, interval=8, positions="cache"),
     "ladder original": Policy(
-        slots=36, sinks=4, recent_window=8, ladder=Ladder(span=0.5, overlap=0.5)
+        slots=36, sinks=4, recent_window=8, ladder=Ladder(span=0.5, overlap=0.5),
     ),
     "ladder interval 4": Policy(
-        slots=36,
-        sinks=4,
-        recent_window=8,
-        interval=4,
-        ladder=Ladder(span=0.25, overlap=0.5),
-        positions="cache",
-        budgets=Budgets(kind="pyramid", beta=4),
+        slots=36, sinks=4, recent_window=8, interval=4, ladder=Ladder(span=0.25, overlap=0.5),
+        positions="cache", budgets=Budgets(kind="pyramid", beta=4),
     ),
     "ladder in 4 bits": Policy(
-        slots=40,
-        sinks=2,
-        recent_window=8,
-        interval=3,
-        ladder=Ladder(span=0.25, overlap=0.5),
-        positions="cache",
-        tiers=K4,
-        quantizer=Quantizer(group=8, fp16_sinks=True),
+        slots=40, sinks=2, recent_window=8, interval=3, ladder=Ladder(span=0.25, overlap=0.5),
+        positions="cache", tiers=K4, quantizer=Quantizer(group=8, fp16_sinks=True),
     ),
     "ladder that reaches the newest tokens": Policy(
-        slots=12,
-        interval=4,
-        recent_window=1,
-        ladder=Ladder(span=0.25, overlap=0.5),
+        slots=12, interval=4, recent_window=1, ladder=Ladder(span=0.25, overlap=0.5),
         budgets=Budgets(kind="sensitivity", exponent=1.0, weights=(0.1, 0.2, 1.0, 2.7)),
     ),
     "scored ladder": Policy(
-        slots=48, interval=8, sinks=2, recent_window=10, rule=Attention(), ladder=Ladder(span=0.5)
+        slots=48, interval=8, sinks=2, recent_window=10, rule=Attention(), ladder=Ladder(span=0.5),
     ),
     "h2o interval 8 re-indexed": Policy(
-        slots=40, interval=8, recent_window=16, rule=Attention(), positions="cache"
+        slots=40, interval=8, recent_window=16, rule=Attention(), positions="cache",
     ),
     "h2o one token, 4 bits": Policy(
-        slots=40, recent_window=8, sinks=2, rule=Attention(), tiers=K4, quantizer=Quantizer(group=8)
+        slots=40, recent_window=8, sinks=2, rule=Attention(), tiers=K4,
+        quantizer=Quantizer(group=8),
     ),
     "decay one token": Policy(
-        slots=40, recent_window=1, rule=Attention(alpha=1, beta=1, horizon=20, kind="decay")
+        slots=40, recent_window=1, rule=Attention(alpha=1, beta=1, horizon=20, kind="decay"),
     ),
     "window over three intervals": Policy(
-        slots=50,
-        interval=6,
-        recent_window=4,
+        slots=50, interval=6, recent_window=4,
         rule=Attention(alpha=1, beta=1, horizon=18, share="layer"),
     ),
     "three tiers": Policy(
-        slots=50,
-        interval=7,
-        recent_window=3,
-        sinks=2,
-        rule=Attention(beta=1),
-        tiers=(
-            Tier(share=0.2),
-            Tier(share=0.4, key_bits=8, value_bits=4),
-            Tier(share=0.4, key_bits=3, value_bits=2),
-        ),
+        slots=50, interval=7, recent_window=3, sinks=2, rule=Attention(beta=1),
+        tiers=(Tier(share=0.2), Tier(share=0.4, key_bits=8, value_bits=4),
+               Tier(share=0.4, key_bits=3, value_bits=2)),
         quantizer=Quantizer(group=16, rotate=True, levels="lloyd", fp16_sinks=True),
     ),
     "tiers by age": Policy(
-        slots=60,
-        interval=7,
-        sinks=4,
-        quantizer=Quantizer(group=8),
+        slots=60, interval=7, sinks=4, quantizer=Quantizer(group=8),
         tiers=(Tier(share=0.3), Tier(share=0.7, key_bits=4, value_bits=2)),
     ),
     "prompt, then stream": Policy(
-        slots=48,
-        interval=16,
-        recent_window=8,
-        rule=Attention(horizon=8, pool=3, pool_kind="max"),
-        trigger="prompt+stream",
-        budgets=Budgets(kind="pyramid", beta=3),
+        slots=48, interval=16, recent_window=8, rule=Attention(horizon=8, pool=3, pool_kind="max"),
+        trigger="prompt+stream", budgets=Budgets(kind="pyramid", beta=3),
     ),
     "the prompt stays": Policy(
-        slots=24,
-        interval=4,
-        sinks=2,
-        recent_window=6,
-        rule=Attention(beta=1),
-        trigger="generation",
-        tiers=K4,
-        quantizer=Quantizer(group=8, fp16_sinks=True),
+        slots=24, interval=4, sinks=2, recent_window=6, rule=Attention(beta=1),
+        trigger="generation", tiers=K4, quantizer=Quantizer(group=8, fp16_sinks=True),
         budgets=Budgets(kind="sensitivity", weights=((1.0, 2.0), (3.0, 1.0), (1.0, 1.0), (2, 1))),
     ),
     "the prompt stays, by age": Policy(
-        slots=20,
-        interval=3,
-        sinks=1,
-        trigger="generation",
-        positions="cache",
+        slots=20, interval=3, sinks=1, trigger="generation", positions="cache",
         budgets=Budgets(kind="pyramid", beta=3),
     ),
-}
+}  # fmt: skip
 KIVI: dict[str, Any] = dict(tiers=(Tier(key_bits=2, value_bits=2),), interval=8)
 GROUPS: dict[str, Any] = dict(group=8, along="tokens")
 EXTRA |= {
     "recent window in 16 bits": Policy(
-        slots=44,
-        interval=6,
-        sinks=3,
-        recent_window=10,
-        rule=Attention(),
-        tiers=K4,
+        slots=44, interval=6, sinks=3, recent_window=10, rule=Attention(), tiers=K4,
         quantizer=Quantizer(group=8, fp16_sinks=True, fp16_recent=True),
     ),
     "grouped along tokens": Policy(**KIVI, quantizer=Quantizer(**GROUPS)),
     "grouped along tokens, values in 16 bits": Policy(
-        slots=42, interval=8, tiers=(Tier(key_bits=2),), quantizer=Quantizer(**GROUPS)
+        slots=42, interval=8, tiers=(Tier(key_bits=2),), quantizer=Quantizer(**GROUPS),
     ),
     "ladder beside a recent window in 16 bits": Policy(
-        slots=45,
-        interval=16,
-        trigger="prompt+stream",
-        recent_window=12,
-        ladder=Ladder(span=0.25, overlap=0.3),
-        tiers=K4,
+        slots=45, interval=16, trigger="prompt+stream", recent_window=12,
+        ladder=Ladder(span=0.25, overlap=0.3), tiers=K4,
         quantizer=Quantizer(group=8, fp16_recent=True),
     ),
     "grouped along tokens, recent window and sinks in 16 bits": Policy(
-        **KIVI,
-        slots=61,
-        sinks=8,
-        recent_window=16,
+        **KIVI, slots=61, sinks=8, recent_window=16,
         quantizer=Quantizer(**GROUPS, fp16_recent=True, fp16_sinks=True),
     ),
     "grouped along tokens, re-indexed, Lloyd levels, rotated": Policy(
-        **KIVI,
-        slots=42,
-        positions="cache",
+        **KIVI, slots=42, positions="cache",
         quantizer=Quantizer(**GROUPS, levels="lloyd", rotate=True),
     ),
-}
+}  # fmt: skip
 UNEVEN = Budgets(
-    kind="sensitivity", exponent=1.0, weights=((1.0, 2.0), (1.0, 1.0), (3.0, 1.0), (0.5, 1.5))
+    kind="sensitivity",
+    exponent=1.0,
+    weights=((1.0, 2.0), (1.0, 1.0), (3.0, 1.0), (0.5, 1.5)),
 )
 MIXED = HeadTiers(
-    others=(
-        (Tier(),),
-        (Tier(share=0.5, key_bits=8, value_bits=8), Tier(share=0.5, key_bits=2, value_bits=2)),
-    ),
+    others=((Tier(),), (Tier(share=0.5, key_bits=8, value_bits=8),
+                        Tier(share=0.5, key_bits=2, value_bits=2))),
     of=((0, 1), (1, 1), (2, 0), (0, 0)),
-)
+)  # fmt: skip
 BY_LAYER = HeadTiers(others=((Tier(key_bits=3, value_bits=8),), (Tier(),)), of=(0, 1, 2, 1))
 HEADS: dict[str, Any] = dict(slots=44, interval=4, sinks=2, recent_window=6, budgets=UNEVEN)
 EXTRA |= {
     "heads by age": Policy(**HEADS, positions="cache"),
     "heads by age, bits per layer": Policy(
-        **HEADS, tiers=K4, head_tiers=BY_LAYER, quantizer=Quantizer(group=8, fp16_sinks=True)
+        **HEADS, tiers=K4, head_tiers=BY_LAYER, quantizer=Quantizer(group=8, fp16_sinks=True),
     ),
     "heads with tiers of their own": Policy(
-        **HEADS, rule=Attention(beta=1), tiers=K4, head_tiers=MIXED, quantizer=Quantizer(group=8)
+        **HEADS, rule=Attention(beta=1), tiers=K4, head_tiers=MIXED, quantizer=Quantizer(group=8),
     ),
     "heads in ladders": Policy(**HEADS, ladder=Ladder(span=0.5), positions="cache", tiers=K4,
         quantizer=Quantizer(group=8)),
@@ -218,42 +165,34 @@ EXTRA |= {
         quantizer=Quantizer(group=8, along="tokens", fp16_sinks=True),
     ),
     "bits per head, nothing evicted": Policy(
-        interval=8, rule=Attention(), head_tiers=MIXED, quantizer=Quantizer(group=8)
+        interval=8, rule=Attention(), head_tiers=MIXED, quantizer=Quantizer(group=8),
     ),
     "heads that share their layer's slots": Policy(
         **{**HEADS, "budgets": Budgets(kind="adakv")}, rule=Attention(), tiers=K4,
         quantizer=Quantizer(group=8, fp16_sinks=True),
     ),
     "heads after a prompt": Policy(
-        **{**HEADS, "slots": 90}, trigger="prompt+stream", rule=Attention(horizon=4)
+        **{**HEADS, "slots": 90}, trigger="prompt+stream", rule=Attention(horizon=4),
     ),
 }  # fmt: skip
 BLOCKS: dict[str, Any] = dict(slots=44, interval=6, recent_window=8, rule=Attention())
 EXTRA |= {
     "fp8 by rank, re-indexed": Policy(
-        **BLOCKS,
-        sinks=2,
-        tiers=(Tier(share=0.3), Tier(share=0.7, key_bits=8, value_bits=8)),
-        quantizer=Quantizer(levels="e5m2", fp16_sinks=True),
-        positions="cache",
+        **BLOCKS, sinks=2, tiers=(Tier(share=0.3), Tier(share=0.7, key_bits=8, value_bits=8)),
+        quantizer=Quantizer(levels="e5m2", fp16_sinks=True), positions="cache",
     ),
     "q8_0, q5_0 and q4_0 by rank": Policy(
         **BLOCKS,
-        tiers=(
-            Tier(share=0.3, key_bits=8, value_bits=8),
-            Tier(share=0.4, key_bits=8, value_bits=5),
-            Tier(share=0.3, key_bits=5, value_bits=4),
-        ),
+        tiers=(Tier(share=0.3, key_bits=8, value_bits=8), Tier(share=0.4, key_bits=8, value_bits=5),
+               Tier(share=0.3, key_bits=5, value_bits=4)),
         quantizer=Quantizer(levels="ggml-0", group=32),
     ),
     "q5_1, recent window in 16 bits": Policy(
-        **BLOCKS,
-        tiers=(Tier(key_bits=5, value_bits=4),),
+        **BLOCKS, tiers=(Tier(key_bits=5, value_bits=4),),
         quantizer=Quantizer(levels="ggml-1", group=32, fp16_recent=True),
     ),
     "ggml formats by layer": Policy(
-        **HEADS,
-        tiers=(Tier(key_bits=8, value_bits=5),),
+        **HEADS, tiers=(Tier(key_bits=8, value_bits=5),),
         head_tiers=HeadTiers(
             others=((Tier(key_bits=5, value_bits=4),), (Tier(),)), of=(0, 1, 2, 1)
         ),
@@ -261,13 +200,11 @@ EXTRA |= {
     ),
     "values rotated in blocks": Policy(
         **BLOCKS,
-        tiers=(
-            Tier(share=0.3, key_bits=8, value_bits=4),
-            Tier(share=0.7, key_bits=4, value_bits=4),
-        ),
+        tiers=(Tier(share=0.3, key_bits=8, value_bits=4),
+               Tier(share=0.7, key_bits=4, value_bits=4)),
         quantizer=Quantizer(group=8, rotate=True, value_block=4),
     ),
-}
+}  # fmt: skip
 
 
 def of_rule(name: str, rule: Callable[..., Rule]) -> dict[str, Policy]:
@@ -276,40 +213,23 @@ def of_rule(name: str, rule: Callable[..., Rule]) -> dict[str, Policy]:
     return {
         f"{name} every token": Policy(**when, slots=40, sinks=2, recent_window=4, rule=rule()),
         f"{name} in three tiers": Policy(
-            **when,
-            slots=60,
-            interval=8,
-            sinks=2,
-            recent_window=6,
-            rule=rule(),
+            **when, slots=60, interval=8, sinks=2, recent_window=6, rule=rule(),
             tiers=(Tier(share=0.3), *(Tier(share=0.35, key_bits=b, value_bits=4) for b in (8, 4))),
             quantizer=Quantizer(group=8, fp16_sinks=True),
         ),
         f"{name} voting together": Policy(
-            **when,
-            slots=50,
-            interval=6,
-            recent_window=4,
-            rule=rule(share="layer"),
+            **when, slots=50, interval=6, recent_window=4, rule=rule(share="layer"),
             tiers=(Tier(share=0.4), Tier(share=0.6, key_bits=4, value_bits=4)),
             quantizer=Quantizer(group=8),
         ),
         f"{name} in uneven heads": Policy(
-            **when, **HEADS, rule=rule(), tiers=K4, quantizer=Quantizer(group=8)
+            **when, **HEADS, rule=rule(), tiers=K4, quantizer=Quantizer(group=8),
         ),
         f"{name} in a ladder, re-indexed": Policy(
-            **when,
-            slots=44,
-            interval=6,
-            sinks=2,
-            recent_window=8,
-            rule=rule(),
-            ladder=Ladder(span=0.5),
-            tiers=K4,
-            quantizer=Quantizer(group=8),
-            positions="cache",
+            **when, slots=44, interval=6, sinks=2, recent_window=8, rule=rule(),
+            ladder=Ladder(span=0.5), tiers=K4, quantizer=Quantizer(group=8), positions="cache",
         ),
-    }
+    }  # fmt: skip
 
 
 LEARNED = [n for n, r in RULES.items() if "hidden" in r.needs]  # for one model: test_kvzap.py

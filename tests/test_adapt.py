@@ -19,7 +19,6 @@ from kvsearch import Policy, Text, load_model
 from kvsearch.app import adapt_job
 from kvsearch.app.adapt import adapt
 from kvsearch.cache.by_age import plans
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, PolicyError, RunError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
@@ -32,6 +31,7 @@ from kvsearch.train.new_token import with_new_token
 from kvsearch.train.scheduled import IGNORED, Scheduled
 from kvsearch.train.work import Work
 from tests.cache_cases import EXTRA, IDS, PROMPT, SETTING, tiny
+from tests.command import exit_code
 from tests.test_anchors import BY_AGE
 from tests.test_anchors import IDS as ANCHORED
 from tests.test_anchors import PROMPT as ANCHORED_PROMPT
@@ -145,12 +145,6 @@ def test_inserted_anchors_are_fed_and_not_predicted(tiny_folder: Path) -> None:
     assert not rows["lm_head.weight"][new].any()
 
 
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as done:
-        main([*map(str, args)])
-    return int(str(done.value.code))
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     (tmp_path / "cats.txt").write_text(TEXT.text)
@@ -167,7 +161,7 @@ def test_twenty_steps_and_eval_needs_nothing_else(
 ) -> None:
     out, text = files / "out", files / "cats.txt"
     asked = ["adapt", files / "ac.json", "--model", tiny_folder, "--text", text, "--out", out]
-    assert run(*asked, *FAST, "--steps", "20", lora, "--json") == 0
+    assert exit_code(*asked, *FAST, "--steps", "20", lora, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["steps"] == 20 and said["gain"]["hi"] < -0.02
     assert said["gain"]["mean"] == pytest.approx(said["after"] - said["before"], abs=1e-6)
@@ -186,7 +180,7 @@ def test_twenty_steps_and_eval_needs_nothing_else(
     assert (new - copied).abs().max() > 1e-3
     policy = out / "policy.json"
     more = ("--context", "200", "--json", "--quiet", "--text", text)
-    assert run("eval", policy, "--model", out, *more) == 0
+    assert exit_code("eval", policy, "--model", out, *more) == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     again = load_model(str(out), device="cpu", announce=lambda _: None)
     ids = again.tokenizer(TEXT.text)["input_ids"][:200]
@@ -240,7 +234,7 @@ def test_a_killed_training_goes_on_to_the_same_losses(
 ) -> None:
     asked = ["adapt", "streamingllm", "--budget", "32", "--model", tiny_folder, lora,
              "--text", files / "cats.txt", *FAST, "--save-every", "3"]  # fmt: skip
-    assert run(*asked, "--steps", "10", "--out", files / "whole") == 0
+    assert exit_code(*asked, "--steps", "10", "--out", files / "whole") == 0
     out, work = files / "out", files / "out.training"
     command = [sys.executable, "-m", "kvsearch", *map(str, asked), "--steps", "100000"]
     child = subprocess.Popen([*command, "--out", str(out)])
@@ -257,7 +251,7 @@ def test_a_killed_training_goes_on_to_the_same_losses(
     torn = work / "checkpoints" / f"checkpoint-{last + 3}"  # as a kill while saving leaves it
     torn.mkdir(exist_ok=True)
     (torn / "trainer_state.json").write_text("{")
-    assert run(*asked, "--steps", str(max(10, last + 2)), "--out", out) == 0
+    assert exit_code(*asked, "--steps", str(max(10, last + 2)), "--out", out) == 0
     assert not work.exists()
     one, other = (
         np.genfromtxt(folder / "losses.csv", delimiter=",", names=True)
@@ -414,11 +408,11 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
         ((ac, *text, *out, "--device", "cpu,cpu"), "takes the CPU or the first GPU, not cpu,cpu"),
     )
     for args, said in cases:
-        code = run("adapt", *args, "--model", tiny_folder, "--quiet")
+        code = exit_code("adapt", *args, "--model", tiny_folder, "--quiet")
         err = capsys.readouterr().err
         assert code == 2 and said in err and err.count("\n") == 1, err
     monkeypatch.setattr(recipe, "find_spec", lambda name: None)
-    assert run("adapt", ac, *text, *out, "--lora", "--model", tiny_folder) == 2
+    assert exit_code("adapt", ac, *text, *out, "--lora", "--model", tiny_folder) == 2
     assert "pip install 'kvsearch[train]'" in capsys.readouterr().err
     assert {*files.iterdir()} == before
 

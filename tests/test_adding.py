@@ -65,24 +65,17 @@ def made(rule: Rule) -> dict[str, Policy]:
         "every token": Policy.build(dict(parts, slots=40)),
         "in two tiers": Policy.build(
             dict(
-                parts,
-                slots=60,
-                interval=8,
-                tiers=(Tier(share=0.4, key_bits=8, value_bits=8), K4),
+                parts, slots=60, interval=8, tiers=(Tier(share=0.4, key_bits=8, value_bits=8), K4),
                 quantizer=Quantizer(group=8, fp16_sinks=True),
             )
         ),
         "in a ladder, re-indexed, heads together": Policy.build(
             dict(
-                parts,
-                slots=44,
-                interval=6,
-                rule=rule.model_copy(update={"share": "layer"}),
-                ladder=Ladder(span=0.5),
-                positions="cache",
+                parts, slots=44, interval=6, rule=rule.model_copy(update={"share": "layer"}),
+                ladder=Ladder(span=0.5), positions="cache",
             )
         ),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

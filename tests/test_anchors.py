@@ -12,7 +12,6 @@ import torch
 from kvsearch import Text, evaluate, load_model
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.model.anchors import Stream
-from kvsearch.cli import main
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.fed import feed
 from kvsearch.evaluation.quality import Evaluator, stepwise
@@ -24,6 +23,7 @@ from kvsearch.report.describe import describe
 from kvsearch.rules import Attention
 from kvsearch.text.endings import endings, sentence_ends
 from tests.cache_cases import tiny
+from tests.command import call
 from tests.random_policies import covering
 from tests.tagged import Device
 from tests.test_device import WAYS, holds
@@ -363,10 +363,8 @@ def test_an_impossible_set_is_one_sentence(tmp_path: Path, tiny_folder: Path, ca
     text = tmp_path / "t.txt"
     text.write_text(WORDS)
     argv = ["eval", str(file), "--model", str(tiny_folder), "--text", str(text), "--quiet"]
-    with pytest.raises(SystemExit) as done:
-        main([*argv, "--context", "64"])
-    out, err = capsys.readouterr()
-    assert done.value.code == 2 and "anchors.marks" in err and err.count("\n") == 1 and not out
+    code, out, err = call([*argv, "--context", "64"], capsys)
+    assert code == 2 and "anchors.marks" in err and err.count("\n") == 1 and not out
 
 
 @pytest.mark.parametrize(

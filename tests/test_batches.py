@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cli import main
 from kvsearch.errors import OutOfMemory
 from kvsearch.evaluation.batches import MOST, SHARE, Batches
 from kvsearch.evaluation.quality import Evaluator
@@ -15,6 +14,7 @@ from kvsearch.policy import Policy
 from kvsearch.policy_search.work import Job, attempt
 from kvsearch.rules import Attention
 from tests.cache_cases import tiny
+from tests.command import call
 
 LOADED = tiny(dtype=torch.float32)
 IDS = np.random.default_rng(0).integers(0, 60, (7, 48))
@@ -121,6 +121,5 @@ def test_as_many_windows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_windows_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["eval", "full", "--batch", "0", "--tokens", "64"])
-    assert "--batch must be at least 1 window" in capsys.readouterr().err
+    code, _, err = call(["eval", "full", "--batch", "0", "--tokens", "64"], capsys)
+    assert code == 2 and "--batch must be at least 1 window" in err

@@ -12,18 +12,13 @@ from kvsearch.cli import main
 from kvsearch_kernels.ahead import ops
 from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.proofs import Proof, proofs
+from tests.command import call
 
 CPU = torch.device("cpu")
 
 
-def call(argv: list[str], capsys: Any) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as done:
-        main(argv)
-    return int(done.value.code or 0), capsys.readouterr().out
-
-
 def test_every_op_is_right_here(capsys: Any) -> None:
-    code, out = call(["check", "--json", "--quiet"], capsys)
+    code, out, _ = call(["check", "--json", "--quiet"], capsys)
     found = json.loads(out)
     assert code == 0 and not found["wrong"] and found["graphs"] is None
     assert {op["op"] for op in found["ops"]} == set(ops())
@@ -40,7 +35,7 @@ def test_a_wrong_op_is_named_and_ends_with_1(capsys: Any, monkeypatch: pytest.Mo
         return real(op, ran, *args, **kwargs) + 1
 
     monkeypatch.setattr(type(evict_in_place), "record", record)
-    code, out = call(["check", "--quiet"], capsys)
+    code, out, _ = call(["check", "--quiet"], capsys)
     line = next(x for x in out.splitlines() if x.startswith("evict_in_place "))
     assert code == 1 and line.endswith("WRONG")
     assert any(x.startswith("evict_in_place: case 0: ") for x in out.splitlines())
@@ -97,7 +92,7 @@ def test_what_ends_the_graphs_does_not_hide_which_op_failed(
     monkeypatch.setattr(check, "_words", asked)
     monkeypatch.setattr(check, "proofs", tried)
     monkeypatch.setattr(check, "_graphs", refuse)
-    code, out = call(["check", "--quiet"], capsys)
+    code, out, _ = call(["check", "--quiet"], capsys)
     assert code == 1 and out.startswith("an H200, bfloat16")
     assert "evict_in_place: case 0: AcceleratorError" in out.splitlines()
     assert out.splitlines()[-1] == "graphs: AcceleratorError: CUDA error: an illegal memory access"

@@ -13,13 +13,14 @@ import torch
 
 from kvsearch.app import evaluators
 from kvsearch.app.search import search
-from kvsearch.cli import COMMANDS, main, module_of
+from kvsearch.cli import COMMANDS, module_of
 from kvsearch.cli.output import print_json
 from kvsearch.errors import KvsearchError, ModelError, RunError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy_search.executors import cluster
+from tests.command import call
 
 CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
 
@@ -29,14 +30,6 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("text") / "prose.txt"
     file.write_text(" ".join(str(i * i) for i in range(3000)))
     return file
-
-
-def call(argv: list[str], capsys: Any) -> tuple[int, str, str]:
-    """Run the command line in this process; exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as done:
-        main(argv)
-    out, err = capsys.readouterr()
-    return int(done.value.code or 0), out, err
 
 
 def test_a_file_that_ends_too_early_is_nobodys_interruption(

@@ -8,12 +8,12 @@ import click
 import pytest
 
 from kvsearch.app.options import RunOptions
-from kvsearch.cli import main
 from kvsearch.cli.config import template
 from kvsearch.cli.run import command as run
 from kvsearch.errors import SpaceError
 from kvsearch.space import load
 from kvsearch.yaml_file import read_mapping
+from tests.command import call, exit_code
 
 DEEP = "a: " + "[" * 100_000
 
@@ -26,9 +26,7 @@ def test_the_file_that_init_writes_has_every_option_and_changes_nothing(
     tmp_path: Path, capsys: Any
 ) -> None:
     file = tmp_path / "run.yaml"
-    with pytest.raises(SystemExit) as done:
-        main(["init", str(file)])
-    assert not done.value.code
+    assert exit_code("init", file) == 0
     assert file.read_text() == template(run, "run.yaml")
     assert parsed("--config", str(file)) == parsed()
     text = file.read_text()
@@ -38,13 +36,10 @@ def test_the_file_that_init_writes_has_every_option_and_changes_nothing(
             assert f"\n{key}: " in text or f"\n# {key}: " in text
             assert " ".join((option.help or "?").split()) in text
     file.write_text("mine")
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as done:
-        main(["init", str(file)])
-    assert done.value.code == 2 and "--force" in capsys.readouterr().err
+    code, _, err = call(["init", str(file)], capsys)
+    assert code == 2 and "--force" in err
     assert file.read_text() == "mine"
-    with pytest.raises(SystemExit):
-        main(["init", str(file), "--force"])
+    assert exit_code("init", file, "--force") == 0
     assert file.read_text() == text
 
 
@@ -130,10 +125,8 @@ def test_a_mistake_in_a_file_is_one_sentence(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(content)
-    with pytest.raises(SystemExit) as done:
-        main(["run", "--config", str(file)])
-    out, err = capsys.readouterr()
-    assert done.value.code == 2 and said in err and out == ""
+    code, out, err = call(["run", "--config", str(file)], capsys)
+    assert code == 2 and said in err and out == ""
     assert err.count("\n") == 1 and len(err) < 1000
 
 

@@ -26,7 +26,7 @@ from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, dequantize_kv, fake_quantize, quantize_kv
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULTS = ("float32", "bfloat16", "float64", "meta")
+DEFAULTS = ("float32", "bfloat16", "meta")
 METHODS = [
     *("lacache", "h2o", "snapkv-prompt", "kivi4", "expected-attention", "three tiers"),
     *("fp8 by rank, re-indexed", "key-norm in uneven heads"),

@@ -20,11 +20,11 @@ from kvsearch import LoadedModel, Policy, Text
 from kvsearch.app.adapt import adapt
 from kvsearch.app.export import export
 from kvsearch.app.prune import prune
-from kvsearch.cli import main
 from kvsearch.errors import ModelError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.policy import Anchors
 from kvsearch.policy.anchors import NEW
+from tests.command import call
 
 IDS = (np.arange(96, dtype=np.int64) ** 2 % 251)[None]
 SMALL = Policy(slots=40, sinks=4, interval=8, positions="cache")
@@ -237,10 +237,8 @@ def test_tokens_that_the_model_lacks_are_told_before_any_is_evaluated(
 def test_the_command_line_says_so_too(larger: Path, capsys: Any) -> None:
     text = ["--model", str(larger), "--text", str(larger / "beyond.txt")]
     for command in (["eval", "h2o"], ["bench", "h2o"], ["run"]):
-        with pytest.raises(SystemExit, match="2"):
-            main([*command, "--budget", "40", "--context", "128", *text])
-        err = capsys.readouterr().err
-        assert "has token 257" in err and "resize_token_embeddings(258)" in err
+        code, _, err = call([*command, "--budget", "40", "--context", "128", *text], capsys)
+        assert code == 2 and "has token 257" in err and "resize_token_embeddings(258)" in err
 
 
 def test_a_tokenizer_may_have_tokens_that_no_text_has(larger: Path) -> None:

@@ -19,7 +19,6 @@ from kvsearch.app.push import push
 from kvsearch.app.summary import read as read_summary
 from kvsearch.app.summary import write_tables
 from kvsearch.cache import PolicyCache
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models import learned
@@ -31,6 +30,7 @@ from kvsearch.policy_search.folder import RunFolder
 from kvsearch.rules import KVzap
 from kvsearch.train.kvzap import fit
 from tests.cache_cases import HEADS, IDS, PROMPT, SETTING, T, of_rule, tiny
+from tests.command import exit_code
 
 L, H, C = 4, 2, 48
 DRAW = np.random.default_rng(5)
@@ -270,7 +270,7 @@ def test_weights_go_along_to_where_the_policy_goes(
 ) -> None:
     """An export, a folder that is shared and one that is fetched from the hub have them."""
     out, hub = place / "out", place / "hub"
-    assert run("export", shared / "policy.json", "--to", "transformers", "-o", out) == 0
+    assert exit_code("export", shared / "policy.json", "--to", "transformers", "-o", out) == 0
     push(out, out=hub)
     data = (shared / FILE).read_bytes()
     shutil.rmtree(shared)
@@ -278,7 +278,7 @@ def test_weights_go_along_to_where_the_policy_goes(
         assert (folder / FILE).read_bytes() == data
         monkeypatch.setattr(KVzap, "folders", {})
         PolicyCache.from_pretrained(folder, LOADED.model)
-        assert run("validate", folder / "policy.json") == 0
+        assert exit_code("validate", folder / "policy.json") == 0
 
     def download(repo_id: str, filename: str, *, revision: str | None) -> str:
         (place / "fetched").mkdir(exist_ok=True)
@@ -318,7 +318,7 @@ def test_no_command_takes_a_policy_without_its_weights(
         policy = CASES["kvzap every token"].model_copy(update={"rule": KVzap()})
         (shared / "policy.json").write_text(policy.to_json())
     out = [] if command == "validate" else ["-o", place / "out"]
-    assert run(command, shared / "policy.json", *out) == 2
+    assert exit_code(command, shared / "policy.json", *out) == 2
     said = capsys.readouterr().err
     assert "kvsearch adapt --rule kvzap" in said and len(said.splitlines()) == 1
     assert not (place / "out").exists()
@@ -327,7 +327,7 @@ def test_no_command_takes_a_policy_without_its_weights(
 def test_a_kit_for_any_model_has_no_weights(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("export", shared / "policy.json", "--to", "vectors", "-o", shared / "kit") == 2
+    assert exit_code("export", shared / "policy.json", "--to", "vectors", "-o", shared / "kit") == 2
     assert "weights of the rule belong to a certain text or model" in capsys.readouterr().err
 
 
@@ -335,14 +335,14 @@ def test_the_method_by_name_is_exported_with_the_weights_of_the_model(
     tiny_folder: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask = ("export", "kvzap", "--budget", 90, "--model", tiny_folder, "-o", place / "out")
-    assert run(*ask) == 2
+    assert exit_code(*ask) == 2
     model, said = capsys.readouterr().err.splitlines()
     assert model.startswith("model ") and "kvsearch adapt --rule kvzap" in said
     assert not (place / "out").exists()
     loaded = load_model(str(tiny_folder))
     made = Learned(torch.ones(2, 2, 32), torch.zeros(2, 2), sample_of(loaded.model), "tiny")
     sha256 = learned.keep(made.encoded(), loaded.model)
-    assert run(*ask) == 0
+    assert exit_code(*ask) == 0
     shutil.rmtree(place / "cache")
     cache = PolicyCache.from_json(place / "out" / "policy.json", loaded.model)
     assert cache.policy.rule == KVzap(weights=sha256)
@@ -381,14 +381,6 @@ def test_wrong_weights_are_one_sentence(change: str, said: str, place: Path) -> 
     assert "\n" not in str(error.value)
 
 
-def run(*argv: object) -> int:
-    """The exit code of a command."""
-    with pytest.raises(SystemExit) as done:
-        main([*map(str, argv)])
-    assert isinstance(done.value.code, int)
-    return done.value.code
-
-
 def test_adapt_fits_the_rule_and_eval_runs_it(
     tiny_folder: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -396,7 +388,7 @@ def test_adapt_fits_the_rule_and_eval_runs_it(
     text.write_text("".join(f"Line {i} says {i * i % 97}.\n" for i in range(400)))
     more = ["--model", tiny_folder, "--text", text, "--quiet"]
     fit_it = ["--out", out, "--context", 128, "--steps", 6, "--budget", 70]
-    assert run("adapt", "--rule", "kvzap", *more, *fit_it) == 0
+    assert exit_code("adapt", "--rule", "kvzap", *more, *fit_it) == 0
     policy = Policy.from_json(out / "policy.json")
     assert isinstance(policy.rule, KVzap) and policy.rule.weights is not None
     file = out / f"kvzap-{policy.rule.weights[:16]}.safetensors"
@@ -405,11 +397,11 @@ def test_adapt_fits_the_rule_and_eval_runs_it(
     assert json.loads((out / "learned.json").read_text())["explained"] > 0.1
     capsys.readouterr()
     for asked, size in ((out / "policy.json", ()), ("kvzap", ("--budget", 90))):
-        assert run("eval", asked, *more, *size, "--context", 256, "--json") == 0
+        assert exit_code("eval", asked, *more, *size, "--context", 256, "--json") == 0
         assert '"dnll_full"' in capsys.readouterr().out
     file.unlink()
     shutil.rmtree(place / "cache")
-    assert run("eval", out / "policy.json", *more, "--context", 256) == 2
+    assert exit_code("eval", out / "policy.json", *more, "--context", 256) == 2
     assert "are missing" in capsys.readouterr().err
 
 
@@ -433,7 +425,7 @@ def test_what_does_not_go_with_a_rule_is_one_sentence(
         (["window", "--rule", "kvzap"], "or a rule with --rule"),
         ([], "or a rule with --rule"),
     ):
-        assert run("adapt", *options, "--out", place / "x") == 2
+        assert exit_code("adapt", *options, "--out", place / "x") == 2
         assert said in capsys.readouterr().err
     with pytest.raises(KvsearchError, match="has no weights"):
         learn("h2o", out=place / "x")

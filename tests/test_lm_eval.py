@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.policy import Anchors, Policy
+from tests.command import call
 
 PLACES = [f"the {colour} door leads to room {i * i};" for i, colour in enumerate("abcdefgh")]
 CONTEXT = " ".join(PLACES)
@@ -164,13 +164,6 @@ def few_tasks(lm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(argv: list[str], capsys: Any) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as done:
-        main(["lm-eval", *argv])
-    out, err = capsys.readouterr()
-    return int(done.value.code or 0), out, err
-
-
 def test_the_command_runs_tasks_under_a_policy(
     few_tasks: Path, tiny_folder: Path, capsys: Any
 ) -> None:
@@ -185,7 +178,7 @@ def test_the_command_runs_tasks_under_a_policy(
         argv = ["--tasks", "choices,answers", "--include_path", str(few_tasks), "--device", "cpu"]
         out = few_tasks / name
         code, told, err = call(
-            [*options, *argv, "--output_path", str(out), "--log_samples"], capsys
+            ["lm-eval", *options, *argv, "--output_path", str(out), "--log_samples"], capsys
         )
         assert code == 0 and "|choices|" in told.replace(" ", ""), err
         (results,) = out.rglob("results_*.json")
@@ -201,7 +194,7 @@ def test_the_command_runs_tasks_under_a_policy(
 
 
 def test_a_task_that_is_not_there_is_one_sentence(few_tasks: Path, capsys: Any) -> None:
-    code, _, err = call(["--tasks", "no_such_task"], capsys)
+    code, _, err = call(["lm-eval", "--tasks", "no_such_task"], capsys)
     assert code == 2 and "lm-eval: " in err and "no_such_task" in err
 
 
@@ -212,7 +205,7 @@ def test_without_lm_eval_the_command_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "kvsearch.lm_eval", raising=False)
-    code, _, err = call(["--tasks", "arc_easy"], capsys)
+    code, _, err = call(["lm-eval", "--tasks", "arc_easy"], capsys)
     assert code == 2 and err.splitlines() == [
         "kvsearch: lm-eval is not installed: pip install 'kvsearch[lm-eval]'"
     ]

@@ -12,9 +12,9 @@ from kvsearch import Policy, Text
 from kvsearch.app.adapt import adapt
 from kvsearch.app.export import export
 from kvsearch.app.prune import prune
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, ModelError, nearest, quoted
 from kvsearch.models import load_model
+from tests.command import call
 
 VALUES = {
     "a text": "It was the best of times, it was\nthe worst. " * 1100,
@@ -85,36 +85,34 @@ def test_a_model_of_transformers_itself_is_told_how_it_is_given() -> None:
             return "(layer)\n" * 9000
 
     given: Any = Model()
-    for call in (
+    for ask in (
         lambda: kvsearch.evaluate("full", given),
         lambda: kvsearch.search(given),
         lambda: adapt(Policy(slots=40), given, WORDS, "out", progress=False),
         lambda: prune("kvpruner-01-20", given, "out", progress=False),
     ):
         with pytest.raises(ModelError, match=r"not a Model; give LoadedModel\.of\(model, tok"):
-            call()
+            ask()
 
 
 def test_folders_with_impossible_names_are_refused(tiny_folder: Path) -> None:
     mine = str(tiny_folder)
     for value in (VALUES["a word"], VALUES["a zero byte"]):
-        for call in (
+        for ask in (
             lambda v: adapt(Policy(slots=40), mine, WORDS, v, context=64, progress=False),
             lambda v: prune("kvpruner-01-20", mine, v, progress=False),
             lambda v: kvsearch.search(mine, WORDS, out=v, context=128, budget_slots=40),
         ):
             with pytest.raises(KvsearchError, match="cannot write") as caught:
-                call(value)
+                ask(value)
             assert len(str(caught.value)) < 300
 
 
 def test_the_command_line_cuts_what_click_says(capsys: Any) -> None:
     long = "x" * 9000
     for argv in ([long], ["run", "--budget", long], ["eval", "h2o", f"--{long}"]):
-        with pytest.raises(SystemExit) as done:
-            main(argv)
-        err = capsys.readouterr().err
-        assert done.value.code == 2 and err.count("\n") == 1 and len(err) < 1100
+        code, _, err = call(argv, capsys)
+        assert code == 2 and err.count("\n") == 1 and len(err) < 1100
 
 
 def test_an_error_keeps_its_message_across_processes() -> None:

@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from kvsearch.policy_search.folder import RunFolder
-from tests.test_run import call
+from tests.command import call
 
 RUN = Path(__file__).resolve().parent.parent / "studies" / "2026-11-outcome" / "b256"
 

@@ -338,6 +338,8 @@ def test_rungs_match_the_papers_rule() -> None:
         (f'{{"slots": {10**19}}}', "field slots: whole numbers go to 2^60"),
         (f'{{"anchors": {{"protected": [0, {10**400}]}}}}', "field anchors.protected: whole numb"),
         ('{"name": "\\ud800"}', "half of a character"),
+        ("[" * 10_000, "nested too deeply"),
+        ('{"slots\\n\\nTraceback": 4}', "field slots Traceback: there is no such field"),
         ('{"about": {"a": ["\\ud83d"]}}', "half of a character"),
         ('{"slots": 1' + "0" * 5000 + "}", "a number has too many digits"),
         (

@@ -8,13 +8,13 @@ from typing import Any
 import optuna
 import pytest
 
-from kvsearch.cli import main
 from kvsearch.errors import SpaceError
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.portfolio import inside, load
 from kvsearch.space import load as load_space
+from tests.command import call
 from tests.survival import toy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,13 +61,8 @@ def test_a_wrong_file_is_one_sentence(text: str, said: str, tmp_path: Path, caps
     file.write_text(text)
     with pytest.raises(SpaceError, match=said.replace("'", ".")):
         load(str(file))
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--portfolio", str(file), "--out", str(tmp_path / "out")])
-    assert (
-        ended.value.code == 2
-        and said in capsys.readouterr().err
-        and not (tmp_path / "out").exists()
-    )
+    code, _, err = call(["run", "--portfolio", str(file), "--out", str(tmp_path / "out")], capsys)
+    assert code == 2 and said in err and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("proposals", [0, 3])

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 import kvsearch
 from kvsearch.app.export import export
 from kvsearch.app.search import search
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.report.needles import needle_map
 from kvsearch.stats import mcnemar
@@ -25,6 +24,7 @@ from kvsearch.workloads.encode import items_of
 from kvsearch.workloads.files import read
 from kvsearch.workloads.items import ids
 from kvsearch.workloads.parts import divided, in_turn
+from tests.command import call
 
 FAST: dict[str, Any] = dict(
     trials=2, items=3, budget_slots=96, bench=False, space="h2o-int4", portfolio="none",
@@ -227,9 +227,8 @@ def test_what_cannot_be_searched_is_one_sentence(
     assert "unknown task" in said(tasks="nedle", **FAST)
     assert "--see must be one of" in said(tasks="needle", see="both", **FAST)
     assert "characters) is no file of prompts" in said(prompts="A cat sat. " * 900, **FAST)
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--task", "needle:2,weight=0"])
-    assert ended.value.code == 2 and "weight must be" in capsys.readouterr().err
+    code, _, err = call(["run", "--task", "needle:2,weight=0"], capsys)
+    assert code == 2 and "weight must be" in err
     assert not (tmp_path / "a").exists()
 
 

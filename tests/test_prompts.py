@@ -1,6 +1,6 @@
 """Many tokens at once leave a deployed cache as they would one by one: prompts, turns, chunks.
 
-That the cut of a stream does not matter is also checked for every method in `test_cache.py`.
+That the cut of a stream does not matter is also checked for methods in `test_cache.py`.
 """
 
 import numpy as np
@@ -20,11 +20,6 @@ CUTS = (60, 1, 37, 9, 45)  # a prompt, a token, chunks that end beside compactio
 IDS = torch.from_numpy(np.random.default_rng(1).integers(0, 97, size=(1, sum(CUTS))))
 RANDOM, PART = 400, 20  # policies, and those of one test
 QUICK = 1  # parts that are tested each time
-NAMES = [  # what random policies seldom or never are
-    *("lacache", "kivi2", "snapkv-prompt", "expected-attention", "q8_0-q4_0"),
-    *("recent window in 16 bits", "heads that share their layer's slots"),
-    "grouped along tokens, recent window and sinks in 16 bits",
-]
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +45,19 @@ def taken(
     return torch.nn.functional.cross_entropy(logits, IDS[0, 1:seen], reduction="none"), cache
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_chunks_equal_token_by_token(name: str, models: dict[int, LoadedModel]) -> None:
-    equal(*case(name, models), CUTS)
-
-
 @pytest.mark.parametrize(
     "part",
     [pytest.param(i, marks=[pytest.mark.slow] * (i >= QUICK)) for i in range(RANDOM // PART)],
 )
 def test_random_policies_equal_token_by_token(part: int, models: dict[int, LoadedModel]) -> None:
-    """In one pass, too: of every rule, tier, trigger and budget."""
+    """As they are evaluated, too, in one pass or two: of every rule, tier, trigger and budget."""
     loaded = models[0]
-    for policy in policies(RANDOM, loaded.shape, seed=17)[part * PART : (part + 1) * PART]:
+    drawn = policies(RANDOM, loaded.shape, seed=17)
+    for i, policy in list(enumerate(drawn))[part * PART : (part + 1) * PART]:
         want = equal(policy, loaded, (50, 1, 13, 9, 7))
-        if policy.trigger == "stream":
-            once, _ = taken(policy, loaded, (80,), packed=False)
-            assert (once - want).abs().max() < 1e-4, policy.to_json()
+        passes = (80,) if policy.trigger == "stream" and i % 2 else (50, 30)
+        got, _ = taken(policy, loaded, passes, packed=False)
+        assert (got - want).abs().max() < 1e-4, policy.to_json()
 
 
 def test_random_policies_have_every_rule_trigger_and_budget(

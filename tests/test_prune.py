@@ -21,12 +21,12 @@ from transformers import (
 from kvsearch import Policy, Text, load_model
 from kvsearch.app.prune import prune
 from kvsearch.cache import PolicyCache
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError, ModelError, RunError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Channels, layout
 from kvsearch.rules import Attention
+from tests.command import call
 
 WORDS: dict[str, Channels] = {
     "channels": Channels(
@@ -188,10 +188,8 @@ def test_what_cannot_be_pruned_is_said_in_one_sentence(
         ([str(plain), "--out", str(tmp_path / "there")], "exists already"),
         (["kvprunner-01-20", "--out", str(tmp_path / "small")], "did you mean 'kvpruner-01-20'"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            main(["prune", *args, "--model", str(tiny_folder), "--quiet"])
-        err = capsys.readouterr().err
-        assert stopped.value.code == 2 and said in err and err.count("\n") == 1, err
+        code, _, err = call(["prune", *args, "--model", str(tiny_folder), "--quiet"], capsys)
+        assert code == 2 and said in err and err.count("\n") == 1, err
     assert not (tmp_path / "small").exists()
     monkeypatch.setattr("kvsearch.app.prune.inputs.model", lambda *_, **__: pytest.fail("loads"))
     for policy, out, said in (
@@ -205,14 +203,13 @@ def test_what_cannot_be_pruned_is_said_in_one_sentence(
 
 def test_a_method_is_measured_pruned_and_runs_again(tiny_folder: Path, tmp_path, capsys) -> None:
     out = tmp_path / "small"
-    with pytest.raises(SystemExit) as done:
-        main(["prune", "kvpruner-l2-50", "--model", str(tiny_folder), "--out", str(out), "--json"])
-    assert done.value.code == 0
-    said = json.loads(capsys.readouterr().out)
+    argv = ["prune", "kvpruner-l2-50", "--model", str(tiny_folder), "--out", str(out), "--json"]
+    code, printed, _ = call(argv, capsys)
+    assert code == 0
+    said = json.loads(printed)
     assert said["parameters"] < said["parameters_before"]
-    with pytest.raises(SystemExit) as done:
-        args = ["--model", str(out), "--context", "200", "--json", "--quiet"]
-        main(["eval", str(out / "policy.json"), *args])
-    assert done.value.code == 0
-    (row,) = json.loads(capsys.readouterr().out)["results"]
+    args = ["--model", str(out), "--context", "200", "--json", "--quiet"]
+    code, printed, _ = call(["eval", str(out / "policy.json"), *args], capsys)
+    assert code == 0
+    (row,) = json.loads(printed)["results"]
     assert row["bytes_asked"] == row["bytes_resident"] == 200 * said["token_bytes"]

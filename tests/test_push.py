@@ -16,7 +16,7 @@ from kvsearch.errors import PolicyError, RunError
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
-from tests.test_run import call
+from tests.command import call
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = ROOT / "studies" / "2026-11-outcome" / "b256"

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvsearch.app import summary
-from kvsearch.cli import main
 from kvsearch.errors import RunError
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
@@ -21,6 +20,7 @@ from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Interval, Kept, Row, Trial, columns
 from kvsearch.report.tables import front_csv
+from tests.command import call
 
 RUN = Path(__file__).resolve().parent.parent / "studies/2026-11-first-command/records/wikitext-3"
 TRIAL = Trial(3, "trial 3", "searched", "pruned", Policy(slots=9), "ab")
@@ -119,10 +119,8 @@ def test_a_damaged_run_is_one_sentence_and_nothing_is_written(
         inner[place[-1]] = value
         file.write_text(json.dumps(data) + "\n")
     before = {f.name: f.read_bytes() for f in run.rglob("*") if f.is_file()}
-    with pytest.raises(SystemExit) as done:
-        main(["report", str(run), "--json"])
-    out, err = capsys.readouterr()
-    assert done.value.code == 2 and out == "" and err.count("\n") == 1 and len(err) < 700
+    code, out, err = call(["report", str(run), "--json"], capsys)
+    assert code == 2 and out == "" and err.count("\n") == 1 and len(err) < 700
     assert said in err and name in err
     after = {f.name: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != ".lock"}
     assert after == before
@@ -130,10 +128,8 @@ def test_a_damaged_run_is_one_sentence_and_nothing_is_written(
 
 def test_a_folder_without_a_run_stays_as_it_is(tmp_path: Path, capsys: Any) -> None:
     for argv in (["report", str(tmp_path)], ["export", str(tmp_path), "--to", "optuna"]):
-        with pytest.raises(SystemExit) as done:
-            main(argv)
-        err = capsys.readouterr().err
-        assert done.value.code == 2 and " no run" in err and err.count("\n") == 1
+        code, _, err = call(argv, capsys)
+        assert code == 2 and " no run" in err and err.count("\n") == 1
         assert not list(tmp_path.iterdir())
 
 

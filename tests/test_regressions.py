@@ -8,7 +8,7 @@ import torch
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.engine import advance
 from kvsearch.cache.state import LayerState
-from kvsearch.errors import PolicyError, SpaceError
+from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import at
@@ -16,7 +16,6 @@ from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.policy_search import model_work
 from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
-from kvsearch.space import load
 from tests.cache_cases import AFTER, IDS, tiny
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
@@ -94,31 +93,6 @@ def test_a_second_call_to_a_dense_cache_in_4_bits(interval: int) -> None:
     a = stream(once, [200], torch.float64)
     b = stream(twice, [77, 60, 3, 60], torch.float64)
     assert (a - b).abs().max() < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("axis", "choice", "why"),
-    [("beta", 0.5, "at least 1"), ("exponent", 3, "at most 2"), ("group", 0, "at least 1")],
-)
-def test_a_space_out_of_range_names_the_axis(
-    axis: str, choice: float, why: str, tmp_path: object
-) -> None:
-    file = tmp_path / "space.yaml"  # type: ignore[operator]
-    file.write_text(f"version: 2\nname: x\naxes: {{{axis}: {{choice: [{choice}]}}}}\n")
-    with pytest.raises(SpaceError, match=rf"axes\.{axis}: .*{why}"):
-        load(str(file))
-
-
-@pytest.mark.parametrize("text", ["[" * 10_000, '{"a":' * 10_000])
-def test_brackets_without_end_are_one_sentence(text: str) -> None:
-    with pytest.raises(PolicyError, match=r"nested too deeply|not JSON"):
-        Policy.parse(text)
-
-
-def test_a_field_name_cannot_break_the_line() -> None:
-    with pytest.raises(PolicyError) as caught:
-        Policy.parse('{"slots\\n\\nTraceback": 4}')
-    assert "\n" not in str(caught.value)
 
 
 def test_each_process_sets_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

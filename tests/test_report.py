@@ -1,268 +1,27 @@
 """The report of a hand-made summary: figures, wording and whole files."""
 
 import csv
-import errno
 import io
 import math
-import os
 import re
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from kvsearch.app.progress import Shown
-from kvsearch.errors import RunError
-from kvsearch.files import write_atomic
-from kvsearch.pareto import front
-from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.records import Curve, Interval, Needles, Recheck, Row, Summary, Throughput, Trial
+from kvsearch.policy import Policy
+from kvsearch.records import Curve, Interval, Needles, Recheck, Summary
 from kvsearch.report import write_report
 from kvsearch.report.describe import describe
 from kvsearch.report.html import Images, render
-from kvsearch.report.labels import place
-from kvsearch.report.pareto_figure import draw
-from kvsearch.report.pareto_plot import Picture, picture
+from kvsearch.report.pareto_plot import picture
 from kvsearch.report.screen import Column, table
-from kvsearch.report.slotmap import AgeMap, SlotBars, slot_map
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, sizes_text, verdict
 from kvsearch.report.terminal import closing, standing
-from kvsearch.rules import Attention
-
-SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
-CONTEXT, TOKENS, FULL_NLL = 2048, 14_336, 2.79
-K4 = (Tier(key_bits=4, value_bits=4),)
-SENSITIVE = Budgets(kind="sensitivity", weights=tuple(1.6 + math.sin(i) / 2 for i in range(30)))
-
-
-def candidates() -> list[tuple[str, str, Policy, float]]:
-    """Name, kind, policy and dNLL to the full cache on the report text."""
-    fine = Quantizer(group=64, rotate=True, levels="lloyd", fp16_sinks=True)
-    h2o, xmu = Attention(), Attention(alpha=1, beta=1, horizon=64)
-    return [
-        ("full", "full", Policy(), 0.0),
-        ("window 256", "method", Policy(slots=256), 1.9),
-        ("streaming-llm 256", "method", Policy(slots=256, sinks=4), 0.338),
-        (
-            "lacache 256",
-            "method",
-            Policy(
-                slots=256,
-                sinks=4,
-                recent_window=30,
-                ladder=Ladder(span=0.25, overlap=0.5),
-                positions="cache",
-            ),
-            0.294,
-        ),
-        ("h2o 240", "method", Policy(slots=240, interval=16, recent_window=128, rule=h2o), 0.142),
-        (
-            "tova 256",
-            "method",
-            Policy(slots=256, rule=Attention(horizon=1, share="layer"), positions="cache"),
-            0.171,
-        ),
-        (
-            "xmu <60/40>",
-            "method",
-            Policy(
-                interval=64,
-                recent_window=1,
-                rule=xmu,
-                tiers=(
-                    Tier(share=0.6, key_bits=4, value_bits=4),
-                    Tier(share=0.4, key_bits=2, value_bits=2),
-                ),
-            ),
-            1.26,
-        ),
-        (
-            "streaming-llm + K4V4",
-            "combined",
-            Policy(slots=800, interval=16, sinks=4, tiers=K4),
-            0.118,
-        ),
-        (
-            "h2o + K4V4",
-            "combined",
-            Policy(
-                slots=700,
-                interval=16,
-                sinks=4,
-                recent_window=128,
-                rule=h2o,
-                tiers=K4,
-                quantizer=Quantizer(group=32),
-            ),
-            0.067,
-        ),
-        (
-            "h2o + K4V4 half",
-            "combined",
-            Policy(slots=380, interval=16, sinks=4, recent_window=128, rule=h2o, tiers=K4),
-            0.109,
-        ),
-        (
-            "trial 31",
-            "searched",
-            Policy(
-                slots=690,
-                interval=16,
-                sinks=4,
-                recent_window=128,
-                rule=xmu,
-                tiers=K4,
-                quantizer=fine,
-                budgets=SENSITIVE,
-            ),
-            0.041,
-        ),
-        (
-            "trial 17",
-            "searched",
-            Policy(
-                slots=420,
-                interval=16,
-                sinks=4,
-                recent_window=128,
-                rule=xmu,
-                tiers=K4,
-                quantizer=fine,
-                budgets=SENSITIVE,
-            ),
-            0.066,
-        ),
-        (
-            "trial 9",
-            "searched",
-            Policy(
-                slots=400,
-                interval=8,
-                sinks=4,
-                recent_window=64,
-                tiers=K4,
-                quantizer=fine,
-                ladder=Ladder(span=0.5, overlap=0.2, order="contiguous"),
-            ),
-            0.187,
-        ),
-    ]
-
-
-def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> Summary:
-    """A summary; `sure=False` widens every interval across zero."""
-    found = candidates()
-    peaks = {n: layout(p, SHAPE).bytes_peak(CONTEXT) for n, _, p, _ in found}
-    budget = SHAPE.budget_bytes(256)
-    kept = {found[i][0] for i in front([(peaks[n], d) for n, _, _, d in found])}
-    rows = []
-    for i, (name, kind, policy, d) in enumerate(found):
-        half = (0.006 + 0.04 * d) if sure else 1.1 * d + 0.02
-        limit = max(budget, peaks[name])
-        loss, best = min(
-            (e, n) for n, k, _, e in found if k == "method" and n != name and peaks[n] <= limit
-        )
-        wide = 0.011 if sure else abs(d - loss) + 0.01
-        decode = (
-            Throughput(
-                412.7, 301.2, 1.37, 1.31, 1.42, 12, 4096, "NVIDIA H200", peaks[name], peaks["full"]
-            )
-            if i == 10
-            else None
-        )
-        nll = FULL_NLL + d
-        rows.append(
-            Row(
-                name=name,
-                kind=kind,
-                policy=policy,
-                fingerprint=policy.fingerprint(),
-                tokens=TOKENS,
-                nll=nll,
-                nll_se=0.031,
-                blocks=8,
-                ppl=math.exp(nll),
-                dnll_full=Interval(d, d - half, d + half) if d else Interval(0.0, 0.0, 0.0),
-                dnll_best=Interval(d - loss, d - loss - wide, d - loss + wide),
-                best=best,
-                search_dnll=d - 0.008 if kind == "searched" else None,
-                bytes_peak=peaks[name],
-                bytes_mean=0.93 * peaks[name],
-                bytes_resident=peaks[name],
-                slots16=peaks[name] / SHAPE.slot_bytes / SHAPE.layers,
-                on_front=name in kept,
-                within_budget=peaks[name] <= budget,
-                seconds=41.5,
-                decode=decode,
-                impls={"attention": "sdpa"},
-            )
-        )
-    rng = np.random.default_rng(0)
-    states = ["complete"] * 33 + ["rejected"] * 3 + ["duplicate"] * 2 + ["failed", "pruned"]
-    trials = []
-    for i, state in enumerate(states):
-        slots = int(90 * 2 ** rng.uniform(0, 3.6))
-        policy = Policy(
-            slots=slots + 40, interval=16, sinks=4, recent_window=16, rule=Attention(), tiers=K4
-        )
-        d = 25 / slots + rng.gamma(1.5, 0.12)
-        done = state == "complete"
-        trials.append(
-            Trial(
-                number=i,
-                name=f"trial {i}",
-                kind="combined" if i < 4 else "searched",
-                state=state,
-                policy=policy,
-                fingerprint=policy.fingerprint(),
-                nll=2.9 + d if done else None,
-                dnll=d if done else None,
-                bytes_peak=layout(policy, SHAPE).bytes_peak(CONTEXT) if done else None,
-                seconds=11.0,
-                error=None if done else "field slots: too few",
-            )
-        )
-    checks = [
-        Recheck(
-            "sotu/report",
-            "trial 31",
-            "h2o + K4V4",
-            Interval(-0.019, -0.031, -0.007) if sure else Interval(-0.01, -0.03, 0.01),
-            8192,
-        ),
-        Recheck("sotu/report", "trial 31", "h2o 240", Interval(-0.07, -0.15, 0.004), 8192),
-    ]
-    return Summary(
-        model={
-            "name": "SmolLM2-135M-Instruct",
-            "revision": "Q4_1",
-            "digest": "9f2b7c41d0aa",
-            "shape": {"layers": 30, "kv_heads": 3, "head_dim": 64, "heads": 9},
-        },
-        text={
-            part: {"name": f"wikitext2/{part}", "tokens": n, "token_sha256": f"{n:x}4f3e42"}
-            for part, n in (("search", 20_480), ("select", 16_384), ("report", 17_408))
-        },
-        settings={
-            "budget_slots": 256,
-            "context": CONTEXT,
-            "report_windows": 8,
-            "score_from": 256,
-            "seed": 7,
-            "space": "default",
-            "versions": {"torch": "2.11.0"},
-        },
-        budget_bytes=budget,
-        rows=sorted(rows, key=lambda r: r.nll),
-        trials=trials,
-        recommended=recommended,
-        counts={s: states.count(s) for s in dict.fromkeys(states)},
-        rechecks=checks,
-        seconds=1912.0,
-    )
+from tests.report_cases import POLICIES, SHAPE, make_summary
 
 
 @pytest.fixture(scope="module")
@@ -294,61 +53,9 @@ def test_csv_gives_back_the_same_numbers():
         for field in ("nll", "nll_se", "ppl", "bytes_mean", "slots16", "seconds"):
             assert float(cell[field]) == getattr(row, field)
         assert int(cell["bytes_peak"]) == row.bytes_peak
-        assert [float(cell[f"dnll_full{e}"]) for e in ("", "_lo", "_hi")] == [
-            row.dnll_full.mean,
-            row.dnll_full.lo,
-            row.dnll_full.hi,
-        ]
+        d = row.dnll_full
+        assert [float(cell[f"dnll_full{e}"]) for e in ("", "_lo", "_hi")] == [d.mean, d.lo, d.hi]
         assert cell["name"] == row.name and bool(int(cell["on_front"])) == row.on_front
-
-
-def test_staircase_runs_through_the_rows_that_nothing_dominates():
-    summary = make_summary()
-    info = picture(summary, SHAPE)
-    free = {
-        (float(r.bytes_peak), r.dnll_full.mean)
-        for r in summary.rows
-        if not any(
-            o.bytes_peak <= r.bytes_peak and o.nll <= r.nll and o is not r for o in summary.rows
-        )
-    }
-    assert free < set(info.stairs)
-    for (xa, ya), (xb, yb) in zip(info.stairs, info.stairs[1:], strict=False):
-        assert (xb > xa and yb == ya) or (xb == xa and yb < ya)
-    assert len(info.trials) == 33
-    assert {p.name for p in info.beyond} == {"window 256", "xmu <60/40>"}
-
-
-def test_every_row_at_the_budget_is_compared_by_name():
-    """One column of marks at the budget cannot be read; the sorted rows beside it can."""
-    summary = make_summary()
-    info = picture(summary, SHAPE)
-    rows = info.at_budget()
-    asked = [
-        r for r in summary.rows
-        if 0.9 * summary.budget_bytes <= r.bytes_peak <= summary.budget_bytes
-        or r.name == summary.recommended
-    ]  # fmt: skip
-    assert [p.name for p in rows] == [r.name for r in sorted(asked, key=lambda r: r.dnll_full.mean)]
-    assert len(rows) > 5
-    beside, *_ = draw(info).axes
-    assert [label.get_text() for label in beside.get_yticklabels()] == [p.name for p in rows]
-    links = [line.get_url() for line in beside.lines if line.get_url()]
-    assert links == [f"#{p.anchor}" for p in rows]
-
-
-def test_a_row_that_was_stopped_is_drawn_from_where_it_is_at_least():
-    summary = make_summary()
-    best = summary.row("trial 31").dnll_full.mean
-    at_budget = {p.name for p in picture(summary, SHAPE).at_budget()}
-    last = max((r for r in summary.rows if r.name in at_budget), key=lambda r: r.dnll_full.mean)
-    far = replace(last, stopped=Interval(0.03, 0.02, 0.04))
-    rows = [far if r is last else r for r in summary.rows]
-    info = picture(replace(summary, rows=rows), SHAPE)
-    (drawn,) = (p for p in info.points if p.name == far.name)
-    assert (drawn.lo, drawn.y, drawn.hi) == (best + 0.02, far.dnll_full.mean, far.dnll_full.mean)
-    assert any("at least 0.020 behind" in line for line in drawn.details)
-    assert "at least" in info.note and not picture(summary, SHAPE).note
 
 
 def test_page_names_every_row_and_loads_nothing(written):
@@ -421,131 +128,12 @@ def test_cells_are_readable():
         "0.000 [\N{MINUS SIGN}0.050, +0.050]"
     )
     assert interval_text(Interval(0.0004, 0.0002, 0.0006)) == "+0.00040 [+0.00020, +0.00060]"
-    assert [bytes_text(n) for n in (999, 2048, 5_898_240, 3 << 30)] == [
-        "999 B",
-        "2.00 KiB",
-        "5.62 MiB",
-        "3.00 GiB",
-    ]
-    policies = {name: policy for name, _, policy, _ in candidates()}
-    assert describe(policies["h2o + K4V4"]) == (
+    sizes = [bytes_text(n) for n in (999, 2048, 5_898_240, 3 << 30)]
+    assert sizes == ["999 B", "2.00 KiB", "5.62 MiB", "3.00 GiB"]
+    assert describe(POLICIES["h2o + K4V4"]) == (
         "H2O-like: 4 sinks + 128 recent + best-scored, 700 slots, K4 V4 group 32, every 16 tokens"
     )
-    assert describe(policies["trial 31"]).endswith("budgets by layer sensitivity")
-
-
-def test_slot_map_shows_tiers_and_shares():
-    policies = {name: policy for name, _, policy, _ in candidates()}
-    ages = slot_map(policies["trial 9"], SHAPE, CONTEXT)
-    assert isinstance(ages, AgeMap) and ages.legend == {1: "16 bit", 2: "K4 V4"}
-    assert (ages.codes[:, :4] == 1).all() and (ages.codes[:, -7:] == 1).all()
-    limits = [layer.slots for layer in layout(policies["trial 9"], SHAPE).layers]
-    assert ((ages.codes > 0).sum(axis=1) <= limits).all()
-    bars = slot_map(policies["trial 31"], SHAPE, CONTEXT)
-    assert isinstance(bars, SlotBars)
-    limits = [layer.slots for layer in layout(policies["trial 31"], SHAPE).layers]
-    assert [sum(s.count for s in bar) for bar in bars.layers] == limits
-    assert [s.role for s in bars.layers[0]] == [
-        "sinks",
-        "chosen by rank",
-        "recent window",
-        "newest",
-    ]
-
-
-def test_labels_keep_apart_and_inside():
-    rng = np.random.default_rng(3)
-    anchors = [tuple(p) for p in rng.uniform(100, 500, (25, 2))]
-    marks = [(x - 4, y - 4, x + 4, y + 4) for x, y in anchors]
-    boxes = [b for b in place(anchors, [(60, 10)] * 25, marks, (0, 0, 600, 600), 8) if b]
-    assert len(boxes) >= 20
-    for i, a in enumerate(boxes):
-        assert min(a) >= 0 and max(a) <= 600
-        for b in boxes[:i] + marks:
-            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-
-
-def test_names_at_the_budget_are_in_the_comparison_alone():
-    """Three policies of one size had their names written over each other."""
-    info = picture(make_summary(), SHAPE)
-    best = next(p for p in info.points if p.recommended)
-    twins = [replace(best, name=f"earlier-{i}", recommended=False) for i in range(3)]
-    plain = replace(best, x=best.x / 2, name="smaller", recommended=False, on_front=True)
-    alike = [replace(plain, name=f"as small {i}") for i in range(12)]
-    crowded = replace(info, points=(*info.points, *twins, plain, *alike))
-    _, *panels = draw(crowded).axes
-    said = [text.get_text() for axes in panels for text in axes.texts]
-    assert best.name in said and "smaller" in said
-    assert not set(said) & {p.name for p in twins}
-
-
-def overlaps(info: Picture, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Texts of a picture that touch another text, or leave the picture."""
-    from matplotlib.text import Text
-
-    figure, drawn, plain = draw(info, narrow=narrow), dict[Text, None](), Text.draw
-    monkeypatch.setattr(Text, "draw", lambda t, r: (drawn.update({t: None}), plain(t, r)))
-    figure.canvas.draw()
-    width, height = figure.canvas.get_width_height()
-    found = [(t.get_text(), t.get_window_extent()) for t in drawn if t.get_text()]
-    bad = [f"{s!r} leaves" for s, e in found
-           if e.x0 < -1 or e.y0 < -1 or e.x1 > width + 1 or e.y1 > height + 1]  # fmt: skip
-    for i, (said, a) in enumerate(found):
-        for other, b in found[:i]:
-            apart = max(a.x0 - b.x1, b.x0 - a.x1, a.y0 - b.y1, b.y0 - a.y1)
-            bad += [f"{said!r} touches {other!r}"] if apart < -2 else []
-    return bad
-
-
-@pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("case", ["many", "one", "long", "far"])
-def test_texts_of_a_picture_do_not_touch(
-    case: str, narrow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = make_summary()
-    if case == "one":
-        made = replace(made, rows=[made.row("trial 31")], trials=[])
-    elif case == "long":
-        made.rows[1] = replace(made.rows[1], name="a-policy-file-with-a-name-of-its-own-" * 2)
-        made = replace(made, recommended=made.rows[1].name)
-        made.text["report"]["name"] = "corpus/of/our/own/documents-2026-11.jsonl:0-900000" * 3
-    elif case == "far":
-        made = replace(made, budget_bytes=8 * made.budget_bytes)
-    info = picture(made, SHAPE)
-    assert not overlaps(info, narrow, monkeypatch)
-    panels = len(draw(info, narrow=narrow).axes)
-    assert panels == (2 if case == "one" else 3)
-
-
-def test_bars_are_cut_and_marked_where_they_leave_the_axes() -> None:
-    info = picture(make_summary(), SHAPE)
-    low, high = info.y_range
-    points = tuple(replace(p, lo=p.lo - 1, hi=p.hi + 1) for p in info.points)
-    info = replace(info, points=points)
-    wide = [p for p in info.at_budget() if p.y < high]
-    assert len(wide) > 3
-    beside, *_ = draw(info).axes
-    for p in wide:
-        row = info.at_budget().index(p)
-        mine = [line for line in beside.lines if list(line.get_ydata())[:1] == [row]]
-        marks = {line.get_marker(): line.get_xdata()[0] for line in mine}
-        assert marks["<"] == low and marks[">"] == high
-        assert all(low <= x <= high for line in mine for x in line.get_xdata())
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failed_write_leaves_the_old_file_and_no_crumbs(tmp_path, monkeypatch, code, call):
-    target = write_atomic(tmp_path / "new" / "front.csv", "old")
-
-    def fail(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(RunError, match=r"^cannot write .*front\.csv: the disk is "):
-        write_atomic(target, b"a half-written " * 1000)
-    assert [p.name for p in target.parent.iterdir()] == ["front.csv"]
-    assert target.read_text() == "old"
+    assert describe(POLICIES["trial 31"]).endswith("budgets by layer sensitivity")
 
 
 def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:

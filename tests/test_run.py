@@ -28,36 +28,13 @@ from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.journal import Journal
 from kvsearch.records import Trial
-
-
-def call(argv: list[str], capsys: Any) -> tuple[int, str, str]:
-    """Run the command line in this process; exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as done:
-        main(argv)
-    out, err = capsys.readouterr()
-    return int(done.value.code or 0), out, err
+from tests.command import call
 
 
 @pytest.fixture(scope="module")
 def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("text") / "prose.txt"
-    words = [
-        "the",
-        "cache",
-        "keeps",
-        "what",
-        "the",
-        "next",
-        "token",
-        "will",
-        "want",
-        "to",
-        "look",
-        "at",
-        "again",
-        "and",
-        "again",
-    ]
+    words = "the cache keeps what the next token will want to look at again and again".split()
     file.write_text(" ".join(words[(i * i + 3 * i) % len(words)] for i in range(3000)))
     return file
 

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import kvsearch
 from kvsearch.app.export import export
 from kvsearch.exporters import TARGETS
-from tests.test_run import call, prose
+from tests.command import call
+from tests.test_run import prose
 
 __all__ = ["prose"]
 NEVER = {"kvpress", "ollama", "openvino", "optuna", "vectors"}  # see docs/targets.md

@@ -88,20 +88,6 @@ def assert_same(fast: LayerState, slow: LayerState) -> None:
         assert torch.equal(fast.scorer.born, slow.scorer.born)
 
 
-@pytest.mark.parametrize(
-    ("cuts", "cap"), [([], None), ([1, 64, 101], 4.0), ([16, 32, 37, 38, 75, 149], None)]
-)
-@pytest.mark.parametrize("name", POLICIES)
-def test_fast_equals_segments_from_any_state(name: str, cuts: list[int], cap: float | None) -> None:
-    if "trigger" in POLICIES[name]:
-        cuts = [60, *(c for c in cuts if c > 60)]  # the first call is the prompt
-    fast, slow = state(name, fast=True), state(name, fast=False)
-    got = replay(fast, tokens(), cuts, cap)
-    want = replay(slow, tokens(), cuts[:1] if "trigger" in POLICIES[name] else [], cap)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
-    assert_same(fast, slow)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
 @pytest.mark.parametrize("name", POLICIES)
 def test_in_16_bits_only_the_result_is_rounded(name: str, dtype: torch.dtype) -> None:

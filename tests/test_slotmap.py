@@ -15,30 +15,17 @@ POSITION_ONLY = [
     Policy(slots=40, sinks=4, interval=8),
     Policy(slots=60, sinks=4, recent_window=8, ladder=Ladder(span=0.25, overlap=0.5)),
     Policy(
-        slots=60,
-        sinks=4,
-        recent_window=30,
-        interval=5,
-        positions="cache",
+        slots=60, sinks=4, recent_window=30, interval=5, positions="cache",
         ladder=Ladder(span=0.5, overlap=0.3, order="contiguous"),
     ),
+    Policy(slots=50, sinks=2, ladder=Ladder(span=0.8), budgets=Budgets(kind="pyramid", beta=3)),
     Policy(
-        slots=50,
-        sinks=2,
-        ladder=Ladder(span=0.8),
-        budgets=Budgets(kind="pyramid", beta=3),
-    ),
-    Policy(
-        slots=60,
-        sinks=4,
-        recent_window=9,
-        interval=16,
-        trigger="prompt+stream",
+        slots=60, sinks=4, recent_window=9, interval=16, trigger="prompt+stream",
         ladder=Ladder(span=0.5, overlap=0.5),
     ),
     Policy(slots=40, sinks=4, interval=8, trigger="prompt"),
     Policy(interval=8, tiers=K4),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", POSITION_ONLY)

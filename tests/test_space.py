@@ -152,6 +152,8 @@ HEAD = "version: 2\nname: x\naxes:\n"
         (HEAD + "  sinks: {choice: [.inf]}", "axes.sinks"),
         (HEAD + "  beta: {float: [2.0, .nan]}", "axes.beta"),
         (HEAD + "  exponent: {float: [0.5, 3.0]}", "axes.exponent: 3.0 must be at most 2"),
+        (HEAD + "  beta: {choice: [0.5]}", "axes.beta: 0.5 must be at least 1"),
+        (HEAD + "  group: {choice: [0]}", "axes.group: 0 must be at least 1"),
         (HEAD + "  tiers.key_bits: {int: [4, 8]}", "axes.tiers.key_bits: 6 is not one of 16, 8, 5"),
         (HEAD + "  rule.alpha: {float: [0, 1]}", "axes.rule.alpha: rule 'none' has no alpha"),
         (

@@ -61,7 +61,7 @@ def drawn(name: str, loaded: LoadedModel, count: int) -> list[Policy]:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("default", 8), pytest.param("unified", 30, marks=pytest.mark.slow)]
+    ("name", "count"), [("default", 8), pytest.param("unified", 12, marks=pytest.mark.slow)]
 )
 def test_any_point_runs_exactly_within_its_bytes(
     name: str, count: int, loaded: LoadedModel

@@ -9,12 +9,15 @@ from scipy.stats import t as student
 from kvsearch.stats import (
     Blocks,
     blocks,
+    clustered,
     interval,
     long_blocks,
+    mcnemar,
     paired,
     spread,
     standard_error,
     through,
+    wilson,
 )
 from kvsearch.student import quantile
 
@@ -118,3 +121,20 @@ def test_differences_of_a_run_lend_each_other_their_variance() -> None:
     same = Blocks(np.zeros((4, 1)), np.array([size]))
     assert spread([(same,)] * 9) is None and spread((x,) for x in rows[:3]) is None
     assert interval(same, spread=together).hi == 0  # a policy that does nothing is no guess
+
+
+def test_mcnemars_test_is_binomial() -> None:
+    assert [mcnemar(0, 5), mcnemar(5, 0), mcnemar(3, 3), mcnemar(0, 0)] == [1 / 16, 1 / 16, 1, 1]
+    assert mcnemar(1, 9) == pytest.approx(2 * (1 + 10) / 2**10)
+
+
+def test_intervals_count_groups_and_shares_stay_inside() -> None:
+    values = np.array([1.0, 1.0, 3.0, 3.0])
+    alone = clustered(values, ["a", "b", "c", "d"])
+    grouped = clustered(values, ["a", "a", "b", "b"])
+    assert alone.mean == grouped.mean == 2 and grouped.hi > alone.hi
+    assert alone.hi - 2 == pytest.approx(3.18245 * np.std(values, ddof=1) / 2, rel=1e-4)
+    none, all_of = wilson(0, 10), wilson(10, 10)
+    assert (none.lo, all_of.hi) == pytest.approx((0, 1)) and none.hi == pytest.approx(
+        0.2775, abs=1e-3
+    )

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kvsearch.app.study import check, rebuild
-from kvsearch.cli import main
 from kvsearch.errors import RunError
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy_search.folder import RunFolder
+from tests.command import call
 
 FOLDER = Path(__file__).resolve().parent.parent / "studies"
 STUDIES = sorted(  # one without a README is still being made
@@ -78,15 +78,11 @@ def test_a_study_that_lacks_a_package_does_not_keep_others_from_being_checked(
     )
     (good / "table.csv").write_text("1")
     for command in ("check", "rebuild"):
-        with pytest.raises(SystemExit) as done:
-            main(["study", command, str(lacking), str(broken), str(good)])
-        out, err = capsys.readouterr()
-        assert done.value.code == 2 and f"{good}/table.csv" in out
+        code, out, err = call(["study", command, str(lacking), str(broken), str(good)], capsys)
+        assert code == 2 and f"{good}/table.csv" in out
         assert "No module named 'scipy'; pip install 'kvsearch[gp]'" in err
         assert "no records" in err and err.count("kvsearch: ") == 1
-    with pytest.raises(SystemExit):
-        main(["study", "check", "--json", str(lacking), str(good)])
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(call(["study", "check", "--json", str(lacking), str(good)], capsys)[1])
     assert "scipy" in found[str(lacking)]["error"] and found[str(good)] == {"table.csv": True}
 
 
@@ -103,8 +99,6 @@ def test_the_runs_that_a_study_keeps_are_checked_with_it(tmp_path: Path, capsys:
     assert check(study) == {"kept/front.csv": False}
     assert rebuild(study) == ["kept/front.csv"] and table.read_bytes() == before
     assert not (records / "front.csv").exists()
-    with pytest.raises(SystemExit) as done:
-        main(["study", "check", str(records), str(study)])
-    out, err = capsys.readouterr()
-    assert done.value.code == 2 and f"ABSENT  {records}/front.csv" in out and "differ" not in err
+    code, out, err = call(["study", "check", str(records), str(study)], capsys)
+    assert code == 2 and f"ABSENT  {records}/front.csv" in out and "differ" not in err
     assert check(records) == {"front.csv": None}

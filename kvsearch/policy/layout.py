@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from kvsearch.errors import PolicyError
@@ -270,10 +270,10 @@ class Layout:
         total = 0
         for layer, count in self.distinct:
             slope = layer.bytes(0, 1) - layer.bytes(0, 0)
-            for i, (compacted, m) in enumerate(layer.intervals(tokens, start)):
-                if start and i == 0:
-                    continue
-                total += count * (m * layer.bytes(compacted, 0) + slope * m * (m + 1) // 2)
+            found = Counter(islice(layer.intervals(tokens, start), start > 0, None))
+            for (compacted, m), times in found.items():  # few differ once a layer is full
+                steps = m * layer.bytes(compacted, 0) + slope * m * (m + 1) // 2
+                total += count * times * steps
         return total / max(1, tokens - start)
 
     def bytes_at(self, seen: int, prompt: int = 0) -> int:

@@ -12,6 +12,7 @@ import argparse
 import csv
 import io
 import json
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ class Kept:
         asked = self.asked["settings"]
         return int(asked["budget_slots"] if "budget_slots" in asked else asked["budget"])
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Search tokens evaluated."""
         return sum(t.tokens for t in self.folder.trials())

@@ -3,6 +3,7 @@
 And that its files are the same bytes on every system.
 """
 
+import errno
 import json
 import os
 import re
@@ -176,6 +177,21 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(RunError, match="give another --out"):
         RunFolder(tmp_path / "run")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_no_crumbs(tmp_path, monkeypatch, code, call):
+    target = write_atomic(tmp_path / "new" / "front.csv", "old")
+
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(RunError, match=r"^cannot write .*front\.csv: the disk is "):
+        write_atomic(target, b"a half-written " * 1000)
+    assert [p.name for p in target.parent.iterdir()] == ["front.csv"]
+    assert target.read_text() == "old"
 
 
 def test_a_journal_has_the_same_line_ends_on_windows(

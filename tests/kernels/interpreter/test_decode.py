@@ -57,26 +57,22 @@ def verify(q, parts, scale, softcap=None):
     torch.testing.assert_close(lse.double(), exact[1], rtol=1e-6, atol=float(room))
 
 
-@pytest.mark.parametrize(
-    ("bits", "D", "G"),
-    few(
-        [(8, 64, 3), (4, 128, 4), (3, 64, 3), (2, 128, 4), (1, 64, 3), (8, 256, 1), (1, 256, 1)],
-        *range(5),
-    ),
-)
-def test_every_bit_width_of_even_levels_in_registers(bits, D, G):
-    q, parts = build(G, D, F16, [(uniform(bits, D), uniform(bits, D), 150)], H=1)
-    verify(q, parts, D**-0.5)
+# The op's probe (`test_probes.py`) has every width, kind of level, group and head size, flat and
+# next to sinks. Here is what it has not.
+
+
+@pytest.mark.parametrize("bits", [8, 1])
+def test_few_and_many_bits_of_wide_heads(bits):
+    fmt = uniform(bits, 256)
+    q, parts = build(1, 256, F16, [(fmt, fmt, 150)], H=1)
+    verify(q, parts, 256**-0.5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.8, 0.95])
 @pytest.mark.parametrize(
-    "value",
-    [
-        *(uniform(bits, 64) for bits in (8, 4, 3, 2, 1)),
-        *(lloyd(bits, 64) for bits in (8, 5, 4, 3, 2)),
-    ],
+    ("value", "share"),
+    [(uniform(bits, 64), share) for bits, share in ((8, 0.8), (4, 0.95), (2, 0.8), (1, 0.95))]
+    + [(lloyd(bits, 64), share) for bits, share in ((8, 0.95), (5, 0.8), (3, 0.95))],
 )
 def test_values_next_to_an_attention_sink(value, share, monkeypatch):
     # one split: the sink's weight is what those of thousands of other slots are relative to
@@ -98,61 +94,26 @@ def direct(key, value, D):
     return bool(found["KF"] and found["VF"])
 
 
-def verify_flat_and_peaked(D, G, key, value):
-    """Gaussian keys, and next to an attention sink."""
-    q, parts = build(G, D, F16, [(key, value, 150)], H=1)
-    verify(q, parts, D**-0.5)
-    q, parts = probe.with_sinks(probe.Draw("cpu", F16, D), G, D, [(key, value, 150)])
-    verify(q, parts, D**-0.5)
-
-
-@pytest.mark.parametrize(
-    ("keys", "values", "group", "D", "G"),
-    few([(4, 4, 32, 64, 3), (5, 4, 128, 128, 4), (2, 2, 64, 128, 4), (3, 3, 64, 64, 3),
-         (4, 5, 32, 128, 4), (2, 2, 32, 64, 3), (3, 3, 128, 128, 4)], 0, 3),
-)  # fmt: skip
-def test_lloyd_levels_are_looked_up(keys, values, group, D, G):
-    key, value = lloyd(keys, D, min(group, D)), lloyd(values, D, min(group, D))
-    assert direct(key, value, D)
-    verify_flat_and_peaked(D, G, key, value)
-
-
-@pytest.mark.parametrize(
-    ("keys", "values", "D", "G"),
-    few(
-        [
-            (4, 4, 128, 4),
-            (3, 3, 64, 3),
-            (2, 2, 128, 4),
-            (4, 2, 64, 3),
-            (1, 1, 128, 4),
-            (8, 8, 64, 3),
-        ],
-        1,
-        3,
-    ),
-)
-def test_groups_of_32(keys, values, D, G):
-    key, value = uniform(keys, D, 32), uniform(values, D, 32)
-    assert direct(key, value, D) == (keys < 8 or D == 64)
-    verify_flat_and_peaked(D, G, key, value)
+def test_lloyd_levels_and_groups_of_32_are_looked_up():
+    for keys, values, group, D in (
+        (4, 4, 32, 64), (5, 4, 128, 128), (2, 2, 64, 128), (3, 3, 64, 64), (4, 5, 32, 128),
+        (2, 2, 32, 64), (3, 3, 128, 128),
+    ):  # fmt: skip
+        assert direct(*(lloyd(bits, D, min(group, D)) for bits in (keys, values)), D)
+    for keys, values, D in ((4, 4, 128), (3, 3, 64), (2, 2, 128), (4, 2, 64), (1, 1, 128)):
+        assert direct(uniform(keys, D, 32), uniform(values, D, 32), D)
+    eight = uniform(8, 64, 32), uniform(8, 128, 32)
+    assert direct(*eight[:1] * 2, 64) and not direct(*eight[1:] * 2, 128)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        (uniform(3, 128), uniform(3, 128)),
-        (uniform(4, 128, 32), uniform(2, 128, 64)),
-        (uniform(1, 128, 64), uniform(4, 128, 64)),
-        (uniform(2, 128, 32), uniform(1, 128, 64)),
-        (lloyd(4, 128), lloyd(3, 128, 64)),
-        (lloyd(5, 128), lloyd(4, 128)),
+        (uniform(1, 128, 32), uniform(1, 128, 32)),
+        (uniform(8, 128, 32), uniform(8, 128, 32)),
         (uniform(5, 128), uniform(5, 128, 64)),
-        (lloyd(2, 128, 64), lloyd(2, 128)),
-        (lloyd(8, 128), lloyd(1, 128)),
         (lloyd(8, 128, 64), lloyd(1, 128, 64, rotate=False)),
-        (None, uniform(4, 128)),
         (uniform(8, 128), None),
     ],
 )
@@ -162,8 +123,7 @@ def test_every_other_format(key, value):
 
 
 @pytest.mark.parametrize(
-    ("fmt", "G"),
-    few([(None, 12), (uniform(4, 64), 20), (lloyd(4, 64), 40), (lloyd(4, 64), 12)], 1, 3),
+    ("fmt", "G"), few([(None, 12), (uniform(4, 64), 20), (lloyd(4, 64), 40)], 1)
 )
 def test_more_than_eight_query_heads(fmt, G):
     """They have tiles of their own."""
@@ -171,29 +131,10 @@ def test_more_than_eight_query_heads(fmt, G):
     verify(q, parts, 0.125)
 
 
-@pytest.mark.parametrize("dtype", [F16, F32])
-def test_three_tiers_and_a_16_bit_part_of_different_lengths(dtype):
-    D = 128
-    formats = [
-        (None, None, 70), (uniform(8, D), uniform(4, D), 64),
-        (uniform(4, D), uniform(2, D), 300), (lloyd(2, D), uniform(1, D), 257),
-    ]  # fmt: skip
-    q, parts = build(8, D, dtype, formats, B=2, lengths="random")
-    parts[1].lengths[0] = 0
-    verify(q, parts, D**-0.5)
-
-
-@pytest.mark.parametrize("n", [1, 63, 65, 300])
+@pytest.mark.parametrize("n", [63, 65])
 def test_lengths(n):
     q, parts = build(1, 64, F16, [(None, None, n), (uniform(4, 64), uniform(4, 64), n)])
     verify(q, parts, 0.125)
-
-
-def test_fp32_queries_read_16_bit_parts():
-    q, parts = build(2, 64, F16, [(None, None, 70)])
-    out, _ = decode_attention.run("triton", q.float(), parts, scale=0.1)
-    want, _ = decode_attention.reference(q.float(), parts, scale=0.1)
-    torch.testing.assert_close(out, want)
 
 
 def test_large_values_and_softcap():
@@ -223,12 +164,6 @@ def test_slots_not_in_use_may_hold_anything():
 def test_nothing_held():
     q, parts = build(2, 64, F16, [(None, None, 0)])
     out, lse = decode_attention.run("triton", q, parts, scale=0.1)
-    assert (out == 0).all()
-    assert (lse == float("-inf")).all()
-    q, parts = build(2, 64, F16, [(None, None, 40)])
-    parts = [dataclasses.replace(parts[0], lengths=torch.zeros(1, 2, dtype=torch.int32))]
-    with poisoned():
-        out, lse = decode_attention.run("triton", q, parts, scale=0.1)
     assert (out == 0).all()
     assert (lse == float("-inf")).all()
 

@@ -34,8 +34,8 @@ def replay(policy, dtype, softcap=None, room=None):
         for part in layout(policy, SHAPE).layers
     ]
     outs = []
-    for m in (50, *[1] * 7):
-        q, k, v = (torch.randn(2, h, m, D, generator=draw).to(dtype) for h in (6, 3, 3))
+    for m in (50, *[1] * 5):  # of which one or two compact
+        q, k, v = (torch.randn(1, h, m, D, generator=draw).to(dtype) for h in (6, 3, 3))
         outs.append(advance(states, q, k, v, scale=0.2, softcap=softcap).clone())
     return torch.cat(outs, 2), states
 
@@ -119,8 +119,7 @@ def layer(dtype, *, votes=True, turns=False, B=2, room=9, used=4):
 @pytest.mark.parametrize(
     ("votes", "dtype", "more", "turns"),
     few([(True, F16, {"scale": 0.125}, False), (True, F32, {"scale": 0.3, "softcap": 3.0}, True),
-         (False, F16, {"scale": 0.3, "softcap": 3.0}, True), (False, F32, {"scale": 0.125}, False),
-         (True, F16, {"scale": 0.125}, True)], 0, 2),
+         (False, F16, {"scale": 0.3, "softcap": 3.0}, True)], 0, 2),
 )  # fmt: skip
 def test_every_store_is_served(votes, dtype, more, turns):
     q, k, v, got = layer(dtype, votes=votes, turns=turns)

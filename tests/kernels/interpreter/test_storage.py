@@ -14,14 +14,11 @@ from kvsearch_kernels.quantize_kv import (
 )
 from kvsearch_kernels.repack_kv import NewPool, takes
 
-FORMATS = [
-    Format(bits, group, levels, rotate)
-    for bits in (8, 5, 4, 3, 2, 1)
-    for group, levels, rotate in [
-        (128, "uniform", False), (32, "uniform", True), (64, "lloyd", True), (128, "lloyd", False),
-    ]
+FORMATS = [  # of which the probes have none; half of them in the quick lane
+    Format(8, 32, rotate=True), Format(5, 128), Format(1, 32, rotate=True),
+    Format(2, 128, "lloyd"), Format(5, 128, "lloyd"), Format(1, 64, "lloyd", True),
+    Format(3, 32, rotate=True, block=8), Format(4, 64, "lloyd", True, block=16),
 ]  # fmt: skip
-FORMATS += [Format(3, 32, rotate=True, block=8), Format(4, 64, "lloyd", True, block=16)]
 
 
 def name(fmt):
@@ -34,7 +31,7 @@ def exact(fmt):
     return fmt.levels == "uniform" and fmt.bits > 1
 
 
-@pytest.mark.parametrize("fmt", few(FORMATS, 0, 6, 9, 13, 18, 20, 25), ids=name)
+@pytest.mark.parametrize("fmt", few(FORMATS, 0, 1, 4, 7), ids=name)
 def test_packing_writes_the_bytes_of_the_reference(fmt):
     torch.manual_seed(fmt.bits)
     x = arena(torch.randn(1, 2, 65, 128).half())
@@ -63,7 +60,7 @@ def test_packing_writes_the_bytes_of_the_reference(fmt):
     assert torch.equal(half, fake.half())
 
 
-@pytest.mark.parametrize(("n", "D"), [(1, 64), (63, 256), (64, 64), (65, 256), (1000, 64), (0, 64)])
+@pytest.mark.parametrize(("n", "D"), [(63, 256), (65, 256), (300, 64), (0, 64)])
 def test_quantize_shapes(n, D):
     fmt = Format(4, D)
     x = torch.randn(1, n, 1, D).transpose(1, 2)
@@ -106,8 +103,8 @@ def test_bad_slots_are_found_before_the_launch(bad, monkeypatch):
 
 @pytest.mark.parametrize(
     ("n", "D", "R", "dtype"),
-    [(1, 64, 64, torch.float16), (63, 128, 128, torch.float16), (65, 256, 64, torch.float16),
-     (1000, 64, 64, torch.float32), (64, 128, 96, torch.float32), (0, 64, 64, torch.float32)],
+    [(1, 64, 64, torch.float16), (65, 256, 64, torch.float16), (300, 64, 64, torch.float32),
+     (0, 64, 64, torch.float32)],
 )  # fmt: skip
 def test_gather_and_turn(n, D, R, dtype):
     torch.manual_seed(n)

@@ -1,0 +1,195 @@
+"""Forks of a cache, and answers to prompts: what a deployed cache gives token by token."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvsearch.cache import PolicyCache
+from kvsearch.errors import KvsearchError
+from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.quality import Evaluator, stepwise
+from kvsearch.knobs import Setting, build
+from kvsearch.models.load import LoadedModel
+from kvsearch.policy import Policy, layout
+from kvsearch.workloads import Ask, Item, Prompts
+from kvsearch.workloads.items import ids
+from tests.cache_cases import head_dim, policy_of, tiny
+
+RNG = np.random.default_rng(3)
+NAMES = [
+    "full", "lacache", "h2o+int4", "snapkv-prompt", "kivi2", "three tiers",
+    "heads that share their layer's slots", "kvzip", "reread in uneven heads",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[int, LoadedModel]:
+    """By head size."""
+    return {D: tiny(head_dim=D) for D in (16, 32)}
+
+
+def tokens(n: int) -> np.ndarray:
+    return RNG.integers(0, 97, n)
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"), [*((n, True) for n in NAMES), ("h2o+int4", False), ("lacache", False)]
+)
+def test_a_fork_is_what_a_fresh_cache_fed_the_same_would_be(
+    name: str, packed: bool, models: dict[int, LoadedModel]
+) -> None:
+    policy, model = policy_of(name), models[head_dim(name)].model
+    context, one, other = (torch.from_numpy(tokens(n))[None] for n in (120, 30, 25))
+
+    def fresh(*calls: torch.Tensor) -> tuple[torch.Tensor, int]:
+        cache = PolicyCache(policy, model, packed=packed)
+        with torch.inference_mode():
+            last = [model(x, past_key_values=cache).logits for x in calls][-1]
+        return last, cache.bytes_resident
+
+    base = PolicyCache(policy, model, packed=packed)
+    with torch.inference_mode():
+        model(context, past_key_values=base)
+        before = base.bytes_resident
+        for ask in (one, other, one):
+            cache = base.fork()
+            got = [model(x, past_key_values=cache).logits for x in ask.split(1, 1)][-1]
+            want, size = fresh(context, *ask.split(1, 1))
+            assert torch.equal(got, want) and cache.bytes_resident == size
+        assert base.bytes_resident == before and base.get_seq_length() == 120
+
+
+CHAT = Item(
+    "chat", "chat", tokens(90),
+    (
+        Ask(tokens(7), tokens(4)),
+        Ask(tokens(5), tokens(3), follows=True),
+        Ask(ids([]), tokens(6)),
+        Ask(tokens(20), tokens(1)),
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "see"),
+    [*((n, "agnostic") for n in NAMES), *((n, "aware") for n in ("h2o+int4", "snapkv-prompt"))],
+)
+def test_answers_are_what_a_deployed_cache_gives_token_by_token(
+    name: str, see: Any, models: dict[int, LoadedModel]
+) -> None:
+    policy, loaded = policy_of(name), models[head_dim(name)]
+    asked = Prompts("chat", (CHAT,), see)
+    found = answers(Evaluator(loaded), policy, asked, native=torch.float64)
+
+    def deployed(*calls: np.ndarray, answer: np.ndarray) -> float:
+        cache, last = PolicyCache(policy, loaded.model, native=torch.float64), None
+        with torch.inference_mode():
+            for call in (c for c in calls if c.size):
+                x = torch.from_numpy(call)[None]
+                last = loaded.model(x, past_key_values=cache).logits[0, -1]
+            lost = []
+            for token in answer:
+                assert last is not None
+                lost.append(-float(last.double().log_softmax(-1)[token]))
+                x = torch.tensor([[int(token)]])
+                last = loaded.model(x, past_key_values=cache).logits[0, -1]
+        return float(np.mean(lost))
+
+    context, (a, b, c, d) = CHAT.context, CHAT.asks
+
+    def begun(ask: Ask) -> tuple[np.ndarray, ...]:
+        both = np.concatenate([context, ask.question])
+        return (both,) if see == "aware" else (context, ask.question)
+
+    one = [np.array([t]) for t in a.answer]
+    want = [
+        deployed(*begun(a), answer=a.answer),
+        deployed(*begun(a), *one, b.question, answer=b.answer),
+        deployed(*begun(c), answer=c.answer),
+        deployed(*begun(d), answer=d.answer),
+    ]
+    np.testing.assert_allclose(found.nll, want, atol=1e-4)
+    assert found.tokens.tolist() == [4, 3, 6, 1]
+    sizes, held = layout(policy, loaded.shape), answers(Evaluator(loaded), policy, asked)
+    peak = sizes.bytes_peak(CHAT.longest, asked.prompt)
+    assert held.bytes_prompt and held.bytes_end <= peak
+    paths = [(prompt, n - (i != 0)) for i, (prompt, n) in enumerate(CHAT.paths(see))]
+    if not policy.anchors:  # a last token that no turn follows is scored, and not fed
+        assert held.bytes_end == max(sizes.bytes_at(n, prompt) for prompt, n in paths)
+
+
+def test_what_a_prompt_brought_in_stays_within_the_budget(models: dict[int, LoadedModel]) -> None:
+    loaded, shape = models[16], models[16].shape
+    setting = Setting(shape, shape.budget_bytes(150), 200, prompt=110)
+    knobs = {"trigger": "generation", "rule": "redundancy-rkv", "recent_window": 4, "interval": 8}
+    policy = build(knobs, setting)
+    cache, x = PolicyCache(policy, loaded.model), torch.from_numpy(tokens(200))[None]
+    with torch.inference_mode():
+        loaded.model(x[:, :110], past_key_values=cache)
+        before = [state.store.read()[0].clone() for state in cache.states]
+        for i in range(110, 200):
+            loaded.model(x[:, i : i + 1], past_key_values=cache)
+            assert cache.bytes_resident <= setting.budget_bytes
+    for state, was in zip(cache.states, before, strict=True):
+        assert torch.equal(state.store.read()[0][:, :, :110], was)
+        assert 110 + policy.slots - 8 <= state.store.n <= 110 + policy.slots < 150
+    cache.reset()
+    with torch.inference_mode():  # the next prompt has another length
+        loaded.model(x[:, :30], past_key_values=cache)
+        loaded.model(x[:, 30:100], past_key_values=cache)
+    assert {state.store.n for state in cache.states} == {30 + policy.slots - 8 + 70 % 8}
+    with pytest.raises(KvsearchError, match="no slots beside a prompt of 110 tokens, which stays"):
+        build(knobs, replace(setting, budget_bytes=shape.budget_bytes(112)))
+    with pytest.raises(KvsearchError, match="neither anchors nor budgets 'adakv'"):
+        build({**knobs, "budgets": "adakv"}, setting)
+
+
+@pytest.mark.parametrize("trigger", ["stream", "prompt+stream"])
+def test_a_system_prompt_as_sinks_stays_in_16_bits(
+    trigger: str, models: dict[int, LoadedModel]
+) -> None:
+    """What docs/prompts.md shows: the first 37 tokens are never evicted, nor quantised."""
+    loaded, n, shape = models[16], 37, models[16].shape
+    knobs = {"trigger": trigger, "rule": "h2o", "tiers": "k4v4", "interval": 8, "recent_window": 4}
+    mine = build(knobs, Setting(shape, shape.budget_bytes(40), 160, prompt=90))
+    slots = (mine.slots or 0) + n - mine.sinks
+    quantizer = mine.quantizer.model_copy(update={"fp16_sinks": True})
+    policy = mine.model_copy(update={"sinks": n, "slots": slots, "quantizer": quantizer})
+    x, prompt = tokens(160)[None], 0 if trigger == "stream" else 90
+    own, cache = stepwise(loaded, policy, x, prompt=max(1, prompt))
+    full = stepwise(loaded, Policy(), x, prompt=max(1, prompt))[1]
+    for a, b in zip(cache.states, full.states, strict=True):
+        assert a.store.n <= slots < 160
+        for kept, all_of_them in zip(a.store.read(), b.store.read(), strict=True):
+            assert torch.equal(kept[:, :, :n], all_of_them[:, :, :n])
+    found = Evaluator(loaded).quality(policy, x, prompt=prompt)
+    np.testing.assert_allclose(found.nll[:, prompt:], own[:, prompt:], atol=1e-4)
+    assert found.bytes_resident == layout(policy, shape).bytes_at(160, prompt)
+
+
+def test_divergence_is_from_the_full_caches_distribution(models: dict[int, LoadedModel]) -> None:
+    loaded, asked = models[16], Prompts("chat", (CHAT,))
+    evaluator, policy = Evaluator(loaded), policy_of("window")
+    full = answers(evaluator, Policy(), asked, keep=True)
+    lost = answers(evaluator, policy, asked, full=full.log, keep=True)
+    same = answers(evaluator, Policy(), asked, full=full.log)
+    assert same.kl is not None and (same.kl == 0).all() and lost.kl is not None
+    for kl, a, b in zip(lost.kl, full.log, lost.log, strict=True):
+        want = torch.nn.functional.kl_div(b, a, log_target=True, reduction="batchmean")
+        assert kl == pytest.approx(float(want), rel=1e-4, abs=1e-9)
+    assert lost.kl.max() > 1e-5
+
+
+def test_exactness_is_what_greedy_decoding_says(models: dict[int, LoadedModel]) -> None:
+    loaded, context = models[16], np.random.default_rng(1).integers(0, 97, 40)  # no near ties
+    x = torch.from_numpy(context)[None]
+    given = loaded.model.generate(x, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, 40:]
+    right = Ask(ids([]), given.numpy())
+    wrong = Ask(ids([]), np.r_[given.numpy()[:4], (int(given[4]) + 1) % 97])
+    item = Item("i", "i", context, (right, wrong))
+    found = answers(Evaluator(loaded), Policy(name="full"), Prompts("p", (item,)))
+    assert found.exact.tolist() == [True, False]
+    assert (found.first[0] == given.numpy()).all()
