@@ -73,6 +73,43 @@ CHAT = Item(
 )  # fmt: skip
 
 
+APART = Item(
+    "apart", "apart", tokens(90),
+    (
+        Ask(tokens(7), tokens(4)), Ask(ids([]), tokens(6)), Ask(tokens(7), tokens(4)),
+        Ask(ids([]), tokens(1)), Ask(ids([]), tokens(1)), Ask(tokens(7), tokens(4)),
+    ),
+)  # fmt: skip
+
+
+def fed(policy: Policy, loaded: LoadedModel, *calls: np.ndarray, answer: np.ndarray) -> float:
+    """What an answer loses in a deployed cache that is fed calls, and the answer by tokens."""
+    cache, last = PolicyCache(policy, loaded.model, native=torch.float64), None
+    with torch.inference_mode():
+        for call in (c for c in calls if c.size):
+            x = torch.from_numpy(call)[None]
+            last = loaded.model(x, past_key_values=cache).logits[0, -1]
+        lost = []
+        for token in answer:
+            assert last is not None
+            lost.append(-float(last.double().log_softmax(-1)[token]))
+            x = torch.tensor([[int(token)]])
+            last = loaded.model(x, past_key_values=cache).logits[0, -1]
+    return float(np.mean(lost))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_asks_that_share_a_batch_are_what_they_are_alone(
+    name: str, models: dict[int, LoadedModel]
+) -> None:
+    policy, loaded = policy_of(name), models[head_dim(name)]
+    asked = Prompts("apart", (APART,))
+    found = answers(Evaluator(loaded), policy, asked, native=torch.float64, resident=False)
+    want = [fed(policy, loaded, APART.context, a.question, answer=a.answer) for a in APART.asks]
+    np.testing.assert_allclose(found.nll, want, atol=1e-4)
+    assert found.tokens.tolist() == [4, 6, 4, 1, 1, 4]
+
+
 @pytest.mark.parametrize(
     ("name", "see"),
     [*((n, "agnostic") for n in NAMES), *((n, "aware") for n in ("h2o+int4", "snapkv-prompt"))],
@@ -85,18 +122,7 @@ def test_answers_are_what_a_deployed_cache_gives_token_by_token(
     found = answers(Evaluator(loaded), policy, asked, native=torch.float64)
 
     def deployed(*calls: np.ndarray, answer: np.ndarray) -> float:
-        cache, last = PolicyCache(policy, loaded.model, native=torch.float64), None
-        with torch.inference_mode():
-            for call in (c for c in calls if c.size):
-                x = torch.from_numpy(call)[None]
-                last = loaded.model(x, past_key_values=cache).logits[0, -1]
-            lost = []
-            for token in answer:
-                assert last is not None
-                lost.append(-float(last.double().log_softmax(-1)[token]))
-                x = torch.tensor([[int(token)]])
-                last = loaded.model(x, past_key_values=cache).logits[0, -1]
-        return float(np.mean(lost))
+        return fed(policy, loaded, *calls, answer=answer)
 
     context, (a, b, c, d) = CHAT.context, CHAT.asks
 

@@ -26,6 +26,7 @@ from kvsearch.policy import Policy
 from kvsearch.workloads.items import Ask, Item, Prompts, See
 from kvsearch.workloads.parts import Part
 
+TOGETHER = 1 << 14  # tokens of copies of a context that are there at once
 HELD = 1 << 26  # log-probabilities of the full cache that are kept, at most: 256 MiB
 _Row = tuple[float, int, bool, NDArray[np.int64]]  # NLL, tokens, exactness and first choices
 
@@ -214,6 +215,9 @@ class _Replay:
 
     def of(self, item: Item) -> Iterator[tuple[_Row, Tensor]]:
         """NLL, tokens, exactness and first choices of every ask, and its log-probabilities."""
+        if not self._aware and not any(ask.follows for ask in item.asks):
+            yield from self._apart(item)
+            return
         context: _Node | None = None
         node: _Node | None = None
         for i, ask in enumerate(item.asks):
@@ -230,6 +234,31 @@ class _Replay:
                 node = self.fed(taken, ask.question)
             row, log, node = self._scored(node, ask, bool(later) and later[0].follows)
             yield row, log
+
+    def _apart(self, item: Item) -> Iterator[tuple[_Row, Tensor]]:
+        """As `of`, where every ask follows on the context: those of one size share a batch.
+
+        How a stream is cut into calls changes nothing, so a question comes with its answer.
+        """
+        context, rows = self._prompt(item.context), dict[int, tuple[_Row, Tensor]]()
+        alone = self.weighs or self._policy.budgets.kind == "adakv"  # which serve one sequence
+        together = 1 if alone else max(1, TOGETHER // item.context.size)
+        batches = _alike(item.asks, together)
+        for mine in batches:
+            cache = context.cache if mine is batches[-1] else context.cache.fork()
+            if len(mine) > 1:
+                cache.batch_repeat_interleave(len(mine))
+            asks = [item.asks[i] for i in mine]
+            ids = np.stack([np.concatenate([x.question, x.answer[:-1]]) for x in asks])
+            hidden = context.last.expand(len(mine), -1, -1)
+            if ids.size:
+                given = torch.from_numpy(ids).to(self._loaded.device)
+                hidden = torch.cat([hidden, self._head.hidden(given, cache)], 1)
+            for i, ask, row in zip(mine, asks, hidden[:, -asks[0].answer.size :], strict=True):
+                log = self._head.logits(row[None])[0].log_softmax(-1)
+                rows[i] = _row(log, ask.answer), log
+            self._noted(cache)
+        yield from (rows[i] for i in range(len(item.asks)))
 
     def asked(self, item: Item, count: int) -> Iterator[_Node]:
         """The caches before the answers of so many asks of an item."""
@@ -269,14 +298,31 @@ class _Replay:
             more, node = self._run(node.cache, fed)
             hidden = torch.cat([hidden, more], 1)[:, : ask.answer.size]
         log = self._head.logits(hidden)[0].log_softmax(-1)
-        target = torch.from_numpy(ask.answer).to(log.device)
-        lost = -log.gather(-1, target[:, None]).double().mean()
-        first = log.argmax(-1)
+        self._noted(node.cache)
+        return _row(log, ask.answer), log, node
+
+    def _noted(self, cache: PolicyCache) -> None:
+        """Note what a cache holds after an answer, and how."""
         if self.weighs:
-            self.bytes_end = max(self.bytes_end, _packed_bytes(node.cache))
-        self.impls |= {k: v for s in node.cache.states for k, v in s.impls.items()}
-        exact = bool((first == target).all())
-        return (float(lost), ask.answer.size, exact, first.cpu().numpy()), log, node
+            self.bytes_end = max(self.bytes_end, _packed_bytes(cache))
+        self.impls |= {k: v for s in cache.states for k, v in s.impls.items()}
+
+
+def _row(log: Tensor, answer: NDArray[np.int64]) -> _Row:
+    """NLL, tokens, exactness and first choices, of log-probabilities `[tokens, vocabulary]`."""
+    target = torch.from_numpy(answer).to(log.device)
+    lost = -log.gather(-1, target[:, None]).double().mean()
+    first = log.argmax(-1)
+    exact = bool((first == target).all())
+    return float(lost), answer.size, exact, first.cpu().numpy()
+
+
+def _alike(asks: Sequence[Ask], most: int) -> list[list[int]]:
+    """Numbers of asks whose questions are of one length, and whose answers are, so many at most."""
+    found = dict[tuple[int, int], list[int]]()
+    for i, ask in enumerate(asks):
+        found.setdefault((ask.question.size, ask.answer.size), []).append(i)
+    return [x[i : i + most] for x in found.values() for i in range(0, len(x), most)]
 
 
 def _packed_bytes(cache: PolicyCache) -> int:
