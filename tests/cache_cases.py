@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,24 +22,27 @@ T = 168
 K4 = (Tier(key_bits=4, value_bits=4),)
 
 
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def sharp(model: Model, by: float = 3) -> Model:
+    """The model, to be evaluated; a flat random one would not notice a wrong cache."""
+    for p in model.eval().requires_grad_(False).parameters():
+        if p.dim() > 1:
+            p.mul_(by)
+    return model
+
+
 def tiny(
     seed: int = 0, dtype: torch.dtype = torch.float64, head_dim: int = 16, layers: int = 4
 ) -> LoadedModel:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=head_dim,
+        vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=layers,
+        num_attention_heads=6, num_key_value_heads=2, head_dim=head_dim,
         max_position_embeddings=512,
-    )
-    model = LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
-    for p in model.parameters():
-        if p.dim() > 1:
-            p.mul_(3)  # a flat random model would not notice a wrong cache
+    )  # fmt: skip
+    model = sharp(LlamaForCausalLM(config).to(dtype))
     return LoadedModel(model, None, shape_of(config), "tiny", "", "", None, str(dtype), "cpu")
 
 

@@ -23,6 +23,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import policy_layers, shape_of
 from kvsearch.policy import Budgets, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
+from tests.cache_cases import sharp
 
 T = 36
 IDS = torch.randint(3, 97, (2, T), generator=torch.Generator().manual_seed(0))
@@ -109,11 +110,7 @@ def build(family: str, one_layer: bool = False) -> PreTrainedModel:
     model = getattr(transformers, prefix + head)(config)
     if experts is not None:
         model.set_experts_implementation(experts)
-    model = model.double().eval().requires_grad_(False)
-    for p in model.parameters():
-        if p.dim() > 1:
-            p.mul_(3)  # a flat random model would not notice a wrong cache
-    return model
+    return sharp(model.double())
 
 
 def logits(model: PreTrainedModel, cache: Any, *cuts: int, ids: Tensor = IDS) -> Tensor:

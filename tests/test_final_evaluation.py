@@ -1,6 +1,7 @@
 """The end of a run: which policy is recommended."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,25 +42,36 @@ class Session:
         pass
 
 
+def ended(
+    folder: RunFolder, kinds: dict[int, Kind], losses: dict[int, float] | None = None
+) -> list[Trial]:
+    """Trials by their slots, with their losses on the search text kept."""
+    trials = []
+    for number, (slots, kind) in enumerate(kinds.items()):
+        policy = Policy(slots=slots, name=str(slots))
+        key, nll = policy.fingerprint(SHAPE.layers), 2 + (losses or {}).get(slots, 0.0)
+        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), nll, np.float32)))
+        size = slots if slots < 20 else 1 << 40
+        trials.append(
+            Trial(number, str(slots), kind, "complete", policy, key, nll=nll, bytes_peak=size)
+        )
+    return trials
+
+
+def final(folder: RunFolder, windows: dict[str, int], **more: Any) -> FinalEvaluation:
+    return FinalEvaluation(
+        folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}, windows, **more
+    )
+
+
 @pytest.mark.parametrize(("moved", "best"), [(0.0, "16"), (0.2, "12")])
 def test_recommended_is_the_best_on_search_and_select_text_together(
     moved: float, best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LOSSES["select1"], 16, 0.14 + moved)
-    trials, folder = [], RunFolder(tmp_path / "run")
-    for number, slots in enumerate((8, 12, 16)):
-        policy = Policy(slots=slots, name=str(slots))
-        key, nll = policy.fingerprint(SHAPE.layers), 2 + LOSSES["search"][slots]
-        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), nll, np.float32)))
-        trials.append(
-            Trial(
-                number, str(slots), "searched", "complete", policy, key, nll=nll, bytes_peak=slots
-            )
-        )
-    parts = dict.fromkeys(LOSSES, 1)
-    measured = FinalEvaluation(
-        folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}, parts
-    ).go(trials)
+    folder = RunFolder(tmp_path / "run")
+    trials = ended(folder, dict.fromkeys((8, 12, 16), "searched"), LOSSES["search"])
+    measured = final(folder, dict.fromkeys(LOSSES, 1)).go(trials)
     folder.close()
     # 8 is the best on the select text alone, 16 on the search text
     assert measured.recommended == best
@@ -78,23 +90,14 @@ def test_report_windows_go_to_those_that_are_not_certainly_behind(
 ) -> None:
     monkeypatch.setitem(LOSSES, "select1", {8: 0.5, 10: 0.5, 12: 0.5, 16: 0.0})
     monkeypatch.setitem(LOSSES, "report", {8: 0.2, 10: 0.1, 12: 0.0, 16: 0.0, 20: 0.3})
-    folder, trials = RunFolder(tmp_path / "run"), []
+    folder = RunFolder(tmp_path / "run")
     kinds: dict[int, Kind] = {
         8: "method", 10: "method", 12: "combined", 16: "searched", 20: "searched",
     }  # fmt: skip
-    for number, (slots, kind) in enumerate(kinds.items()):
-        policy = Policy(slots=slots, name=str(slots))
-        key = policy.fingerprint(SHAPE.layers)
-        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), 2, np.float32)))
-        trials.append(Trial(number, str(slots), kind, "complete", policy, key, nll=2.0,
-                            bytes_peak=slots if slots < 20 else 1 << 40))  # fmt: skip
-    final = FinalEvaluation(
-        folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {},
-        {"select1": 1, "report": 5},
-    )  # fmt: skip
-    rows = {r.name: r for r in final.go(trials).rows}
+    trials, end = ended(folder, kinds), final(folder, {"select1": 1, "report": 5})
+    rows = {r.name: r for r in end.go(trials).rows}
     windows = {n: len(folder.load_nll("report", r.fingerprint).nll) for n, r in rows.items()}
-    assert final.go(trials).rows == [*rows.values()]  # what is there is not measured again
+    assert end.go(trials).rows == [*rows.values()]  # what is there is not measured again
     folder.close()
     # 10 is as certainly behind as 8, but the best of its kind: the headline compares with it
     assert windows == {"full": 5, "8": 1, "10": 5, "12": 5, "16": 5}
@@ -110,25 +113,15 @@ def test_methods_that_are_not_among_the_best_on_the_search_text_have_no_row_unle
 ) -> None:
     monkeypatch.setitem(LOSSES, "select1", {})
     monkeypatch.setitem(LOSSES, "report", {8: 0.3, 10: 0.1})
-    folder, trials = RunFolder(tmp_path / "run"), []
     monkeypatch.setattr("kvsearch.app.report_windows.COMPARED", {"method": 1})
-    lost: dict[int, tuple[Kind, float]] = {
-        8: ("method", 0.4), 10: ("method", 0.2), 12: ("method", 0.01), 16: ("searched", 0.0),
-    }  # fmt: skip
-    for number, (slots, (kind, loss)) in enumerate(lost.items()):
-        policy = Policy(slots=slots, name=str(slots))
-        key, nll = policy.fingerprint(SHAPE.layers), 2 + loss
-        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), nll, np.float32)))
-        trials.append(Trial(number, str(slots), kind, "complete", policy, key, nll=nll,
-                            bytes_peak=slots))  # fmt: skip
-    final = FinalEvaluation(
-        folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {},
-        {"select1": 1, "report": 2}, every=every,
-    ).go(trials)  # fmt: skip
+    folder = RunFolder(tmp_path / "run")
+    kinds: dict[int, Kind] = {8: "method", 10: "method", 12: "method", 16: "searched"}
+    trials = ended(folder, kinds, {8: 0.4, 10: 0.2, 12: 0.01})
+    found = final(folder, {"select1": 1, "report": 2}, every=every).go(trials)
     folder.close()
-    names = [r.name for r in final.rows]
+    names = [r.name for r in found.rows]
     assert names == (["full", "8", "10", "12", "16"] if every else ["full", "12", "16"])
-    assert {n: round(gap.mean, 1) for n, gap in final.behind.items()} == (
+    assert {n: round(gap.mean, 1) for n, gap in found.behind.items()} == (
         {} if every else {"8": 0.4, "10": 0.2}
     )
 
@@ -140,20 +133,11 @@ def test_an_undecided_headline_takes_further_windows(
     """The combination is certainly behind and gets none; a second call finds all as it was."""
     monkeypatch.setitem(LOSSES, "select1", {8: 0.5, 10: 0.5, 12: 0.5, 16: 0.0})
     monkeypatch.setitem(LOSSES, "report", {8: behind + 0.01, 10: behind, 12: 0.2, 16: 0.0})
-    folder, trials = RunFolder(tmp_path / "run"), []
-    kinds: dict[int, Kind] = {8: "method", 10: "method", 12: "combined", 16: "searched"}
-    for number, (slots, kind) in enumerate(kinds.items()):
-        policy = Policy(slots=slots, name=str(slots))
-        key = policy.fingerprint(SHAPE.layers)
-        folder.save_nll("search", key, Measurement(np.full((1, TOKENS - 1), 2, np.float32)))
-        trials.append(Trial(number, str(slots), kind, "complete", policy, key, nll=2.0,
-                            bytes_peak=slots))  # fmt: skip
-    final = FinalEvaluation(
-        folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {},
-        {"select1": 1, "report": 7}, each=2,
-    )  # fmt: skip
+    folder = RunFolder(tmp_path / "run")
+    trials = ended(folder, {8: "method", 10: "method", 12: "combined", 16: "searched"})
+    end = final(folder, {"select1": 1, "report": 7}, each=2)
     for _ in range(2):
-        rows = {r.name: r.fingerprint for r in final.go(trials).rows}
+        rows = {r.name: r.fingerprint for r in end.go(trials).rows}
         found = {n: len(folder.load_nll("report", key).nll) for n, key in rows.items()}
         most = {"full": windows, "16": windows, "10": windows, "12": 2}
         assert {n: found[n] for n in most} == most and found["8"] <= 2
@@ -199,12 +183,7 @@ def test_further_windows_may_make_another_method_the_best_published_one(
 ) -> None:
     folder, asked = RunFolder(tmp_path / "run"), list[set[str]]()
     rows = dict[str, Trial]()
-    kinds: dict[str, Kind] = {
-        "full": "full",
-        "best": "searched",
-        "lucky": "method",
-        "h2o": "method",
-    }
+    kinds: dict[str, Kind] = dict(full="full", best="searched", lucky="method", h2o="method")
     lost = {"full": (0.0, 0.0), "best": (0.1, 0.1), "lucky": (0.1, 0.9), "h2o": (0.2, 0.2)}
 
     def known(name: str, windows: int) -> np.ndarray:  # the later half of four is the other part

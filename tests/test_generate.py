@@ -26,6 +26,7 @@ from kvsearch.policy import (
     layout,
 )
 from kvsearch.rules import Attention
+from tests.cache_cases import sharp
 
 SIZES: dict[str, Any] = dict(
     vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
@@ -74,10 +75,7 @@ def make(
         model: Any = Gemma2ForCausalLM(Gemma2Config(**SIZES, sliding_window=8, layer_types=mixed))
     else:
         model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **more}))
-    model = model.to(dtype).eval().requires_grad_(False)
-    for p in model.parameters():
-        if p.dim() > 1:
-            p.mul_(3)  # a flat random model would not notice a wrong cache
+    model = sharp(model.to(dtype))
     model.generation_config.eos_token_id = None  # every sequence is as long as asked
     return model
 

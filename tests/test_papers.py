@@ -20,6 +20,7 @@ from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, layout
 from kvsearch.rules import Random, Segment
+from tests.cache_cases import sharp
 
 Array = NDArray[np.float64]
 SHAPE = ModelShape(layers=1, kv_heads=2, head_dim=16, heads=4)
@@ -248,10 +249,7 @@ def model() -> LlamaForCausalLM:
         num_attention_heads=SHAPE.heads, num_key_value_heads=SHAPE.kv_heads, head_dim=D,
         max_position_embeddings=2048, rope_theta=THETA,
     )  # fmt: skip
-    made = LlamaForCausalLM(config).double().eval().requires_grad_(False)
-    for p in made.parameters():
-        if p.dim() > 1:
-            p.mul_(6)  # attention that is not flat
+    made = sharp(LlamaForCausalLM(config).double(), 6)
     for p in (made.model.embed_tokens.weight, made.model.layers[0].self_attn.v_proj.weight):
         p.pow_(3)  # norms of values are not in proportion
     return made

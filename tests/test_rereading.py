@@ -20,7 +20,7 @@ from kvsearch.rules import Reread, Rule, Slots
 from kvsearch.rules.reread import RereadScorer
 from kvsearch.workloads import Ask, Item
 from kvsearch.workloads.items import ids
-from tests.cache_cases import IDS, tiny
+from tests.cache_cases import IDS, sharp, tiny
 
 PROMPT, MODEL, SINKS = torch.from_numpy(IDS[:1, :90]), tiny(layers=3).model, 3
 GLOBAL = Budgets(kind="adakv", floor=0, across="model")
@@ -112,11 +112,7 @@ def windowed() -> PreTrainedModel:
         layer_types=["sliding_attention", "full_attention", "full_attention"],
         max_position_embeddings=512,
     )  # fmt: skip
-    model = Gemma2ForCausalLM(config).double().eval().requires_grad_(False)
-    for p in model.parameters():
-        if p.dim() > 1:
-            p.mul_(3)
-    return model
+    return sharp(Gemma2ForCausalLM(config).double())
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -28,6 +28,7 @@ from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError, ModelError
 from kvsearch.policy import Anchors, Ladder, Policy, Quantizer, Tier
 from kvsearch.rules import Attention
+from tests.cache_cases import sharp
 
 K4 = dict(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=8))
 POLICIES = {
@@ -54,10 +55,7 @@ def made(**more: Any) -> PreTrainedModel:
         num_attention_heads=6, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
         pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    model = LlamaForCausalLM(LlamaConfig(**sizes | more)).eval().requires_grad_(False)
-    for p in model.parameters():
-        if p.dim() > 1:
-            p.mul_(3)
+    model = sharp(LlamaForCausalLM(LlamaConfig(**sizes | more)))
     model.generation_config.eos_token_id = None
     return model
 

@@ -16,6 +16,7 @@ from kvsearch.models.shape import shape_of
 from kvsearch.policy import Policy, layout
 from kvsearch.policy_search.samplers.pool import anything
 from kvsearch.space import load
+from tests.cache_cases import sharp
 from tests.heads import losses
 from tests.importance import importance
 
@@ -31,10 +32,7 @@ def loaded(tiny_tokenizer: Any) -> LoadedModel:
         vocab_size=257, hidden_size=64, intermediate_size=64, num_hidden_layers=6,
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
-    for p in model.parameters():
-        if p.dim() > 1:
-            p.mul_(2)  # a flat random model would not notice a wrong cache
+    model = sharp(LlamaForCausalLM(config).double(), 2)
     shape = shape_of(config)
     return LoadedModel(model, tiny_tokenizer, shape, "tiny", "random", "", None, "float64", "cpu")
 
