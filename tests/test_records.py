@@ -13,7 +13,7 @@ import pytest
 
 from kvsearch.app import summary
 from kvsearch.errors import RunError
-from kvsearch.evaluation.measurement import Measurement
+from kvsearch.evaluation.measurement import Answered, Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.crash_counter import Attempts
@@ -154,6 +154,20 @@ def test_losses_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> 
     RunFolder(run, write=False).save_nll("report", found, ones)
     with pytest.raises(RunError, match="are of other windows than those of full"):
         summary.read(RunFolder(run, write=False))
+
+
+def test_what_was_measured_comes_back_from_its_file_and_pieces_make_one(tmp_path: Path) -> None:
+    (tmp_path / "nll").mkdir()
+    folder, nll = RunFolder(tmp_path, write=False), np.ones((1, 1), np.float32)
+    answered = [Answered("qa", 0.5, [True, False], [[3, 4], [5]], kl, needle=(640, 0.5))
+                for kl in ([0.25, 0.5], None)]  # fmt: skip
+    pieces = [Measurement(nll, 5, 7, 1.5, {"attention": "sdpa"}, (a,)) for a in answered]
+    for first, piece in enumerate(pieces):
+        folder.save_nll(f"report.{first}", "ab", piece, "h2o")
+    found = Measurement.joined([folder.load_nll(f"report.{i}", "ab") for i in range(2)])
+    assert found.nll.shape == (2, 1) and found.answers == tuple(answered)
+    assert (found.tokens, found.bytes_resident, found.seconds) == (10, 7, 3.0)
+    assert found.impls == pieces[0].impls
 
 
 def test_an_interval_around_nothing_has_no_negative_zero() -> None:

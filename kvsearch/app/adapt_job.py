@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.app.adapt_report import Adapted, Losses, compared
+from kvsearch.app.adapt_report import NLL, Adapted, compared
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.progress import Shown, Step
 from kvsearch.evaluation.quality import Evaluator, check_finite
@@ -67,14 +68,13 @@ class Job:
         """Measure, train, measure again, and write the folder."""
         rest = self.policy.model_copy(update={"channels": Channels()})
         with self.shown.step("measure before", 2) as step:
-            full = self._nll(self.loaded, FULL, step)
+            losses = {"full_before": self._nll(self.loaded, FULL, step)}
             begun = self._begun()
-            before = self._nll(begun, rest, step)
+            losses["before"] = self._nll(begun, rest, step)
         numbers, trained = self._train(begun, FULL if self.channels_only else rest)
         with self.shown.step("measure after", 2) as step:
-            after = self._nll(begun, rest, step)
-            full_after = self._nll(begun, FULL, step)
-        losses = Losses(full, before, after, full_after)
+            losses["after"] = self._nll(begun, rest, step)
+            losses["full_after"] = self._nll(begun, FULL, step)
         found = Adapted(
             folder=str(self.folder),
             policy=rest.name or "",
@@ -93,7 +93,7 @@ class Job:
         self._write(begun, self._left(rest, found), found, losses, trained)
         return found
 
-    def _nll(self, on: LoadedModel, policy: Policy, step: Step) -> NDArray[np.float32]:
+    def _nll(self, on: LoadedModel, policy: Policy, step: Step) -> NLL:
         """Nats per token `[W, T - 1]` of held-out text."""
         found = Evaluator(on).quality(policy, self.texts.test, prompt=self.prompt, resident=False)
         check_finite(policy.name or "policy", found.nll)
@@ -166,7 +166,12 @@ class Job:
         return rest.model_copy(update={"about": about})
 
     def _write(
-        self, made: LoadedModel, policy: Policy, found: Adapted, losses: Losses, trained: Trained
+        self,
+        made: LoadedModel,
+        policy: Policy,
+        found: Adapted,
+        losses: Mapping[str, NLL],
+        trained: Trained,
     ) -> None:
         """All files under another name first."""
         with saving(self.folder), drafted(self.folder) as draft:
@@ -178,4 +183,4 @@ class Job:
             names = list(trained.losses[0])
             rows = [",".join(f"{x[k]:.9g}" for k in names) for x in trained.losses]
             write_atomic(draft / "losses.csv", "\n".join([",".join(names), *rows]) + "\n")
-            write_nll(draft / "nll.parquet", list(losses.named()), self.texts.test)
+            write_nll(draft / "nll.parquet", list(losses.items()), self.texts.test)

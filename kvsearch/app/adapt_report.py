@@ -1,7 +1,7 @@
 """What a training changed on held-out text, with paired intervals."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,27 +11,6 @@ from kvsearch.records import Interval
 from kvsearch.stats import paired
 
 NLL = NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False)
-class Losses:
-    """Nats per token of held-out text `[W, T - 1]`.
-
-    Attributes:
-        full_before: of the given model, whole and with the full cache.
-        before: of the model under the policy, before training.
-        after: of the same after training.
-        full_after: of the trained model with the full cache.
-    """
-
-    full_before: NLL
-    before: NLL
-    after: NLL
-    full_after: NLL
-
-    def named(self) -> Iterator[tuple[str, NLL]]:
-        """Names and losses."""
-        return ((f.name, getattr(self, f.name)) for f in fields(self))
 
 
 @dataclass(frozen=True)
@@ -49,7 +28,10 @@ class Adapted:
         text, held_out: names.
         windows, context: of held-out text.
         tokens: scored in it, `n` of every number.
-        full_before, before, after, full_after: mean NLL, see `Losses`.
+        full_before: mean NLL of the given model, whole and with the full cache.
+        before: of the model under the policy, before training.
+        after: of the same after training.
+        full_after: of the trained model with the full cache.
         gain: `after` minus `before`; below 0 is better.
         loss_before, loss_after: `before` and `after` minus `full_before`.
         cost: `after` minus `full_after`: what the policy costs the trained model.
@@ -104,9 +86,14 @@ class Adapted:
         ])  # fmt: skip
 
 
-def compared(losses: Losses, start: int) -> dict[str, Any]:
-    """The figures of `Adapted`, from position `start` of every window on."""
-    part = {name: nll[:, start - 1 :] for name, nll in losses.named()}
+def compared(losses: Mapping[str, NLL], start: int) -> dict[str, Any]:
+    """The figures of `Adapted`, from position `start` of every window on.
+
+    Args:
+        losses: nats per token `[W, T - 1]` by name: `full_before`, `before`, `after`, `full_after`.
+        start: first scored position.
+    """
+    part = {name: nll[:, start - 1 :] for name, nll in losses.items()}
     return {
         "tokens": int(part["before"].size),
         **{name: float(nll.mean(dtype=np.float64)) for name, nll in part.items()},

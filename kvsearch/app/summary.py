@@ -89,81 +89,170 @@ def build(
         measured: its `measured.json`, or what of it there is.
         part: where the rows were measured.
     """
-    shape = shape_from(asked["model"])
-    start = int(asked["settings"]["score_from"]) - 1
-    trials = folder.trials()
+    of, trials = _Comparison(folder, asked, measured, part), folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
-    nll = {m.name: folder.losses(part, m.fingerprint, start) for m in measured.rows}
-    _alike(nll, folder.path)
-    most = nll[measured.recommended or "full"]  # through it all rows are compared
-    tokens = (asked["settings"]["context"], asked["settings"].get("prompt", 0))
-    points = {
-        m.name: (
-            layout(m.policy, shape).bytes_peak(*tokens),
-            sum(x.mean() for x in through(nll[m.name], most)),
-        )
-        for m in measured.rows
-    }
-    names = list(points)
-    on_front = {names[i] for i in front([points[n] for n in names])}
-    methods = [m.name for m in measured.rows if m.kind == "method"]
-    level = corrected(len(names) - 1)
-    spread = spread_of(nll.values(), most, nll["full"])
-    answers = {m.name: m.answers for m in measured.rows}
-    of_best = answers.get(measured.recommended or "", ())
-    rows = [
-        _row(
-            m, asked, shape, nll, most, points, methods, m.name in on_front, searched, level,
-            spread, answers["full"], of_best,
-        )
-        for m in measured.rows
-    ]  # fmt: skip
+    rows = [of.row(m, searched.get(m.fingerprint)) for m in measured.rows]
     return Summary(
         model=asked["model"],
         text=asked["text"],
         settings={
             **asked["settings"],
             "versions": asked["versions"],
-            "intervals_corrected_for_rows": len(names) - 1,
+            "intervals_corrected_for_rows": len(rows) - 1,
         },
         budget_bytes=asked["settings"]["budget_bytes"],
         rows=sorted(rows, key=lambda r: r.nll),
         trials=trials,
         recommended=measured.recommended,
         counts=Counter(t.state for t in trials),
-        rechecks=_rechecks(folder, measured, nll, start, _looks(asked), spread),
+        rechecks=of.rechecks(_looks(asked)),
         seconds=measured.seconds,
         resumed=measured.resumed,
         importances=run_files.importances(folder.path / "importances.json"),
         behind=measured.behind,
         dropped=measured.dropped,
-        curves=_curves(folder, measured, points, nll, start, part),
+        curves=of.curves(),
         needles=measured.needles,
         examples=tuple(measured.examples),
     )
 
 
-def _curves(
-    folder: RunFolder,
-    measured: Measured,
-    points: Mapping[str, tuple[int, float]],
-    nll: Mapping[str, Blocks],
-    start: int,
-    part: str,
-) -> tuple[Curve, ...]:
-    """Policies at several sizes, all on the windows that every size has."""
-    found = []
-    for m in measured.sizes:
-        sized = {x.bytes: folder.losses(part, x.fingerprint, start) for x in m.sizes} | {
-            points[m.name][0]: nll[m.name]
+class _Comparison:
+    """The rows of a report, and what they are compared by.
+
+    Attributes:
+        nll: losses of every row, by name.
+        middle: losses of the recommended policy; through it all rows are compared.
+        points: peak bytes and loss of every row, by name.
+        level, spread: of the intervals of rows.
+    """
+
+    def __init__(
+        self, folder: RunFolder, asked: dict[str, Any], measured: Measured, part: str
+    ) -> None:
+        self.folder, self.measured, self.part = folder, measured, part
+        settings, self.shape = asked["settings"], shape_from(asked["model"])
+        self.budget, self.start = settings["budget_bytes"], int(settings["score_from"]) - 1
+        self.tokens = settings["context"], settings.get("prompt", 0)
+        self.rows = {m.name: m for m in measured.rows}
+        self.nll = {n: self._losses(part, m.fingerprint) for n, m in self.rows.items()}
+        _alike(self.nll, folder.path)
+        self.middle = self.nll[measured.recommended or "full"]
+        self.points = {
+            n: (
+                layout(m.policy, self.shape).bytes_peak(*self.tokens),
+                sum(x.mean() for x in through(self.nll[n], self.middle)),
+            )
+            for n, m in self.rows.items()
         }
-        few = min(sized.values(), key=lambda x: len(x.sums))
-        at = []
-        for size, losses in sized.items():
-            mine, _ = common(losses, few)
-            at.append((size, mine.mean() - common(nll["full"], few)[0].mean()))
-        found.append(Curve(m.name, tuple(sorted(at))))
-    return tuple(found)
+        names = list(self.points)
+        self._front = {names[i] for i in front([self.points[n] for n in names])}
+        self.level = corrected(len(names) - 1)
+        self.spread = spread_of(self.nll.values(), self.middle, self.nll["full"])
+
+    def row(self, m: MeasuredRow, search_dnll: float | None) -> Row:
+        """A row with its figures."""
+        name, mine, full = m.name, self.nll[m.name], self.nll["full"]
+        parts = through(mine, self.middle)
+        peak, mean = self.points[name]
+        best = self._best(name)
+        over_full = interval(
+            *through(mine, self.middle, full), level=self.level, spread=self.spread
+        )
+        over_best = None
+        if best is not None:
+            a, b = common(mine, self.nll[best])
+            over_best = paired(a, b, level=self.level, spread=self.spread)
+        return Row(
+            **{f.name: getattr(m, f.name) for f in fields(MeasuredPolicy)},
+            tokens=mine.size,
+            nll=mean,
+            nll_se=hypot(*(standard_error(x) for x in parts)),
+            blocks=min(long_blocks(x).count for x in parts),
+            ppl=float(np.exp(mean)),
+            dnll_full=over_full if name != "full" else Interval(0.0, 0.0, 0.0),
+            dnll_best=over_best,
+            best=best,
+            search_dnll=search_dnll,
+            bytes_peak=peak,
+            bytes_mean=layout(m.policy, self.shape).bytes_mean(*self.tokens),
+            slots16=peak / self.shape.budget_bytes(1),
+            on_front=name in self._front,
+            within_budget=peak <= self.budget,
+            windows=len(mine.sums),
+            **self._answers(m),
+        )
+
+    def curves(self) -> tuple[Curve, ...]:
+        """Policies at several sizes, all on the windows that every size has."""
+        found = []
+        for m in self.measured.sizes:
+            sized = {x.bytes: self._losses(self.part, x.fingerprint) for x in m.sizes}
+            sized |= {self.points[m.name][0]: self.nll[m.name]}
+            few = min(sized.values(), key=lambda x: len(x.sums))
+            at = []
+            for size, losses in sized.items():
+                mine, _ = common(losses, few)
+                at.append((size, mine.mean() - common(self.nll["full"], few)[0].mean()))
+            found.append(Curve(m.name, tuple(sorted(at))))
+        return tuple(found)
+
+    def rechecks(self, often: int) -> list[Recheck]:
+        """The recommended policy against the best of each kind, on the report text and on others.
+
+        Args:
+            often: how often the headline may have been looked at.
+        """
+        best, extra = self.measured.recommended, self.measured.extra_text
+        if best is None:
+            return []
+        out = self._rechecks(best, REPORT, self.nll, self.spread, often)
+        for part, text in extra.items():
+            keys = {n: self.rows[n].fingerprint for n in text.names}
+            there = [n for n in text.names if self.folder.has_losses(part, keys[n])]
+            nll = {n: self._losses(part, keys[n]) for n in there}
+            _alike(nll, self.folder.path)
+            both = {best, "full"} <= nll.keys()
+            its = spread_of(nll.values(), nll[best], nll["full"]) if both else None
+            out += self._rechecks(best, text.label, nll, its, 1)
+        return out
+
+    def _rechecks(
+        self, best: str, text: str, nll: dict[str, Blocks], spread: Spread | None, often: int
+    ) -> list[Recheck]:
+        """The recommended policy against the best of each kind on one text."""
+        out = []
+        for kind in ("method", "combined", "earlier"):
+            rivals = [n for n in nll if self.rows[n].kind == kind and n != best]
+            rivals = _longest([n for n in rivals if n in self.measured.compared], nll)
+            if best in nll and rivals:
+                rival = min(rivals, key=lambda n: nll[n].mean())
+                a, b = common(nll[best], nll[rival])
+                level = corrected(often if kind != "earlier" else 1)
+                found = paired(a, b, level=level, spread=spread)
+                out.append(Recheck(text, best, rival, found, a.size))
+        if best in nll and "full" in nll and best != "full":
+            a, b = common(nll[best], nll["full"])
+            out.append(Recheck(text, best, "full", paired(a, b, spread=spread), a.size))
+        return out
+
+    def _best(self, name: str) -> str | None:
+        """The best published method within the budget, or within the row's bytes if more."""
+        limit = max(self.points[name][0], self.budget)
+        methods = [n for n, m in self.rows.items() if m.kind == "method" and n != name]
+        rivals = _longest([n for n in methods if self.points[n][0] <= limit], self.nll)
+        return min(rivals, key=lambda n: self.points[n][1], default=None)
+
+    def _answers(self, m: MeasuredRow) -> dict[str, Any]:
+        """Fields of a row on prompts; none on a text."""
+        full, best = self.rows["full"], self.rows.get(self.measured.recommended or "")
+        found = _answered(m.answers, self.nll[m.name], self.nll["full"], full.answers)
+        if best is not None and best.answers and best is not m:
+            found["discordant"] = _discordant(m.answers, best.answers)
+        return found
+
+    def _losses(self, part: str, fingerprint: str) -> Blocks:
+        return self.folder.losses(part, fingerprint, self.start)
 
 
 def write_tables(summary: Summary, folder: Path) -> None:
@@ -217,57 +306,6 @@ def _longest(names: list[str], nll: Mapping[str, Blocks]) -> list[str]:
     return [n for n in names if len(nll[n].sums) == most]
 
 
-def _row(
-    m: MeasuredRow,
-    asked: dict[str, Any],
-    shape: ModelShape,
-    nll: dict[str, Blocks],
-    most: Blocks,
-    points: dict[str, tuple[int, float]],
-    methods: list[str],
-    on_front: bool,
-    searched: Mapping[str, float],
-    level: float,
-    spread: Spread | None,
-    full_answers: Sequence[Answered],
-    best_answers: Sequence[Answered],
-) -> Row:
-    name, mine = m.name, nll[m.name]
-    parts = through(mine, most)
-    peak = points[name][0]
-    limit = max(peak, asked["settings"]["budget_bytes"])
-    rivals = [n for n in methods if n != name and points[n][0] <= limit]
-    rivals = _longest(rivals, nll)
-    best = min(rivals, key=lambda n: points[n][1], default=None)
-    mean = points[name][1]
-    answered = _answered(m.answers, mine, nll["full"], full_answers)
-    if best_answers and best_answers is not m.answers:
-        answered["discordant"] = _discordant(m.answers, best_answers)
-    return Row(
-        **{f.name: getattr(m, f.name) for f in fields(MeasuredPolicy)},
-        tokens=mine.size,
-        nll=mean,
-        nll_se=hypot(*(standard_error(x) for x in parts)),
-        blocks=min(long_blocks(x).count for x in parts),
-        ppl=float(np.exp(mean)),
-        dnll_full=interval(*through(mine, most, nll["full"]), level=level, spread=spread)
-        if name != "full"
-        else Interval(0.0, 0.0, 0.0),
-        dnll_best=paired(*common(mine, nll[best]), level=level, spread=spread) if best else None,
-        best=best,
-        search_dnll=searched.get(m.fingerprint),
-        bytes_peak=peak,
-        bytes_mean=layout(m.policy, shape).bytes_mean(
-            asked["settings"]["context"], asked["settings"].get("prompt", 0)
-        ),
-        slots16=peak / shape.budget_bytes(1),
-        on_front=on_front,
-        within_budget=peak <= asked["settings"]["budget_bytes"],
-        windows=len(mine.sums),
-        **answered,
-    )
-
-
 def _answered(
     answers: Sequence[Answered],
     mine: Blocks,
@@ -310,47 +348,3 @@ def _looks(asked: dict[str, Any]) -> int:
     """How often the headline may have been looked at, where there were windows for it alone."""
     s = asked["settings"]
     return len(looks(s["report_windows"], s["headline_windows"])) if "headline_windows" in s else 1
-
-
-def _rechecks(
-    folder: RunFolder,
-    measured: Measured,
-    report: dict[str, Blocks],
-    start: int,
-    often: int,
-    spread: Spread | None,
-) -> list[Recheck]:
-    """The recommended policy against the best of each kind, on the report text and on others."""
-    best = measured.recommended
-    if best is None:
-        return []
-    out = []
-    kinds = {m.name: m.kind for m in measured.rows}
-    keys = {m.name: m.fingerprint for m in measured.rows}
-    compared, extra = measured.compared, measured.extra_text
-    for text in ("report", *extra):
-        if text == "report":
-            nll, label, its = report, REPORT, spread
-        else:
-            label = extra[text].label
-            names = [n for n in extra[text].names if folder.has_losses(text, keys[n])]
-            nll = {n: folder.losses(text, keys[n], start) for n in names}
-            _alike(nll, folder.path)
-            its = (
-                spread_of(nll.values(), nll[best], nll["full"])
-                if {best, "full"} <= nll.keys()
-                else None
-            )
-        for kind in ("method", "combined", "earlier"):
-            rivals = [n for n in nll if kinds[n] == kind and n != best and n in compared]
-            rivals = _longest(rivals, nll)
-            if best in nll and rivals:
-                rival = min(rivals, key=lambda n: nll[n].mean())
-                a, b = common(nll[best], nll[rival])
-                level = corrected(often if text == "report" and kind != "earlier" else 1)
-                found = paired(a, b, level=level, spread=its)
-                out.append(Recheck(label, best, rival, found, a.size))
-        if best in nll and "full" in nll and best != "full":
-            a, b = common(nll[best], nll["full"])
-            out.append(Recheck(label, best, "full", paired(a, b, spread=its), a.size))
-    return out
