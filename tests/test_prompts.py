@@ -16,8 +16,7 @@ from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.cache_cases import NAMED, head_dim, policy_of, tiny
 from tests.random_policies import policies
 
-CUTS = (60, 1, 37, 9, 45)  # a prompt, a token, chunks that end beside compactions
-IDS = torch.from_numpy(np.random.default_rng(1).integers(0, 97, size=(1, sum(CUTS))))
+IDS = torch.from_numpy(np.random.default_rng(1).integers(0, 97, size=(1, 152)))
 RANDOM, PART = 400, 20  # policies, and those of one test
 QUICK = 1  # parts that are tested each time
 
