@@ -59,9 +59,7 @@ def test_random_policies_equal_token_by_token(part: int, models: dict[int, Loade
         assert (got - want).abs().max() < 1e-4, policy.to_json()
 
 
-def test_random_policies_have_every_rule_trigger_and_budget(
-    models: dict[int, LoadedModel],
-) -> None:
+def test_random_policies_have_every_rule_trigger_and_budget(models: dict[int, LoadedModel]) -> None:
     drawn = policies(RANDOM, models[0].shape, seed=17)
     untrained = [rule for rule in RULES.values() if "hidden" not in rule.needs]
     assert {type(p.rule) for p in drawn} == {type(None), *untrained}
@@ -94,8 +92,7 @@ OTHERS = [("the prompt stays", calls) for calls in ((33, 12), (1, 9, 1, 40))]
 
 
 @pytest.mark.parametrize(
-    ("name", "calls"),
-    [*((name, CALLS) for name in (*PROMPTED, "protected prompt")), *OTHERS],
+    ("name", "calls"), [*((name, CALLS) for name in (*PROMPTED, "protected prompt")), *OTHERS]
 )
 def test_a_question_of_any_length_follows_a_prompt(
     name: str, calls: tuple[int, ...], models: dict[int, LoadedModel]
