@@ -25,11 +25,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 SETTING = Setting(
-    SHAPE,
-    SHAPE.budget_bytes(256),
-    4096,
-    importance=importance(SHAPE),
-    heads=losses(SHAPE),
+    SHAPE, SHAPE.budget_bytes(256), 4096, importance=importance(SHAPE), heads=losses(SHAPE)
 )
 AFTER = replace(SETTING, prompt=4000)
 UNIFIED = space.load("unified")
@@ -146,13 +142,7 @@ def test_every_draw_is_a_policy_or_a_sentence() -> None:
         heads = losses(shape) if measured else None
         slots, tokens = rng.choice([8, 40, 256, 2000]), rng.choice([64, 1024])
         scored = importance(shape) if measured else None
-        setting = Setting(
-            shape,
-            shape.budget_bytes(slots),
-            tokens,
-            heads=heads,
-            importance=scored,
-        )
+        setting = Setting(shape, shape.budget_bytes(slots), tokens, heads=heads, importance=scored)
         knobs = pool.anything(UNIFIED, rng)
         try:
             policy = build(knobs, setting)

@@ -48,9 +48,7 @@ def test_imports_and_declared_dependencies_are_the_same() -> None:
     assert (core | lazy) - used == THROUGH_OTHERS
 
 
-def test_the_sampler_gp_without_scipy_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_sampler_gp_without_scipy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "find_spec", lambda name: None)
     with pytest.raises(KvsearchError, match=r"needs SciPy: pip install 'kvsearch\[gp\]'"):
         samplers.check_name("gp")

@@ -15,16 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.policy import (
-    Anchors,
-    Budgets,
-    HeadTiers,
-    Ladder,
-    Policy,
-    Quantizer,
-    Tier,
-    layout,
-)
+from kvsearch.policy import Anchors, Budgets, HeadTiers, Ladder, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
 from tests.cache_cases import sharp
 

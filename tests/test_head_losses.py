@@ -94,10 +94,7 @@ def test_budgets_of_heads_fill_the_bytes_and_follow_the_losses(budgets: str) -> 
     assert 0.98 * SHAPE.budget_bytes(64) < held <= SHAPE.budget_bytes(64)
 
 
-@pytest.mark.parametrize(
-    ("slots", "full"),
-    [(64, 0), (130, 0), (190, 1), (300, 2), (380, 2)],
-)
+@pytest.mark.parametrize(("slots", "full"), [(64, 0), (130, 0), (190, 1), (300, 2), (380, 2)])
 def test_heads_that_retrieve_keep_everything_and_the_others_sinks_and_a_window(
     slots: int, full: int
 ) -> None:

@@ -16,8 +16,7 @@ from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.cache_cases import NAMED, head_dim, policy_of, tiny
 from tests.random_policies import policies
 
-CUTS = (60, 1, 37, 9, 45)  # a prompt, a token, chunks that end beside compactions
-IDS = torch.from_numpy(np.random.default_rng(1).integers(0, 97, size=(1, sum(CUTS))))
+IDS = torch.from_numpy(np.random.default_rng(1).integers(0, 97, size=(1, 152)))
 RANDOM, PART = 400, 20  # policies, and those of one test
 QUICK = 1  # parts that are tested each time
 
@@ -60,9 +59,7 @@ def test_random_policies_equal_token_by_token(part: int, models: dict[int, Loade
         assert (got - want).abs().max() < 1e-4, policy.to_json()
 
 
-def test_random_policies_have_every_rule_trigger_and_budget(
-    models: dict[int, LoadedModel],
-) -> None:
+def test_random_policies_have_every_rule_trigger_and_budget(models: dict[int, LoadedModel]) -> None:
     drawn = policies(RANDOM, models[0].shape, seed=17)
     untrained = [rule for rule in RULES.values() if "hidden" not in rule.needs]
     assert {type(p.rule) for p in drawn} == {type(None), *untrained}
@@ -95,8 +92,7 @@ OTHERS = [("the prompt stays", calls) for calls in ((33, 12), (1, 9, 1, 40))]
 
 
 @pytest.mark.parametrize(
-    ("name", "calls"),
-    [*((name, CALLS) for name in (*PROMPTED, "protected prompt")), *OTHERS],
+    ("name", "calls"), [*((name, CALLS) for name in (*PROMPTED, "protected prompt")), *OTHERS]
 )
 def test_a_question_of_any_length_follows_a_prompt(
     name: str, calls: tuple[int, ...], models: dict[int, LoadedModel]

@@ -34,13 +34,7 @@ HEADS = HeadLosses(
     tuple((0.01, 0.1, 1.0 + i) for i in range(90)),
     starved=64,
 )
-SETTING = Setting(
-    SHAPE,
-    SHAPE.budget_bytes(256),
-    4096,
-    importance=importance(SHAPE),
-    heads=HEADS,
-)
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, importance=importance(SHAPE), heads=HEADS)
 
 
 SHIPPED = ("default", "unified")  # those that hold every published method

@@ -40,11 +40,7 @@ def loaded(tiny_tokenizer: Any) -> LoadedModel:
 def drawn(name: str, loaded: LoadedModel, count: int) -> list[Policy]:
     shape = loaded.shape
     setting = Setting(
-        shape,
-        shape.budget_bytes(56),
-        T,
-        heads=losses(shape),
-        importance=importance(shape),
+        shape, shape.budget_bytes(56), T, heads=losses(shape), importance=importance(shape)
     )
     space, found, seed = load(name), [], 0
     while len(found) < count:

@@ -26,14 +26,13 @@ def held(x, fmt):
     return Packed(arena(packed.codes), arena(packed.scales))
 
 
-def build(G, D, dtype, formats, *, H=2, B=1, lengths=None, spread=1.0):
+def build(G, D, dtype, formats, *, H=2, spread=1.0):
     torch.manual_seed(D + G)
-    q = arena(torch.randn(B, G * H, D).to(dtype))
+    q = arena(torch.randn(1, G * H, D).to(dtype))
     parts = []
     for key, value, n in formats:
-        k, v = (torch.randn(B, H, n, D).to(dtype) for _ in range(2))
-        used = None if lengths is None else arena(torch.randint(0, n + 1, (B, H)).int())
-        parts.append(Part(held(k, key), held(v * spread, value), key, value, used))
+        k, v = (torch.randn(1, H, n, D).to(dtype) for _ in range(2))
+        parts.append(Part(held(k, key), held(v * spread, value), key, value))
     return q, parts
 
 
