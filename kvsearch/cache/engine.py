@@ -65,5 +65,4 @@ def _piecewise(
     """From compaction to compaction, the fast ways where there are such."""
     if state.fast and eviction.serves(state, q.shape[2]):
         return eviction.run(state, q, k, v, scale=scale, softcap=softcap)
-    quantised = segments.quantise_ahead(state, k, v)
-    return segments.run(state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=compacts)
+    return segments.run(state, q, k, v, scale=scale, softcap=softcap, compacts=compacts)

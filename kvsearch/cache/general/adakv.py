@@ -61,15 +61,13 @@ def _take(
     """`run` of tokens that have arrived in every head; writes `out` `[B, Hq, M, Dv]`."""
     first, total, done = states[0], out.shape[2], 0
     group = out.shape[1] // len(states)
-    low = [segments.quantise_ahead(s, k, v) for s, (_, k, v) in zip(states, heads, strict=True)]
     while done < total:
         due = first.layer.clock.after(first.seen, first.prompt)
         now = slice(done, total if due is None else min(done + due - first.seen, total))
-        for h, (state, arrived, ready) in enumerate(zip(states, heads, low, strict=True)):
+        for h, (state, arrived) in enumerate(zip(states, heads, strict=True)):
             q, k, v = (x[:, :, now] for x in arrived)
-            quantised = None if ready is None else (ready[0][:, :, now], ready[1][:, :, now])
             out[:, h * group : (h + 1) * group, now] = segments.run(
-                state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=False
+                state, q, k, v, scale=scale, softcap=softcap, compacts=False
             )
         done = now.stop
         if first.seen == due and not first.rereads:
