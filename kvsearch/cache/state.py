@@ -1,6 +1,5 @@
 """What one layer's cache holds. Data only: `kvsearch.cache.engine` acts on it."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -58,8 +57,6 @@ class LayerState:
         impls: op -> the implementation of it that ran.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
         tables: what `decode_step` keeps of the layer on the device, from one step to the next.
-        pending: a compaction of the layer that waits for numbers from the device, see `adakv`.
-            Reading `store` carries it out.
     """
 
     def __init__(
@@ -90,8 +87,7 @@ class LayerState:
         self.impls: dict[str, str] = {}
         self.step: Any = None
         self.tables: dict[str, Any] = {}
-        self.pending: Callable[[], None] | None = None
-        self._store = self._new_store()
+        self.store = self._new_store()
         self.scorer: Scorer | None = None
         self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
@@ -107,24 +103,8 @@ class LayerState:
         kind = PackedStore if self.packed else DenseStore
         return kind(self.layer, self.native, self.impls)
 
-    @property
-    def store(self) -> Store:
-        """Keys and values."""
-        self.settle()
-        return self._store
-
-    @store.setter
-    def store(self, store: Store) -> None:
-        self._store = store
-
-    def settle(self) -> None:
-        """Carry out what is pending."""
-        if self.pending is not None:
-            self.pending()
-
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy starts from: nothing waits for a device, and a step has addresses."""
-        self.settle()
+        """What a copy starts from: a step has addresses."""
         return {**self.__dict__, "step": None, "tables": {}}
 
     def enter(self) -> None:
@@ -135,9 +115,8 @@ class LayerState:
         """
         before, self._inference = self._inference, torch.is_inference_mode_enabled()
         if before and not self._inference:
-            self.settle()
             same = {id(x): x for x in (self.layer, self.impls)}
-            self._store, self.scorer = deepcopy((self._store, self.scorer), same)
+            self.store, self.scorer = deepcopy((self.store, self.scorer), same)
             self.step, self.tables = None, {}
 
     def begin(self, q: Tensor, k: Tensor) -> None:
@@ -147,7 +126,7 @@ class LayerState:
             require_prompt(self.layer.policy, self.layer.slots, self.prompt)
             self.layer = self.empty.after(self.prompt)
             if self.layer is not self.empty:
-                self._store = self._new_store()
+                self.store = self._new_store()
         if self.stream is not None:
             self.sequences = Sequences(self.layer.policy, self.prompt)
         if self.rule is not None:

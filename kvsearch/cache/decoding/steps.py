@@ -144,13 +144,12 @@ def taken(states: Sequence[LayerState], token: Token) -> bool:
             adakv.compact(states)
         else:
             compact_states(states)
-    if first.pending is None and not step.outdated:
+    if not step.outdated:
         return False
     first.step = None  # what a compaction replaced is freed
-    if first.pending is None:  # described now, so that tokens in between are all alike
-        first.step = _described(states, k, v)
-        if first.step is not None:
-            prepare(first.impls[decode_step.name], q.squeeze(2), k, first.step.stores)
+    first.step = _described(states, k, v)  # now, so that tokens in between are all alike
+    if first.step is not None:
+        prepare(first.impls[decode_step.name], q.squeeze(2), k, first.step.stores)
     return True
 
 
