@@ -1,4 +1,4 @@
-"""What one layer's cache holds. Data only: `kvsearch.cache.engine` acts on it."""
+"""What one layer's cache holds. Data only: `kvsearch.cache.heads` acts on it."""
 
 from copy import deepcopy
 from typing import Any

@@ -37,7 +37,7 @@ def replay(
 ) -> Tensor:
     """Attend over many tokens at once, and leave the cache as the stream would.
 
-    Keys, values and queries are as in `engine.advance`, after rounding and un-rotation.
+    Keys, values and queries are as in `heads.advance`, after rounding and un-rotation.
     """
     seen, M = state.seen, q.shape[2]
     T = seen + M

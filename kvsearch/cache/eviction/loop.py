@@ -58,7 +58,7 @@ def run(
 ) -> Tensor:
     """Replay many tokens, from whatever the state holds.
 
-    Arguments are as in `engine.advance`, after rounding.
+    Arguments are as in `heads.advance`, after rounding.
     """
     layer, c, total = state.layer, state.layer.policy.interval, q.shape[2]
     assert layer.target is not None

@@ -31,7 +31,7 @@ def run(
 ) -> Tensor:
     """Take in tokens, compacting where a compaction is due, unless a caller does that.
 
-    Arguments are as in `engine.advance`, after rounding.
+    Arguments are as in `heads.advance`, after rounding.
     """
     out: list[Tensor] = []
     done, total = 0, q.shape[2]
