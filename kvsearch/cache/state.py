@@ -19,7 +19,6 @@ from kvsearch.policy.budgets import require_prompt
 from kvsearch.policy.closings import Sequences
 from kvsearch.rules import Place, Scorer
 from kvsearch.rules.attention import require_scannable
-from kvsearch_kernels.room import Room
 
 
 class LayerState:
@@ -32,8 +31,6 @@ class LayerState:
         rotary: needed when the policy re-indexes positions, or its rule reads queries.
         fast: use the one-pass replays where they apply; off, everything goes segment by segment.
         stream: tells which tokens are anchors, where the policy has such.
-        room: where decoded tokens' outputs lie, each until the next: so that a step can be captured
-            in a CUDA graph. One serves all layers on a device. None takes fresh memory.
         output: the layer's output projection, needed when the rule reads `outputs`.
         predictor: the layer's map, needed when the rule reads `hidden`.
 
@@ -68,13 +65,12 @@ class LayerState:
         rotary: Rotary | None = None,
         fast: bool = True,
         stream: Stream | None = None,
-        room: Room | None = None,
         output: Output | None = None,
         predictor: Predictor | None = None,
     ) -> None:
         self.empty, self.predictor = layer, predictor
         self.native, self.rotary, self.fast = native, rotary, fast
-        self.stream, self.room, self.output = stream, room, output
+        self.stream, self.output = stream, output
         self.whole: int | None = None
         self.packed, self.codecs = packed, codecs(layer, native)
         self.rule = layer.policy.active_rule

@@ -89,7 +89,7 @@ def advance(
     if not q.is_cpu:  # whose loop rounds them
         key, value = k if first.reindex else k.to(first.native), v.to(first.native)
     asked = q.squeeze(2), key, value, step.stores
-    more: Any = {"scale": scale, "softcap": softcap, "room": first.room}
+    more: Any = {"scale": scale, "softcap": softcap}
     like = q.shape, q.dtype, q.requires_grad, softcap
     if step.like != like:
         impl = decode_step.pick(*asked, **more)
