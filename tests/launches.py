@@ -21,7 +21,6 @@ KERNELS = {  # Triton kernel -> folder of its op
     "score": "scored_attention",
     "quantize": "quantize_kv",
     "dequantize": "quantize_kv",
-    "gather": "gather_kv",
     "decode": "decode_attention",
     "combine": "decode_attention",
     "turn": "decode_attention",
@@ -31,7 +30,6 @@ KERNELS = {  # Triton kernel -> folder of its op
     "combine_heads": "decode_step",
     "count": "decode_step",
     "repack": "repack_kv",
-    "settle": "settle_kv",
     "choose": "choose_slots",
     "evict": "evict_in_place",
 }

@@ -79,8 +79,6 @@ class Device(TorchDispatchMode):
         waits: ops for whose result the host would wait, by name.
         counting: whether they are counted.
         trace: what each launch was given, all that a CUDA graph would fix; None keeps nothing.
-        calls: how many the cache has had, if whoever makes them counts them.
-        asked: how often the host asked for what an earlier copy brings.
     """
 
     def __init__(self) -> None:
@@ -89,7 +87,6 @@ class Device(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
         self.counting = True
         self.trace: list[Any] | None = None
-        self.calls = self.asked = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check, count, run on the CPU, and tag the result."""
@@ -127,10 +124,6 @@ class Device(TorchDispatchMode):
                 return same[0]
         return _wrap(result, place)
 
-    def recorded(self) -> "Reached":
-        """An event that the device has reached when the host comes with its next call."""
-        return Reached(self)
-
     def note(self, name: str, given: Any) -> None:
         """Keep the address, shape and strides of tensors, and all that is no tensor."""
         if self.trace is not None:
@@ -146,18 +139,6 @@ class Device(TorchDispatchMode):
         if launches:
             self.launches[name] += 1
         return launches
-
-
-class Reached:
-    """What `torch.cuda.Event` is."""
-
-    def __init__(self, device: Device) -> None:
-        self.device, self.calls = device, device.calls
-
-    def synchronize(self) -> None:
-        """Count a wait within the call that asked for what is not there yet."""
-        self.device.asked += 1
-        self.device.waits["event"] += self.device.calls == self.calls
 
 
 def _waits(func: Any, args: Any, kwargs: Any) -> bool:

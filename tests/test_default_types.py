@@ -64,9 +64,6 @@ def of_ops() -> Iterator[tuple[str, str]]:
                         out = op.run(impl, *args, **kwargs)
                     except UnsupportedError:
                         continue
-                    if op.name == "settle_kv":  # returns room that nobody has written to
-                        out = probe.differs(out, *args, **kwargs)
-                        assert out is None, out
                     for data in numbers([out, args]):
                         found.update(data)
                 yield f"{op.name} {impl} {dtype}", found.hexdigest()

@@ -2,11 +2,14 @@
 
 In the device lane every launch is noted with what a graph would fix: the kernel, its grid and
 numbers, and the addresses, shapes and strides of its tensors. Two steps must be alike to the last
-of them, allocate nothing and wait for nothing.
+of them and wait for nothing. Memory that a step takes for itself is the same at every step, as a
+graph's own pool gives it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy, Quantizer, Tier, layout
 from kvsearch.policy.anchors import Anchors
 from kvsearch.rules import Attention
-from kvsearch_kernels.room import Room
+from kvsearch_kernels.decode_step import triton_impl
 from tests.launches import kernels
 from tests.tagged import Device, here, tagged
 from tests.test_launches import MAKES, PROMPT, SHAPE, calls, small
@@ -46,8 +49,28 @@ CASES = {
 QUICK = ("full", "h2o+int4")
 
 
+class Pool:
+    """Stands for torch in `decode_step`: its `empty` gives each step the memory of the others."""
+
+    def __init__(self) -> None:
+        self.held: dict[object, torch.Tensor] = {}
+        self.times: Counter[object] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *shape: int, **how: Any) -> torch.Tensor:
+        """Memory with any content."""
+        kind = (shape, *how.values())
+        self.times[kind] += 1
+        key = kind, self.times[kind]
+        if key not in self.held:
+            self.held[key] = torch.empty(*shape, **how)
+        return self.held[key]
+
+
 def steps(
-    policy: Policy, count: int, device: Device, room: Room | None = None
+    policy: Policy, count: int, device: Device, pool: Pool | None = None
 ) -> tuple[list[tuple[bool, Sequence[object]]], torch.Tensor]:
     """Decode after a prompt: whether each token compacted and what it launched, and all outputs."""
     draw, outs, found = torch.Generator().manual_seed(0), [], []
@@ -55,7 +78,7 @@ def steps(
     with torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
         parts = [p for p in layout(policy, SHAPE).layers if p.layer == 1]
-        states = [LayerState(part, packed=True, rotary=rotary, room=room) for part in parts]
+        states = [LayerState(part, packed=True, rotary=rotary) for part in parts]
         token = [tagged(torch.empty(1, h, 1, SHAPE.head_dim).half()) for h in heads]
         for m in (PROMPT, *[1] * count):
             new = [torch.randn(1, h, m, SHAPE.head_dim, generator=draw).half() for h in heads]
@@ -64,6 +87,8 @@ def steps(
                     here(at).copy_(x)
             q, k, v = token if m == 1 else [tagged(x) for x in new]
             device.trace = []
+            if pool is not None:
+                pool.times.clear()
             outs.append(here(advance(states, q, k, v, scale=0.2)).clone())
             found.append((states[0].store.residual == 0, device.trace))
     return found, torch.cat(outs, 2)
@@ -77,8 +102,9 @@ def test_two_steps_differ_in_data_alone(name: str, monkeypatch: pytest.MonkeyPat
     policy, device = OWN.get(name) or small(name), Device()
     most, repeats = CASES[name]
     count = 2 * policy.interval + 3 if policy.compacts else 4
-    with kernels(device):
-        found, outs = steps(policy, count, device, Room())
+    with kernels(device), monkeypatch.context() as patch:
+        patch.setattr(triton_impl, "torch", pool := Pool())
+        found, outs = steps(policy, count, device, pool)
     assert not device.waits
     plain = [trace for compacts, trace in found[-policy.interval - 2 :] if not compacts]
     assert len(plain) > 1

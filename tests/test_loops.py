@@ -18,7 +18,7 @@ def test_what_decoding_needs_is_on_disk_when_it_is_wanted(tmp_path, monkeypatch)
     with compiling(True) as compiled:
         compiled()
     found = {file.name.partition("-")[0] for file in tmp_path.rglob("*.nbi")}
-    names = {"step.step", "attending.attend", "places.gather", "packing.vectors", "packing.pack"}
+    names = {"step.step", "attending.attend", "packing.vectors", "packing.pack"}
     assert names | {"reading.dequantize"} <= found
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.engine import advance
+from kvsearch.cache.heads import alike as advance
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator

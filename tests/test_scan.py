@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvsearch.cache.engine import advance
+from kvsearch.cache.heads import alike as advance
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout

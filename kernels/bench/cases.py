@@ -21,7 +21,6 @@ import steps  # noqa: E402
 
 from kvsearch_kernels.decode_attention import Part, decode_attention  # noqa: E402
 from kvsearch_kernels.decode_step import decode_step  # noqa: E402
-from kvsearch_kernels.gather_kv import gather_kv  # noqa: E402
 from kvsearch_kernels.lifetime_attention import lifetime_attention  # noqa: E402
 from kvsearch_kernels.op import Op  # noqa: E402
 from kvsearch_kernels.quantize_kv import (  # noqa: E402
@@ -57,7 +56,7 @@ OPS: dict[str, Op[Any, Any]] = {
     op.name: op
     for op in (
         decode_step, decode_attention, lifetime_attention, scored_attention,
-        quantize_kv, dequantize_kv, gather_kv, *compactions.OPS,
+        quantize_kv, dequantize_kv, *compactions.OPS,
     )
 }  # fmt: skip
 # Share of slots, and bits of keys and values, of each part; `r` is a rotated format with Lloyd
@@ -145,8 +144,6 @@ def cases() -> Iterator[Case]:
         for form in ("r4", "4", "8"):
             yield Case("quantize_kv", model, 8, 64, form)
             yield Case("dequantize_kv", model, 8, 512, form)
-        yield Case("gather_kv", model, 8, 512, "keep")
-        yield Case("gather_kv", model, 8, 4096, "turn")
         for op in compactions.OPS:
             for slots, batch, variant in compactions.shapes(op.name):
                 yield Case(op.name, model, batch, slots, variant)
@@ -209,21 +206,12 @@ def build(
         found = compactions.arguments(case.op, case.variant, fmt, pair, T, shared, _packed)
         return Work(OPS[case.op], *found)
     x = data(m.keys, T)
-    if case.op in ("quantize_kv", "dequantize_kv"):
-        fmt = form(case.variant, m.dim)
-        assert fmt is not None
-        if case.op == "quantize_kv":
-            return Work(quantize_kv, (x, fmt), {}, size(x))
-        packed = _packed(x, fmt)
-        return Work(dequantize_kv, (packed, fmt), {"dtype": dtype}, packed.nbytes)
-    kept = torch.randperm(T, device=device)[: T // 2].sort().values
-    if case.variant == "keep":
-        return Work(gather_kv, (x, kept), {}, size(x) // 2)
-    turn = {
-        "by": torch.arange(T // 2, device=device) - kept,
-        "inv_freq": 1e4 ** (-torch.arange(m.dim // 2, device=device) / (m.dim // 2)),
-    }
-    return Work(gather_kv, (x, kept), turn, size(x) // 2)
+    fmt = form(case.variant, m.dim)
+    assert fmt is not None
+    if case.op == "quantize_kv":
+        return Work(quantize_kv, (x, fmt), {}, size(x))
+    packed = _packed(x, fmt)
+    return Work(dequantize_kv, (packed, fmt), {"dtype": dtype}, packed.nbytes)
 
 
 def _attend(case: Case, q: Tensor, k: Tensor, v: Tensor, scale: float, tiny: bool) -> Work:

@@ -13,9 +13,8 @@ from kvsearch_kernels.evict_in_place.probe import cases as proofs
 from kvsearch_kernels.op import Op
 from kvsearch_kernels.quantize_kv import Format, Packed
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
-from kvsearch_kernels.settle_kv import settle_kv
 
-OPS: tuple[Op[Any, Any], ...] = (evict_in_place, repack_kv, choose_slots, settle_kv)
+OPS: tuple[Op[Any, Any], ...] = (evict_in_place, repack_kv, choose_slots)
 INTERVAL = 16  # tokens between compactions
 TINY = 128  # slots of cases that are compared with the reference are fewer
 INTERVALS = 64  # that `evict_in_place` goes through
@@ -24,7 +23,6 @@ VARIANTS = {
     "evict_in_place": (f"{INTERVALS} intervals",),
     "repack_kv": ("4", "r4"),
     "choose_slots": ("evict", "tiers"),
-    "settle_kv": ("8+4",),
 }
 
 
@@ -72,20 +70,15 @@ def arguments(
         return ([NewPool(stay, [tier, fresh], 0, (fmt, fmt))],), more, nbytes
     scores = torch.rand(B, H, n, device=device)
     before = torch.randint(0, 3, (B, H, n), device=device).byte()
-    if op == "choose_slots":
-        counts = (slots // 4, slots - slots // 4) if variant == "tiers" else ()
-        born = torch.arange(n, dtype=torch.int32, device=device).expand(B, H, n).contiguous()
-        ages = torch.arange(1, n + 2, device=device).float()
-        places = torch.rand(B, H, n, device=device).argsort(-1)
-        ask = Ask(
-            scores, before, new, recent=new, counts=counts, room=n, places=places,
-            held=Sums(scores, born, n, divisors=ages),
-        )  # fmt: skip
-        return ([ask],), {}, sum(x.nbytes for x in (scores, before, born, places))
-    ask = Ask(scores, before, new, recent=new, counts=(slots // 4, slots - slots // 4))
-    (choice,) = choose_slots.run("reference", [ask])
-    kinds = [(Format(8, D), Format(8, D)), (Format(4, D), Format(4, D))]
-    return (k, v, before, choice.pools, kinds), {"keep": choice.keep}, k.nbytes + v.nbytes
+    counts = (slots // 4, slots - slots // 4) if variant == "tiers" else ()
+    born = torch.arange(n, dtype=torch.int32, device=device).expand(B, H, n).contiguous()
+    ages = torch.arange(1, n + 2, device=device).float()
+    places = torch.rand(B, H, n, device=device).argsort(-1)
+    ask = Ask(
+        scores, before, new, recent=new, counts=counts, room=n, places=places,
+        held=Sums(scores, born, n, divisors=ages),
+    )  # fmt: skip
+    return ([ask],), {}, sum(x.nbytes for x in (scores, before, born, places))
 
 
 def _evictions(k: Tensor, v: Tensor, new: int, queries: int) -> tuple[Any, ...]:

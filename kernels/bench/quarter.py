@@ -32,7 +32,7 @@ import derive  # noqa: E402
 from pool import Ended, Pool, Row, Unit, output  # noqa: E402
 
 KERNELS = ("kernels/kvsearch_kernels/**/*.py",)
-CACHE = (*KERNELS, "kvsearch/cache/*.py", "kvsearch/policy/*.py", "kvsearch/rules/*.py")
+CACHE = (*KERNELS, "kvsearch/cache/**/*.py", "kvsearch/policy/*.py", "kvsearch/rules/*.py")
 ALL = (*KERNELS, "kvsearch/**/*.py")
 OURS = ("pool.py", "timing.py")  # of this folder, and what every stage has beside them
 DONE = ("done", "skipped", "failed", "stopped")  # a later call leaves these as they are

@@ -62,10 +62,6 @@ def attend_tile(head_dim: int, itemsize: int, capped: bool, *, ampere: bool = Fa
 QUANTIZE_ROWS = 16  # tokens of a program
 QUANTIZE_WARPS = 4
 REPACK_ROWS = 16
-SETTLE_ROWS = 16
-SETTLE_WARPS = 4
-GATHER_ROWS = 32
-GATHER_WARPS = 4
 RECEIVE_COLUMNS = 512  # slots of a program that adds up what slots received
 RECEIVE_WARPS = 4
 

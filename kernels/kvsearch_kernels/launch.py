@@ -130,13 +130,13 @@ def int32(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def check_slots(slots: Tensor, n: int, what: str = "slot") -> None:
+def check_slots(slots: Tensor, n: int) -> None:
     """Under `KVSEARCH_CHECK=1`, raise IndexError when an index is not in `[0, n)`."""
     if checking() and slots.numel():
         low, high = int(slots.min()), int(slots.max())
         if low < 0 or high >= n:
             bad = low if low < 0 else high
-            raise IndexError(f"{what} {bad} is out of range, there are {n}")
+            raise IndexError(f"slot {bad} is out of range, there are {n}")
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -144,10 +144,8 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def why_not_slots(x: Tensor, slots: Tensor | None) -> str | None:
+def why_not_slots(x: Tensor, slots: Tensor) -> str | None:
     """Reason why `slots` cannot pick tokens of `x` `[B, H, N, D]`, or None."""
-    if slots is None:
-        return None
     if slots.dtype not in (torch.int32, torch.int64):
         return f"slots must be int32 or int64, got {slots.dtype}"
     if per_head(x, slots):

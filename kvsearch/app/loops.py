@@ -55,12 +55,11 @@ def _compile() -> None:
     import torch
 
     from kvsearch_kernels.decode_step import decode_step
-    from kvsearch_kernels.gather_kv import gather_kv
     from kvsearch_kernels.quantize_kv import dequantize_kv, quantize_kv
     from kvsearch_kernels.trust import prove
 
     torch.set_num_threads(1)
-    for op in (decode_step, quantize_kv, dequantize_kv, gather_kv):
+    for op in (decode_step, quantize_kv, dequantize_kv):
         with suppress(Exception):  # without numba, or on a full disk: see `compiling`
             prove(op, "numba", torch.device("cpu"), torch.float32)
 

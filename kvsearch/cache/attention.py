@@ -49,7 +49,7 @@ class Attending(Protocol):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
-        """Take in new tokens and attend from them, as `engine.advance` does."""
+        """Take in new tokens and attend from them, as `heads.advance` does."""
 
 
 def route() -> None:

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kvsearch.cache.heads import advance
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError
 from kvsearch.policy import ModelShape, Policy
 
@@ -53,25 +51,20 @@ class View:
         mine = self.pairs[heads.start : heads.stop]
         return Rotary(whole.inv_freq[mine.to(whole.inv_freq.device)])
 
-    def attend(
-        self, states: Sequence[LayerState], q: Tensor, k: Tensor, v: Tensor, *, scale: float,
-        softcap: float | None,
-    ) -> Tensor:  # fmt: skip
-        """`advance` on what is left of the model's own `[B, Hq or H, M, D]`; returns `[.., D]`."""
-        if self.removed:
-            for state in states:
-                state.seen += q.shape[2]
-            return v.new_zeros(*q.shape[:3], v.shape[3])
-        whole = v.shape[3]
+    def kept(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is left of the model's own queries, keys and values `[B, Hq or H, M, D]`."""
         self._to(q.device)
         if self.keys is not None:
             q, k = q.gather(-1, _each(self.keys, q)), k.gather(-1, _each(self.keys, k))
         if self.values is not None:
             v = v.gather(-1, _each(self.values, v))
-        out = advance(states, q, k, v, scale=scale, softcap=softcap)
+        return q, k, v
+
+    def whole(self, out: Tensor, width: int) -> Tensor:
+        """Output `[B, Hq, M, width]`, with zeros where values were lost."""
         if self.values is None:
             return out
-        return out.new_zeros(*out.shape[:3], whole).scatter_(-1, _each(self.values, out), out)
+        return out.new_zeros(*out.shape[:3], width).scatter_(-1, _each(self.values, out), out)
 
 
 def views(

@@ -36,9 +36,14 @@ class Layer:
         What is deployed has no gradients, and so keeps no graph of the tokens that it holds.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.states[0].packed):
-            if self.view is not None:
-                return self.view.attend(self.states, q, k, v, scale=scale, softcap=softcap)
-            return advance(self.states, q, k, v, scale=scale, softcap=softcap)
+            if self.view is None:
+                return advance(self.states, q, k, v, scale=scale, softcap=softcap)
+            if self.view.removed:
+                for state in self.states:
+                    state.seen += q.shape[2]
+                return v.new_zeros(*q.shape[:3], v.shape[3])
+            out = advance(self.states, *self.view.kept(q, k, v), scale=scale, softcap=softcap)
+            return self.view.whole(out, v.shape[3])
 
     @property
     def nbytes(self) -> int:

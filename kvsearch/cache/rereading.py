@@ -206,11 +206,11 @@ def _compact(states: Sequence[LayerState], layers: Sequence[Sequence[LayerState]
     """Compact every layer, or all heads of the model together."""
     budgets = states[0].layer.policy.budgets
     if budgets.across == "model":
-        adakv.compact(states, wait=True)
+        adakv.compact(states)
         return
     for layer in layers:
         if layer[0].store.n and budgets.kind == "adakv":
-            adakv.compact(layer, wait=True)
+            adakv.compact(layer)
         elif layer[0].store.n:
             segments.finish(layer)
 

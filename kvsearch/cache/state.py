@@ -1,6 +1,5 @@
-"""What one layer's cache holds. Data only: `kvsearch.cache.engine` acts on it."""
+"""What one layer's cache holds. Data only: `kvsearch.cache.heads` acts on it."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -20,7 +19,6 @@ from kvsearch.policy.budgets import require_prompt
 from kvsearch.policy.closings import Sequences
 from kvsearch.rules import Place, Scorer
 from kvsearch.rules.attention import require_scannable
-from kvsearch_kernels.room import Room
 
 
 class LayerState:
@@ -33,8 +31,6 @@ class LayerState:
         rotary: needed when the policy re-indexes positions, or its rule reads queries.
         fast: use the one-pass replays where they apply; off, everything goes segment by segment.
         stream: tells which tokens are anchors, where the policy has such.
-        room: where decoded tokens' outputs lie, each until the next: so that a step can be captured
-            in a CUDA graph. One serves all layers on a device. None takes fresh memory.
         output: the layer's output projection, needed when the rule reads `outputs`.
         predictor: the layer's map, needed when the rule reads `hidden`.
 
@@ -58,8 +54,6 @@ class LayerState:
         impls: op -> the implementation of it that ran.
         step: where the layer's next tokens go, in the first of its states; see `steps`.
         tables: what `decode_step` keeps of the layer on the device, from one step to the next.
-        pending: a compaction of the layer that waits for numbers from the device, see `adakv`.
-            Reading `store` carries it out.
     """
 
     def __init__(
@@ -71,13 +65,12 @@ class LayerState:
         rotary: Rotary | None = None,
         fast: bool = True,
         stream: Stream | None = None,
-        room: Room | None = None,
         output: Output | None = None,
         predictor: Predictor | None = None,
     ) -> None:
         self.empty, self.predictor = layer, predictor
         self.native, self.rotary, self.fast = native, rotary, fast
-        self.stream, self.room, self.output = stream, room, output
+        self.stream, self.output = stream, output
         self.whole: int | None = None
         self.packed, self.codecs = packed, codecs(layer, native)
         self.rule = layer.policy.active_rule
@@ -90,8 +83,7 @@ class LayerState:
         self.impls: dict[str, str] = {}
         self.step: Any = None
         self.tables: dict[str, Any] = {}
-        self.pending: Callable[[], None] | None = None
-        self._store = self._new_store()
+        self.store = self._new_store()
         self.scorer: Scorer | None = None
         self.sequences: Sequences | None = None
         self.seen = self.cursor = self.prompt = 0
@@ -107,24 +99,8 @@ class LayerState:
         kind = PackedStore if self.packed else DenseStore
         return kind(self.layer, self.native, self.impls)
 
-    @property
-    def store(self) -> Store:
-        """Keys and values."""
-        self.settle()
-        return self._store
-
-    @store.setter
-    def store(self, store: Store) -> None:
-        self._store = store
-
-    def settle(self) -> None:
-        """Carry out what is pending."""
-        if self.pending is not None:
-            self.pending()
-
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy starts from: nothing waits for a device, and a step has addresses."""
-        self.settle()
+        """What a copy starts from: a step has addresses."""
         return {**self.__dict__, "step": None, "tables": {}}
 
     def enter(self) -> None:
@@ -135,9 +111,8 @@ class LayerState:
         """
         before, self._inference = self._inference, torch.is_inference_mode_enabled()
         if before and not self._inference:
-            self.settle()
             same = {id(x): x for x in (self.layer, self.impls)}
-            self._store, self.scorer = deepcopy((self._store, self.scorer), same)
+            self.store, self.scorer = deepcopy((self.store, self.scorer), same)
             self.step, self.tables = None, {}
 
     def begin(self, q: Tensor, k: Tensor) -> None:
@@ -147,7 +122,7 @@ class LayerState:
             require_prompt(self.layer.policy, self.layer.slots, self.prompt)
             self.layer = self.empty.after(self.prompt)
             if self.layer is not self.empty:
-                self._store = self._new_store()
+                self.store = self._new_store()
         if self.stream is not None:
             self.sequences = Sequences(self.layer.policy, self.prompt)
         if self.rule is not None:

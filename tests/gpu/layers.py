@@ -13,7 +13,6 @@ from kvsearch.cache.model.outputs import Output
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, layout
-from kvsearch_kernels.room import Room
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -29,7 +28,7 @@ class Layer:
 
     def __init__(
         self, policy: Policy, shape: ModelShape, calls: Sequence[int], device: torch.device,
-        dtype: torch.dtype = torch.float32, room: Room | None = None, **how: bool,
+        dtype: torch.dtype = torch.float32, **how: bool,
     ) -> None:  # fmt: skip
         draw = torch.Generator().manual_seed(0)
         heads = (shape.heads, shape.kv_heads, shape.kv_heads)
@@ -50,7 +49,6 @@ class Layer:
                 part,
                 rotary=rotary,
                 stream=stream,
-                room=room,
                 native=native,
                 output=Output(weight, shape.heads // shape.kv_heads),
                 **how,

@@ -9,7 +9,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from kvsearch.cache.decoding import captures
 from kvsearch.policy import ModelShape, Policy
-from kvsearch_kernels.room import Room
 from tests import test_evict_in_place, test_graphs, test_launches
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
@@ -108,9 +107,7 @@ def test_a_captured_step_gives_the_tokens_until_the_next_compaction(
     policy = test_graphs.OWN.get(name) or small(name)
     interval = policy.interval if policy.compacts else 16
     calls = [test_launches.PROMPT, *[1] * (3 * interval)]
-    one, twin = (
-        Layer(policy, SHAPE, calls, GPU, dtype, packed=True, room=Room()) for _ in range(2)
-    )
+    one, twin = (Layer(policy, SHAPE, calls, GPU, dtype, packed=True) for _ in range(2))
     for first, tokens in enumerate(one.tokens, 1):
         one.feed(tokens)
         twin.feed(tokens)

@@ -23,9 +23,9 @@ from tests.launches import KERNELS
 RUNS = {
     "lifetime_attention": ["attend"],
     "scored_attention": ["attend", "score"], "quantize_kv": ["quantize"],
-    "dequantize_kv": ["dequantize"], "gather_kv": ["gather"],
+    "dequantize_kv": ["dequantize"],
     "decode_attention": ["decode", "combine"], "repack_kv": ["repack"],
-    "settle_kv": ["settle"], "choose_slots": ["choose"],
+    "choose_slots": ["choose"],
     "decode_step": ["enter", "attend_heads", "combine_heads", "count"],
     "evict_in_place": ["evict"],
 }  # fmt: skip

@@ -15,7 +15,6 @@ from kvsearch_kernels.codebooks.nearest import nearest_codes
 from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
-from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.op import Op, UnsupportedError
 from kvsearch_kernels.quantize_kv import (
@@ -27,12 +26,12 @@ from kvsearch_kernels.quantize_kv import (
     reference,
 )
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
+from kvsearch_kernels.rotations import angles, turned
 from kvsearch_kernels.scored_attention import scored_attention
-from kvsearch_kernels.settle_kv import settle_kv
 
 OPS = [
-    lifetime_attention, scored_attention, quantize_kv, dequantize_kv, gather_kv,
-    decode_attention, repack_kv, settle_kv, choose_slots, decode_step, evict_in_place,
+    lifetime_attention, scored_attention, quantize_kv, dequantize_kv,
+    decode_attention, repack_kv, choose_slots, decode_step, evict_in_place,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -58,13 +57,11 @@ def call(op, device="cpu"):
         "scored_attention": ((q, k, k, weights), {"scale": 0.1}),
         "quantize_kv": ((k, FMT), {}),
         "dequantize_kv": ((packed, FMT), {}),
-        "gather_kv": ((k, birth), {}),
         "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
         "repack_kv": (
             ([NewPool(birth, parts, 1, (FMT, FMT))],),
             {"dtype": k.dtype, "native": k.dtype},
         ),
-        "settle_kv": ((k, k, birth.byte(), birth.byte() // 2, [(FMT, None)]), {"keep": birth}),
         "choose_slots": (([Ask(torch.rand(1, 2, 6, device=device), birth.byte(), 2)],), {}),
         "decode_step": ((q[:, :, 0], k[:, :, :1], k[:, :, :1], stores), {"scale": 0.1}),
         "evict_in_place": (
@@ -195,9 +192,6 @@ def test_packing_and_unpacking_is_fake_quantisation_bit_for_bit(bits, levels, ro
     fmt = Format(bits, 32, levels, rotate)
     packed = quantize_kv.reference(x, fmt)
     assert torch.equal(dequantize_kv.reference(packed, fmt), fake_quantize(x, fmt))
-    slots = torch.randint(0, 33, (1, 2, 9))
-    some = quantize_kv.reference(x, fmt, slots=slots)
-    assert torch.equal(some.codes[0, 1], packed.codes[0, 1, slots[0, 1]])
 
 
 def test_decoding_equals_attention_over_what_is_read_back():
@@ -234,16 +228,14 @@ def test_what_a_slot_received_is_what_scored_attention_says():
     torch.testing.assert_close(sums.sums, want[1])
 
 
-@pytest.mark.parametrize("bad", [-1, 6, 1 << 40])
-@pytest.mark.parametrize("op", [quantize_kv, gather_kv], ids=lambda op: op.name)
-def test_bad_slots_are_found_on_request(op, bad, monkeypatch):
+@pytest.mark.parametrize("bad", [-1, 12, 1 << 40])
+def test_bad_slots_are_found_on_request(bad, monkeypatch):
     monkeypatch.setenv("KVSEARCH_CHECK", "1")
-    (k, *_), _ = call(op)
+    ((pool,),), types = call(repack_kv)
     slots = torch.tensor([0, bad])
-    args = (k, FMT) if op is quantize_kv else (k,)
-    with pytest.raises(IndexError, match=f"slot {bad} is out of range, there are 6"):
-        op(*args, slots=slots)
-    op(*args, slots=slots[:1])
+    with pytest.raises(IndexError, match=f"slot {bad} is out of range, there are 12"):
+        repack_kv([replace(pool, source=slots)], **types)
+    repack_kv([replace(pool, source=slots[:1])], **types)
 
 
 @pytest.mark.parametrize("bad", [-1, 7])
@@ -261,10 +253,13 @@ def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():
     x = torch.randn(1, 2, 8, 64)
     every = torch.arange(8)
     inv_freq = 10000.0 ** (-torch.arange(16) / 16)
-    still = gather_kv.reference(x, every, by=torch.zeros(8), inv_freq=inv_freq)
-    assert torch.equal(still, x)
-    there = gather_kv.reference(x, every, by=every * 9, inv_freq=inv_freq)
-    back = gather_kv.reference(there, every, by=every * -9, inv_freq=inv_freq)
+
+    def by(positions, y):
+        return turned(y, *angles(positions, inv_freq, torch.float32))
+
+    assert torch.equal(by(torch.zeros(8), x), x)
+    there = by(every * 9, x)
+    back = by(every * -9, there)
     torch.testing.assert_close(back, x)
     assert torch.equal(there[..., 32:], x[..., 32:])
 

@@ -20,7 +20,7 @@ CPU, F16, F32 = torch.device("cpu"), torch.float16, torch.float32
 DTYPES = [F16, torch.bfloat16, F32]
 PROVEN = [(op, dtype) for op in OPS for dtype in DTYPES]
 IN_PLACE = ("decode_step", "evict_in_place")  # whose result is not all that they do
-BYTES = ("gather_kv", "dequantize_kv")  # that are asked for codes
+BYTES = ("dequantize_kv",)  # that are asked for codes
 PROVEN += [(op, torch.uint8) for op in OPS if op.name in BYTES]
 
 

@@ -15,15 +15,13 @@ from kvsearch_kernels.numba_args import (
     why_not_packed,
 )
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
-from kvsearch_kernels.room import Room, kept
 
 __all__ = ["forward", "why_not"]
 
 
 def why_not(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
-) -> str | None:  # fmt: skip
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
+) -> str | None:
     """Reason why these arguments cannot be taken, or None."""
     if reason := why_not_memory(q):
         return reason
@@ -75,9 +73,8 @@ def _why_not_held(
 
 
 def forward(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """As `reference`.
 
     In fp64 every vector is turned back, as the reference does. In fp32 the query is turned
@@ -99,7 +96,7 @@ def forward(
         float(scale), float(softcap or 0.0), kind is torch.float64, out.numpy(), lse.numpy(),
         nobody,
     )  # fmt: skip
-    return kept(room, "out", out.to(q.dtype)), kept(room, "lse", lse)
+    return out.to(q.dtype), lse
 
 
 def row_of_part(part: Part) -> Integers:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kvsearch_kernels.launch import checking
 from kvsearch_kernels.quantize_kv.reference import Format, Packed, dequantize
-from kvsearch_kernels.room import Room, kept
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,8 @@ def check_lengths(parts: Sequence[Part]) -> None:
 
 
 def reference(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Attend from one query token to all slots of all parts.
 
     Args:
@@ -65,14 +63,13 @@ def reference(
         parts: what is held, at most four.
         scale: factor on the dot products.
         softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
-        room: where results lie, until the next call with the same one; None takes fresh memory.
 
     Returns:
         Output `[B, Hq, Dv]` in the type of `q` and log-sum-exp `[B, Hq]` in fp32 (fp64 of fp64);
         computed in fp32. With nothing held the output is zero, the log-sum-exp minus infinity.
     """
     out, lse, _ = attend(q, parts, scale, softcap)
-    return kept(room, "out", out), kept(room, "lse", lse)
+    return out, lse
 
 
 def attend(

@@ -26,7 +26,6 @@ from kvsearch_kernels.launch import (
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.quantize_kv.triton_impl import steps_of
 from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed
-from kvsearch_kernels.room import Room, taken
 from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
@@ -68,9 +67,8 @@ def _why_not_held(
 
 
 def why_not(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
-) -> str | None:  # fmt: skip
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
+) -> str | None:
     """Reason why these arguments cannot be taken, or None."""
     return why_not_parts(q, parts, scale, softcap)
 
@@ -231,17 +229,16 @@ def pools_of(part: Part) -> tuple[list[Tensor], int]:
 
 
 def forward(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """As `reference`."""
     from kvsearch_kernels.decode_attention.triton_kernels import combine, decode, turn
 
     B, Hq, D = q.shape
     check_lengths(parts)
-    fp32 = partial(taken, room, dtype=torch.float32, device=q.device)
-    out = taken(room, "out", B, Hq, D, dtype=q.dtype, device=q.device)
-    lse = fp32("lse", B, Hq)
+    fp32 = partial(torch.empty, dtype=torch.float32, device=q.device)
+    out = torch.empty(B, Hq, D, dtype=q.dtype, device=q.device)
+    lse = fp32(B, Hq)
     width = sum(slots_of(p) for p in parts)
     found = [(p, *pools_of(p)) for p in parts if slots_of(p)]
     if not found or out.numel() == 0:
@@ -272,7 +269,7 @@ def forward(
         own = q
         if steps_of(part.key_format, D):
             if rotated is None:
-                rotated = taken(room, "rotated", *q.shape, dtype=q.dtype, device=q.device)
+                rotated = torch.empty(*q.shape, dtype=q.dtype, device=q.device)
                 with on(q.device):
                     turn[(B * Hq,)](q, rotated, D=D, STEPS=turns[0][0], **FUSED, num_warps=1)
             own = rotated
@@ -280,7 +277,7 @@ def forward(
         args += [own, *pools, lengths[last], capacity, count, sum(sizes[:i])]
         fixed |= {f"{name}{i}": value for name, value in kinds[last].items()}
         turned += [steps_of(part.value_format, D) > 0] * count
-    outs, bits = fp32("partial", B * H, splits, G, D), fp32("bits", B * H, splits, G)
+    outs, bits = fp32(B * H, splits, G, D), fp32(B * H, splits, G)
     with on(q.device):
         decode[(splits, B * H)](
             *args, outs, bits, bits, levels_on(q.device),

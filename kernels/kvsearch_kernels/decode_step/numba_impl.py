@@ -19,7 +19,6 @@ from kvsearch_kernels.decode_step.reference import Heads, Stores, why_not_alike
 from kvsearch_kernels.decode_step.turned import Turned, plain_waves
 from kvsearch_kernels.launch import checking
 from kvsearch_kernels.numba_args import KINDS, Integers, slots_at, why_not_memory
-from kvsearch_kernels.room import Room, kept
 
 __all__ = ["forward", "why_not"]
 
@@ -28,7 +27,6 @@ NEVER = 1 << 62  # a horizon that nothing reaches
 
 def why_not(
     q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
 ) -> str | None:  # fmt: skip
     """Reason why these arguments cannot be taken, or None."""
     if reason := why_not_memory(q, k, v):
@@ -93,7 +91,6 @@ def _why_not_turned(how: Turned) -> str | None:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
 ) -> Tensor:  # fmt: skip
     """As `reference`."""
     from kvsearch_kernels.numba_loops.step import step, step_at
@@ -111,7 +108,7 @@ def forward(
         at = (x.data_ptr() for x in (q, k, v, out))
         shape = (B, H, Hq // H, D, width)
         step_at(*at, shape, parts, rows, numbers, float(scale), float(softcap or 0.0))
-        return kept(room, "out", out)
+        return out
     kind = torch.float64 if q.dtype is torch.float64 else torch.float32
     out = torch.empty(B, Hq, width, dtype=kind, device="cpu")
     query = q.detach()
@@ -127,7 +124,7 @@ def forward(
         query.to(kind).contiguous().numpy(), *new, parts, rows, numbers, float(scale),
         float(softcap or 0.0), kind is torch.float64, out.numpy(),
     )  # fmt: skip
-    return kept(room, "out", out.to(q.dtype))
+    return out.to(q.dtype)
 
 
 def _plain(x: Tensor) -> bool:

@@ -9,9 +9,7 @@ from kvsearch_kernels.budget import HARDWARE, over_budget
 from kvsearch_kernels.decode_attention.probe import eager as attend
 from kvsearch_kernels.decode_attention.probe import lloyd
 from kvsearch_kernels.decode_attention.reference import Part
-from kvsearch_kernels.decode_step.append import append
-from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, reference
-from kvsearch_kernels.decode_step.tally import tally
+from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, append, reference, tally
 from kvsearch_kernels.decode_step.turned import Turned, arrived, as_read
 from kvsearch_kernels.probing import Case, Draw
 from kvsearch_kernels.quantize_kv.reference import Format, quantize

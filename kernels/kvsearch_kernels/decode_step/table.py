@@ -26,6 +26,8 @@ see `decode_attention/splits.py`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,10 +38,10 @@ from kvsearch_kernels.configs import Tile
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.splits import cost_of, splits
 from kvsearch_kernels.decode_attention.triton_impl import lengths_of, programs_at_once
-from kvsearch_kernels.decode_step.placing import placed
 from kvsearch_kernels.decode_step.reference import Heads, Stores
 from kvsearch_kernels.launch import ceil_div
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
+from kvsearch_kernels.sending import send
 
 PROGRAM, HEAD, VOTER = 13, 8, 8  # columns; those of a head without its parts
 TURN, TURN_PART = 4, 5  # likewise, of `turns` without its parts, and of each of these
@@ -245,3 +247,22 @@ def _turns(heads: Heads, parts: Sequence[Part], held: int, kinds: Sequence[Forma
         mine[..., 1], mine[..., 2] = map(rows_at, sides_of(part)[:2])
         first += n
     return rows
+
+
+def placed(kept: dict[str, Any], sections: Sequence[Rows], device: torch.device) -> list[Tensor]:
+    """Sections on the device: where those of the layer lay before, if they are as long.
+
+    Nothing waits. What did not change is not copied, so that a cache which is full, and repeats
+    its addresses at every compaction, can go on with the same captured launches. Each section
+    begins at a multiple of 16 bytes: what Triton compiles for an address depends on that.
+    """
+    starts = list(accumulate((x.size + x.size % 2 for x in sections), initial=0))
+    rows = np.zeros(starts.pop(), np.int64)
+    for start, x in zip(starts, sections, strict=True):
+        rows[start : start + x.size] = x.ravel()
+    before, at = kept.get("table", (None, None))
+    if before is None or before.shape != rows.shape or at.device != device:
+        at = torch.empty(rows.shape, dtype=torch.int64, device=device)
+    if before is None or not np.array_equal(before, rows):
+        kept["table"] = rows, send(rows, at)
+    return [at[i : i + x.size].view(x.shape) for i, x in zip(starts, sections, strict=True)]

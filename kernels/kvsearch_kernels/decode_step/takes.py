@@ -13,7 +13,6 @@ from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, sides_of
 from kvsearch_kernels.decode_step.turned import Turned
 from kvsearch_kernels.launch import why_not_here
 from kvsearch_kernels.repack_kv.takes import MOST_KINDS as MOST_REPACKED
-from kvsearch_kernels.room import Room
 
 # Head size -> pairs of formats in a layer, at most: each is code of its own in one kernel, and with
 # 256 channels more of them spill.
@@ -22,7 +21,6 @@ MOST_KINDS = {64: 8, 128: 8, 256: 4}
 
 def why_not(
     q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
 ) -> str | None:  # fmt: skip
     """Reason why these arguments cannot be taken, or None."""
     if reason := why_not_here(q, k, v):

@@ -27,8 +27,7 @@ from kvsearch_kernels.decode_attention.triton_impl import (
     tile_of,
     turns_of,
 )
-from kvsearch_kernels.decode_step.append import check_room
-from kvsearch_kernels.decode_step.reference import Stores
+from kvsearch_kernels.decode_step.reference import Stores, check_room
 from kvsearch_kernels.decode_step.table import Table, kinds_of, made
 from kvsearch_kernels.decode_step.takes import why_not
 from kvsearch_kernels.launch import (
@@ -40,7 +39,6 @@ from kvsearch_kernels.launch import (
 )
 from kvsearch_kernels.quantize_kv.triton_impl import steps_of
 from kvsearch_kernels.repack_kv.table import constants as as_repacked
-from kvsearch_kernels.room import Room, taken
 
 __all__ = ["emulated", "forward", "why_not"]
 
@@ -134,7 +132,6 @@ def _planned(stores: Stores, q: Tensor, group: int) -> _Plan:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, stores: Stores, *, scale: float, softcap: float | None = None,
-    room: Room | None = None,
 ) -> Tensor:  # fmt: skip
     """As `reference`."""
     from kvsearch_kernels.decode_step.triton_kernels import (
@@ -153,17 +150,17 @@ def forward(
         check_room(pool.keys, pool.lengths, k)  # type: ignore[arg-type]
     plan = planned(stores, q, k)
     table, tile, last = plan.table, plan.tile, [x[-1] for x in plan.kinds]
-    fp32 = partial(taken, room, dtype=torch.float32, device=q.device)
-    out, lse = taken(room, "out", B, Hq, D, dtype=q.dtype, device=q.device), fp32("lse", B, Hq)
+    fp32 = partial(torch.empty, dtype=torch.float32, device=q.device)
+    out, lse = torch.empty(B, Hq, D, dtype=q.dtype, device=q.device), fp32(B, Hq)
     if out.numel() == 0:
         return out
     programs, scores = table.programs.shape[0], table.voters.shape[0] > 0
-    outs, bits = fp32("partial", programs, G, D), fp32("bits", programs, G)
-    products = fp32("products", table.products * G) if scores else bits
+    outs, bits = fp32(programs, G, D), fp32(programs, G)
+    products = fp32(table.products * G) if scores else bits
     q, k, v = q.contiguous(), rows_last(k), rows_last(v)
-    like_q = partial(taken, room, dtype=q.dtype, device=q.device)
-    rotated = like_q("rotated", *q.shape) if any(last) or plan.half else q
-    turned = like_q("turned", table.products, D) if plan.half else q
+    like_q = partial(torch.empty, dtype=q.dtype, device=q.device)
+    rotated = like_q(*q.shape) if any(last) or plan.half else q
+    turned = like_q(table.products, D) if plan.half else q
     wide, levels = {"D": D, "HEAD": table.heads.shape[1]}, levels_on(q.device)
     turns: dict[str, int] = {"HALF": plan.half, "COLUMNS": table.turns.shape[1]}
     with on(q.device):

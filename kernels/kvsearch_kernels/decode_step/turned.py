@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
-from kvsearch_kernels.gather_kv.reference import angles, turned
 from kvsearch_kernels.quantize_kv.reference import Packed, dequantize
+from kvsearch_kernels.rotations import angles, turned
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Turned:
 
     Attributes:
         inv_freq: angle per position of each channel pair, fp32 `[R / 2]` or per KV head
-            `[H, R / 2]`, as in `gather_kv`.
+            `[H, R / 2]`.
         index: of the slots of all parts, one part after the other, int64 `[B or 1, H or 1, N]` or
             `[N]`; None where slots are numbered in that order.
         held: slots of other parts than the pool; a new one has the index after all.

@@ -6,27 +6,22 @@ from numba import float32
 
 from kvsearch_kernels.numba_loops.kept import compiled
 from kvsearch_kernels.numba_loops.memory import from_half, to_half
-from kvsearch_kernels.numba_loops.places import all_inside, slot
 from kvsearch_kernels.numba_loops.reading import copy
 from kvsearch_kernels.numba_loops.rows import AT, KIND, STRIDE_B, STRIDE_H, STRIDE_N
 from kvsearch_kernels.numba_loops.unpacking import hadamard
 
 
 @compiled()
-def vectors(side, held, slots, block, out):
-    """Vectors at `slots` in fp32, rotated in blocks if `block` is above 0, `[B, H, n, D]`."""
+def vectors(side, block, out):
+    """Vectors in fp32, rotated in blocks if `block` is above 0, `[B, H, n, D]`."""
     batch, heads, n, width = out.shape
-    if not all_inside(slots, batch, heads, n, held):
-        return False
     for b in range(batch):
         for h in range(heads):
             for i in range(n):
-                at = side[AT] + b * side[STRIDE_B] + h * side[STRIDE_H]
-                at += slot(slots, b, h, i) * side[STRIDE_N]
+                at = side[AT] + b * side[STRIDE_B] + h * side[STRIDE_H] + i * side[STRIDE_N]
                 copy(side[KIND], at, 0, 1, width, out[b, h, i : i + 1])
                 if block:
                     hadamard(out[b, h, i], block)
-    return True
 
 
 @compiled()

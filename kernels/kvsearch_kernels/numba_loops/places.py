@@ -33,34 +33,3 @@ def slots_of(parts):
     for part in parts:
         slots += part[SLOTS]
     return slots
-
-
-@compiled()
-def all_inside(slots, batch, heads, n, held):
-    """Whether every slot that is asked for is one of the `held`."""
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(n):
-                if not 0 <= slot(slots, b, h, i) < held:
-                    return False
-    return True
-
-
-@compiled()
-def gather(source, size, held, slots, out):
-    """Copy vectors of `size` bytes at `slots` to `out` `[B, H, n, size]`; False if there are none.
-
-    Nothing is written unless every slot is one of the `held`.
-    """
-    address, of_batch, of_head, of_slot = source
-    batch, heads, n, _ = out.shape
-    if not all_inside(slots, batch, heads, n, held):
-        return False
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(n):
-                at = address + b * of_batch + h * of_head + slot(slots, b, h, i) * of_slot
-                row, mine = carray(pointer(at), size, np.uint8), out[b, h, i]
-                for k in range(size):
-                    mine[k] = row[k]
-    return True

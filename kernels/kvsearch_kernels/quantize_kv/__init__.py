@@ -8,12 +8,11 @@ from kvsearch_kernels.quantize_kv.reference import (
     dequantize,
     dequantize_slots,
     quantize,
-    quantize_slots,
 )
 
 quantize_kv = Op(
     "quantize_kv",
-    quantize_slots,
+    quantize,
     {
         "triton": "kvsearch_kernels.quantize_kv.triton_impl",
         "numba": "kvsearch_kernels.quantize_kv.numba_impl",  # CPU

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kvsearch_kernels.butterflies import butterflies
 from kvsearch_kernels.codebooks import CODEBOOKS
-from kvsearch_kernels.launch import check_slots
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,11 @@ def _unpack(packed: Tensor, bits: int) -> Tensor:
 
 
 def quantize(x: Tensor, fmt: Format) -> Packed:
-    """Quantise and pack `x` `[..., D]`; along tokens, the first group may be short."""
+    """Quantise and pack `x` `[..., D]`; along tokens, the first group may be short.
+
+    Returns:
+        Codes `[..., D * bits / 8]` and scales `[..., D / group, numbers]`, see `Packed`.
+    """
     if fmt.along == "tokens":
         codes, scales, lead = _encode_tokens(x.float(), fmt)
         return Packed(_pack(codes.long(), fmt.bits), scales, lead)
@@ -167,24 +170,6 @@ def _decode_tokens(codes: Tensor, scales: Tensor, lead: int, fmt: Format) -> Ten
     x = _decode(columns, scales.unsqueeze(-2), replace(fmt, rotate=False, along="channels"))
     x = x.transpose(-1, -2).flatten(-3, -2)[..., lead : lead + n, :]
     return hadamard(x, fmt.block) if fmt.rotate else x
-
-
-def quantize_slots(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
-    """Quantise and pack some tokens, which need not be neighbours.
-
-    Args:
-        x: keys or values `[B, H, N, D]`.
-        fmt: the storage format.
-        slots: which of the N tokens, `[n]` or per head `[B or 1, H or 1, n]`; None takes all.
-
-    Returns:
-        Codes `[B, H, n, D * bits / 8]` and scales `[B, H, n, D / group, numbers]`.
-    """
-    if slots is not None:
-        check_slots(slots, x.shape[2])
-        index = slots.long().expand(*x.shape[:2], slots.shape[-1]).unsqueeze(-1)
-        x = x.gather(2, index.expand(*index.shape[:3], x.shape[-1]))
-    return quantize(x, fmt)
 
 
 def dequantize_slots(packed: Packed, fmt: Format, *, dtype: torch.dtype = torch.float32) -> Tensor:

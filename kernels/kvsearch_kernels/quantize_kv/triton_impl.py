@@ -10,12 +10,10 @@ from kvsearch_kernels.launch import (
     FUSED,
     HEAD_DIMS,
     ceil_div,
-    check_slots,
     emulated,
     on,
     rows_last,
     why_not_here,
-    why_not_slots,
 )
 from kvsearch_kernels.quantize_kv.reference import Format, Packed, rotation_block
 
@@ -71,36 +69,31 @@ def why_not_codes(fmt: Format, D: int) -> str | None:
     return None
 
 
-def why_not(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> str | None:
+def why_not(x: Tensor, fmt: Format) -> str | None:
     """Reason why these arguments cannot be taken, or None."""
-    if reason := why_not_here(x, *([] if slots is None else [slots])):
+    if reason := why_not_here(x):
         return reason
     if x.dim() != 4:
         return f"x must have 4 axes, got shape {tuple(x.shape)}"
     if x.dtype not in DTYPES:
         return f"dtype must be float16, bfloat16 or float32, got {x.dtype}"
-    return why_not_format(fmt, x.shape[-1]) or why_not_slots(x, slots)
+    return why_not_format(fmt, x.shape[-1])
 
 
-def forward(x: Tensor, fmt: Format, *, slots: Tensor | None = None) -> Packed:
-    """As `reference.quantize_slots`."""
+def forward(x: Tensor, fmt: Format) -> Packed:
+    """As `reference.quantize`."""
     from kvsearch_kernels.quantize_kv.triton_kernels import quantize
 
-    B, H, N, D = x.shape
-    n = N if slots is None else slots.shape[-1]
+    B, H, n, D = x.shape
     codes = torch.empty(B, H, n, D * fmt.bits // 8, dtype=torch.uint8, device=x.device)
     scales = torch.empty(B, H, n, D // fmt.group, fmt.numbers, dtype=torch.float16, device=x.device)
     if codes.numel() == 0:
         return Packed(codes, scales)
-    if slots is not None:
-        check_slots(slots, N)
     x = rows_last(x)
     levels, edges = tables(fmt.bits, x.device)
-    picks = x if slots is None else slots.expand(B, H, n)  # never read without GATHER
     with on(x.device):
         quantize[(ceil_div(n, QUANTIZE_ROWS), B * H)](
-            x, picks, levels, edges, codes, scales, *x.stride()[:3], *picks.stride()[:3], n, H,
-            **constants(fmt, D), GATHER=slots is not None, BT=QUANTIZE_ROWS,
-            **FUSED, num_warps=QUANTIZE_WARPS,
+            x, levels, edges, codes, scales, *x.stride()[:3], n, H,
+            **constants(fmt, D), BT=QUANTIZE_ROWS, **FUSED, num_warps=QUANTIZE_WARPS,
         )  # fmt: skip
     return Packed(codes, scales)

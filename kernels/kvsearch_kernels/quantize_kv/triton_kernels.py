@@ -114,9 +114,9 @@ def write_codes(
 
 @triton.jit(do_not_specialize=["n"])
 def quantize(
-    x, slots, levels, edges, codes, scales, sxb, sxh, sxn, ssb, ssh, ssn, n, H,
+    x, levels, edges, codes, scales, sxb, sxh, sxn, n, H,
     D: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, LLOYD: tl.constexpr,
-    STEPS: tl.constexpr, GATHER: tl.constexpr, BT: tl.constexpr,
+    STEPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """One program: BT tokens of one head. `codes` and `scales` are contiguous."""
     bh = tl.program_id(1)
@@ -126,12 +126,7 @@ def quantize(
     t = tl.arange(0, BT)
     d = tl.arange(0, D)
     inside = first + t < n
-    if GATHER:
-        at = slots + b * ssb + h * ssh + (first + t) * ssn
-        source = tl.load(at, mask=inside, other=0).to(tl.int64)
-    else:
-        source = first + t
-    x_at = x + b * sxb + h * sxh + source[:, None] * sxn + d[None, :]
+    x_at = x + b * sxb + h * sxh + (first + t)[:, None] * sxn + d[None, :]
     values = tl.load(x_at, mask=inside[:, None], other=0.0).to(tl.float32)
     to = bh.to(tl.int64) * n + first + t
     write_codes(

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from kvsearch.cache.by_age.plans import Plan, applies, compacted, plan
 from kvsearch.cache.by_age.versions import Versions, leave, versions
-from kvsearch.cache.slots.store import first_slots
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
-from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.sending import sent
 
@@ -39,7 +37,7 @@ def replay(
 ) -> Tensor:
     """Attend over many tokens at once, and leave the cache as the stream would.
 
-    Keys, values and queries are as in `engine.advance`, after rounding and un-rotation.
+    Keys, values and queries are as in `heads.advance`, after rounding and un-rotation.
     """
     seen, M = state.seen, q.shape[2]
     T = seen + M
@@ -139,23 +137,11 @@ def _attend(
     if k.requires_grad:  # only the reference's log-sum-exp, by which frames are joined, has one
         attend = partial(lifetime_attention.run, "reference", scale=scale, softcap=softcap,
                          first_query=start)  # fmt: skip
-    k = _turned(state, k, keys.angle)
+    k = state.rotary.turn(k, keys.angle)
     return merge([
-        attend(_turned(state, q, at), k[:, :, part], v[:, :, part], birth, death)
+        attend(state.rotary.turn(q, at), k[:, :, part], v[:, :, part], birth, death)
         for part, birth, death, at in keys.frames
     ])  # fmt: skip
-
-
-def _turned(state: LayerState, x: Tensor, by: Tensor) -> Tensor:
-    """`x` `[B, heads, N, D]`, each token turned by so many positions: on a device in one launch."""
-    assert state.rotary is not None
-    if x.is_cpu or x.requires_grad:
-        return state.rotary.turn(x, by)
-    inv_freq = state.rotary.inv_freq.to(x.device)
-    if inv_freq.dim() == 2:
-        inv_freq = inv_freq.repeat_interleave(x.shape[1] // inv_freq.shape[0], 0)
-    slots = first_slots(x.shape[2], x.device)
-    return gather_kv.record(state.impls, x, slots, by=by, inv_freq=inv_freq)
 
 
 def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:

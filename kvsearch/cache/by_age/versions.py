@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvsearch.cache.slots.formats import read_back, straight
+from kvsearch.cache.slots.formats import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.sending import sent
@@ -83,7 +83,7 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
     if n:
         parts.insert(0, state.store.read())
     if state.layer.policy.quantizes:
-        kc, _ = tier = state.codecs[0]
+        kc, vc = state.codecs[0]
         group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
         first = untouched(state)
         fresh_k, fresh_v = k.detach(), v.detach()
@@ -94,7 +94,8 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
             )
         # of an unfinished group no token is quantised before the end
         whole = (T - (seen - n + first)) // group * group
-        low_k, low_v = read_back(tier, fresh_k[:, :, :whole], fresh_v, state.impls)
+        low_k = kc.read_back(fresh_k[:, :, :whole], state.impls)
+        low_v = vc.read_back(fresh_v, state.impls)
         if whole < fresh_k.shape[2]:
             low_k = torch.cat([low_k, fresh_k[:, :, whole:]], 2)
         parts.append((low_k, low_v) if n else (straight(low_k, k), straight(low_v, v)))

@@ -89,7 +89,7 @@ def advance(
     if not q.is_cpu:  # whose loop rounds them
         key, value = k if first.reindex else k.to(first.native), v.to(first.native)
     asked = q.squeeze(2), key, value, step.stores
-    more: Any = {"scale": scale, "softcap": softcap, "room": first.room}
+    more: Any = {"scale": scale, "softcap": softcap}
     like = q.shape, q.dtype, q.requires_grad, softcap
     if step.like != like:
         impl = decode_step.pick(*asked, **more)
@@ -144,13 +144,12 @@ def taken(states: Sequence[LayerState], token: Token) -> bool:
             adakv.compact(states)
         else:
             compact_states(states)
-    if first.pending is None and not step.outdated:
+    if not step.outdated:
         return False
     first.step = None  # what a compaction replaced is freed
-    if first.pending is None:  # described now, so that tokens in between are all alike
-        first.step = _described(states, k, v)
-        if first.step is not None:
-            prepare(first.impls[decode_step.name], q.squeeze(2), k, first.step.stores)
+    first.step = _described(states, k, v)  # now, so that tokens in between are all alike
+    if first.step is not None:
+        prepare(first.impls[decode_step.name], q.squeeze(2), k, first.step.stores)
     return True
 
 

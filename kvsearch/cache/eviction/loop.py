@@ -58,11 +58,10 @@ def run(
 ) -> Tensor:
     """Replay many tokens, from whatever the state holds.
 
-    Arguments are as in `engine.advance`, after rounding.
+    Arguments are as in `heads.advance`, after rounding.
     """
     layer, c, total = state.layer, state.layer.policy.interval, q.shape[2]
     assert layer.target is not None
-    quantised = segments.quantise_ahead(state, k, v)
     out, done = q.new_empty(*q.shape[:3], v.shape[3]), 0
     how: Callable[..., Tensor]
     while done < total:
@@ -79,10 +78,21 @@ def run(
             step, how = min(due - state.seen, total - done), partial(segments.run, state)
         part = slice(done, done + step)
         x = (q[:, :, part], k[:, :, part], v[:, :, part])
-        ready = None if quantised is None else (quantised[0][:, :, part], quantised[1][:, :, part])
-        out[:, :, part] = how(*x, ready, scale=scale, softcap=softcap)
+        out[:, :, part] = how(*x, scale=scale, softcap=softcap)
         done += step
     return out
+
+
+def _quantised(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What the tier will read back of new tokens; None where nothing is quantised."""
+    p, tier = state.layer.policy, state.codecs[0]
+    if not p.quantizes:
+        return None
+    found = tier[0].read_back(k, state.impls), tier[1].read_back(v, state.impls)
+    sinks = slice(0, max(0, p.fp16_sinks - state.seen))
+    for low, native in zip(found, (k, v), strict=True):
+        low[:, :, sinks] = native[:, :, sinks]
+    return found
 
 
 def while_filling(
@@ -90,7 +100,6 @@ def while_filling(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    quantised: tuple[Tensor, Tensor] | None,
     *,
     scale: float,
     softcap: float | None,
@@ -102,7 +111,6 @@ def while_filling(
         q: queries `[B, Hq, M, D]`.
         k: keys `[B, H, M, D]` in 16 bits.
         v: values, likewise.
-        quantised: what their tier will read back, or None where nothing is quantised.
         scale: factor on the dot products.
         softcap: bound of the scaled products, if the model has one.
     """
@@ -111,7 +119,7 @@ def while_filling(
     B, Hq, M, D = q.shape
     H, V, n = k.shape[1], v.shape[3], store.n
     G = Hq // H
-    kind = torch.promote_types(q.dtype, torch.float32)
+    kind, quantised = torch.promote_types(q.dtype, torch.float32), _quantised(state, k, v)
     ks, vs = quantised or (k, v)
     if n:
         ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
@@ -149,7 +157,7 @@ def while_filling(
         state.seen += R
         if rolls:
             scorer.keep(None)
-    store.append(k, v, quantised)
+    store.append(k, v)
     layer = state.layer
     store.compact(None, pools_of_ages(layer, store.n, q.device))
     return out
@@ -167,7 +175,6 @@ def in_full_cache(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    quantised: tuple[Tensor, Tensor] | None,
     *,
     scale: float,
     softcap: float | None,
@@ -189,7 +196,7 @@ def in_full_cache(
     before = candidates.born[..., :n].clone()
     own = torch.arange(c, device=q.device)
     weights = scorer.row_weights(n + 1 + own, c - 1 - own)
-    given = wide(q, D), (k, v), quantised, c, scale
+    given = wide(q, D), (k, v), _quantised(state, k, v), c, scale
     fed = _fed(*given, q.dtype)
     out = _fused(slots, candidates, fed, weights, softcap, state.impls)
     kind = torch.promote_types(q.dtype, torch.float32)

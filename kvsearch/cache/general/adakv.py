@@ -6,9 +6,7 @@ them, mixed with an even share so that none is starved. The layer's total never 
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -61,26 +59,24 @@ def _take(
     """`run` of tokens that have arrived in every head; writes `out` `[B, Hq, M, Dv]`."""
     first, total, done = states[0], out.shape[2], 0
     group = out.shape[1] // len(states)
-    low = [segments.quantise_ahead(s, k, v) for s, (_, k, v) in zip(states, heads, strict=True)]
     while done < total:
         due = first.layer.clock.after(first.seen, first.prompt)
         now = slice(done, total if due is None else min(done + due - first.seen, total))
-        for h, (state, arrived, ready) in enumerate(zip(states, heads, low, strict=True)):
+        for h, (state, arrived) in enumerate(zip(states, heads, strict=True)):
             q, k, v = (x[:, :, now] for x in arrived)
-            quantised = None if ready is None else (ready[0][:, :, now], ready[1][:, :, now])
             out[:, h * group : (h + 1) * group, now] = segments.run(
-                state, q, k, v, quantised, scale=scale, softcap=softcap, compacts=False
+                state, q, k, v, scale=scale, softcap=softcap, compacts=False
             )
         done = now.stop
         if first.seen == due and not first.rereads:
-            compact(states, wait=done < total or not first.packed)
+            compact(states)
 
 
-def compact(states: Sequence[LayerState], *, wait: bool = False) -> None:
+def compact(states: Sequence[LayerState]) -> None:
     """Compact all heads of a layer, or of several, which end with the slots of an even split.
 
-    How many slots each head keeps is for the host to know, which makes tensors of so many. Unless
-    it is to `wait`, it does not: the states' `store`, when it is read next, compacts them first.
+    How many slots each head keeps is for the host to know, which makes tensors of so many: it waits
+    for the device.
     """
     first, held = states[0], sum(state.store.n for state in states)
     target = first.layer.target
@@ -90,15 +86,13 @@ def compact(states: Sequence[LayerState], *, wait: bool = False) -> None:
             segments.compact_states(states[mine])
         return
     ranks = [s.scorer.ranks(segments.slots_of(s)) for s in states if s.scorer is not None]
-    counts = AsyncCopy(_counts(states, ranks, target))
-    carry_out = partial(
-        _carry_out, states, ranks, counts, target, inference=torch.is_inference_mode_enabled()
-    )
-    if wait or first.store.device.type == "cpu":
-        carry_out()
-        return
-    for state in states:
-        state.pending = carry_out
+    p = first.layer.policy
+    fixed = p.sinks + p.recent_window
+    room = [state.store.n - fixed for state in states]
+    counts = _counts(states, ranks, target).to("cpu").tolist()
+    targets = [fixed + n for n in shares(counts, target - fixed, room, p.budgets.floor)]
+    for mine in _layers(states):
+        segments.compact_states(states[mine], ranks[mine], targets[mine])
 
 
 def _counts(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) -> Tensor:
@@ -111,26 +105,6 @@ def _counts(states: Sequence[LayerState], ranks: Sequence[Tensor], target: int) 
     room = [len(r) for r in chosen]
     among = best.new_zeros(sum(room)).index_fill_(0, best, 1)
     return torch.stack([head.sum() for head in among.split(room)])
-
-
-def _carry_out(
-    states: Sequence[LayerState], ranks: Sequence[Tensor], counts: "AsyncCopy", target: int, *,
-    inference: bool,
-) -> None:  # fmt: skip
-    """Let each head keep its share of the slots; they add up to `target` for every head.
-
-    In the mode in which tokens came, whoever looks: pools of inference mode change in no other.
-    """
-    for state in states:
-        state.pending = None
-    p = states[0].layer.policy
-    fixed = p.sinks + p.recent_window
-    with torch.inference_mode(inference):
-        room = [state.store.n - fixed for state in states]
-        got = shares(counts.tolist(), target - fixed, room, p.budgets.floor)
-        targets = [fixed + n for n in got]
-        for mine in _layers(states):
-            segments.compact_states(states[mine], ranks[mine], targets[mine])
 
 
 def _layers(states: Sequence[LayerState]) -> list[slice]:
@@ -159,33 +133,3 @@ def shares(counts: Sequence[int], even: int, room: Sequence[int], floor: float) 
                 got[h] += 1
                 missing -= 1
     return got
-
-
-class Event(Protocol):
-    """A point in the work of a device."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has reached it."""
-
-
-class AsyncCopy:
-    """An asynchronous copy of numbers `[N]` from a device to the host."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers.to("cpu", non_blocking=numbers.is_cuda)  # which pins its memory
-        self._copied = recorded(numbers.device)
-
-    def tolist(self) -> list[int]:
-        """The numbers; waits for the copy if it has not ended."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._numbers.tolist()
-
-
-def recorded(device: torch.device) -> Event | None:
-    """The end of the work that a device has been given; None if it is done now."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvsearch.cache.general import sequences
 from kvsearch.cache.general.compaction import carry_out, decide
-from kvsearch.cache.slots.formats import read_back, straight
+from kvsearch.cache.slots.formats import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
 from kvsearch_kernels.lifetime_attention import lifetime_attention
@@ -24,7 +24,6 @@ def run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    quantised: tuple[Tensor, Tensor] | None,
     *,
     scale: float,
     softcap: float | None,
@@ -32,7 +31,7 @@ def run(
 ) -> Tensor:
     """Take in tokens, compacting where a compaction is due, unless a caller does that.
 
-    Arguments are as in `engine.advance`, after rounding; `quantised` is from `quantise_ahead`.
+    Arguments are as in `heads.advance`, after rounding.
     """
     out: list[Tensor] = []
     done, total = 0, q.shape[2]
@@ -42,13 +41,8 @@ def run(
         if state.sequences is not None:
             left = sequences.take_ahead(state, min(left, ROWS))
         part = slice(done, done + min(left, ROWS))
-        if part.stop == total and not out:  # the call is one piece, as a decoded token is
-            state.store.append(k, v, quantised)
-            out.append(_attend(state, q, due, scale, softcap))
-        else:
-            ready = None if quantised is None else tuple(x[:, :, part] for x in quantised)
-            state.store.append(k[:, :, part], v[:, :, part], ready)  # type: ignore[arg-type]
-            out.append(_attend(state, q[:, :, part], due, scale, softcap))
+        state.store.append(k[:, :, part], v[:, :, part])
+        out.append(_attend(state, q[:, :, part], due, scale, softcap))
         done = part.stop
         state.seen += part.stop - part.start
         state.note_peak()
@@ -72,18 +66,6 @@ def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor
         straight(k.to(state.native).to(k.dtype), k),
         straight(v.to(state.native).to(v.dtype), v),
     )
-
-
-def quantise_ahead(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Quantise a whole call at once when there is one tier; the store then only copies."""
-    p = state.layer.policy
-    if state.packed or not p.quantizes or not p.quantised_on_arrival:
-        return None
-    quantised = read_back(state.codecs[0], k, v, state.impls)
-    sinks = slice(0, max(0, p.fp16_sinks - state.seen))
-    for low, native in zip(quantised, (k, v), strict=True):
-        low[:, :, sinks] = native[:, :, sinks]
-    return quantised
 
 
 def finish(states: Sequence[LayerState]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import Held
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.slots.store import first_of
+from kvsearch.cache.slots.store import first_of, gather
 from kvsearch.cache.state import LayerState
 from kvsearch.rules.pick import pick
 
@@ -85,9 +85,9 @@ class StagedStore(DenseStore):
             ends = [0 if x is None else x[0].shape[:3].numel() for x in store.keys]
             self.ends = ends
 
-    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
+    def append(self, k: Tensor, v: Tensor) -> None:
         """Add tokens, see `Store.append`."""
-        super().append(k, v, quantised)
+        super().append(k, v)
         self._arrive(k.shape[2])
 
     def _arrive(self, m: int) -> None:
@@ -161,7 +161,8 @@ class StagedStore(DenseStore):
                 if not count:
                     found[which].append(None)
                 elif i == len(counts) - 1:
-                    found[which].append(self.codecs[i][which].encode(dense, self.packed.ran, slots))
+                    kept = gather(dense, slots)
+                    found[which].append(self.codecs[i][which].encode(kept, self.packed.ran))
                 else:
                     tables = [x for x in (old, *self.fresh[i][which]) if x is not None]
                     found[which].append(

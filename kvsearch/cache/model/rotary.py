@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.gather_kv.reference import turned
+from kvsearch_kernels.rotations import turned
 
 
 class Rotary:

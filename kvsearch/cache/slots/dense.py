@@ -7,11 +7,10 @@ Slots are in order of time. A slot's pool is its tier, or `residual` (the last p
 import torch
 from torch import Tensor
 
-from kvsearch.cache.slots.formats import Ran, codecs, read_back
+from kvsearch.cache.slots.formats import Ran, codecs
 from kvsearch.cache.slots.store import entering, gather
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
-from kvsearch_kernels.settle_kv import settle_kv
 
 
 class DenseStore:
@@ -30,29 +29,20 @@ class DenseStore:
     def __init__(self, layer: LayerLayout, native: torch.dtype, ran: Ran) -> None:
         self.codecs, self.ran = codecs(layer, native), ran
         self.residual_pool = len(self.codecs) - 1
-        self.layer, self.single = layer, layer.policy.quantised_on_arrival
+        self.layer, self.rounds = layer, layer.policy.quantizes
         self.grouped, self.in_tier = self.codecs[0][0].along_tokens, 0
         self.n = self.residual = 0
         self.k: Tensor | None = None
         self.v: Tensor | None = None
-        self.quantised: tuple[Tensor, Tensor] | None = None
         self.pools = torch.empty(0, dtype=torch.uint8, device="cpu")
 
-    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
+    def append(self, k: Tensor, v: Tensor) -> None:
         """Add tokens `[B, H, M, D]`, see `Store.append`."""
         m = k.shape[2]
         self._reserve(k, v, self.n + m)
         assert self.k is not None and self.v is not None
         self.k[:, :, self.n : self.n + m] = k
         self.v[:, :, self.n : self.n + m] = v
-        if quantised is not None:
-            before = self._quantised_in_place()
-            if before is not None:  # what earlier calls left without a compaction comes first
-                quantised = (
-                    torch.cat([before[0], quantised[0]], 2),
-                    torch.cat([before[1], quantised[1]], 2),
-                )
-        self.quantised = quantised
         if self.n == 0:
             self.pools = self.pools.to(k.device)
         self.pools = torch.constant_pad_nd(self.pools, (0, m), self.residual_pool)
@@ -89,59 +79,38 @@ class DenseStore:
             pools: pool of every kept slot, `[N]` or `[B, H, N]`.
         """
         assert self.k is not None and self.v is not None
-        if self.k.device.type != "cpu" and not self.single and not self.grouped:
-            self._settle(keep, pools)
-            return
-        old = self.pools
-        tail = self.residual
-        quantised = self._quantised_in_place() if self.single else None
-        if keep is None:
-            k, v = self.read()  # views: what changes, changes in place
-        else:
-            k, v, old = gather(self.k, keep), gather(self.v, keep), pick(old, keep)
-            if (
-                quantised is not None
-            ):  # slot -> its place in `quantised`; older slots point anywhere
-                back = (keep - (self.n - self.residual)).clamp_min(0)[..., -tail:]
-                quantised = (gather(quantised[0], back), gather(quantised[1], back))
-        n = k.shape[2]
-        changed = old != pools
-        if self.single:  # only the newest `residual` survivors can change, see `append`
-            lo = max(0, n - tail)
-            part = changed[..., lo:]
-            self._quantise_tail(k[:, :, lo:], v[:, :, lo:], part, quantised, n - lo)
+        old, n = self.pools, pools.shape[-1]
         if keep is not None:
-            self.k[:, :, :n], self.v[:, :, :n] = k, v
+            n, old = keep.shape[-1], pick(old, keep)
+            for held in (self.k, self.v):
+                held[:, :, :n] = gather(held, keep)
         if self.grouped:
             self._quantise_groups(n)
-        elif not self.single:
-            self._move(changed.expand(k.shape[:3]), pools)
-        self.n, self.residual, self.pools, self.quantised = n, 0, pools, None
-
-    def _settle(self, keep: Tensor | None, pools: Tensor) -> None:
-        """`compact` without counting what changed, for which the host would wait."""
-        assert self.k is not None and self.v is not None
-        tiers = [(kc.fmt, vc.fmt) for kc, vc in self.codecs[:-1]]
-        self.k, self.v = settle_kv.record(
-            self.ran, *self.read(), self.pools, pools, tiers, keep=keep, room=self.k.shape[2]
-        )
-        self.n, self.residual, self.pools, self.quantised = pools.shape[-1], 0, pools, None
+        elif self.rounds:
+            self._move((old != pools).expand(*self.k.shape[:2], n), pools)
+        self.n, self.residual, self.pools = n, 0, pools
 
     def _move(self, changed: Tensor, pools: Tensor) -> None:
-        """Store the `changed` of the first slots `[B, H, N]` in their `pools`, on a CPU."""
+        """Store the `changed` of the first slots `[B, H, N]` in their `pools`."""
         assert self.k is not None and self.v is not None
         T = self.k.shape[2]
-        keys, values = (x.view(-1, x.shape[3]) for x in (self.k, self.v))
         for i, (kc, vc) in enumerate(self.codecs[:-1]):
-            b, h, slot = (changed & (pools == i)).nonzero().unbind(-1)
+            mine = changed & (pools == i)
+            if self.k.device.type != "cpu":  # counting what changed would wait
+                for held, codec in zip((self.k, self.v), (kc, vc), strict=True):
+                    x = held[:, :, : changed.shape[-1]]
+                    x.copy_(torch.where(mine.unsqueeze(-1), codec.read_back(x, self.ran), x))
+                continue
+            b, h, slot = mine.nonzero().unbind(-1)
             rows = (b * self.k.shape[1] + h) * T + slot
-            k, v = keys.index_select(0, rows), values.index_select(0, rows)
+            keys, values = (x.view(1, 1, -1, x.shape[3]) for x in (self.k, self.v))
+            k, v = keys.index_select(2, rows), values.index_select(2, rows)
             if kc == vc and k.shape == v.shape:
-                k, v = kc.fake(torch.stack((k, v)))
+                k, v = kc.read_back(torch.stack((k, v)), self.ran)
             else:
-                k, v = kc.fake(k), vc.fake(v)
-            keys.index_copy_(0, rows, k)
-            values.index_copy_(0, rows, v)
+                k, v = kc.read_back(k, self.ran), vc.read_back(v, self.ran)
+            keys.index_copy_(2, rows, k)
+            values.index_copy_(2, rows, v)
 
     def _quantise_groups(self, n: int) -> None:
         """Quantise what enters the tier, whose keys share scales with their neighbours in time."""
@@ -150,27 +119,8 @@ class DenseStore:
         end = n - min(n, self.layer.policy.fp16_recent)
         for held, codec in zip((self.k, self.v), self.codecs[0], strict=True):
             if new:
-                held[:, :, end - new : end] = codec.fake(held[:, :, end - new : end])
+                held[:, :, end - new : end] = codec.read_back(held[:, :, end - new : end], self.ran)
         self.in_tier = left + new
-
-    def _quantised_in_place(self) -> tuple[Tensor, Tensor] | None:
-        kc, vc = self.codecs[0]
-        if self.residual == 0 or (kc.fmt is None and vc.fmt is None):
-            return None
-        if self.quantised is not None:
-            return self.quantised
-        k, v = self.read()
-        lo = self.n - self.residual
-        return read_back((kc, vc), k[:, :, lo:], v[:, :, lo:], self.ran)
-
-    def _quantise_tail(
-        self, k: Tensor, v: Tensor, changed: Tensor, quantised: tuple[Tensor, Tensor] | None, m: int
-    ) -> None:
-        if quantised is None or m == 0:
-            return
-        mask = changed.unsqueeze(-1)
-        k.copy_(torch.where(mask, quantised[0][:, :, -m:], k))
-        v.copy_(torch.where(mask, quantised[1][:, :, -m:], v))
 
     def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
         """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
@@ -181,18 +131,14 @@ class DenseStore:
             k, v = k.clone(), v.clone()
             for held, codec in zip((k, v), self.codecs[0], strict=True):
                 if self.in_tier:
-                    held[:, :, part] = codec.fake(held[:, :, part])
-            self.k, self.v = (
-                torch.cat([x[:, :, :first], x[:, :, first + lead :]], 2) for x in (k, v)
-            )
-            self.n, self.residual, self.pools = self.k.shape[2], residual, pools
-            return
-        tiers = [(kc.fmt, vc.fmt) for kc, vc in self.codecs[:-1]]
-        if any(fmt is not None for pair in tiers for fmt in pair):  # else they stay what they are
-            before = torch.full_like(pools, self.residual_pool)
-            k, v = settle_kv.record(self.ran, k, v, before, pools, tiers)
+                    held[:, :, part] = codec.read_back(held[:, :, part], self.ran)
+            k, v = (torch.cat([x[:, :, :first], x[:, :, first + lead :]], 2) for x in (k, v))
+        self.n, self.residual, self.pools = k.shape[2], residual, pools
         self.k, self.v = k.contiguous(), v.contiguous()
-        self.n, self.residual, self.pools, self.quantised = k.shape[2], residual, pools, None
+        if self.rounds and not self.grouped:
+            own = {"memory_format": torch.contiguous_format}
+            self.k, self.v = k.clone(**own), v.clone(**own)
+            self._move((pools != self.residual_pool).expand(k.shape[:3]), pools)
 
     def hold(self, k: Tensor, v: Tensor, pools: Tensor, sources: Tensor, new: int) -> None:
         """Hold compacted slots `[B, H, N, D]` whose values are those of their pools already.
@@ -200,7 +146,7 @@ class DenseStore:
         `sources` `[B, V, N]`: where they are among the slots before and then the `new` tokens.
         """
         self.k, self.v = k.contiguous(), v.contiguous()
-        self.n, self.residual, self.pools, self.quantised = k.shape[2], 0, pools, None
+        self.n, self.residual, self.pools = k.shape[2], 0, pools
 
     def slot_pools(self) -> Tensor:
         """Pool of every slot."""
@@ -222,7 +168,5 @@ class DenseStore:
         """Select batch rows (beam search)."""
         if self.k is not None and self.v is not None:
             self.k, self.v = self.k[rows], self.v[rows]
-            if self.quantised is not None:
-                self.quantised = (self.quantised[0][rows], self.quantised[1][rows])
             if self.pools.dim() == 3 and self.pools.shape[0] > 1:
                 self.pools = self.pools[rows]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kvsearch.policy import LayerLayout
 from kvsearch_kernels.codebooks import CODEBOOKS
-from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.quantize_kv import (
     Format,
     Packed,
@@ -17,7 +16,6 @@ from kvsearch_kernels.quantize_kv import (
     fake_quantize,
     quantize_kv,
 )
-from kvsearch_kernels.settle_kv import settle_kv
 
 Held = tuple[Tensor, ...]
 Along = Literal["channels", "tokens"]
@@ -31,18 +29,19 @@ class Codec:
     fmt: Format | None
     native: torch.dtype
 
-    def fake(self, x: Tensor) -> Tensor:
-        """The values that come back after storing `x`, in the type of `x`."""
+    def read_back(self, x: Tensor, ran: Ran) -> Tensor:
+        """The values that come back after storing `x` `[B, H, N, D]`, in the type of `x`."""
         if self.fmt is None:
             return x.to(self.native).to(x.dtype)
-        return fake_quantize(x, self.fmt).to(x.dtype)
+        if x.device.type == "cpu" or self.along_tokens:
+            return fake_quantize(x, self.fmt).to(x.dtype)
+        return self.decode(self.encode(x, ran), x.dtype, ran)  # a kernel each
 
-    def encode(self, x: Tensor, ran: Ran, slots: Tensor | None = None) -> Held:
-        """The tensors that are really held of `x` `[B, H, N, D]`, or of its `slots`."""
+    def encode(self, x: Tensor, ran: Ran) -> Held:
+        """The tensors that are really held of `x` `[B, H, N, D]`."""
         if self.fmt is None:
-            kept = x if slots is None else gather_kv.record(ran, x, slots)
-            return (kept.to(self.native),)
-        return as_held(quantize_kv.record(ran, x, self.fmt, slots=slots))
+            return (x.to(self.native),)
+        return as_held(quantize_kv.record(ran, x, self.fmt))
 
     @property
     def along_tokens(self) -> bool:
@@ -66,21 +65,6 @@ class Codec:
             return Packed(codes, codes.new_empty((*codes.shape[:-1], 1, 0), dtype=torch.float16))
         scales = held[1].unflatten(-1, (held[1].shape[-1] // numbers, numbers))
         return Packed(codes, scales, lead if self.along_tokens else 0)
-
-
-def read_back(
-    tier: tuple[Codec, Codec], k: Tensor, v: Tensor, ran: Ran
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Keys and values `[B, H, N, D]` that come back after storing them in a tier.
-
-    On a GPU that is one launch for both.
-    """
-    kc, vc = tier
-    if k.device.type == "cpu" or kc.along_tokens:
-        return kc.fake(k), vc.fake(v)
-    pools = torch.arange(2, dtype=torch.uint8, device=k.device).unsqueeze(-1)
-    into, out = pools.expand(2, k.shape[2]).unbind()
-    return settle_kv.record(ran, k, v, out, into, [(kc.fmt, vc.fmt)])
 
 
 def codecs(layer: LayerLayout, native: torch.dtype) -> list[tuple[Codec, Codec]]:

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from kvsearch.cache.slots.formats import Held, Ran, codecs
 from kvsearch.cache.slots.repacking import repack_together
-from kvsearch.cache.slots.store import entering, first_slots
+from kvsearch.cache.slots.store import entering, first_slots, gather
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.choose_slots import Choice
 from kvsearch_kernels.decode_attention import Part
-from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
 LEAST = 32  # slots by which a pool grows that nothing bounds
@@ -57,8 +56,8 @@ class PackedStore:
 
     # -- tokens --------------------------------------------------------------------------------
 
-    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
-        """Add tokens `[B, H, M, D]` in 16 bits; `quantised` is for the dense store only."""
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Add tokens `[B, H, M, D]` in 16 bits."""
         m = k.shape[2]
         self.dtype = k.dtype
         if self.n == 0:
@@ -166,7 +165,7 @@ class PackedStore:
             if x is not None
         ]
         x = found[0] if len(found) == 1 else torch.cat(found, 2)
-        return x if order is None else gather_kv.record(self.ran, x, order)
+        return x if order is None else gather(x, order)
 
     def _whole(self, order: Tensor | None) -> NewPool | None:
         """All slots as one pool in 16 bits, where a kernel makes it with fewer launches."""

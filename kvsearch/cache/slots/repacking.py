@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.slots.formats import Codec, Held, Ran, as_held
-from kvsearch.cache.slots.store import first_of
+from kvsearch.cache.slots.store import first_of, gather
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.decode_attention.reference import slots_of
-from kvsearch_kernels.gather_kv import gather_kv
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
 Sides = tuple[Held | None, Held | None]  # of keys and of values
@@ -77,7 +76,7 @@ def repack(
             continue
         parts = _held(pool, pool.own, side)
         every = zip(parts) if new is None else zip(parts, new, strict=True)
-        made.append(tuple(_rows(ran, torch.cat(x, 2) if new else x[0], index) for x in every))
+        made.append(tuple(gather(torch.cat(x, 2) if new else x[0], index) for x in every))
     both = zip(made[::2], made[1::2], strict=True)
     return [None if k is None or v is None else (k, v) for k, v in both]
 
@@ -123,7 +122,7 @@ def _entering(
             continue
         at = slots - start if start else slots
         index = at if len(pool.parts) == 1 else at.clamp(0, n - 1)
-        held = tuple(_rows(ran, x, index) for x in _held(pool, i, side))
+        held = tuple(gather(x, index) for x in _held(pool, i, side))
         fmt = (part.key_format, part.value_format)[side]
         x = Codec(fmt, dtype).decode(held, dtype, ran)
         if values is not None:
@@ -152,8 +151,3 @@ def _encoded(
         for i, x, held in zip(mine, some, zip(*parts, strict=True), strict=True):
             found[i] = tuple(t.view(*x.shape[:3], -1) for t in held)
     return found
-
-
-def _rows(ran: Ran, x: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` of `x` `[B, H, N, w]`, in bytes as they are."""
-    return gather_kv.record(ran, x, index)

@@ -22,11 +22,8 @@ class Store(Protocol):
     residual: int
     ran: Ran
 
-    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
-        """Add tokens `[B, H, M, D]`, already rounded to 16 bits.
-
-        `quantised` is what a single quantised tier will read back for them, if already known.
-        """
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Add tokens `[B, H, M, D]`, already rounded to 16 bits."""
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]`, as attention sees them."""
@@ -76,7 +73,7 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
         return x.index_select(2, index)
     B, H, T, D = x.shape
     index = index.expand(B, H, -1)
-    if not x.is_contiguous():
+    if x.device.type != "cpu" or not x.is_contiguous():
         return x.gather(2, index.unsqueeze(-1).expand(*index.shape, D))
     first = torch.arange(0, B * H * T, T, device=x.device).view(B, H, 1)
     rows = x.view(-1, D).index_select(0, (index + first).view(-1))  # copies rows, not numbers

@@ -51,13 +51,13 @@ class NotedStore(PackedStore):
         self._tokens = torch.empty(voters, 0, dtype=torch.int64)
         self._seen = 0
 
-    def append(self, k: Tensor, v: Tensor, quantised: tuple[Tensor, Tensor] | None = None) -> None:
+    def append(self, k: Tensor, v: Tensor) -> None:
         """Note new tokens, and add them."""
         self.arrived.append((k[0].to(torch.float16), v[0].to(torch.float16)))
         new = torch.arange(self._seen, self._seen + k.shape[2])
         self._tokens = torch.cat([self._tokens, new.expand(len(self._tokens), -1)], -1)
         self._seen += k.shape[2]
-        super().append(k, v, quantised)
+        super().append(k, v)
 
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Compact, and note what left and what is held."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernel_tools import few
 
-from kvsearch.cache.engine import advance
+from kvsearch.cache.heads import alike as advance
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout

@@ -15,24 +15,19 @@ from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, layout
 from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step
-from kvsearch_kernels.decode_step.placing import placed
 from kvsearch_kernels.decode_step.probe import plainly
-from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of
+from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, placed
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
-from kvsearch_kernels.room import Room
 
 D, F16, F32 = 64, torch.float16, torch.float32
 SHAPE = ModelShape(1, 3, D, 6)
 
 
-def replay(policy, dtype, softcap=None, room=None):
+def replay(policy, dtype, softcap=None):
     draw = torch.Generator().manual_seed(0)
     rotary = Rotary(100.0 ** (-torch.arange(D // 2) / (D // 2)))
-    states = [
-        LayerState(part, packed=True, rotary=rotary, room=room)
-        for part in layout(policy, SHAPE).layers
-    ]
+    states = [LayerState(part, packed=True, rotary=rotary) for part in layout(policy, SHAPE).layers]
     outs = []
     for m in (50, *[1] * 5):  # of which one or two compact
         q, k, v = (torch.randn(1, h, m, D, generator=draw).to(dtype) for h in (6, 3, 3))
@@ -58,7 +53,7 @@ def test_a_layer_decodes_on_one_set_of_launches(name, dtype, kernels_alone):
 
     along = policy.quantizer.along == "tokens"  # which only reading has a kernel for
     kernels_alone(*(["quantize_kv"] if along else []))
-    got, states = replay(policy, dtype, cap, Room())
+    got, states = replay(policy, dtype, cap)
     assert states[0].impls["decode_step"] == "triton"
     room = 4e-3 if dtype is F16 else 1e-5
     torch.testing.assert_close(got, want, rtol=room, atol=room)
@@ -187,8 +182,6 @@ def test_what_a_layer_keeps_lies_where_it_lay():
     used = stores.heads[0].parts[-1].lengths.clone()
     take(q, k, v, stores)  # whose table is no longer there
     assert torch.equal(stores.heads[0].parts[-1].lengths, used + 1)
-    room = Room()
-    assert take(q, k, v, stores, room=room) is take(q, k, v, stores, room=room)
 
 
 @pytest.mark.parametrize("turns", [False, True])
