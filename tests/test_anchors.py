@@ -18,7 +18,7 @@ from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Anchors, Budgets, Ladder, Policy, Quantizer, Tier, check, layout
-from kvsearch.policy.closings import Flags, course, text_bytes
+from kvsearch.policy.sequences import Flags, course, text_bytes
 from kvsearch.report.describe import describe
 from kvsearch.rules import Attention
 from kvsearch.text.endings import endings, sentence_ends

@@ -21,10 +21,10 @@ from kvsearch.cache.channels import View, views
 from kvsearch.cache.continuing import Given, require_tokens, watch_generate
 from kvsearch.cache.layers import Layer, empty_layers
 from kvsearch.cache.model.anchors import stream
+from kvsearch.cache.model.frequencies import frequencies, rotaries
 from kvsearch.cache.model.outputs import outputs
 from kvsearch.cache.model.predicted import maps
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.model.turning import frequencies, rotaries
 from kvsearch.cache.padded import Rows
 from kvsearch.cache.rereading import rereading
 from kvsearch.cache.state import LayerState

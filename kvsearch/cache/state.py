@@ -16,7 +16,7 @@ from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.cache.slots.store import Store
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.budgets import require_prompt
-from kvsearch.policy.closings import Sequences
+from kvsearch.policy.sequences import Sequences
 from kvsearch.rules import Place, Scorer
 from kvsearch.rules.attention import require_scannable
 

@@ -14,7 +14,7 @@ from kvsearch.cache.model.anchors import finder, new_token
 from kvsearch.models.load import LoadedModel, require_context
 from kvsearch.models.vocabulary import require_ids
 from kvsearch.policy import Policy
-from kvsearch.policy.closings import Flags
+from kvsearch.policy.sequences import Flags
 from kvsearch.text.endings import endings, sentence_ends
 
 Ids = NDArray[np.int64]

@@ -17,7 +17,7 @@ from kvsearch.evaluation.measurement import Anchored
 from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, check, layout
-from kvsearch.policy.closings import TextBytes, text_bytes
+from kvsearch.policy.sequences import TextBytes, text_bytes
 
 
 class Replay:

@@ -262,7 +262,7 @@ class Layout:
     def bytes_mean(self, tokens: int, prompt: int = 0) -> float:
         """Bytes per sequence averaged over the steps of a stream of `tokens`.
 
-        With anchors, those of a text without any: see `closings.text_bytes`.
+        With anchors, those of a text without any: see `sequences.text_bytes`.
         """
         if (there := self.after(prompt)) is not self:
             return there.bytes_mean(tokens, prompt)

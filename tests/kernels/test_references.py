@@ -26,7 +26,7 @@ from kvsearch_kernels.quantize_kv import (
     reference,
 )
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
-from kvsearch_kernels.rotations import angles, turned
+from kvsearch_kernels.rotary import angles, turned
 from kvsearch_kernels.scored_attention import scored_attention
 
 OPS = [

@@ -1,7 +1,7 @@
 """Who stays at a compaction, in which tier and place, and with what sums, from ranks of slots."""
 
-from kvsearch_kernels.choose_slots.asking import Ask, Choice, Sums
 from kvsearch_kernels.choose_slots.reference import best_between, reference, rising_bits
+from kvsearch_kernels.choose_slots.request import Ask, Choice, Sums
 from kvsearch_kernels.op import Op
 
 choose_slots = Op(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvsearch_kernels.choose_slots.asking import Ask, Choice
 from kvsearch_kernels.choose_slots.reference import completed, ranks
+from kvsearch_kernels.choose_slots.request import Ask, Choice
 from kvsearch_kernels.launch import per_head
 from kvsearch_kernels.numba_args import why_not_memory
 

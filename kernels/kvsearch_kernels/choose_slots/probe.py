@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 
 import torch
 
-from kvsearch_kernels.choose_slots.asking import Ask, Choice, Sums
 from kvsearch_kernels.choose_slots.reference import reference
+from kvsearch_kernels.choose_slots.request import Ask, Choice, Sums
 from kvsearch_kernels.probing import Case, Draw
 
 SPANS = (  # slots, dropped, sinks, recent window, tiers, sinks and newest slots in 16 bits

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.choose_slots.asking import Ask, Choice, Sums
+from kvsearch_kernels.choose_slots.request import Ask, Choice, Sums
 
 _SPOILT = 1 << 62  # puts an order below every other: they are less than 2**61 from 0
 _PLACED = torch.iinfo(torch.int64).min

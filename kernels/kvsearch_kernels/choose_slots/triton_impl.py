@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.addresses import Rows, rows_at
-from kvsearch_kernels.choose_slots.asking import Ask, Choice
+from kvsearch_kernels.choose_slots.request import Ask, Choice
 from kvsearch_kernels.configs import choose_warps
+from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.launch import FUSED, emulated, on, per_head, rows_last, why_not_here
-from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
 

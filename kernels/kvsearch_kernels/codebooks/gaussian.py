@@ -42,6 +42,6 @@ def lloyd_levels_on(bits: int, device: "torch.device") -> "Tensor":
 @cache
 def _kept(bits: int, device: "torch.device", inference: bool) -> "Tensor":
     """Apart for what is made in inference mode, through which no gradient may pass."""
-    from kvsearch_kernels.sending import sent
+    from kvsearch_kernels.host_to_device import sent
 
     return sent(lloyd_levels(bits).numpy(), device)

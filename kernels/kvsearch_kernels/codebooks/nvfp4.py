@@ -63,7 +63,7 @@ def _tables_on(device: "torch.device") -> "tuple[Tensor, Tensor]":
     """
     import torch
 
-    from kvsearch_kernels.sending import sent
+    from kvsearch_kernels.host_to_device import sent
 
     sizes = np.array(SIZES, np.float32)
     middles = (sizes[1:] + sizes[:-1]) / 2

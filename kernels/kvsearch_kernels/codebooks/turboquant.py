@@ -87,7 +87,7 @@ def levels_on(dim: int, bits: int, device: "torch.device") -> "Tensor":
 @cache
 def _kept(dim: int, bits: int, device: "torch.device", inference: bool) -> "Tensor":
     """Apart for what is made in inference mode, through which no gradient may pass."""
-    from kvsearch_kernels.sending import sent
+    from kvsearch_kernels.host_to_device import sent
 
     return sent(levels(dim, bits), device)
 

@@ -125,7 +125,7 @@ def _signs_on(block: int, device: "torch.device") -> "Tensor":
     """As vLLM draws them: with torch's generator of the CPU."""
     import torch
 
-    from kvsearch_kernels.sending import sent
+    from kvsearch_kernels.host_to_device import sent
 
     with torch.inference_mode(False):
         draw = torch.Generator("cpu").manual_seed(SEED)

@@ -13,6 +13,7 @@ from kvsearch_kernels.decode_attention.lookup_asm import tables
 from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of
 from kvsearch_kernels.decode_attention.splits import cost_of
 from kvsearch_kernels.decode_attention.splits import splits as splits_of
+from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.launch import (
     DTYPES,
     FUSED,
@@ -26,7 +27,6 @@ from kvsearch_kernels.launch import (
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.quantize_kv.triton_impl import steps_of
 from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed
-from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
 

@@ -39,9 +39,9 @@ from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.decode_attention.splits import cost_of, splits
 from kvsearch_kernels.decode_attention.triton_impl import lengths_of, programs_at_once
 from kvsearch_kernels.decode_step.reference import Heads, Stores
+from kvsearch_kernels.host_to_device import send
 from kvsearch_kernels.launch import ceil_div
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
-from kvsearch_kernels.sending import send
 
 PROGRAM, HEAD, VOTER = 13, 8, 8  # columns; those of a head without its parts
 TURN, TURN_PART = 4, 5  # likewise, of `turns` without its parts, and of each of these

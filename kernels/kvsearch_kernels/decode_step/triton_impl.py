@@ -27,9 +27,9 @@ from kvsearch_kernels.decode_attention.triton_impl import (
     tile_of,
     turns_of,
 )
+from kvsearch_kernels.decode_step.limits import why_not
 from kvsearch_kernels.decode_step.reference import Stores, check_room
 from kvsearch_kernels.decode_step.table import Table, kinds_of, made
-from kvsearch_kernels.decode_step.takes import why_not
 from kvsearch_kernels.launch import (
     FUSED,
     ceil_div,

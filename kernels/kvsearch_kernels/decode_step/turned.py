@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.quantize_kv.reference import Packed, dequantize
-from kvsearch_kernels.rotations import angles, turned
+from kvsearch_kernels.rotary import angles, turned
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from kvsearch_kernels.numba_loops.kept import compiled
+from kvsearch_kernels.numba_loops.compiled import compiled
 from kvsearch_kernels.numba_loops.places import slots_in_use, slots_of
 from kvsearch_kernels.numba_loops.reading import ROWS, read
 from kvsearch_kernels.numba_loops.rows import BLOCK, PAIRS, SIDE, SLOTS

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from kvsearch_kernels.numba_loops.kept import compiled
+from kvsearch_kernels.numba_loops.compiled import compiled
 from kvsearch_kernels.numba_loops.memory import bits_of
 
 PLACED, SPOILT = -(1 << 63), 1 << 62  # orders of slots, see `choose_slots.reference`

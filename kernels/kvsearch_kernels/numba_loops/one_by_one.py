@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from kvsearch_kernels.numba_loops.kept import compiled
+from kvsearch_kernels.numba_loops.compiled import compiled
 from kvsearch_kernels.numba_loops.weighing import products, softmax, weigh
 
 

@@ -4,7 +4,7 @@
 import numpy as np
 from numba import float32
 
-from kvsearch_kernels.numba_loops.kept import compiled
+from kvsearch_kernels.numba_loops.compiled import compiled
 from kvsearch_kernels.numba_loops.memory import from_half, to_half
 from kvsearch_kernels.numba_loops.reading import copy
 from kvsearch_kernels.numba_loops.rows import AT, KIND, STRIDE_B, STRIDE_H, STRIDE_N

@@ -4,7 +4,7 @@
 import numpy as np
 from numba import carray
 
-from kvsearch_kernels.numba_loops.kept import compiled
+from kvsearch_kernels.numba_loops.compiled import compiled
 from kvsearch_kernels.numba_loops.memory import pointer
 from kvsearch_kernels.numba_loops.rows import LENGTHS, SLOTS
 

@@ -5,7 +5,7 @@ import numpy as np
 from numba import carray, float32
 
 from kvsearch_kernels.numba_loops.attending import attend
-from kvsearch_kernels.numba_loops.kept import compiled
+from kvsearch_kernels.numba_loops.compiled import compiled
 from kvsearch_kernels.numba_loops.memory import pointer, to_half
 from kvsearch_kernels.numba_loops.places import slot, slots_of
 from kvsearch_kernels.numba_loops.rows import (

@@ -7,7 +7,7 @@ import numpy as np
 from numba import float32, types
 from numba.extending import overload
 
-from kvsearch_kernels.numba_loops.kept import LOOSE, compiled
+from kvsearch_kernels.numba_loops.compiled import LOOSE, compiled
 from kvsearch_kernels.numba_loops.memory import from_bits
 
 LANES = 16  # numbers that are compared side by side

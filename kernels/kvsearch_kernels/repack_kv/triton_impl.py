@@ -12,12 +12,12 @@ from torch import Tensor
 from kvsearch_kernels.configs import REPACK_ROWS, repack_warps
 from kvsearch_kernels.decode_attention.reference import slots_of
 from kvsearch_kernels.decode_attention.triton_impl import levels_on
+from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.launch import FUSED, ceil_div, check_slots, emulated, on
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
+from kvsearch_kernels.repack_kv.limits import why_not
 from kvsearch_kernels.repack_kv.reference import Held, NewPool
 from kvsearch_kernels.repack_kv.table import constants, heads_of, kinds_of, rows_of
-from kvsearch_kernels.repack_kv.takes import why_not
-from kvsearch_kernels.sending import sent
 
 __all__ = ["emulated", "forward", "why_not"]
 

@@ -17,8 +17,8 @@ from kvsearch.cache.by_age.plans import Plan, applies, compacted, plan
 from kvsearch.cache.by_age.versions import Versions, leave, versions
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
+from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.lifetime_attention import lifetime_attention
-from kvsearch_kernels.sending import sent
 
 BLOCK = 128  # queries that share one gather of the keys alive around them
 LEAST = 16  # tokens for which a plan is made anew

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvsearch.policy import LayerLayout, Policy
-from kvsearch.policy.closings import Course, Flags, course
 from kvsearch.policy.schedule import NEVER, Ints
+from kvsearch.policy.sequences import Course, Flags, course
 
 
 def applies(policy: Policy) -> bool:

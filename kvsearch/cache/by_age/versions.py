@@ -16,7 +16,7 @@ from torch import Tensor
 from kvsearch.cache.slots.formats import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.policy.schedule import Ints
-from kvsearch_kernels.sending import sent
+from kvsearch_kernels.host_to_device import sent
 
 
 @dataclass(frozen=True, eq=False)

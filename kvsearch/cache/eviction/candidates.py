@@ -79,7 +79,7 @@ class Candidates:
             )
 
     def compact(self) -> tuple[Tensor, Tensor | None]:
-        """Pick as many victims as there are new tokens, and note survivors among the new there.
+        """Pick as many evicted as there are new tokens, and note survivors among the new there.
 
         Returns:
             Slots to write `[B, V, c]`, and which new token goes into each (None: in order).
@@ -98,7 +98,7 @@ class Candidates:
         return places, which
 
     def _pick(self) -> Tensor:
-        """Slots of the victims `[B, V, c]`: lowest score, and of equals the oldest."""
+        """Slots of the evicted `[B, V, c]`: lowest score, and of equals the oldest."""
         rank = self.scorer.corrected(self.seen)
         if self.scorer.rule.pool > 1:
             order = self.born.argsort(-1)  # smoothing is over neighbours in time
@@ -110,11 +110,11 @@ class Candidates:
         key = torch.add(self._born, rank.view(torch.int32), alpha=1 << 32)
         if self._mask:
             key.masked_fill_(self._born >= self.seen - self.policy.recent_window, LAST)
-        victims = key.topk(self.c, largest=False, sorted=False).indices
-        return victims.add_(self._from) if self._from else victims
+        evicted = key.topk(self.c, largest=False, sorted=False).indices
+        return evicted.add_(self._from) if self._from else evicted
 
     def _match(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Pair victims among the old with survivors among the new; the rest stay where they are."""
+        """Pair evicted among the old with survivors among the new; the rest stay where they are."""
         places = places.sort(-1).values  # the old first
         gone = torch.zeros(*places.shape[:-1], self.c + 1, dtype=torch.uint8, device=places.device)
         gone.scatter_(-1, (places - self.n + 1).clamp_min_(0), 1)

@@ -14,7 +14,7 @@ from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer, Slots
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.choose_slots import Ask, Choice, Sums, best_between, choose_slots
-from kvsearch_kernels.sending import sent
+from kvsearch_kernels.host_to_device import sent
 
 
 @dataclass(frozen=True)

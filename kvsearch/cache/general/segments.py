@@ -12,9 +12,9 @@ from kvsearch.cache.general.compaction import carry_out, decide
 from kvsearch.cache.slots.formats import straight
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Segment, Slots
+from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.scored_attention import scored_attention
-from kvsearch_kernels.sending import sent
 
 ROWS = 512  # queries per attention map, so that a long prompt needs no T x T memory
 

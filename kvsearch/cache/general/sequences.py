@@ -1,14 +1,14 @@
 """Eviction with anchors: at the end of a sequence, and in a full layer.
 
-Which slots those are is known on the host (`policy.closings`), and is the same in all heads but for
-what a rule picks among the ordinary tokens of the open sequence.
+Which slots those are is known on the host (`policy.sequences`), and is the same in all heads but
+for what a rule picks among the ordinary tokens of the open sequence.
 """
 
 from kvsearch.cache.general.compaction import Decision, settled
 from kvsearch.cache.state import LayerState
 from kvsearch.rules import Slots
 from kvsearch_kernels.choose_slots import best_between
-from kvsearch_kernels.sending import sent
+from kvsearch_kernels.host_to_device import sent
 
 
 def take_ahead(state: LayerState, most: int) -> int:
@@ -41,7 +41,7 @@ def hidden(state: LayerState) -> list[int]:
 def ended(state: LayerState, slots: Slots) -> Decision | None:
     """Drop what the newest token leaves behind; None if it leaves nothing."""
     assert state.sequences is not None
-    stays = state.sequences.closing()
+    stays = state.sequences.kept_at_end()
     if stays is None:
         return None
     scores = None
@@ -61,9 +61,9 @@ def evicted(state: LayerState, slots: Slots) -> Decision:
     if scorer is not None and (over or layer.policy.tagged):
         scores = scorer.ranks(slots)
     if over and target is not None:
-        room = sequences.room(target)
-        keep = sent(room.stays, state.store.device)
-        if scores is not None and n - target < room.last - room.first:
-            keep = best_between(scores, room.first, room.last, n - target)
-        sequences.keep(room.stays)
+        found = sequences.eviction(target)
+        keep = sent(found.stays, state.store.device)
+        if scores is not None and n - target < found.last - found.first:
+            keep = best_between(scores, found.first, found.last, n - target)
+        sequences.keep(found.stays)
     return settled(layer, state.store, keep, scores)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from kvsearch.errors import PolicyError
 from kvsearch.policy import Anchors, Policy
 from kvsearch.policy.anchors import NEW
-from kvsearch.policy.closings import Flags
+from kvsearch.policy.sequences import Flags
 from kvsearch.text.endings import endings, full_stop
 
 Ids = NDArray[np.int64]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.rotations import turned
+from kvsearch_kernels.rotary import turned
 
 
 class Rotary:

@@ -11,7 +11,7 @@ from kvsearch_kernels.quantize_kv import (
     fake_quantize,
     quantize_kv,
 )
-from kvsearch_kernels.repack_kv import NewPool, takes
+from kvsearch_kernels.repack_kv import NewPool, limits
 
 FORMATS = [  # of which the probes have none; half of them in the quick lane
     Format(8, 32, rotate=True), Format(5, 128), Format(1, 32, rotate=True),
@@ -91,5 +91,5 @@ def test_more_places_than_32_bits_count_are_refused():
     x = torch.zeros(1, 1, 1, 128).half().expand(1, 1, 1 << 24, 128)
     for held, reason in ((x, "at most 2147483647"), (x[:, :, :-1], None)):
         pool = NewPool(torch.arange(4), [Part(held, held)], 0, (None, None))
-        found = takes.why_not([pool], dtype=x.dtype, native=x.dtype)
+        found = limits.why_not([pool], dtype=x.dtype, native=x.dtype)
         assert found == reason or (reason and reason in found)

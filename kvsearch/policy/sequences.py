@@ -1,4 +1,4 @@
-"""What anchors do to one layer's slots, in integers: who leaves when, and the bytes of a text.
+"""What anchors do to one layer's slots, in integers: what is evicted when, and the bytes of a text.
 
 Which tokens are anchors is known only with the text, so this part of the schedule, and the bytes
 that follow from it, are functions of one flag a token. No torch.
@@ -18,8 +18,8 @@ from kvsearch.policy.types import Policy
 Flags = NDArray[np.bool_]
 
 
-class Room(NamedTuple):
-    """Who leaves when a layer holds more than its target.
+class Eviction(NamedTuple):
+    """Which slots are evicted when a layer holds more than its target.
 
     Attributes:
         stays: slots that stay when the oldest ordinary tokens go first, then the oldest anchors.
@@ -98,21 +98,21 @@ class Sequences:
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(self.anchor[:-1])
 
-    def closing(self) -> Ints | None:
+    def kept_at_end(self) -> Ints | None:
         """Slots that stay now that the newest token has attended, or None if all do."""
         if not self._close:
             return None
         gone = self._closed() & (self.tokens < self.seen - self._recent)
         return np.flatnonzero(~gone) if gone.any() else None
 
-    def room(self, target: int) -> Room:
-        """Who leaves so that `target` slots are left."""
+    def eviction(self, target: int) -> Eviction:
+        """Which slots are evicted so that `target` are left."""
         free = ~self._safe(self.tokens) & (self.tokens < self.seen - self._recent)
         ordinary, anchors = (np.flatnonzero(free & x) for x in (~self.anchor, self.anchor))
         gone = np.concatenate([ordinary, anchors])[: len(self.tokens) - target]
         stays = np.delete(np.arange(len(self.tokens)), gone)
         first = int(ordinary[0]) if ordinary.size else 0
-        return Room(stays, first, first + ordinary.size)
+        return Eviction(stays, first, first + ordinary.size)
 
     def keep(self, slots: Ints) -> None:
         """Hold only these slots."""
@@ -186,12 +186,12 @@ def course(layer: LayerLayout, flags: Flags, prompt: int = 0) -> Course:
         held.take(flags[seen : seen + many])
         spans.append(Span(many, compacted, residual))
         seen, residual = seen + many, residual + many
-        closed = held.closing()
+        closed = held.kept_at_end()
         if closed is not None:
             death[np.delete(held.tokens, closed)] = seen
             held.keep(closed)
         if seen == due and layer.target is not None and len(held.tokens) > layer.target:
-            stays = held.room(layer.target).stays
+            stays = held.eviction(layer.target).stays
             death[np.delete(held.tokens, stays)] = seen
             held.keep(stays)
         if seen == due or closed is not None:

@@ -12,7 +12,7 @@ from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, why_not_
 from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, sides_of
 from kvsearch_kernels.decode_step.turned import Turned
 from kvsearch_kernels.launch import why_not_here
-from kvsearch_kernels.repack_kv.takes import MOST_KINDS as MOST_REPACKED
+from kvsearch_kernels.repack_kv.limits import MOST_KINDS as MOST_REPACKED
 
 # Head size -> pairs of formats in a layer, at most: each is code of its own in one kernel, and with
 # 256 channels more of them spill.
