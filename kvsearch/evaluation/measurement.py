@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.policy.closings import TextBytes
+from kvsearch.policy.sequences import TextBytes
 from kvsearch.records import Interval, Kept
 from kvsearch.stats import wilson
 
