@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import channels
 from kvsearch.cache.by_age import lifetimes, plans
 from kvsearch.cache.channels import View
 from kvsearch.cache.heads import advance
@@ -106,10 +105,11 @@ def run(
 
 
 def holds(policy: Policy, way: str, calls: Sequence[int], lane: Device) -> None:
-    """On the device as on the CPU, without waiting."""
+    """On the device as on the CPU, without waiting but for AdaKV's counts after a prompt."""
     packed, fast, _ = WAYS[way]
     got = run(policy, packed, fast, calls, lane)
-    assert not lane.waits, (lane.waits, policy.to_json())
+    most = int(policy.budgets.kind == "adakv" and policy.trigger == "prompt")
+    assert lane.waits.total() <= most, (lane.waits, policy.to_json())
     want = run(policy, packed, fast, calls, None)
     assert torch.allclose(got, want, rtol=1e-4, atol=1e-4), policy.to_json()
 
@@ -241,13 +241,12 @@ def test_which_channels_stay_is_copied_to_a_layer_once(name: str, lane: Device) 
         for x in (View(policy, i, SHAPE.head_dim) for i in range(SHAPE.layers))
         if x.keys is not None or x.values is not None
     )
-    states = [LayerState(layout(policy, SHAPE).layers[0], packed=True)]
     waits = []
-    with torch.inference_mode(), lane, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channels, "advance", lambda states, q, k, v, **more: q[..., : v.shape[-1]])
+    with torch.inference_mode(), lane:
         for m in (PROMPT, 1, 1):
             q, k, v = (tagged(torch.randn(1, h, m, SHAPE.head_dim)) for h in (6, 2, 2))
-            view.attend(states, q, k, v, scale=0.2, softcap=None)
+            out = view.kept(q, k, v)[2].repeat_interleave(3, 1)
+            view.whole(out, SHAPE.head_dim)
             waits.append(lane.waits.total())
     assert waits[0] == waits[-1] <= 2
 

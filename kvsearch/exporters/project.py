@@ -75,8 +75,8 @@ def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | Non
         return policy
     given = policy
     rule = policy.rule
-    together = policy.rereads or policy.budgets.across == "model"
-    if rule is not None and together and "trigger" in lost:  # no prompt, nothing after it
+    after = rule is not None and ("rereading" in rule.needs or policy.budgets.across == "model")
+    if after and "trigger" in lost:  # no prompt, nothing after it
         shares = Budgets() if policy.budgets.kind == "adakv" else policy.budgets
         given = policy.model_copy(update={"rule": None, "budgets": shares})
     for name in lost:
