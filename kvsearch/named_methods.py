@@ -274,6 +274,21 @@ METHODS: dict[str, Method] = {
         "combined",
         "H2O in 4 bits, tuned by hand: short interval, small groups",
     ),
+    "kvzip+k5v4": Method(
+        dict(
+            rule="kvzip",
+            sinks=4,
+            budgets="global",
+            trigger="prompt",
+            tiers="k5v4",
+            rotate=True,
+            levels="lloyd",
+            group="head",
+        ),
+        "combined",
+        "KVzip with rotated 5-bit keys and 4-bit values",
+        baseline=False,
+    ),
     "rotated+sensitivity": Method(
         dict(_DESIGNED, recent_window=128, budgets="sensitivity"),
         "earlier",
