@@ -52,6 +52,7 @@ PUBLISHED = (
     "expected-attention-mean", "criticalkv-prompt", "chunkkv-prompt", "defensivekv-prompt", "kvzip",
 )  # fmt: skip
 BY_HAND = ("h2o+int4-fine", "rotated+heads")
+KVZIP = "kvzip+k5v4"
 WITH_HEADS = ("snapkv-prompt", "criticalkv-prompt", "defensivekv-prompt")
 BITS = {"tiers": "k5v4", "rotate": True, "levels": "lloyd", "group": "head"}
 OURS = {"budgets": "heads", "exponent": 1.0, **BITS}
@@ -60,9 +61,8 @@ OURS = {"budgets": "heads", "exponent": 1.0, **BITS}
 def policies(setting: Setting) -> dict[str, Policy]:
     """All that fit the budget, by name."""
     points = {name: dict(point.knobs) for name, point in load(DEFAULT, prompted=True).items()}
-    known = {name: dict(METHODS[name].knobs) for name in (*PUBLISHED, *BY_HAND)} | points
+    known = {name: dict(METHODS[name].knobs) for name in (*PUBLISHED, *BY_HAND, KVZIP)} | points
     known |= {f"{name}, our heads and bits": {**METHODS[name].knobs, **OURS} for name in WITH_HEADS}
-    known["kvzip, our bits"] = {**METHODS["kvzip"].knobs, **BITS}
     found: dict[str, Policy] = {}
     for name, knobs in known.items():
         try:
