@@ -15,6 +15,7 @@ from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.measure import measure
 from kvsearch.policy_search.work import Job
 from kvsearch.records import Interval, Kind, Trial
 
@@ -62,6 +63,16 @@ def final(folder: RunFolder, windows: dict[str, int], **more: Any) -> FinalEvalu
     return FinalEvaluation(
         folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}, windows, **more
     )
+
+
+def test_a_record_of_fewer_windows_is_measured_again(tmp_path: Path) -> None:
+    """It was joined with itself, and then dropped: a run ended in the words of a damaged one."""
+    folder, policy = RunFolder(tmp_path / "run"), Policy(slots=8)
+    key = policy.fingerprint(SHAPE.layers)
+    for windows in (2, 4):
+        measure(Inline(Session()), folder, "report", [policy], SETTING, windows=windows)
+        assert folder.load_nll("report", key).nll.shape == (windows, TOKENS - 1)
+    folder.close()
 
 
 @pytest.mark.parametrize(("moved", "best"), [(0.0, "16"), (0.2, "12")])

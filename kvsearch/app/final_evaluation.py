@@ -152,10 +152,8 @@ class FinalEvaluation:
             wanted[lead.name] = LARGER
         made = {n: resized(known[n], self.setting, shares) for n, shares in wanted.items() if n}
         policies = [p for some in made.values() for p in some]
-        failures = self._measure(
-            "report", "other sizes", policies, windows=min(self.together, self.windows["report"]),
-            resident=False,
-        )  # fmt: skip
+        windows = min(self.together, self.each or self.windows["report"])  # as all rows have
+        failures = self._measure("report", "other sizes", policies, windows=windows, resident=False)
         found = []
         for name, some in made.items():
             keys = [p.fingerprint(self.setting.shape.layers) for p in some]

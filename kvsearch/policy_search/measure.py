@@ -102,7 +102,7 @@ class _Listed:
                 self._done(e)
             elif e.fingerprint in self.failures:
                 continue
-            elif self.folder.has_nll(e.kept, e.fingerprint):
+            elif e.piece and self.folder.has_nll(e.kept, e.fingerprint):
                 attempts.end(e.kept, e.fingerprint)
                 self._join(e)
             elif e.counted and attempts.of(e.kept, e.fingerprint) >= ATTEMPTS:
