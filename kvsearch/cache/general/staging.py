@@ -79,6 +79,7 @@ class StagedStore(DenseStore):
         self.origin = torch.arange(store.n, device=k.device)
         self.arrived = store.n
         self.tiered = len(self.codecs) > 2
+        self.rounds |= self.tiered  # codes move between tiers of 16 bits, too
         self.fresh: list[tuple[list[Held], list[Held]]] = [([], []) for _ in self.codecs]
         if self.tiered:
             self.rows = _rows(store, k)
