@@ -110,6 +110,17 @@ def test_asks_that_share_a_batch_are_what_they_are_alone(
     assert found.tokens.tolist() == [4, 6, 4, 1, 1, 4]
 
 
+def test_asks_of_one_length_are_one_pass(models: dict[int, LoadedModel]) -> None:
+    loaded, passes = models[16], []
+    hook = loaded.model.base_model.register_forward_pre_hook(
+        lambda _, args, given: passes.append((*args, given.get("input_ids"))[0].shape),
+        with_kwargs=True,
+    )
+    answers(Evaluator(loaded), policy_of("h2o+int4"), Prompts("apart", (APART,)), resident=False)
+    hook.remove()
+    assert [tuple(x) for x in passes[-3:]] == [(1, 90), (3, 10), (1, 5)]
+
+
 @pytest.mark.parametrize(
     ("name", "see"),
     [*((n, "agnostic") for n in NAMES), *((n, "aware") for n in ("h2o+int4", "snapkv-prompt"))],

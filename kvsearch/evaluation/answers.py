@@ -242,7 +242,7 @@ class _Replay:
         """
         context, rows = self._prompt(item.context), dict[int, tuple[_Row, Tensor]]()
         alone = self.weighs or self._policy.budgets.kind == "adakv"  # which serve one sequence
-        together = 1 if alone else max(1, TOGETHER // item.context.size)
+        together = 1 if alone else max(1, TOGETHER // max(1, item.context.size))
         batches = _alike(item.asks, together)
         for mine in batches:
             cache = context.cache if mine is batches[-1] else context.cache.fork()
