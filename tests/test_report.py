@@ -199,6 +199,21 @@ def test_the_recommendation_is_the_last_that_a_run_prints() -> None:
     assert "by at least: h2o 240 0.030" in table_
 
 
+def test_a_policy_that_reads_a_prompt_twice_says_so_and_names_the_best_that_does_not() -> None:
+    made = make_summary()
+    kvzip = Policy.model_validate(
+        {"slots": 240, "rule": {"name": "reread"}, "trigger": "prompt", "sinks": 4}
+    )
+    assert "after the prompt, which is read twice" in describe(kvzip)
+    rows = [replace(r, policy=kvzip) if r.name == "trial 31" else r for r in made.rows]
+    again = replace(made, rows=rows)
+    others = [r for r in rows if r.within_budget and r.kind != "full" and r.name != "trial 31"]
+    best = min(others, key=lambda r: r.nll)
+    said = f"read it once, {best.name} loses least: dNLL {best.dnll_full}."
+    assert said in " ".join(closing(again, Path("run")).split()) and said in page(again)
+    assert "twice" not in closing(made, Path("run")) + page(made)
+
+
 def test_the_name_of_a_row_is_cut_only_where_nothing_else_helps() -> None:
     columns = [Column("policy", 20, left=True), Column("MiB", 8), Column("n", 6, drop=1)]
     rows = [["a-very-long-policy-name", "5.62", "1280"]]

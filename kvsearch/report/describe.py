@@ -10,7 +10,6 @@ from kvsearch.rules import Attention, Rule
 
 _TRIGGER = {
     "stream": "",
-    "prompt": ", once after the prompt",
     "prompt+stream": ", from the prompt on",
     "generation": " after the prompt, which stays",
 }
@@ -51,7 +50,9 @@ def describe(policy: Policy) -> str:
         parts.append(_precision(policy))
     if policy.channels.active:
         parts.append(_channels(policy))
-    if policy.compacts:
+    if policy.compacts and policy.trigger == "prompt":
+        parts.append("once after the prompt" + ", which is read twice" * policy.rereads)
+    elif policy.compacts:
         step = "token" if policy.interval == 1 else f"{policy.interval} tokens"
         parts.append(f"every {step}{_TRIGGER[policy.trigger]}")
     if policy.active_rule is not None:

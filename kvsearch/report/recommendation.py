@@ -110,6 +110,8 @@ def costs(summary: Summary) -> tuple[str, ...]:
         f"{bytes_text(full.bytes_peak)}"
     )
     said = [f"{saved}, and {_change(row.dnll_full, 'the full cache', text)}."]
+    if again := second_reading(summary):
+        said.append(again)
     found = summary.against("method")
     if found is not None and found.against != row.name:
         change = _change(found.dnll, f"{found.against}, the best published method", text)
@@ -118,6 +120,22 @@ def costs(summary: Summary) -> tuple[str, ...]:
         if more:
             said.append(f"{more[0].upper()}{more[1:]}.")
     return tuple(said)
+
+
+def second_reading(summary: Summary) -> str:
+    """What the recommended policy costs before an answer, where it reads a prompt twice."""
+    if summary.recommended is None or not summary.row(summary.recommended).policy.rereads:
+        return ""
+    said = "It reads a prompt twice, so that a prefill takes about twice as long."
+    others = (r for r in summary.rows if r.within_budget and r.kind != "full")
+    once = [r for r in others if not r.policy.rereads]
+    if not once:
+        return said
+    best, loss = min(once, key=lambda r: r.nll), words_of(summary).loss
+    return (
+        f"{said} Of the policies that read it once, {best.name} loses least: {loss} "
+        f"{best.dnll_full}."
+    )
 
 
 def _change(d: Interval, other: str, text: bool) -> str:

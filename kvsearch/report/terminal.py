@@ -10,7 +10,7 @@ from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed, text_part
 from kvsearch.report.figure import LABEL
-from kvsearch.report.recommendation import costs
+from kvsearch.report.recommendation import costs, second_reading
 from kvsearch.report.screen import Column, columns_of, folded, printed, table
 from kvsearch.report.tables import behind_text, bytes_text, least, needles_text, sizes_text
 from kvsearch.report.words import TEXT, Words, words_of
@@ -156,6 +156,8 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
     lines = [f"Recommended for {budget:g} fp16 slots per layer: {row.name} ({LABEL[row.kind]})"]
     if said := costs(summary):
         lines.append(f"  {said[0]}")
+    if again := second_reading(summary):
+        lines.append(f"  {again}")
     for k in row.workloads:
         full = next(x for x in summary.row("full").workloads if x.workload == k.workload)
         lines.append(
