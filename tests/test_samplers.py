@@ -434,7 +434,7 @@ def test_rules_and_formats_outside_the_space_do_not_widen_the_process() -> None:
     assert "key norm" in wider and "pooled" not in wider
 
 
-def test_hope_is_of_losses_that_can_still_be_saved() -> None:
+def test_the_expected_gain_is_of_losses_that_can_still_be_saved() -> None:
     """A tenth of all losses leaves less to save, and a best policy that is lucky is no gain."""
     context, (_, study) = Context(SPACE, SETTING), search("random", 0, 6)
     model = Kvei(0, context)
@@ -448,7 +448,7 @@ def test_hope_is_of_losses_that_can_still_be_saved() -> None:
                     state=t.state, values=values, params=t.params, distributions=t.distributions
                 )
             )
-        return model.hope(made)
+        return model.expected_gain(made)
 
     assert told(1.0, 3) == float("inf")  # too few for a model
     whole, small = told(1.0), told(0.1)

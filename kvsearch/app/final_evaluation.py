@@ -1,4 +1,8 @@
-"""The final evaluation: the front is frozen, then everything is measured once on other text."""
+"""Selection and final evaluation.
+
+Finalists are measured on other text, the best of them is recommended, the rows of the report are
+frozen, and everything is measured once on a third text.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +77,7 @@ class FinalEvaluation:
 
     def go(self, trials: list[Trial]) -> Measured:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
-        recommended = self._recommend(trials)
+        recommended = self._select(trials)
         front = self._front(trials)
         report = self._report_windows
         chosen = self._chosen(trials, {*front[:FRONT], recommended})
@@ -107,7 +111,7 @@ class FinalEvaluation:
         done = [t for t in trials if t.state == "complete" and t.nll is not None]
         return most_measured([t for t in done if (t.bytes_peak or 0) <= limit])
 
-    def _recommend(self, trials: list[Trial]) -> str | None:
+    def _select(self, trials: list[Trial]) -> str | None:
         """Measure the best few within the budget on the select text; the best on both texts.
 
         That a policy is among the few is partly chance on the search text, but the same chance for

@@ -54,7 +54,7 @@ from kvsearch.space import load as load_space
 from kvsearch.workloads.parts import Part, Rows
 
 EXAMPLES = 5  # prompts of a report whose answers are shown
-LEAST_HOPE = 0.003  # nats per token, or shares of a context, see `studies/2026-11-first-answer`
+LEAST_GAIN = 0.003  # nats per token, or shares of a context, see `studies/2026-11-first-answer`
 LOOK_EVERY = 1.0  # seconds between looks at what is known while a search runs
 
 
@@ -269,15 +269,16 @@ class Run:
     def _enough(self, context: Context) -> Callable[[optuna.Study], bool]:
         """Whether further proposals are worth less than anyone would notice."""
         model = Kvei(self.options.seed % 2**32, context)
+        unit = "of the context" if self.setting.prompt else "nats per token"
 
         def enough(study: optuna.Study) -> bool:
-            hope = model.hope(study)
-            if hope < LEAST_HOPE:
+            gain = model.expected_gain(study)
+            if gain < LEAST_GAIN:
                 self.shown.say(
-                    f"no further proposals: the best is expected to save {hope:.4f} nats per "
-                    f"token, less than {LEAST_HOPE} (--trials N makes N)"
+                    f"no further proposals: the best is expected to save {gain:.4f} {unit}, "
+                    f"less than {LEAST_GAIN} (--trials N makes N)"
                 )
-            return hope < LEAST_HOPE
+            return gain < LEAST_GAIN
 
         return enough
 

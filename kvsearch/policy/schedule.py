@@ -1,4 +1,4 @@
-"""Who leaves when, in integers: the one place that the cache, the reports and the race all read.
+"""Which slots are evicted when, in integers: what the cache, the evaluation and the reports read.
 
 Compactions follow from the number of tokens seen. Without a rule, so does everything else: which
 slots stay, which rungs a ladder keeps, which tier a slot moves into. No torch.

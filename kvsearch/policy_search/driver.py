@@ -21,7 +21,7 @@ from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation, Loop
 from kvsearch.policy_search.measure import GIVEN_UP, PART, measure
-from kvsearch.policy_search.proposals import Proposals
+from kvsearch.policy_search.pacing import Pacing
 from kvsearch.policy_search.state import SearchState, Watch
 from kvsearch.policy_search.study import Study
 from kvsearch.policy_search.task import KINDS, Task, admitted, baselines
@@ -43,7 +43,7 @@ class Search:
     Attributes:
         loop: of the evaluations, over all slots of the executor.
         state: what was found.
-        proposals: how many free ones are still made.
+        pacing: how many free proposals are still made.
         methods: that are still to be evaluated, by name.
     """
 
@@ -51,8 +51,8 @@ class Search:
         self.task, self.executor, self.folder = task, executor, folder
         self.loop = Loop(executor, folder.attempts, self)
         self.state = state = SearchState(task, folder, watch, self.loop.running)
-        self.proposals = Proposals(state)
-        self._windows = WindowScheduler(state, self.proposals, executor.slots)
+        self.pacing = Pacing(state)
+        self._windows = WindowScheduler(state, self.pacing, executor.slots)
         known = {t.name for t in [*state.trials, *state.interrupted]}
         first = [
             *task.portfolio,
@@ -111,9 +111,9 @@ class Search:
                 if state.recover(wider):
                     continue
                 return wider
-            elif self.proposals.wanted() and not self.proposals.waits():
+            elif self.pacing.wanted() and not self.pacing.waits():
                 state.renew()
-                if self.proposals.end():
+                if self.pacing.end():
                     continue
                 asked, knobs = state.study.ask()
                 trial = self.admit(asked, f"trial {asked.number}", "searched", knobs)

@@ -13,7 +13,7 @@ from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.crash_counter import ATTEMPTS
 from kvsearch.policy_search.loop import Evaluation
 from kvsearch.policy_search.measure import GIVEN_UP, PART
-from kvsearch.policy_search.proposals import Proposals
+from kvsearch.policy_search.pacing import Pacing
 from kvsearch.policy_search.state import SearchState
 from kvsearch.records import Trial
 
@@ -26,12 +26,12 @@ class WindowScheduler:
 
     Args:
         state: of the search.
-        proposals: the free proposals that the windows alternate with.
+        pacing: of the free proposals that the windows alternate with.
         slots: evaluators.
     """
 
-    def __init__(self, state: SearchState, proposals: Proposals, slots: int) -> None:
-        self.state, self.proposals, self.slots = state, proposals, slots
+    def __init__(self, state: SearchState, pacing: Pacing, slots: int) -> None:
+        self.state, self.pacing, self.slots = state, pacing, slots
 
     def due(self) -> Evaluation | None:
         """A contender on further windows, if they are due; or the full cache there.
@@ -41,9 +41,9 @@ class WindowScheduler:
         have the most windows, and only policies with the most are chosen.
         """
         state, covered = self.state, self.state.covered()
-        if self.proposals.wanted():
+        if self.pacing.wanted():
             most = state.task.windows
-            if self.proposals.waits() or self._given(covered) >= self.proposals.made():
+            if self.pacing.waits() or self._given(covered) >= self.pacing.made():
                 return None
         else:
             most = self._most(covered)
@@ -62,10 +62,10 @@ class WindowScheduler:
         if not under_way:
             return None
         further = len(under_way) - sum(e.trial is not None and not e.first for e in under_way)
-        if further >= self.slots - self.proposals.reserved(self.slots):
+        if further >= self.slots - self.pacing.reserved(self.slots):
             return None
         covered, running = state.covered(), state.under_way()
-        wanted = self.proposals.wanted()
+        wanted = self.pacing.wanted()
         waits = wanted or running
         if not waits and not any(e.due for e in under_way):
             return None  # the search has ended but for what is under way

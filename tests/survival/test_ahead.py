@@ -75,7 +75,7 @@ class Fleet:
         complete = [t for t in search.trials if t.state == "complete"]
         level = (
             GROWN
-            if search.proposals.wanted()
+            if search.pacing.wanted()
             else max(len(self.sent[t.fingerprint]) for t in complete)
         )
         for t in fidelity.contenders(search.trials, SETTING.budget_bytes):
@@ -83,7 +83,7 @@ class Fleet:
 
     def look_at_end(self, search: Search, slot: int) -> None:
         """Nothing is begun ahead when only such windows are under way: it would never end."""
-        if not search.proposals.wanted() and not search.state.under_way():
+        if not search.pacing.wanted() and not search.state.under_way():
             others = [e for s, e in search.loop.running.items() if s != slot]
             assert any(e.due for e in [search.loop.running[slot], *others])
 

@@ -8,7 +8,7 @@ from toy import GROWN, Session, Toy, task
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.loop import Evaluation
-from kvsearch.policy_search.proposals import AT_ONCE
+from kvsearch.policy_search.pacing import AT_ONCE
 from kvsearch.policy_search.work import Job, Outcome, attempt
 
 SLOTS, TRIALS = 32, 40

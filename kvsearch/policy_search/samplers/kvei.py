@@ -97,7 +97,7 @@ class Kvei(PointSampler):
         speeds = [s.point.speed for s in history.done]
         return rng.uniform(min(speeds), max(speeds))
 
-    def hope(self, study: Study) -> float:
+    def expected_gain(self, study: Study) -> float:
         """Expected loss that the best further policy would save, in nats per token.
 
         Over the best policy within the budget, by the model's own mean of it: what that one was

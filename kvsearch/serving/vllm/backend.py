@@ -1,6 +1,6 @@
 """Attention in vLLM: each request of a step attends over its own packed slots.
 
-On a CPU and on CUDA alike, `engine.advance` runs what the policy says; the ops below it choose
+On a CPU and on CUDA alike, `cache.heads.advance` runs what the policy says; the ops below it choose
 their kernels. Requests attend one after the other.
 """
 

@@ -12,8 +12,8 @@ AT_ONCE = 0.5  # share of the free proposals that are left which is evaluated at
 MISSES = 50  # proposals without an evaluation, per trial asked for, after which none is made
 
 
-class Proposals:
-    """The free proposals of a search.
+class Pacing:
+    """How many free proposals a search still makes.
 
     Args:
         state: of the search.
