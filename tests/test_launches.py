@@ -104,11 +104,12 @@ def counts(name: str) -> dict[str, int]:
     parts = [part for part in layout(policy, shape).layers if part.layer == 1]
     kinds = {"rotated+heads": SHAPE.kv_heads} | {k: x.kv_heads for k, x in KINDS.items()}
     assert len(parts) == (2 if name in OWN else kinds.get(name, 1))
+    steps = max(40, 2 * policy.interval + 12)  # tokens
     with kernels(device) as made, torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
         states = [LayerState(p, packed=True, rotary=rotary, stream=stream(policy)) for p in parts]
-        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * STEPS], device, shape)):
-            if i < STEPS // 2:  # tables are made, and kernels compiled, once
+        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * steps], device, shape)):
+            if i < steps // 2:  # tables are made, and kernels compiled, once
                 warm = {k: len(kernel.variants) for k, kernel in made.items()}
                 continue
             what = "compaction" if compacts else "step"
