@@ -1,6 +1,7 @@
 """Fixtures that several test files share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,20 @@ from kvsearch.models.load import LoadedModel, load_model
 threads = max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 torch.set_num_threads(threads)
 os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs of a tiny model take half of their time to draw: only modules with PICTURES do."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "PICTURES", False):
+            patch.setattr("kvsearch.report.pareto_figure.draw", lambda *_, **__: None)
+            patch.setattr("kvsearch.report.figure.png", lambda _: b"PNG")
+            for name in ("slotmap_png.draw_slots", "needles.draw_needles"):
+                patch.setattr(f"kvsearch.report.{name}", lambda *_, **__: b"PNG")
+            for module in ("figure", "html"):
+                patch.setattr(f"kvsearch.report.{module}.svg", lambda *_: "<svg></svg>")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,6 @@ class Kernel:
         def run(*args: Any, **kwargs: Any) -> None:
             self.device.launches[f"triton::{self.name}"] += 1
             given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-            self.device.note(f"triton::{self.name}", (grid, given))
             self.variants.add(tuple((k, self._kind(k, v)) for k, v in sorted(given.items())))
 
         return run

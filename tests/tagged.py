@@ -78,7 +78,6 @@ class Device(TorchDispatchMode):
         launches: ops that would run on the device, by name.
         waits: ops for whose result the host would wait, by name.
         counting: whether they are counted.
-        trace: what each launch was given, all that a CUDA graph would fix; None keeps nothing.
     """
 
     def __init__(self) -> None:
@@ -86,7 +85,6 @@ class Device(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.counting = True
-        self.trace: list[Any] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check, count, run on the CPU, and tag the result."""
@@ -106,12 +104,8 @@ class Device(TorchDispatchMode):
             place = args[0].device
         there = place.type == ELSEWHERE.type
         name = func._schema.name
-        if (
-            self.counting
-            and (away or there)
-            and self._count(func, name, there, _waits(func, args, kwargs))
-        ):
-            self.note(name, (args, kwargs))
+        if self.counting and (away or there):
+            self._count(func, name, there, _waits(func, args, kwargs))
         if target is not None:
             kwargs["device"] = CPU
         plain = [_unwrap(x) for x in args]
@@ -124,21 +118,14 @@ class Device(TorchDispatchMode):
                 return same[0]
         return _wrap(result, place)
 
-    def note(self, name: str, given: Any) -> None:
-        """Keep the address, shape and strides of tensors, and all that is no tensor."""
-        if self.trace is not None:
-            self.trace.append((name, _fixed(given)))
-
-    def _count(self, func: Any, name: str, there: bool, waits: bool = False) -> bool:
+    def _count(self, func: Any, name: str, there: bool, waits: bool = False) -> None:
         # a result that comes back to the host, or numbers on the way from memory that may move
         if func in WAITS or waits or (not there and func not in COPIES):
             self.waits[name] += 1
         returns = func._schema.returns
         view = all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        launches = name not in FREE and not (returns and view)
-        if launches:
+        if name not in FREE and not (returns and view):
             self.launches[name] += 1
-        return launches
 
 
 def _waits(func: Any, args: Any, kwargs: Any) -> bool:
@@ -150,14 +137,6 @@ def _waits(func: Any, args: Any, kwargs: Any) -> bool:
         return given[0] != given[1] and not (len(args) > 2 and args[2])
     target = kwargs.get("device")
     return target is not None and given[0] != (torch.device(target).type == ELSEWHERE.type)
-
-
-def _fixed(x: Any) -> Any:
-    if isinstance(x, torch.Tensor):
-        return x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.device.type
-    if isinstance(x, dict):
-        return {k: _fixed(v) for k, v in x.items()}
-    return tuple(_fixed(y) for y in x) if isinstance(x, list | tuple) else x
 
 
 def _unwrap(x: Any) -> Any:

@@ -19,9 +19,9 @@ from kvsearch.cache.general.compaction import survivors
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel
-from kvsearch.named_methods import METHODS, at
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.rules import Attention, Place, Slots
+from kvsearch.rules import Attention, Place
 from tests.cache_cases import (
     EXTRA,
     IDS,
@@ -89,18 +89,6 @@ def test_the_cut_of_the_stream_does_not_matter_and_bytes_hold_at_every_step(
         if policy.trigger == "stream":
             once = loaded.model(ids, past_key_values=whole).logits
             assert (torch.cat(parts, 1) - once).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("name", FEW[:12])
-def test_the_future_changes_nothing(name: str, loaded: LoadedModel) -> None:
-    policy = policy_of(name)
-    changed = IDS.copy()
-    changed[:, -20:] = (changed[:, -20:] + 1) % 97
-    evaluator = Evaluator(loaded, batch=2)
-    a = evaluator.quality(policy, IDS, resident=False, prompt=PROMPT).nll
-    b = evaluator.quality(policy, changed, resident=False, prompt=PROMPT).nll
-    assert np.array_equal(a[:, : T - 21], b[:, : T - 21])
-    assert not np.array_equal(a[:, T - 20 :], b[:, T - 20 :])
 
 
 @pytest.mark.parametrize("positions", ["original", "cache"])
@@ -192,44 +180,12 @@ def place(heads: int, interval: int) -> Place:
     return Place(heads, heads, 8, interval, 1, torch.device("cpu"))
 
 
-def slots(n: int) -> Slots:
-    return Slots(n, n, n, n, lambda: pytest.fail("sums of attention read no keys"))
-
-
 @pytest.mark.parametrize("heads", [2, 200])
 def test_few_and_many_sums_are_smoothed_alike(heads: int) -> None:
     scorer = Attention(pool=5).scorer(place(heads, 32))
     total = torch.rand(1, heads, 40)
     near = torch.nn.functional.avg_pool1d(total[..., :30], 5, stride=1, padding=2)
     assert torch.equal(scorer.smooth(total, 30), torch.cat([near, total[..., 30:]], -1))
-
-
-@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0, 0)])
-def test_scores_of_uniform_attention(alpha: float, beta: float) -> None:
-    n = 30
-    scorer = Attention(alpha=alpha, beta=beta).scorer(place(heads=1, interval=1))
-    for t in range(n):
-        rows = torch.arange(1)
-        weight = scorer.row_weights(rows + t + 1, rows)
-        scorer.add(weight * torch.full((1, 1, t + 1), 1 / (t + 1)), t, 1)
-    got = scorer.ranks(slots(n))[0, 0]
-    if alpha:
-        assert torch.allclose(got, torch.ones(n))  # the correction removes age and dilution
-    else:
-        harmonic = torch.tensor([sum(1 / i for i in range(j + 1, n + 1)) for j in range(n)])
-        assert torch.allclose(got, harmonic)  # H2O's bias towards old tokens
-
-
-def test_tova_drops_the_least_attended_by_the_last_row() -> None:
-    policy = Policy(slots=6, rule=Attention(horizon=1, share="layer"))
-    layer = layout(policy, ModelShape(1, 2, 8, 2)).layers[0]
-    scorer = Attention(horizon=1, share="layer").scorer(place(heads=2, interval=1))
-    for t in range(6):
-        scorer.keep(None)
-        row = torch.tensor([[0.9, 0.1, 0.5, 0.2, 0.3, 0.4], [0.0, 0.7, 0.5, 0.1, 0.3, 0.4]])
-        scorer.add(row[None, :, : t + 1], t, 1)
-    index, _ = survivors(layer, 6, 0, scorer.ranks(slots(6)), CPU, layer.target)
-    assert index is not None and index.flatten().tolist() == [0, 1, 2, 4, 5]
 
 
 def test_a_better_tier_holds_no_token_that_was_ever_in_a_worse_one() -> None:
@@ -259,19 +215,6 @@ def test_a_better_tier_holds_no_token_that_was_ever_in_a_worse_one() -> None:
 def real_text(loaded: LoadedModel, tokens: int) -> np.ndarray:
     text = "The cache of a language model grows with every token that it reads, and so does " * 9
     return np.asarray(loaded.tokenizer(text)["input_ids"][:tokens])[None]
-
-
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["h2o", "lacache"])
-def test_real_model_replay_is_exact_in_fp32(name: str, real_model: LoadedModel) -> None:
-    """Without any rounding of what is stored; fp16 storage is a quantiser too, see below."""
-    shape = real_model.shape
-    policy = at(name, Setting(shape, shape.budget_bytes(68), 84))
-    ids = real_text(real_model, 84)
-    slow, _ = stepwise(real_model, policy, ids, native=torch.float32)
-    quality = Evaluator(real_model).quality(policy, ids, resident=False, native=torch.float32)
-    assert np.abs(slow - quality.nll).max() < 1e-4
 
 
 @pytest.mark.real

@@ -166,8 +166,6 @@ def fp64_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_call_is_the_deployed_cache_token_by_token(family: str) -> None:
     model = build(family)
     shape = shape_of(model.config)
-    changed = IDS.clone()
-    changed[:, -6:] = changed[:, -6:] % 90 + 4
     for policy in POLICIES:
         if policy.positions == "cache" and family in UNTURNABLE:
             continue
@@ -180,9 +178,6 @@ def test_one_call_is_the_deployed_cache_token_by_token(family: str) -> None:
         chunks = logits(model, PolicyCache(policy, model), 11, 1, 7)
         assert (torch.cat(parts, 1) - once).abs().max() < 1e-9, policy.name
         assert (chunks - once).abs().max() < 1e-9, policy.name
-        future = logits(model, PolicyCache(policy, model, packed=False), ids=changed)
-        assert torch.equal(future[:, :-6], once[:, :-6]), policy.name
-        assert not torch.equal(future[:, -6:], once[:, -6:]), policy.name
 
 
 ONE_LAYER = [*SERVED, "phi3 partial"]

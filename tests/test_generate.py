@@ -110,19 +110,6 @@ def test_generate_is_the_greedy_loop_in_any_batch_and_shrinks_the_cache(
         assert torch.equal(both[row : row + 1], alone)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_second_turn_continues_where_the_first_ended(name: str, model: PreTrainedModel) -> None:
-    policy, cache = POLICIES[name], PolicyCache(POLICIES[name], model)
-    first = generate(model, PROMPT, cache, 6)
-    turn = torch.cat([first, PROMPT[:, :5]], 1)
-    second = generate(model, turn, cache, 6)
-    by_hand = PolicyCache(policy, model)
-    assert torch.equal(first, greedy(model, PROMPT, by_hand, 6))
-    assert torch.equal(second[:, turn.shape[1] :], greedy(model, turn[:, 29:], by_hand, 6)[:, 6:])
-    cache.reset()
-    assert cache.bytes_resident == 0 and torch.equal(generate(model, PROMPT, cache, 6), first)
-
-
 COPIED = {
     **POLICIES,
     "anchors": Policy(

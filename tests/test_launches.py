@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +26,12 @@ from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.policy.anchors import Anchors
 from kvsearch.rules import Attention
 from tests.heads import losses
 from tests.importance import importance
 from tests.launches import kernels
-from tests.tagged import Device, tagged
+from tests.tagged import Device, here, tagged
 
 pytest.importorskip("triton", reason="triton is not installed")
 FILE = Path(__file__).parents[1] / "kernels" / "launches.json"
@@ -104,11 +105,13 @@ def counts(name: str) -> dict[str, int]:
     parts = [part for part in layout(policy, shape).layers if part.layer == 1]
     kinds = {"rotated+heads": SHAPE.kv_heads} | {k: x.kv_heads for k, x in KINDS.items()}
     assert len(parts) == (2 if name in OWN else kinds.get(name, 1))
+    # tokens; a cache that grows has further tables now and then
+    steps = STEPS if policy.slots is None else max(40, 2 * policy.interval + 12)
     with kernels(device) as made, torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
         states = [LayerState(p, packed=True, rotary=rotary, stream=stream(policy)) for p in parts]
-        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * STEPS], device, shape)):
-            if i < STEPS // 2:  # tables are made, and kernels compiled, once
+        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * steps], device, shape)):
+            if i < steps // 2:  # tables are made, and kernels compiled, once
                 warm = {k: len(kernel.variants) for k, kernel in made.items()}
                 continue
             what = "compaction" if compacts else "step"
@@ -179,3 +182,28 @@ def test_a_layer_launches_no_more_than_its_budget(
         assert every - layers * attend <= 60  # at any length: one launch is for all tokens
     more = {k: (n, budget[k]) for k, n in found.items() if n > budget[k]}
     assert not more, f"launches, found and allowed: {more}"
+
+
+def test_what_slots_receive_from_a_blind_anchor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It attends by other means, to the same sums; here no slot leaves with it."""
+    monkeypatch.setenv("KVSEARCH_TRITON", "0")
+    policy = Policy(
+        slots=400,
+        interval=24,
+        recent_window=40,
+        rule=Attention(),
+        anchors=Anchors(at="given", ids=(0,), protected=(0, PROMPT + 1)),
+    )
+    stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 2)
+    stream.update(torch.zeros(1, PROMPT + 30), 0)
+    found, (part, *_) = [], layout(policy, SHAPE).layers
+    for lane in (kernels, lambda device: nullcontext()):
+        device = Device()
+        with lane(device), torch.inference_mode(), device:
+            rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
+            state = LayerState(part, packed=True, rotary=rotary, stream=stream)
+            list(calls([state], [PROMPT, *[1] * 20], device))
+            sums = state.scorer.sums
+        found.append(here(sums).clone())
+        assert (device.launches["triton::attend_heads"] > 10) == (lane is kernels)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import time
 
 import pytest
@@ -11,15 +12,16 @@ from kvsearch.app.loops import compiling
 
 
 @pytest.mark.slow
-def test_what_decoding_needs_is_on_disk_when_it_is_wanted(tmp_path, monkeypatch) -> None:
+def test_what_decoding_needs_is_on_disk_when_it_is_wanted(monkeypatch, capfd) -> None:
+    """Compiled now, or before: numba says of each loop from where it comes and where it goes."""
     pytest.importorskip("numba")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("NUMBA_DEBUG_CACHE", "1")
     monkeypatch.setattr(loops, "LONGEST", 600.0)  # both cores may have other work
     with compiling(True) as compiled:
         compiled()
-    found = {file.name.partition("-")[0] for file in tmp_path.rglob("*.nbi")}
-    names = {"step.step", "attending.attend", "packing.vectors", "packing.pack"}
-    assert names | {"reading.dequantize"} <= found
+    kept = r"data (?:loaded from|saved to) '.*?([a-z_]+\.[a-z_]+)-[^/']+\.nbc'"
+    found = {*re.findall(kept, capfd.readouterr().out)}
+    assert {"step.step", "packing.vectors", "packing.pack", "reading.dequantize"} <= found
 
 
 def test_it_ends_with_the_run_and_takes_no_core_from_it() -> None:

@@ -17,7 +17,7 @@ import kvsearch
 from kvsearch.app.export import export
 from kvsearch.app.search import search
 from kvsearch.errors import KvsearchError
-from kvsearch.report.needles import needle_map
+from kvsearch.report.needles import draw_needles, needle_map
 from kvsearch.stats import mcnemar
 from kvsearch.workloads import Ask, Item, Prompts
 from kvsearch.workloads.encode import items_of
@@ -153,6 +153,8 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     assert found_facts is not None and found_facts.panels[0].name == "full"
     assert (found_facts.panels[0].asked == found_facts.panels[0].exact).all()
     assert found_facts.panels[0].asked[0, 1:4].sum() == 0  # no fact is in the middle
+    pictures = {draw_needles(found_facts, narrow=narrow) for narrow in (True, False)}
+    assert len(pictures) == 2 and all(x.startswith(b"\x89PNG") for x in pictures)
     assert "Which facts it finds" in (out / "report.html").read_text()
     assert len(s.examples) == 4 and "What it answers" in (out / "report.html").read_text()
     for example in s.examples:  # the reference is what the full cache says, to an end token

@@ -12,7 +12,7 @@ from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import at
-from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.policy import ModelShape, Policy, Tier, layout
 from kvsearch.policy_search import model_work
 from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
@@ -67,13 +67,6 @@ def test_a_policy_that_waits_for_a_prompt_is_refused_without_one(loaded: LoadedM
         Evaluator(loaded).quality(policy, IDS, prompt=0)
 
 
-def test_a_prompt_shows_in_the_peak(loaded: LoadedModel) -> None:
-    cache = PolicyCache(Policy(slots=40, sinks=4, interval=8), loaded.model)
-    with torch.inference_mode():
-        loaded.model(torch.from_numpy(IDS[:1]), past_key_values=cache)
-    assert cache.bytes_peak_resident >= cache.bytes_resident > 0
-
-
 def test_a_deployed_layer_holds_no_table_of_angles(loaded: LoadedModel) -> None:
     """Tables of float64 cosines per layer weighed twenty times what the policy held."""
     cache = PolicyCache(Policy(slots=40, sinks=4, interval=8, positions="cache"), loaded.model)
@@ -82,17 +75,6 @@ def test_a_deployed_layer_holds_no_table_of_angles(loaded: LoadedModel) -> None:
         loaded.model(torch.from_numpy(IDS[:1, :9]), past_key_values=cache)
     rotaries = {id(s.rotary): s.rotary for s in cache.states}
     assert len(rotaries) == 1 and all(r is not None and r._slots is None for r in rotaries.values())
-
-
-@pytest.mark.parametrize("interval", [8, 64])
-def test_a_second_call_to_a_dense_cache_in_4_bits(interval: int) -> None:
-    """The first call left tokens in 16 bits whose quantised values the second one lacked."""
-    policy = Policy(slots=140, sinks=2, interval=interval, tiers=K4, quantizer=Quantizer(group=8))
-    layer = layout(policy, SHAPE).layers[0]
-    once, twice = (LayerState(layer, packed=False) for _ in range(2))
-    a = stream(once, [200], torch.float64)
-    b = stream(twice, [77, 60, 3, 60], torch.float64)
-    assert (a - b).abs().max() < 1e-9
 
 
 def test_each_process_sets_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

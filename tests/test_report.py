@@ -23,6 +23,8 @@ from kvsearch.report.tables import bytes_text, front_csv, interval_text, sizes_t
 from kvsearch.report.terminal import closing, standing
 from tests.report_cases import POLICIES, SHAPE, make_summary
 
+PICTURES = True  # are drawn: see conftest.py
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):

@@ -13,6 +13,8 @@ from kvsearch.report.pareto_plot import Picture, picture
 from kvsearch.report.slotmap import AgeMap, SlotBars, slot_map
 from tests.report_cases import CONTEXT, POLICIES, SHAPE, make_summary
 
+PICTURES = True  # are drawn: see conftest.py
+
 
 def test_staircase_runs_through_the_rows_that_nothing_dominates():
     summary = make_summary()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import kvsearch
@@ -60,7 +61,9 @@ def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """A tiny model whose heads are a block of llama.cpp's."""
     config = LlamaConfig.from_pretrained(tiny_folder, head_dim=32)
     folder = tmp_path_factory.mktemp("wide")
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    with torch.random.fork_rng():  # the same whatever ran before
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     for file in tiny_folder.glob("*token*"):
         shutil.copy(file, folder)
     return folder

@@ -8,8 +8,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from kvsearch.cache.decoding import captures
-from kvsearch.policy import ModelShape, Policy
-from tests import test_evict_in_place, test_graphs, test_launches
+from kvsearch.policy import ModelShape, Policy, Quantizer, Tier
+from kvsearch.rules import Attention
+from tests import test_evict_in_place, test_launches
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
 from tests.test_device import NAMES, PROMPT, SHARED, WAYS
@@ -99,12 +100,25 @@ def test_a_token_launches_no_more_than_was_counted_without_a_gpu(name: str) -> N
     assert most.get("step", 0) <= budget.get("step", 0)
 
 
+ROWS = Policy(
+    slots=90, interval=16, sinks=2, recent_window=16,
+    tiers=(Tier(share=0.5, key_bits=4, value_bits=4), Tier(share=0.5, key_bits=2, value_bits=2)),
+    quantizer=Quantizer(levels="lloyd", rotate=True, fp16_sinks=True),
+    rule=Attention(alpha=0.5, beta=1, horizon=8, share="layer"),
+)  # fmt: skip
+CAPTURED: dict[str, Policy | None] = {
+    **dict.fromkeys(("full", "window+int4", "h2o+int4", "rotated+heads", "kivi4")),
+    "window of rows, heads together, tiers by rank": ROWS,
+    "positions of the cache": ROWS.model_copy(update={"rule": Attention(), "positions": "cache"}),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", test_graphs.CASES)
+@pytest.mark.parametrize("name", CAPTURED)
 def test_a_captured_step_gives_the_tokens_until_the_next_compaction(
     name: str, dtype: torch.dtype
 ) -> None:
-    policy = test_graphs.OWN.get(name) or small(name)
+    policy = CAPTURED[name] or small(name)
     interval = policy.interval if policy.compacts else 16
     calls = [test_launches.PROMPT, *[1] * (3 * interval)]
     one, twin = (Layer(policy, SHAPE, calls, GPU, dtype, packed=True) for _ in range(2))

@@ -13,16 +13,6 @@ BAND = 256  # elements around every tensor
 INT_POISON = 120  # fits every integer type; as a token index or code it is wrong enough to show
 
 
-def few(params, *quick: int):
-    """Parameters of a test, marked slow but for those at these places."""
-    return [
-        pytest.param(
-            *(p if isinstance(p, tuple) else (p,)), marks=[pytest.mark.slow] * (i not in quick)
-        )
-        for i, p in enumerate(params)
-    ]
-
-
 def _fill(kind: torch.dtype) -> float:
     return float("nan") if kind.is_floating_point else INT_POISON
 

@@ -100,25 +100,6 @@ def test_programs_of_decoding_go_by_the_gpu(many, monkeypatch):
     assert waves > 0.75 * math.ceil(waves)
 
 
-@pytest.mark.parametrize("many", [10, 132])
-def test_so_do_those_of_attention_alone(many, monkeypatch):
-    pytest.importorskip("triton", reason="triton is not installed")
-    grids = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            grids.append(grid)
-            return lambda *args, **kwargs: None
-
-    for name in ("decode", "combine"):
-        monkeypatch.setattr(f"kvsearch_kernels.decode_attention.triton_kernels.{name}", Kernel())
-    monkeypatch.setattr(triton_impl, "multiprocessors", lambda device: many)
-    keys, values = (torch.zeros(1, 2, 100000, 64, dtype=torch.float16) for _ in "kv")
-    triton_impl.forward(torch.zeros(1, 4, 64).half(), [Part(keys, values)], scale=1.0)
-    waves = grids[0][0] * 2 / (DECODE_WARPS * many)
-    assert 0.95 < waves <= 1 or 0.475 < waves <= 0.5
-
-
 @given(
     tiles=st.integers(1, 300), heads=st.integers(1, 1100), bits=st.sampled_from([1, 4, 16]),
     room=st.sampled_from([30, 396, 1584]),

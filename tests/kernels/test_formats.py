@@ -135,16 +135,6 @@ def test_blocks_are_those_that_the_gguf_package_writes(levels, bits):
     assert np.array_equal(got.numpy(), quants.dequantize(written, kind))
 
 
-def test_codes_of_five_bits_come_back():
-    x = torch.randn(7, 96)
-    x[0, :32] = torch.arange(32)
-    fmt = Format(5, 32, "ggml-1")
-    packed = quantize(x, fmt)
-    assert packed.codes.shape == (7, 60)
-    assert torch.equal(dequantize(packed, fmt), fake_quantize(x, fmt))
-    assert torch.equal(dequantize(packed, fmt)[0, :32], x[0, :32])
-
-
 @pytest.mark.parametrize("D", [64, 96, 128, 192])
 def test_values_can_be_rotated_in_smaller_blocks(D):
     x = torch.randn(5, D)

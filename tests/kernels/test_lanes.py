@@ -21,8 +21,6 @@ def test_the_kernels_agree_with_their_references_in_the_interpreter():
             "-m",
             "pytest",
             "-n0",
-            "-m",
-            "slow or not slow",
             "-p",
             "no:cacheprovider",
             str(HERE / "interpreter"),

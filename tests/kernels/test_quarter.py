@@ -49,8 +49,6 @@ def tried(tmp_path_factory):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"PATH": f"{ncu.parent}{os.pathsep}{env['PATH']}", "TMPDIR": str(folder),
             "PYTEST_ADDOPTS": "--there-is-no-such-option"}  # fmt: skip
-    # the second call need not compile Python's modules again
-    env |= {"PYTHONPYCACHEPREFIX": str(folder / "pycache"), "PYTHONDONTWRITEBYTECODE": ""}
     out = folder / "out"
     command = [sys.executable, str(BENCH / "quarter.py"), "--stand-in", "--out", str(out)]
     command += ["--minutes", "20", "--commit", "abc"]  # on a machine that others use as well

@@ -105,18 +105,15 @@ def test_the_driver_is_killed_and_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["processes", "ray"])
-def test_the_driver_of_two_is_killed_and_leaves_no_orphans(
-    where: str, fork: Fork, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    address = request.getfixturevalue("address") if where == "ray" else ""
-    folder, kills = tmp_path / "run", max(5, (RAY_KILLS if address else KILLS) // 5)
-    how = ["--seconds", "0.03", *options(where, 2, address)]
-    trials, flying = interrupt(fork, folder, kills, EARLY[where], *how)
+def test_the_driver_of_two_is_killed_and_leaves_no_orphans(fork: Fork, tmp_path: Path) -> None:
+    """Two actors of Ray are in `test_blame.py`."""
+    folder = tmp_path / "run"
+    how = ["--seconds", "0.03", *options("processes", 2, "")]
+    trials, flying = interrupt(fork, folder, max(5, KILLS // 5), EARLY["processes"], *how)
     found = outcomes(folder)
     assert sum(state in ("complete", "pruned") for _, _, state, _, _ in found) >= trials
     assert all(state != "running" for _, _, state, _, _ in found)
-    check(tmp_path / "run.log", flying, address)
+    check(tmp_path / "run.log", flying, "")
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

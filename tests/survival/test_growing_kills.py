@@ -97,14 +97,13 @@ def test_who_was_once_a_contender_is_not_alone_in_having_the_most_windows(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["inline", "processes"])
 def test_the_driver_is_killed_and_ends_like_an_uninterrupted_one(
-    where: str, calm: Path, fork: Fork, tmp_path: Path
+    calm: Path, fork: Fork, tmp_path: Path
 ) -> None:
     rng, folder, kills = random.Random(3), tmp_path / "run", 0
     journal = folder / "trials.jsonl"
     how = ["--windows", str(GROWN), "--trials", str(TRIALS), "--seconds", "0.01"]
-    how += ["--workers", "1"] if where == "processes" else []
+    how += ["--workers", "1"]
     flying: Counter[str] = Counter()
 
     def lines() -> int:

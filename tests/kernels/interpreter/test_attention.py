@@ -1,6 +1,6 @@
 import pytest
 import torch
-from kernel_tools import arena, close, few, poisoned
+from kernel_tools import arena, close, poisoned
 
 from kvsearch_kernels.lifetime_attention import lifetime_attention, probe
 from kvsearch_kernels.lifetime_attention.triton_impl import plan
@@ -38,9 +38,7 @@ def lives(E, first, M):
     return arena(birth), arena(death)
 
 
-@pytest.mark.parametrize(
-    ("M", "E", "D", "G", "dtype", "first", "softcap"), few(CASES, 0, 1, 2, 6, 7)
-)
+@pytest.mark.parametrize(("M", "E", "D", "G", "dtype", "first", "softcap"), CASES)
 def test_attention_stays_in_the_error_budget(M, E, D, G, dtype, first, softcap):
     q, k, v = inputs(M, E, D, G, dtype, H=1 if D == 256 else 2)
     birth, death = lives(E, first, M)

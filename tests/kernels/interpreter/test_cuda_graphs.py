@@ -19,12 +19,11 @@ from kvsearch_kernels.op import Op
 from tests.cache_cases import sharp
 from tests.tagged import COMPOSITE, WAITS
 
-pytestmark = pytest.mark.slow
 SIZES = dict(
     vocab_size=97, hidden_size=48, intermediate_size=32, num_hidden_layers=2, head_dim=64,
     num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=512,
 )  # fmt: skip
-PROMPT, NEW = 50, 8
+PROMPT, NEW = 26, 8
 
 
 class Graph(TorchDispatchMode):
@@ -269,6 +268,7 @@ def test_a_repeated_token_that_is_wrong_is_found(first, replays, small, recwarn,
 
 def test_the_check_of_a_machine_replays_tokens(replays, monkeypatch):
     monkeypatch.setattr(check, "TOKENS", 7)
+    monkeypatch.setattr(check, "PROMPT", 16)
     sentence, right = check._graphs(torch.device("cpu"), torch.float32)
     assert right and replays == [4]
     assert sentence.startswith("4 of 7 tokens") and "off by 0 of" in sentence

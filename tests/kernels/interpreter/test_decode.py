@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 import torch
-from kernel_tools import arena, close, few, poisoned
+from kernel_tools import arena, close, poisoned
 
 from kvsearch_kernels.decode_attention import Part, decode_attention, probe, triton_impl
 from kvsearch_kernels.op import UnsupportedError
@@ -67,16 +67,15 @@ def test_few_and_many_bits_of_wide_heads(bits):
     verify(q, parts, 256**-0.5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "share"),
     [(uniform(bits, 64), share) for bits, share in ((8, 0.8), (4, 0.95), (2, 0.8), (1, 0.95))]
     + [(lloyd(bits, 64), share) for bits, share in ((8, 0.95), (5, 0.8), (3, 0.95))],
 )
 def test_values_next_to_an_attention_sink(value, share, monkeypatch):
-    # one split: the sink's weight is what those of thousands of other slots are relative to
+    # one split: the sink's weight is what those of many other slots are relative to
     monkeypatch.setattr(triton_impl, "programs_at_once", lambda *_: 0)
-    q, (part,) = build(1, 64, F16, [(None, None, 3000)], H=1)
+    q, (part,) = build(1, 64, F16, [(None, None, 1500)], H=1)
     k, v = part.keys.clone(), part.values.clone()
     s = (k[0, 0].float() @ q[0, 0].float()) / 8
     wanted = s.logsumexp(0) + torch.tensor(share / (1 - share)).log()
@@ -105,7 +104,6 @@ def test_lloyd_levels_and_groups_of_32_are_looked_up():
     assert direct(*eight[:1] * 2, 64) and not direct(*eight[1:] * 2, 128)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -121,9 +119,7 @@ def test_every_other_format(key, value):
     verify(q, parts, 128**-0.5)
 
 
-@pytest.mark.parametrize(
-    ("fmt", "G"), few([(None, 12), (uniform(4, 64), 20), (lloyd(4, 64), 40)], 1)
-)
+@pytest.mark.parametrize(("fmt", "G"), [(None, 12), (uniform(4, 64), 20), (lloyd(4, 64), 40)])
 def test_more_than_eight_query_heads(fmt, G):
     """They have tiles of their own."""
     q, parts = build(G, 64, F16, [(fmt, fmt, 150)], H=1)

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from kernel_tools import arena, close, few, poisoned
+from kernel_tools import arena, close, poisoned
 from step_policies import POLICIES
 
 from kvsearch.cache.heads import advance
@@ -24,36 +24,30 @@ D, F16, F32 = 64, torch.float16, torch.float32
 SHAPE = ModelShape(1, 3, D, 6)
 
 
-def replay(policy, dtype, softcap=None):
+def replay(policy, dtype):
     draw = torch.Generator().manual_seed(0)
     rotary = Rotary(100.0 ** (-torch.arange(D // 2) / (D // 2)))
     states = [LayerState(part, packed=True, rotary=rotary) for part in layout(policy, SHAPE).layers]
     outs = []
-    for m in (50, *[1] * 5):  # of which one or two compact
+    for m in (26, *[1] * 5):  # of which one or two compact
         q, k, v = (torch.randn(1, h, m, D, generator=draw).to(dtype) for h in (6, 3, 3))
-        outs.append(advance(states, q, k, v, scale=0.2, softcap=softcap).clone())
+        outs.append(advance(states, q, k, v, scale=0.2).clone())
     return torch.cat(outs, 2), states
 
 
 # fp16 rounding may change which token is dropped, and all that follows: scores are run in fp32
-QUICK = ("full", "queries")
-CASES = [
-    pytest.param(
-        name, F32 if p.active_rule else F16, marks=[pytest.mark.slow] * (name not in QUICK)
-    )
-    for name, p in POLICIES.items()
-]
+CASES = [(name, F32 if p.active_rule else F16) for name, p in POLICIES.items()]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_a_layer_decodes_on_one_set_of_launches(name, dtype, kernels_alone):
-    policy, cap = POLICIES[name], 5.0 if name == "decay" else None
-    want, plain = replay(policy, dtype, cap)
+    policy = POLICIES[name]
+    want, plain = replay(policy, dtype)
     assert len(plain) == (1 if name == "full" else 3)
 
     along = policy.quantizer.along == "tokens"  # which only reading has a kernel for
     kernels_alone(*(["quantize_kv"] if along else []))
-    got, states = replay(policy, dtype, cap)
+    got, states = replay(policy, dtype)
     assert states[0].impls["decode_step"] == "triton"
     room = 4e-3 if dtype is F16 else 1e-5
     torch.testing.assert_close(got, want, rtol=room, atol=room)
@@ -80,17 +74,18 @@ def held(x, fmt):
     return Packed(arena(packed.codes), arena(packed.scales))
 
 
-def layer(dtype, *, votes=True, turns=False, B=2, room=9, used=4):
+def layer(dtype, *, votes=True, turns=False, B=2, room=9, used=4, most=200):
     """Stores of 1, 2 and 1 KV heads, the first of which has no tier; the token that comes.
 
-    With `turns`, keys carry no angle; of 64 channels 40 turn, in the second store by angles of each
-    head, and the stream is long.
+    Tiers have at most so many slots. With `turns`, keys carry no angle; of 64 channels 40 turn, in
+    the second store by angles of each head, and the stream is long.
     """
     torch.manual_seed(0)
     stores = []
     for i, heads in enumerate((1, 2, 1)):
         parts, N = [], room
         for key, value, n in FORMATS[i]:
+            n = min(n, most)
             k, v = (torch.randn(B, heads, n, D).to(dtype) for _ in "kv")
             lengths = arena(torch.randint(0, n + 1, (B, heads)).int())
             parts.append(Part(held(k, key), held(v, value), key, value, lengths))
@@ -113,9 +108,8 @@ def layer(dtype, *, votes=True, turns=False, B=2, room=9, used=4):
 
 @pytest.mark.parametrize(
     ("votes", "dtype", "more", "turns"),
-    few([(True, F16, {"scale": 0.125}, False), (True, F32, {"scale": 0.3, "softcap": 3.0}, True),
-         (False, F16, {"scale": 0.3, "softcap": 3.0}, True)], 0, 2),
-)  # fmt: skip
+    [(True, F32, {"scale": 0.125}, False), (False, F16, {"scale": 0.3, "softcap": 3.0}, True)],
+)
 def test_every_store_is_served(votes, dtype, more, turns):
     q, k, v, got = layer(dtype, votes=votes, turns=turns)
     with poisoned():
@@ -138,10 +132,10 @@ def test_every_store_is_served(votes, dtype, more, turns):
 
 
 def test_slots_not_in_use_may_hold_anything():
-    q, k, v, stores = layer(F16, turns=True, B=1)
+    q, k, v, stores = layer(F16, turns=True, B=1, most=9)
     want = decode_step.run("triton", q, k, v, stores, scale=0.1)
     sums = [h.sums.sums.clone() for h in stores.heads]
-    q, k, v, stores = layer(F16, turns=True, B=1)
+    q, k, v, stores = layer(F16, turns=True, B=1, most=9)
     for heads in stores.heads:
         heads.parts[-1].keys[:, :, 5:] = float("nan")
         heads.parts[-1].values[:, :, 5:] = float("nan")
@@ -155,30 +149,30 @@ def test_slots_not_in_use_may_hold_anything():
 
 
 def test_a_token_without_room_is_not_written(monkeypatch):
-    q, k, v, stores = layer(F16, votes=False, used=9)
+    q, k, v, stores = layer(F16, votes=False, used=9, most=9)
     pools = [h.parts[-1].keys.clone() for h in stores.heads]
     decode_step.run("triton", q, k, v, stores, scale=0.1)
     for heads, pool in zip(stores.heads, pools, strict=True):
         assert torch.equal(heads.parts[-1].keys, pool)
     monkeypatch.setenv("KVSEARCH_CHECK", "1")
     with pytest.raises(IndexError, match="do not fit"):
-        decode_step.run("triton", *layer(F16, votes=False, used=9), scale=0.1)
+        decode_step.run("triton", *layer(F16, votes=False, used=9, most=9), scale=0.1)
 
 
 def test_what_a_layer_keeps_lies_where_it_lay():
-    q, k, v, stores = layer(F16, B=1)
+    q, k, v, stores = layer(F16, B=1, most=9)
     take = partial(decode_step.run, "triton", scale=0.1)
     take(q, k, v, stores)
     rows, table = stores.kept["table"]
     again = Stores(stores.heads, stores.kept)
     take(q, k, v, again)
     assert again.kept["table"][0] is rows  # nothing moved, nothing was copied
-    moved = layer(F16, B=1)[-1].heads
+    moved = layer(F16, B=1, most=9)[-1].heads
     other = Stores(moved, stores.kept)
     at = table.data_ptr()
     got = take(q, k, v, other)
     assert other.kept["table"][1].data_ptr() == at
-    assert torch.equal(got, take(q, k, v, layer(F16, B=1)[-1]))
+    assert torch.equal(got, take(q, k, v, layer(F16, B=1, most=9)[-1]))
     used = stores.heads[0].parts[-1].lengths.clone()
     take(q, k, v, stores)  # whose table is no longer there
     assert torch.equal(stores.heads[0].parts[-1].lengths, used + 1)
