@@ -11,10 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsearch.cache import rereading
+from kvsearch.cache import eviction, rereading
 from kvsearch.cache.by_age import lifetimes
 from kvsearch.cache.decoding import steps
-from kvsearch.cache.eviction import loop as eviction
 from kvsearch.cache.general import adakv, segments, staging
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import ModelError
