@@ -15,13 +15,13 @@ import torch
 
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.by_age.plans import plan
-from kvsearch.cache.general.compaction import survivors
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Ladder, ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention, Place, Slots
+from kvsearch_kernels.choose_slots import best_between
 from tests.cache_cases import (
     EXTRA,
     IDS,
@@ -34,7 +34,6 @@ from tests.cache_cases import (
 )
 from tests.random_policies import covering
 
-CPU = torch.device("cpu")
 FEW = covering({name: policy_of(name) for name in NAMED})
 
 
@@ -153,8 +152,8 @@ def kept(layers: int, slots: int, ladder: Ladder, steps: int) -> list[list[int]]
         live, cursor = torch.empty(0, dtype=torch.long), 0
         for t in range(steps):
             live = torch.cat([live, torch.tensor([t])])
-            index, cursor = survivors(layer, len(live), cursor, None, CPU, layer.target)
-            live = live if index is None else live[index]
+            index, cursor = layer.evictions.by_age(len(live), cursor)
+            live = live if index is None else live[torch.from_numpy(index)]
         out.append(live.tolist())
         assert plan(layer, steps, 0).held.tolist() == out[-1]  # the one-pass replay agrees
     return out
@@ -221,15 +220,13 @@ def test_scores_of_uniform_attention(alpha: float, beta: float) -> None:
 
 
 def test_tova_drops_the_least_attended_by_the_last_row() -> None:
-    policy = Policy(slots=6, rule=Attention(horizon=1, share="layer"))
-    layer = layout(policy, ModelShape(1, 2, 8, 2)).layers[0]
     scorer = Attention(horizon=1, share="layer").scorer(place(heads=2, interval=1))
     for t in range(6):
         scorer.keep(None)
         row = torch.tensor([[0.9, 0.1, 0.5, 0.2, 0.3, 0.4], [0.0, 0.7, 0.5, 0.1, 0.3, 0.4]])
         scorer.add(row[None, :, : t + 1], t, 1)
-    index, _ = survivors(layer, 6, 0, scorer.ranks(slots(6)), CPU, layer.target)
-    assert index is not None and index.flatten().tolist() == [0, 1, 2, 4, 5]
+    index = best_between(scorer.ranks(slots(6)), 0, 6, 1)
+    assert index.flatten().tolist() == [0, 1, 2, 4, 5]
 
 
 def test_a_better_tier_holds_no_token_that_was_ever_in_a_worse_one() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache.heads import advance
+from kvsearch.cache.layers import advance
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState

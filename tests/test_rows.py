@@ -1,13 +1,14 @@
-"""Moving slots between pools of formats without a kernel: what `repack_kv` means, bit for bit."""
+"""Moving slots between pools of formats without a kernel: what `repack_kv` means, slot by slot."""
+
+import itertools
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvsearch.cache.slots.formats import as_held
-from kvsearch.cache.slots.repacking import repack
 from kvsearch_kernels.decode_attention import Part
-from kvsearch_kernels.quantize_kv import Format, Packed, quantize
+from kvsearch_kernels.decode_attention.reference import slots_of
+from kvsearch_kernels.quantize_kv import Format, Packed, dequantize, quantize
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from tests.tagged import Device, here, tagged
 
@@ -65,22 +66,40 @@ def away(x: NewPool) -> NewPool:
     return NewPool(tagged(x.source), parts, x.own, x.formats)
 
 
+def slowly(pool: NewPool, side: int) -> list[Tensor]:
+    """Rows and scales of keys (0) or values (1), slot by slot."""
+    parts = [((x.keys, x.key_format), (x.values, x.value_format))[side] for x in pool.parts]
+    fmt = pool.formats[side]
+    every = [(i, s) for i, n in enumerate(map(slots_of, pool.parts)) for s in range(n)]
+    source, found = pool.source.expand(B, H, -1), []
+    for b, h, at in itertools.product(range(B), range(H), range(source.shape[-1])):
+        i, slot = every[int(source[b, h, at])]
+        held, old = parts[i]
+        one = [x[b, h, slot][None, None, None] for x in planes(held)]
+        if i != pool.own:
+            x = one[0] if old is None else dequantize(Packed(*one), old).half()
+            one = [*planes(x if fmt is None else quantize(x, fmt))]
+        found.append(one)
+    return [torch.cat(x).view(*source.shape, *x[0].shape[3:]) for x in zip(*found, strict=True)]
+
+
+def planes(held: Tensor | Packed) -> tuple[Tensor, ...]:
+    return (held.codes, held.scales) if isinstance(held, Packed) else (held,)
+
+
 @pytest.mark.parametrize("heads", [(), (1, H), (B, H)])
 @pytest.mark.parametrize("name", LAYERS)
-def test_slots_get_to_other_pools_as_the_op_says(
+def test_slots_get_to_other_pools_bit_for_bit(
     name: str, heads: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     asked = pools(LAYERS[name], heads)
-    want = [(as_held(k), as_held(v)) for k, v in repack_kv.reference(asked, **TYPES)]
     device = Device()
     with device:
-        there = repack({}, [away(x) for x in asked], **TYPES)
+        there = repack_kv.reference([away(x) for x in asked], **TYPES)
     assert not device.waits
-    plain = repack({}, asked, **TYPES)
-    assert [i for i, mine in enumerate(plain) if mine is None] == [len(LAYERS[name])]
-    assert None not in there
-    for got in (plain, there):
-        for mine, right in zip(got, want, strict=True):
-            for x, y in zip(*((*s[0], *s[1]) for s in (mine or right, right)), strict=True):
-                assert torch.equal(here(x), y)
+    for got in (repack_kv.reference(asked, **TYPES), there):
+        for pool, sides in zip(asked, got, strict=True):
+            for side, held in enumerate(sides):
+                for x, y in zip(planes(held), slowly(pool, side), strict=True):
+                    assert torch.equal(here(x), y)

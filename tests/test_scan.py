@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvsearch.cache.heads import alike as advance
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.layers import alike
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Need, Place, Rule, Scorer, Slots
@@ -66,7 +66,7 @@ def replay(
     parts = []
     for a, b in pairwise([0, *cuts, stream[0].shape[2]]):
         q, k, v = (x[:, :, a:b] for x in stream)
-        parts.append(advance(s, q, k, v, scale=0.3, softcap=cap))
+        parts.append(alike(s, Call(q, k, v, 0.3, cap)))
     return torch.cat(parts, 2)
 
 

@@ -25,12 +25,12 @@ from torch import Tensor
 from kvsearch.cache.general import segments
 from kvsearch.cache.general.compaction import pools_of_ages
 from kvsearch.cache.slots.dense import DenseStore
-from kvsearch.cache.slots.store import gather
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.attention import AttentionScorer, divisors
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
+from kvsearch_kernels.picking import gather
 from kvsearch_kernels.scored_attention import scored_attention
 
 ROWS = 128  # queries of one attention map: small enough for the caches, large enough for a product
@@ -53,32 +53,26 @@ def serves(state: LayerState, m: int) -> bool:
     )
 
 
-def run(
-    state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
-) -> Tensor:
-    """Replay many tokens, from whatever the state holds.
-
-    Arguments are as in `heads.advance`, after rounding.
-    """
-    layer, c, total = state.layer, state.layer.policy.interval, q.shape[2]
+def run(state: LayerState, call: Call) -> Tensor:
+    """Replay many tokens that have arrived, from whatever the state holds."""
+    layer, c, total = state.layer, state.layer.policy.interval, call.count
     assert layer.target is not None
-    out, done = q.new_empty(*q.shape[:3], v.shape[3]), 0
-    how: Callable[..., Tensor]
+    out, done = call.room(), 0
+    how: Callable[[LayerState, Call], Tensor]
     while done < total:
         held, whole = state.store.n, (total - done) // c
         room = (layer.target - held) // c
         at_compaction = state.store.residual == 0 and layer.clock.due(state.seen, state.prompt)
         if at_compaction and min(room, whole) > 0:
-            step, how = min(room, whole) * c, partial(while_filling, state)
+            step, how = min(room, whole) * c, while_filling
         elif at_compaction and held == layer.target and whole > 0:
-            step, how = whole * c, partial(in_full_cache, state)
+            step, how = whole * c, in_full_cache
         else:
             due = layer.clock.after(state.seen, state.prompt)
             assert due is not None
-            step, how = min(due - state.seen, total - done), partial(segments.run, state)
+            step, how = min(due - state.seen, total - done), segments.run
         part = slice(done, done + step)
-        x = (q[:, :, part], k[:, :, part], v[:, :, part])
-        out[:, :, part] = how(*x, scale=scale, softcap=softcap)
+        out[:, :, part] = how(state, call.tokens(part))
         done += step
     return out
 
@@ -95,25 +89,14 @@ def _quantised(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return found
 
 
-def while_filling(
-    state: LayerState,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
+def while_filling(state: LayerState, call: Call) -> Tensor:
     """Take in whole intervals that fit, starting at a compaction.
 
     Args:
-        state: holds `n` compacted tokens; with `q` it must stay within its target.
-        q: queries `[B, Hq, M, D]`.
-        k: keys `[B, H, M, D]` in 16 bits.
-        v: values, likewise.
-        scale: factor on the dot products.
-        softcap: bound of the scaled products, if the model has one.
+        state: holds `n` compacted tokens; with those of the call it must stay within its target.
+        call: brings these, whose keys and values are in 16 bits.
     """
+    q, k, v, softcap = call.q, call.k, call.v, call.softcap
     scorer, store, c = state.scorer, state.store, state.layer.policy.interval
     assert isinstance(scorer, AttentionScorer)
     B, Hq, M, D = q.shape
@@ -130,7 +113,7 @@ def while_filling(
     for start in range(0, M, step):
         rows = slice(start, min(start + step, M))
         R, N = rows.stop - start, n + rows.stop
-        part = (q[:, :, rows].to(kind) * scale).reshape(B * H, G * R, D)
+        part = (q[:, :, rows].to(kind) * call.scale).reshape(B * H, G * R, D)
         s = part @ ks[:, :, :N].reshape(B * H, N, D).transpose(-1, -2)
         own = s.view(B * H, G, R, N)[..., N - R :]
         if quantised is not None:
@@ -170,19 +153,9 @@ def _diagonal(x: Tensor, c: int) -> Tensor:
     return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-def in_full_cache(
-    state: LayerState,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    """Take in whole intervals, starting at a compaction that left exactly `target` tokens.
-
-    Arguments are as in `while_filling`.
-    """
+def in_full_cache(state: LayerState, call: Call) -> Tensor:
+    """Take in whole intervals, starting at a compaction that left exactly `target` tokens."""
+    q, k, v = call.q, call.k, call.v
     scorer, store, layer = state.scorer, state.store, state.layer
     assert isinstance(scorer, AttentionScorer) and isinstance(store, DenseStore)
     B, Hq, M, _ = q.shape
@@ -199,10 +172,10 @@ def in_full_cache(
     sums, older = parts[0], parts[1:] if len(parts) > 1 else None
     own = torch.arange(c, device=q.device)
     weights = scorer.row_weights(n + 1 + own, c - 1 - own) / (Hq // V)
-    how = replace(_evictions(layer, scorer, seen, seen + M, n), softcap=softcap, older=older)
+    how = replace(_evictions(layer, scorer, seen, seen + M, n), softcap=call.softcap, older=older)
     quantised = _quantised(state, k, v)
     for kind in {q.dtype: None, torch.promote_types(q.dtype, torch.float32): None}:
-        fed = _fed(wide(q, D), (k, v), quantised, c, scale, kind)
+        fed = _fed(wide(q, D), (k, v), quantised, c, call.scale, kind)
         slots = slots.to(kind)
         impl = evict_in_place.pick(slots, sums, born, *fed, weights, how)
         if impl != "reference":

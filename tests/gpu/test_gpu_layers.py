@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kvsearch.cache.decoding import captures
+from kvsearch.cache import captures
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier
 from kvsearch.rules import Attention
 from tests import test_device, test_graphs, test_launches
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
+from tests.test_captures import capture
 from tests.test_device import NAMES, PROMPT, SHARED, WAYS
 from tests.test_device import SHAPE as NARROW
 from tests.test_launches import FILE, KINDS, OWN, SHAPE, STEPS, TURNED, small
@@ -153,11 +154,11 @@ def test_a_capture_that_fails_leaves_torch_well() -> None:
             row.item()  # waits, which no recording may
 
     with pytest.raises(captures.NotCaptured) as caught:
-        captures.capture(step)
+        capture(step)
     print(f"reason of a failed capture: {caught.value}")
     torch.randn(3, device="cuda")
     fails = False
-    captures.capture(step)()
+    capture(step)()
     assert row.item() == 3
 
 
