@@ -1,13 +1,10 @@
-"""Moving slots between pools of formats without a kernel: what `repack_kv` means, slot by slot."""
-
-import itertools
+"""Moving slots between pools of formats without a kernel: what `repack_kv` means, bit for bit."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvsearch_kernels.decode_attention import Part
-from kvsearch_kernels.decode_attention.reference import slots_of
 from kvsearch_kernels.quantize_kv import Format, Packed, dequantize, quantize
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from tests.tagged import Device, here, tagged
@@ -66,21 +63,18 @@ def away(x: NewPool) -> NewPool:
     return NewPool(tagged(x.source), parts, x.own, x.formats)
 
 
-def slowly(pool: NewPool, side: int) -> list[Tensor]:
-    """Rows and scales of keys (0) or values (1), slot by slot."""
-    parts = [((x.keys, x.key_format), (x.values, x.value_format))[side] for x in pool.parts]
-    fmt = pool.formats[side]
-    every = [(i, s) for i, n in enumerate(map(slots_of, pool.parts)) for s in range(n)]
-    source, found = pool.source.expand(B, H, -1), []
-    for b, h, at in itertools.product(range(B), range(H), range(source.shape[-1])):
-        i, slot = every[int(source[b, h, at])]
-        held, old = parts[i]
-        one = [x[b, h, slot][None, None, None] for x in planes(held)]
+def plainly(pool: NewPool, side: int) -> list[Tensor]:
+    """Rows and scales of keys (0) or values (1): all slots in the format of the result, picked."""
+    fmt, found = pool.formats[side], []
+    for i, part in enumerate(pool.parts):
+        held, old = ((part.keys, part.key_format), (part.values, part.value_format))[side]
         if i != pool.own:
-            x = one[0] if old is None else dequantize(Packed(*one), old).half()
-            one = [*planes(x if fmt is None else quantize(x, fmt))]
-        found.append(one)
-    return [torch.cat(x).view(*source.shape, *x[0].shape[3:]) for x in zip(*found, strict=True)]
+            x = held if old is None else dequantize(held, old).half()
+            held = x if fmt is None else quantize(x, fmt)
+        found.append(planes(held))
+    batch, head = torch.arange(B)[:, None, None], torch.arange(H)[None, :, None]
+    source = pool.source.expand(B, H, -1)
+    return [torch.cat(x, 2)[batch, head, source] for x in zip(*found, strict=True)]
 
 
 def planes(held: Tensor | Packed) -> tuple[Tensor, ...]:
@@ -101,5 +95,5 @@ def test_slots_get_to_other_pools_bit_for_bit(
     for got in (repack_kv.reference(asked, **TYPES), there):
         for pool, sides in zip(asked, got, strict=True):
             for side, held in enumerate(sides):
-                for x, y in zip(planes(held), slowly(pool, side), strict=True):
+                for x, y in zip(planes(held), plainly(pool, side), strict=True):
                     assert torch.equal(here(x), y)
