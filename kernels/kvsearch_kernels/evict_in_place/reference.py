@@ -99,8 +99,11 @@ def replayed(
             s[..., n:].masked_fill_(later, float("-inf"))
         p = torch.softmax(s, -1, out=s)
         torch.bmm(p if kind is None else p.to(kind).to(wide), values, out=out[j])
-        received = votes @ p.view(B * V, -1, S)
-        sums.mul_(0 if how.forgets else how.carry).add_(received.view_as(sums))
+        received = (votes @ p.view(B * V, -1, S)).view_as(sums)
+        if how.forgets:
+            sums.copy_(received)
+        else:
+            sums.mul_(how.carry).add_(received)
         birth = born[..., may]
         rank = _ranks(sums, born, may, seen, how)
         # ranks are not negative, so their bits rise as they do
