@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvsearch.cache.general import adakv
-from kvsearch.cache.heads import advance
+from kvsearch.cache.layers import advance
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Budgets, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention

@@ -15,7 +15,6 @@ import torch
 
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.by_age.plans import plan
-from kvsearch.cache.general.compaction import survivors
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel
@@ -34,7 +33,6 @@ from tests.cache_cases import (
 )
 from tests.random_policies import covering
 
-CPU = torch.device("cpu")
 FEW = covering({name: policy_of(name) for name in NAMED})
 
 
@@ -141,8 +139,8 @@ def kept(layers: int, slots: int, ladder: Ladder, steps: int) -> list[list[int]]
         live, cursor = torch.empty(0, dtype=torch.long), 0
         for t in range(steps):
             live = torch.cat([live, torch.tensor([t])])
-            index, cursor = survivors(layer, len(live), cursor, None, CPU, layer.target)
-            live = live if index is None else live[index]
+            index, cursor = layer.evictions.by_age(len(live), cursor)
+            live = live if index is None else live[torch.from_numpy(index)]
         out.append(live.tolist())
         assert plan(layer, steps, 0).held.tolist() == out[-1]  # the one-pass replay agrees
     return out

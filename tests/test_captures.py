@@ -7,7 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvsearch.cache.decoding import captures
+from kvsearch.cache import captures
+
+
+def capture(step: Callable[[], object]) -> Callable[[], None]:
+    """Carry out `step`, and return what repeats its launches."""
+    with captures.aside() as record:
+        step()
+        return record(step)
 
 
 class Graphs:
@@ -76,7 +83,7 @@ def test_captures_share_memory_and_carry_out_once(monkeypatch: pytest.MonkeyPatc
     graphs = Graphs(monkeypatch)
     with torch.inference_mode():
         for _ in range(3):
-            captures.capture(graphs.step())()
+            capture(graphs.step())()
     assert graphs.begun == [None, *[("pool", 0)] * 3]
     assert graphs.asked[:3] == ["done", "recorded", ("replay", 1)]
     assert graphs.waits[:2] == [("side", "now", 0), ("now", "side", 2)]
@@ -84,11 +91,11 @@ def test_captures_share_memory_and_carry_out_once(monkeypatch: pytest.MonkeyPatc
 
 def test_torch_gives_memory_back_before_a_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = Graphs(monkeypatch)
-    captures.capture(graphs.step(torch.cuda.OutOfMemoryError("none left")))()
+    capture(graphs.step(torch.cuda.OutOfMemoryError("none left")))()
     assert graphs.asked == ["done", "recorded", "empty", "recorded", ("replay", 2)]
     lack = [torch.cuda.OutOfMemoryError("none left") for _ in range(2)]
     with pytest.raises(captures.NotCaptured, match="none left") as caught:
-        captures.capture(graphs.step(*lack))
+        capture(graphs.step(*lack))
     assert caught.value.__cause__ is lack[1]
 
 
@@ -98,11 +105,11 @@ def test_a_recording_that_fails_says_what_failed_and_leaves_nothing(
     """The end of a recording fails too, with a reason that says nothing; another one follows."""
     graphs = Graphs(monkeypatch, bad=(1,))
     with pytest.raises(captures.NotCaptured, match=r"^item\(\) waits$"):
-        captures.capture(graphs.step(RuntimeError("item() waits\nmore")))
+        capture(graphs.step(RuntimeError("item() waits\nmore")))
     assert graphs.waits[-1][:2] == ("now", "side")
     assert graphs.asked == ["done", "recorded", (3, ("pool", 0))]
     assert graphs.begun == [None, ("pool", 0), None]
-    captures.capture(graphs.step())
+    capture(graphs.step())
     assert graphs.begun[3:] == [None, ("pool", 3)]
 
 
@@ -113,5 +120,5 @@ def test_what_is_carried_out_may_fail_as_ever(monkeypatch: pytest.MonkeyPatch) -
         raise ValueError("no such slot")
 
     with pytest.raises(ValueError, match="no such slot"):
-        captures.capture(step)
+        capture(step)
     assert not graphs.begun

@@ -15,9 +15,9 @@ import torch
 
 from kvsearch.cache.by_age import lifetimes, plans
 from kvsearch.cache.channels import View
-from kvsearch.cache.heads import advance
+from kvsearch.cache.layers import advance
 from kvsearch.cache.model.anchors import Stream
-from kvsearch.cache.model.outputs import Output
+from kvsearch.cache.model.projections import Output
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.errors import PolicyError

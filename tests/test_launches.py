@@ -18,7 +18,7 @@ import torch
 
 from kvsearch.cache.by_age.plans import forget_plans
 from kvsearch.cache.general import segments
-from kvsearch.cache.heads import advance
+from kvsearch.cache.layers import advance
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState

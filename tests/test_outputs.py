@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.model.outputs import outputs
+from kvsearch.cache.model.projections import outputs
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.heads import alike as advance
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.layers import alike
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
@@ -37,7 +37,7 @@ def stream(state: LayerState, calls: list[int], dtype: torch.dtype, seed: int = 
     outs, done = [], 0
     for m in calls:
         part = slice(done, done + m)
-        outs.append(advance(state, q[:, :, part], k[:, :, part], v[:, :, part], scale=0.25))
+        outs.append(alike(state, Call(q, k, v, 0.25).tokens(part)))
         done += m
     return torch.cat(outs, 2)
 

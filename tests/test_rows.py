@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsearch.cache.slots.formats import as_held
-from kvsearch.cache.slots.repacking import repack
 from kvsearch_kernels.decode_attention import Part
-from kvsearch_kernels.quantize_kv import Format, Packed, quantize
+from kvsearch_kernels.quantize_kv import Format, Packed, dequantize, quantize
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from tests.tagged import Device, here, tagged
 
@@ -65,22 +63,37 @@ def away(x: NewPool) -> NewPool:
     return NewPool(tagged(x.source), parts, x.own, x.formats)
 
 
+def plainly(pool: NewPool, side: int) -> list[Tensor]:
+    """Rows and scales of keys (0) or values (1): all slots in the format of the result, picked."""
+    fmt, found = pool.formats[side], []
+    for i, part in enumerate(pool.parts):
+        held, old = ((part.keys, part.key_format), (part.values, part.value_format))[side]
+        if i != pool.own:
+            x = held if old is None else dequantize(held, old).half()
+            held = x if fmt is None else quantize(x, fmt)
+        found.append(planes(held))
+    batch, head = torch.arange(B)[:, None, None], torch.arange(H)[None, :, None]
+    source = pool.source.expand(B, H, -1)
+    return [torch.cat(x, 2)[batch, head, source] for x in zip(*found, strict=True)]
+
+
+def planes(held: Tensor | Packed) -> tuple[Tensor, ...]:
+    return (held.codes, held.scales) if isinstance(held, Packed) else (held,)
+
+
 @pytest.mark.parametrize("heads", [(), (1, H), (B, H)])
 @pytest.mark.parametrize("name", LAYERS)
-def test_slots_get_to_other_pools_as_the_op_says(
+def test_slots_get_to_other_pools_bit_for_bit(
     name: str, heads: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     asked = pools(LAYERS[name], heads)
-    want = [(as_held(k), as_held(v)) for k, v in repack_kv.reference(asked, **TYPES)]
     device = Device()
     with device:
-        there = repack({}, [away(x) for x in asked], **TYPES)
+        there = repack_kv.reference([away(x) for x in asked], **TYPES)
     assert not device.waits
-    plain = repack({}, asked, **TYPES)
-    assert [i for i, mine in enumerate(plain) if mine is None] == [len(LAYERS[name])]
-    assert None not in there
-    for got in (plain, there):
-        for mine, right in zip(got, want, strict=True):
-            for x, y in zip(*((*s[0], *s[1]) for s in (mine or right, right)), strict=True):
-                assert torch.equal(here(x), y)
+    for got in (repack_kv.reference(asked, **TYPES), there):
+        for pool, sides in zip(asked, got, strict=True):
+            for side, held in enumerate(sides):
+                for x, y in zip(planes(held), plainly(pool, side), strict=True):
+                    assert torch.equal(here(x), y)

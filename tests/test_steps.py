@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kvsearch.cache import PolicyCache, heads
-from kvsearch.cache.decoding import steps
+from kvsearch.cache import PolicyCache, decoding, layers
 from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy, check
@@ -43,7 +42,7 @@ def outputs(policy: Policy, layer: int) -> Iterator[tuple[torch.Tensor, PolicyCa
             for h in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
         )
         with torch.inference_mode():
-            yield heads.advance(states, *qkv, scale=0.4), cache
+            yield layers.advance(states, *qkv, scale=0.4), cache
             if i == 12:  # as beam search does
                 cache.layers[layer].reorder_cache(torch.tensor([batch - 1] * batch))
 
@@ -67,7 +66,7 @@ def test_random_policies_decode_as_store_by_store(which, monkeypatch):
     layer = which % SHAPE.layers if isinstance(which, int) else 1
     together = list(outputs(policy, layer))
     with monkeypatch.context() as m:
-        m.setattr(steps, "_served", lambda state: False)
+        m.setattr(decoding, "_served", lambda state: False)
         apart = list(outputs(policy, layer))
     for (out, _), (want, _) in zip(together, apart, strict=True):
         torch.testing.assert_close(out, want, rtol=0, atol=1e-4)
@@ -86,7 +85,7 @@ def test_random_policies_decode_as_store_by_store(which, monkeypatch):
         for x, y in zip(a.store.read(), b.store.read(), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
     book = {policy.quantizer.levels, policy.quantizer.value_levels or policy.quantizer.levels}
-    served = all(map(steps._served, mine))
+    served = all(map(decoding._served, mine))
     if served and "decode_step" not in mine[0].impls:  # by its reference it would gain nothing
         assert policy.quantizes and book & REFERENCE
     else:

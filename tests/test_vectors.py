@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvsearch.cache.heads import advance
 from kvsearch.cache.huggingface import PolicyCache
+from kvsearch.cache.layers import advance
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.exporters.vectors import kit

@@ -2,7 +2,7 @@
 
 A GPU needs a few milliseconds for a token of a 7B model, and the host some ten times as long to
 launch it, kernel by kernel. But between two tokens nothing changes but data, also across the
-compactions of a full cache: where slots lie is in tables on the device (`steps`). So a token's
+compactions of a full cache: where slots lie is in tables on the device (`decoding`). So a token's
 launches are recorded once two tokens in a row have launched the same. From then on a token is one
 launch, counting, and a compaction where that is due.
 
@@ -25,10 +25,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from kvsearch.cache.decoding import steps
-from kvsearch.cache.decoding.captures import NotCaptured, aside
+from kvsearch.cache import decoding
+from kvsearch.cache.captures import NotCaptured, aside
 from kvsearch.cache.huggingface import PolicyCache, PolicyLayer
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import Call, LayerState
 from kvsearch_kernels.launch import on
 
 ERROR = 2  # rounding errors of the type, of the largest number, that a repeated token may be off
@@ -128,7 +128,7 @@ class _Recorded:
     again: Callable[[], None]
     out: dict[str, Tensor]
     kind: type[ModelOutput]
-    layers: Sequence[tuple[Sequence[LayerState], steps.Token]]
+    layers: Sequence[tuple[Sequence[LayerState], Call]]
     others: Sequence[LayerState]
 
 
@@ -165,7 +165,7 @@ class _Tokens:
             assert isinstance(layer, PolicyLayer)
             for state in layer.states:
                 state.enter()
-            launches = steps.launches(layer.states)
+            launches = decoding.launches(layer.states)
             if launches is None:
                 return None
             found.append(launches)
@@ -237,7 +237,7 @@ class _Replays:
         made: list[Any] = []
 
         def launch() -> None:
-            with steps.recording() as layers:
+            with decoding.recording() as layers:
                 made[:] = [self.plain(**more), layers]
 
         seen = [(state, state.seen) for state in cache.states]
@@ -265,7 +265,7 @@ class _Replays:
         recorded.again()
         out = {name: x.clone() for name, x in recorded.out.items()}
         for states, token in recorded.layers:
-            tokens.moved |= steps.taken(states, token)
+            tokens.moved |= decoding.taken(states, token)
         for state in recorded.others:
             state.seen += 1
         if copy is not None:

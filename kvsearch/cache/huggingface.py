@@ -1,7 +1,7 @@
 """`PolicyCache`: a policy as a Hugging Face cache. The only file that imports their interface.
 
 transformers hands new keys and values to a cache layer, and the result to an attention function
-chosen by name. Our layer returns the new keys marked with itself; `attention` finds the mark and
+chosen by name. Our layer returns the new keys marked with itself; `wrappers` finds the mark and
 lets the layer attend over what it holds. The model gets hooks at most, and two wrappers.
 """
 
@@ -16,18 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from kvsearch.cache.attention import MARK, route
 from kvsearch.cache.channels import View, views
-from kvsearch.cache.continuing import Given, require_tokens, watch_generate
-from kvsearch.cache.layers import Layer, empty_layers
+from kvsearch.cache.layers import Layer, Rows, empty_layers
 from kvsearch.cache.model.anchors import stream
-from kvsearch.cache.model.frequencies import frequencies, rotaries
-from kvsearch.cache.model.outputs import outputs
-from kvsearch.cache.model.predicted import maps
-from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.padded import Rows
+from kvsearch.cache.model.projections import maps, outputs
+from kvsearch.cache.model.rotary import Rotary, frequencies, rotaries
 from kvsearch.cache.rereading import rereading
 from kvsearch.cache.state import LayerState
+from kvsearch.cache.wrappers import MARK, Given, require_tokens, route, watch_generate
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import policy_layers, shape_of, text_config, unwrapped
 from kvsearch.models.shared import policy_file

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from kvsearch.cache.general import adakv, segments
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.models.load import max_context
 from kvsearch.policy import Policy
@@ -125,29 +125,23 @@ def _require_room(rule: Reread, body: Any, prompt: int, again: int) -> None:
         )
 
 
-def attend(
-    states: Sequence[LayerState], q: Tensor, k: Tensor, v: Tensor, *, scale: float,
-    softcap: float | None,
-) -> Tensor:  # fmt: skip
+def attend(states: Sequence[LayerState], call: Call) -> Tensor:
     """Attend from tokens that are read again, over all slots and themselves, and score the chunk.
 
-    Arguments are as in `heads.advance`; nothing is stored but scores.
+    Nothing is stored but scores.
     """
-    group, out = q.shape[1] // k.shape[1], q.new_empty(*q.shape[:3], v.shape[3])
+    out = call.room()
     for state in states:
-        mine = slice(state.layer.heads.start, state.layer.heads.stop)
-        queries = slice(mine.start * group, mine.stop * group)
-        keys, values = state.store.read()
-        if state.reindex:
-            assert state.rotary is not None
-            keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
+        heads = state.layer.heads
+        mine = call.heads(heads)
+        keys, values = state.read()
         n, chunk = keys.shape[2], state.reading
         assert isinstance(state.scorer, RereadScorer) and chunk is not None
-        keys = torch.cat([keys, k[:, mine].to(keys.dtype)], 2)
-        values = torch.cat([values, v[:, mine].to(values.dtype)], 2)
+        keys = torch.cat([keys, mine.k.to(keys.dtype)], 2)
+        values = torch.cat([values, mine.v.to(values.dtype)], 2)
         sinks = min(state.layer.policy.sinks, chunk.start)
-        out[:, queries], scores = read(
-            q[:, queries], keys, values, n, chunk, sinks, scale=scale, softcap=softcap
+        out[:, call.queries(heads)], scores = read(
+            mine.q, keys, values, n, chunk, sinks, **call.how
         )
         state.scorer.take(chunk.start, scores, n)
     return out

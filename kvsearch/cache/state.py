@@ -1,24 +1,72 @@
-"""What one layer's cache holds. Data only: `kvsearch.cache.heads` acts on it."""
+"""What one layer's cache holds. Data only: `kvsearch.cache.layers` acts on it."""
 
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvsearch.cache.model.anchors import Stream
-from kvsearch.cache.model.outputs import Output
-from kvsearch.cache.model.predicted import Predictor
+from kvsearch.cache.model.projections import Output, Predictor
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import codecs
-from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.slots.store import Store
+from kvsearch.cache.slots.packed import PackedStore, Store
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.budgets import require_prompt
 from kvsearch.policy.sequences import Sequences
-from kvsearch.rules import Place, Scorer
+from kvsearch.rules import Place, Scorer, Slots
 from kvsearch.rules.attention import require_scannable
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call of attention brings to some heads of a layer.
+
+    Attributes:
+        q: queries of the new tokens `[B, Hq, M, D]`.
+        k: their keys `[B, H, M, D]`.
+        v: their values `[B, H, M, Dv]`.
+        scale: factor on the dot products.
+        softcap: bound of the scaled products, if the model has one.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    softcap: float | None = None
+
+    @property
+    def count(self) -> int:
+        """How many tokens there are."""
+        return self.q.shape[2]
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What an op is told of the products."""
+        return {"scale": self.scale, "softcap": self.softcap}
+
+    def tokens(self, part: slice) -> "Call":
+        """Some of the tokens."""
+        q, k, v = (x[:, :, part] for x in (self.q, self.k, self.v))
+        return replace(self, q=q, k=k, v=v)
+
+    def queries(self, heads: range) -> slice:
+        """Query heads of some KV heads."""
+        group = self.q.shape[1] // self.k.shape[1]
+        return slice(heads.start * group, heads.stop * group)
+
+    def heads(self, heads: range) -> "Call":
+        """The part of some KV heads."""
+        mine = slice(heads.start, heads.stop)
+        q = self.q[:, self.queries(heads)]
+        return replace(self, q=q, k=self.k[:, mine], v=self.v[:, mine])
+
+    def room(self) -> Tensor:
+        """Memory for the output `[B, Hq, M, Dv]`."""
+        return self.q.new_empty(*self.q.shape[:3], self.v.shape[3])
 
 
 class LayerState:
@@ -52,7 +100,7 @@ class LayerState:
         predicted: how many tokens came before those of the newest call, and what `predictor` says
             of these `[B, H, M]`; None without one.
         impls: op -> the implementation of it that ran.
-        step: where the layer's next tokens go, in the first of its states; see `steps`.
+        step: where the layer's next tokens go, in the first of its states; see `decoding`.
         tables: what `decode_step` keeps of the layer on the device, from one step to the next.
     """
 
@@ -115,8 +163,9 @@ class LayerState:
             self.store, self.scorer = deepcopy((self.store, self.scorer), same)
             self.step, self.tables = None, {}
 
-    def begin(self, q: Tensor, k: Tensor) -> None:
-        """Get ready for the first tokens: queries `[B, Hq, M, D]`, keys `[B, H, M, D]`."""
+    def begin(self, call: Call) -> None:
+        """Get ready for the first tokens."""
+        q, k = call.q, call.k
         if self.layer.policy.prompted:
             self.prompt = q.shape[2] if self.whole is None else self.whole
             require_prompt(self.layer.policy, self.layer.slots, self.prompt)
@@ -149,6 +198,38 @@ class LayerState:
             return None
         first, scores = self.predicted
         return scores[..., self.seen - first : self.seen - first + count]
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all slots `[B, H, N, D]`, keys turned to their slot if re-indexed."""
+        keys, values = self.store.read()
+        return self.turned(keys, 0), values
+
+    def unturned(self, *xs: Tensor) -> list[Tensor]:
+        """Queries, or keys, of the next tokens as they were before the model turned them."""
+        assert self.rotary is not None
+        stop, device = self.seen + xs[0].shape[2], xs[0].device
+        index = torch.arange(self.seen, stop, device=device, dtype=torch.float32)
+        return self.rotary.undo(index, *xs)
+
+    def turned(self, x: Tensor, first: int) -> Tensor:
+        """Keys or queries `[B, H, M, D]` as of slots from `first` on, if these are re-indexed."""
+        if not self.reindex:
+            return x
+        assert self.rotary is not None
+        return self.rotary.turn_slots(x, first, keep=not self.packed)
+
+    def slots(self) -> Slots:
+        """What is held now, for the scorer to look at."""
+        n, target = self.store.n, self.layer.target
+        return Slots(
+            seen=self.seen,
+            count=n,
+            position=n if self.reindex else self.seen,
+            recent_from=n - self.layer.policy.recent_window,
+            read=self.read,
+            sinks=self.layer.policy.sinks,
+            stay=target if n > (target or 0) else None,
+        )
 
     @property
     def nbytes(self) -> int:

@@ -113,7 +113,7 @@ def rotary_candidates(model: nn.Module) -> list[Tensor]:
     """Angles per position that some layer of `model` may turn its channel pairs by, each `[R / 2]`.
 
     The last ones are zero: a layer may leave its keys as they are. Which layer uses which is for
-    the cache to find out, see `kvsearch.cache.model.frequencies`.
+    the cache to find out, see `kvsearch.cache.model.rotary`.
 
     Raises:
         ModelError: the model's positions cannot be re-indexed, whatever the layer.

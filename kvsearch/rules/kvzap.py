@@ -77,7 +77,7 @@ class KVzap(Rule):
 
 
 class KVzapScorer(FixedScorer):
-    """Scores that the cache predicts, see `kvsearch.cache.model.predicted`."""
+    """Scores that the cache predicts, see `kvsearch.cache.model.projections`."""
 
     def arriving(self, segment: Segment) -> "Tensor":
         """What was predicted, its mean over heads that vote together."""

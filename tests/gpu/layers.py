@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.heads import advance
+from kvsearch.cache.layers import advance
 from kvsearch.cache.model.anchors import Stream
-from kvsearch.cache.model.outputs import Output
+from kvsearch.cache.model.projections import Output
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, Policy, layout

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kvsearch.cache.decoding import captures
+from kvsearch.cache import captures
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier
 from kvsearch.rules import Attention
-from tests import test_evict_in_place, test_launches
+from tests import test_device, test_launches
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
+from tests.test_captures import capture
 from tests.test_device import NAMES, PROMPT, SHARED, WAYS
 from tests.test_device import SHAPE as NARROW
 from tests.test_launches import FILE, KINDS, OWN, SHAPE, STEPS, TURNED, small
@@ -20,6 +21,20 @@ from tests.test_launches import FILE, KINDS, OWN, SHAPE, STEPS, TURNED, small
 # what falls back would give the same
 pytestmark = pytest.mark.filterwarnings("error:(auto passes over|no CUDA graphs)")
 WIDE = replace(NARROW, head_dim=64)  # which kernels take
+K4 = dict(tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=16))
+EVICTED = {
+    "XMU's correction": Policy(slots=60, interval=8, rule=Attention(alpha=1, beta=1)),
+    "every token": Policy(slots=60, interval=1, rule=Attention(beta=1)),
+    "tova": test_device.small("tova"),
+    "decay, a recent window in the way": Policy(
+        slots=60, interval=4, sinks=3, recent_window=30, **K4,
+        rule=Attention(alpha=1, beta=1, horizon=32, kind="decay"),
+    ),
+    "only the last rows": Policy(slots=60, interval=8, rule=Attention(horizon=5, beta=2)),
+    "sinks and quantised": Policy(
+        slots=60, interval=8, sinks=4, recent_window=4, rule=Attention(alpha=0.5), **K4
+    ),
+}  # fmt: skip
 NEAR = 2e-3  # in fp32: sums in another order, and now and then a code next to its neighbour
 
 
@@ -152,20 +167,20 @@ def test_a_capture_that_fails_leaves_torch_well() -> None:
             row.item()  # waits, which no recording may
 
     with pytest.raises(captures.NotCaptured) as caught:
-        captures.capture(step)
+        capture(step)
     print(f"reason of a failed capture: {caught.value}")
     torch.randn(3, device="cuda")
     fails = False
-    captures.capture(step)()
+    capture(step)()
     assert row.item() == 3
 
 
-@pytest.mark.parametrize("name", test_evict_in_place.SERVED)
+@pytest.mark.parametrize("name", EVICTED)
 def test_one_launch_for_all_intervals_evicts_what_torch_evicts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp32; in 16 bits torch rounds products, so that others may go. The probe has these."""
-    policy = test_evict_in_place.SERVED[name]
+    policy = EVICTED[name]
     calls = [2 * (policy.slots or 0) + policy.interval * 28, 7]
     layer = Layer(policy, WIDE, calls, GPU, packed=False)
     got = layer.run()

@@ -24,6 +24,8 @@ def why_not(
     vectors, others = (slots, queries, new, kept), (sums, born, weights)
     if reason := why_not_memory(*vectors, *others):
         return reason
+    if how.smooth is not None or how.older is not None:
+        return "ranks must be of one interval's sums, and not smoothed"
     if new.shape[-2] != 1:
         return f"intervals must be of one token, got {new.shape[-2]}"
     kind = queries.dtype

@@ -1,5 +1,6 @@
 """Meaning of `evict_in_place`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,9 @@ class Evictions:
         divisors: what sums are divided by for a rank, by age (tokens since birth) `[A]` fp32; None:
             by nothing.
         softcap: bound of the products, if the model has one.
+        older: what slots have received in each of the R intervals before `[R, B, V, n + c]` fp32,
+            the newest first, where these count as well; written.
+        smooth: what ranks of slots in order of time `[B, V, n + c]` are replaced by; None: nothing.
     """
 
     seen: int
@@ -31,6 +35,8 @@ class Evictions:
     forgets: bool = False
     divisors: Tensor | None = None
     softcap: float | None = None
+    older: Tensor | None = None
+    smooth: Callable[[Tensor], Tensor] | None = None
 
 
 def reference(
@@ -76,40 +82,71 @@ def replayed(
     J, c, V = len(queries), new.shape[-2], sums.shape[1]
     n, G, seen = S - c, queries.shape[2] // c, how.seen
     wide = torch.promote_types(queries.dtype, torch.float32)
-    slot, own = (torch.arange(x, device=slots.device) for x in (S, c))
+    own, may = torch.arange(c, device=slots.device), slice(how.first, how.last)
     later = own > own.repeat(G)[:, None]  # `[G * c, c]`
-    votes = weights.to(wide).repeat(G)
-    out = torch.empty_like(queries)
+    votes = weights.to(wide).repeat(H // V * G).expand(B * V, 1, -1)
+    rows = torch.arange(0, 2 * B * H * S, S, device=slots.device).view(2, B, H, 1)
+    s = queries.new_empty(B * H, G * c, S, dtype=wide)
+    out = torch.empty_like(queries, dtype=wide)
     for j in range(J):
-        slots[..., n:, :] = new[j]
-        keys, values = slots.view(2, B * H, S, D).to(wide)
-        s = queries[j].to(wide) @ keys.mT
-        if how.softcap is not None:
-            s = how.softcap * torch.tanh(s / how.softcap)
-        s[..., n:].masked_fill_(later, float("-inf"))
-        p = s.softmax(-1)
-        out[j] = ((p if kind is None else p.to(kind).to(wide)) @ values).to(out.dtype)
-        received = (votes @ p).view(B, V, H // V, S).sum(2).to(sums.dtype)
-        sums.copy_(received if how.forgets else sums * how.carry + received)
-        born[..., n:] = seen + own
+        slots[..., n:, :], born[..., n:] = new[j], seen + own
         seen += c
-        rank = sums if how.divisors is None else sums / how.divisors[seen - born]
-        may = (slot >= how.first) & (slot < how.last) & (born < seen - how.recent)
-        key = ((rank.float().view(torch.int32).long() << 32) + born).masked_fill(~may, LAST)
-        gone = torch.zeros_like(may).scatter(-1, key.argsort(-1)[..., :c], True)
-        # as many of the old go as of the new stay, and these come first
-        places = (~gone[..., :n]).byte().argsort(dim=-1, stable=True)[..., :c]
-        which = gone[..., n:].byte().argsort(dim=-1, stable=True)[..., : places.shape[-1]]
-        free = gone[..., :n].gather(-1, places)
-        _put(born, places, born.gather(-1, n + which), free)
-        if not how.forgets:
-            _put(sums, places, sums.gather(-1, n + which), free)
+        keys, values = slots.view(2, B * H, S, D).to(wide)
+        torch.bmm(queries[j].to(wide), keys.mT, out=s)
+        if how.softcap is not None:
+            s.div_(how.softcap).tanh_().mul_(how.softcap)
+        if c > 1:
+            s[..., n:].masked_fill_(later, float("-inf"))
+        p = torch.softmax(s, -1, out=s)
+        torch.bmm(p if kind is None else p.to(kind).to(wide), values, out=out[j])
+        received = (votes @ p.view(B * V, -1, S)).view_as(sums)
+        if how.forgets:
+            sums.copy_(received)
+        else:
+            sums.mul_(how.carry).add_(received)
+        birth = born[..., may]
+        rank = _ranks(sums, born, may, seen, how)
+        # ranks are not negative, so their bits rise as they do
+        key = torch.add(birth, rank.view(torch.int32), alpha=1 << 32)
+        if how.recent:
+            key.masked_fill_(birth >= seen - how.recent, LAST)
+        gone = key.topk(c, largest=False, sorted=False).indices.sort(-1).values + how.first
+        source, stays = own.expand_as(gone), kept[j]
+        if c > 1 and how.last > n:
+            source = _survivors(gone, n, c)
+            stays = stays.gather(-2, source[None, ..., None].expand(2, B, H, c, D))
+        born.scatter_(-1, gone, seen - c + source)
+        slots.view(-1, D).index_copy_(0, (rows + gone).flatten(), stays.reshape(-1, D))
+        if how.older is not None or not how.forgets:
+            sums.scatter_(-1, gone, sums[..., n:].gather(-1, source))
         sums[..., n:] = 0
-        rows_of = [x[None, ..., None].expand(2, -1, H, -1, D) for x in (places, which, free)]
-        _put(slots, rows_of[0], kept[j].gather(-2, rows_of[1]), rows_of[2], -2)
-    return out
+        if how.older is not None:
+            how.older.scatter_(-1, gone.expand(len(how.older), *gone.shape), 0)
+            how.older.copy_(torch.cat([sums[None], how.older[:-1]]))
+    if J:
+        slots[..., n:, :] = new[-1]  # also where one that goes was written
+    return out.to(queries.dtype)
 
 
-def _put(x: Tensor, places: Tensor, values: Tensor, free: Tensor, axis: int = -1) -> None:
-    """Write to those places of `x` that are free."""
-    x.scatter_(axis, places, torch.where(free, values, x.gather(axis, places)))
+def _ranks(sums: Tensor, born: Tensor, may: slice, seen: int, how: Evictions) -> Tensor:
+    """Ranks of the slots that `may` be evicted."""
+    if how.older is not None:
+        sums = torch.cat([sums[None], how.older]).sum(0)
+    part = may if how.smooth is None else slice(None)
+    rank = sums[..., part]
+    if how.divisors is not None:
+        rank = rank / how.divisors[seen - born[..., part]]
+    if how.smooth is None:
+        return rank
+    order = born.argsort(-1)
+    return torch.empty_like(rank).scatter_(-1, order, how.smooth(rank.gather(-1, order)))[..., may]
+
+
+def _survivors(gone: Tensor, n: int, c: int) -> Tensor:
+    """Which new token is written to each of the slots that are freed, in rising order `[B, V, c]`.
+
+    As many of the old go as of the new stay, and these come first.
+    """
+    dropped = torch.zeros(*gone.shape[:-1], c + 1, dtype=torch.uint8, device=gone.device)
+    dropped.scatter_(-1, (gone - n + 1).clamp_min(0), 1)
+    return dropped[..., 1:].argsort(dim=-1, stable=True)

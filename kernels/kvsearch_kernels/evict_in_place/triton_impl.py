@@ -25,6 +25,8 @@ def why_not(
         return reason
     if queries.dtype not in DTYPES or any(x.dtype is not queries.dtype for x in vectors):
         return f"vectors must share float16, bfloat16 or float32, got {[x.dtype for x in vectors]}"
+    if how.smooth is not None or how.older is not None:
+        return "ranks must be of one interval's sums, and not smoothed"
     _, B, H, S, D = slots.shape
     wide = queries.dtype is torch.float32
     if D not in HEAD_DIMS or (wide and D > MOST_WIDE):

@@ -5,13 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.probing import Case, Draw
 from kvsearch_kernels.quantize_kv.probe import MOST_WRONG, steady
-from kvsearch_kernels.quantize_kv.reference import Format, Packed, quantize
-from kvsearch_kernels.repack_kv.reference import Held, NewPool, reference
+from kvsearch_kernels.quantize_kv.reference import Format, quantize
+from kvsearch_kernels.repack_kv.reference import Held, NewPool, reference, tensors
 
 Pair = tuple[Format | None, Format | None]
 
@@ -113,7 +112,7 @@ def _differs(got: tuple[Held, Held], want: tuple[Held, Held], pool: NewPool) -> 
         for mine, right in zip(tensors(x), tensors(y), strict=True):
             if mine.shape != right.shape or mine.dtype is not right.dtype:
                 return f"shape or type of {what} is wrong in {formats}"
-            same = (mine == right).flatten(3).all(-1)
+            same = (mine == right).all(-1)
             if not bool(same[moved].all()):
                 return f"{what} that move are not those of the slots, in {formats}"
             if mine.dtype is torch.uint8 or exact:
@@ -122,8 +121,3 @@ def _differs(got: tuple[Held, Held], want: tuple[Held, Held], pool: NewPool) -> 
             elif not torch.allclose(mine.float(), right.float(), rtol=2e-3, atol=1e-3):
                 return f"{what} or their scales are wrong, in {formats}"
     return None
-
-
-def tensors(held: Held) -> tuple[Tensor, ...]:
-    """What is held, as tensors with a row for each slot."""
-    return (held.codes, held.scales) if isinstance(held, Packed) else (held,)

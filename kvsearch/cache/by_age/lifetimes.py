@@ -4,8 +4,13 @@ Without scores the schedule is known in advance. A key is an entry that queries 
 see; a key that is quantised at a compaction is two entries, one before and one after. Re-indexed
 positions need two frames: keys behind the ladder's cursor keep their slot (`fixed`), keys ahead of
 it all move together with the query (`moving`), so inside each frame one rotation serves many steps.
+
+A token has its 16-bit value, and where the policy quantises, the value that its tier reads back.
+What is in the tier already has only the latter. After the pass the store is left as the stream
+would leave it: what it held and still holds moves as it is, and only new tokens are encoded.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -14,8 +19,8 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.by_age.plans import Plan, applies, compacted, plan
-from kvsearch.cache.by_age.versions import Versions, leave, versions
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.slots.formats import straight
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.lifetime_attention import lifetime_attention
@@ -32,43 +37,63 @@ def serves(state: LayerState, m: int) -> bool:
     return state.seen == 0 or (m >= LEAST and due is not None and state.seen + m > due)
 
 
-def replay(
-    state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
-) -> Tensor:
-    """Attend over many tokens at once, and leave the cache as the stream would.
-
-    Keys, values and queries are as in `heads.advance`, after rounding and un-rotation.
-    """
-    seen, M = state.seen, q.shape[2]
+def replay(state: LayerState, call: Call) -> Tensor:
+    """Attend over many tokens that have arrived, and leave the cache as the stream would."""
+    seen, M, k, v = state.seen, call.count, call.k, call.v
     T = seen + M
     flags = None if state.stream is None else state.stream.flags(0, T)
     lives = plan(state.layer, T, state.prompt, flags)
     table = versions(state, lives.before(seen), k, v)
-    if _skips_dead_keys(q, k, v, scale, softcap):
-        out = _attend(state, lives, q, table, seen, scale, softcap)
+    if _skips_dead_keys(call):
+        out = _attend(state, lives, call, table, seen)
     else:
-        out, block = q.new_empty(*q.shape[:3], v.shape[3]), BLOCK
+        out, block = call.room(), BLOCK
         if not state.layer.policy.evicts:
             block = 2 * BLOCK
         for start in range(0, M, block):
             now = slice(start, min(start + block, M))
-            part = q[:, :, now]
-            out[:, :, now] = _attend(state, lives, part, table, seen + start, scale, softcap)
+            out[:, :, now] = _attend(state, lives, call.tokens(now), table, seen + start)
     if state.whole is None:
-        _leave(state, lives, k, v, table.row)
+        leave(state, lives, k, v, table.row)
     state.seen = T
     return out
 
 
-def _skips_dead_keys(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-) -> bool:  # fmt: skip
+def _skips_dead_keys(call: Call) -> bool:
     """Whether one launch serves all queries: the kernel passes over blocks of dead keys itself."""
-    if q.device.type == "cpu" or k.requires_grad:
+    if call.q.device.type == "cpu" or call.k.requires_grad:
         return False
-    life = torch.empty(1, dtype=torch.long, device=q.device)
-    one = (q[:, :, :1], k[:, :, :1], v[:, :, :1], life, life)
-    return lifetime_attention.pick(*one, first_query=0, scale=scale, softcap=softcap) == "triton"
+    life, one = torch.empty(1, dtype=torch.long, device=call.q.device), call.tokens(slice(1))
+    asked = (one.q, one.k, one.v, life, life)
+    return lifetime_attention.pick(*asked, first_query=0, **call.how) == "triton"
+
+
+@dataclass(frozen=True, eq=False)
+class Versions:
+    """Both values of each token.
+
+    Attributes:
+        keys, values: `[B, H, R, D]` of the slots as they are read back, of the new tokens in 16
+            bits, and quantised ones of those that are still in 16 bits.
+        row: first row of each token of the stream `[T]`; -1 where it is gone.
+        low: row of its quantised value `[T]`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    row: Ints
+    low: Ints
+
+    def rows(self, tokens: Ints, quantised: Ints) -> Ints:
+        """Rows of some tokens, each with or without its rounding."""
+        return np.where(quantised > 0, self.low[tokens], self.row[tokens])
+
+    def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, H, E, D]` of some rows."""
+        first, stop = int(rows[0]), int(rows[-1]) + 1
+        if stop - first == len(rows) and (rows == np.arange(first, stop)).all():
+            return self.keys[:, :, first:stop], self.values[:, :, first:stop]
+        return _some(self.keys, self.values, rows)
 
 
 class Entries(NamedTuple):
@@ -115,19 +140,10 @@ def _entries(lives: Plan, table: Versions, start: int, stop: int, device: torch.
     return found
 
 
-def _attend(
-    state: LayerState,
-    lives: Plan,
-    q: Tensor,
-    table: Versions,
-    start: int,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
+def _attend(state: LayerState, lives: Plan, call: Call, table: Versions, start: int) -> Tensor:
     """Attention of one block of queries over the keys that are alive around it."""
+    q, scale, softcap = call.q, call.scale, call.softcap
     keys = _entries(lives, table, start, start + q.shape[2], q.device)
-    if _in_place(state, q, table):
-        return _attend_parts(state, q, table, keys, start, scale, softcap)
     k, v = table.take(keys.rows)
     attend = partial(lifetime_attention.record, state.impls, scale=scale, softcap=softcap,
                      first_query=start)  # fmt: skip
@@ -157,56 +173,99 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     return whole.to(parts[0][0].dtype)
 
 
-def _in_place(state: LayerState, q: Tensor, table: Versions) -> bool:
-    """Whether keys are attended where they are, instead of being gathered: almost all are alive."""
-    p = state.layer.policy
-    plain = not (p.evicts or p.anchors is not None or table.parts[0][0].requires_grad)
-    return plain and len(table.parts) > 1 and q.device.type == "cpu"
+def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
+    """Values of what `state` holds and of the tokens that come.
+
+    Args:
+        state: of a policy with one tier that decides by age.
+        held: tokens in its slots `[N]`.
+        k, v: those of the next tokens `[B, H, M, D]`, rounded to 16 bits.
+    """
+    seen, n, m = state.seen, len(held), k.shape[2]
+    assert state.store.n == n, (state.store.n, n)
+    T, parts = seen + m, [(k, v)]
+    row = np.full(T, -1, dtype=np.int64)
+    row[held], row[seen:] = np.arange(n), np.arange(n, n + m)
+    low = row
+    if n:
+        parts.insert(0, state.store.read())
+    if state.layer.policy.quantizes:
+        kc, vc = state.codecs[0]
+        group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
+        first = untouched(state)
+        fresh_k, fresh_v = k.detach(), v.detach()
+        if n > first:
+            fresh_k, fresh_v = (
+                torch.cat([old[:, :, first:], x], 2)
+                for old, x in zip(parts[0], (fresh_k, fresh_v), strict=True)
+            )
+        # of an unfinished group no token is quantised before the end
+        whole = (T - (seen - n + first)) // group * group
+        low_k = kc.read_back(fresh_k[:, :, :whole], state.impls)
+        low_v = vc.read_back(fresh_v, state.impls)
+        if whole < fresh_k.shape[2]:
+            low_k = torch.cat([low_k, fresh_k[:, :, whole:]], 2)
+        parts.append((low_k, low_v) if n else (straight(low_k, k), straight(low_v, v)))
+        low = np.where(row >= first, row + n + m - first, row)
+    keys, values = (x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*parts, strict=True))
+    return Versions(keys, values, row, low)
 
 
-def _attend_parts(
-    state: LayerState, q: Tensor, table: Versions, keys: Entries, start: int, scale: float,
-    softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """`_attend` to each part of the values by itself, without a copy of them."""
-    rows = keys.rows
-    kind = torch.promote_types(q.dtype, torch.float32)
-    whole: tuple[Tensor, Tensor] | None = None
-    for first, last, (k, v) in table.ranges():
-        mine = (first <= rows) & (rows < last)
-        if not mine.any():
-            continue
-        a, b = rows[mine].min(), rows[mine].max() + 1
-        birth, death = np.full((2, b - a), 0, dtype=np.int64)  # what no query sees any more
-        birth[rows[mine] - a] = keys.birth.numpy()[mine]
-        death[rows[mine] - a] = keys.death.numpy()[mine]
-        part = slice(a - first, b - first)
-        out, lse = lifetime_attention.record(
-            state.impls, q.to(kind), k[:, :, part], v[:, :, part], torch.from_numpy(birth),
-            torch.from_numpy(death), first_query=start, scale=scale, softcap=softcap,
-        )  # fmt: skip
-        if whole is None:
-            whole = out, lse
-            continue
-        total = torch.logaddexp(whole[1], lse)
-        for part_out, part_lse in (whole, (out, lse)):
-            part_out.mul_((part_lse - total).exp_().unsqueeze(-1))
-        whole = whole[0].add_(out), total
-    assert whole is not None
-    return whole[0].to(q.dtype)
+def untouched(state: LayerState) -> int:
+    """First slot behind the tier: those from here on are in 16 bits, and may enter the tier."""
+    compacted = state.store.n - state.store.residual
+    sinks = min(state.layer.policy.fp16_sinks, compacted)
+    return sinks + state.layer.tier_counts(compacted)[0]
 
 
-def _leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, row: Ints) -> None:
-    """Fill the store with what is held after the last token."""
-    layer, policy, T = state.layer, state.layer.policy, len(row)
-    old = compacted(layer, lives.held + 1, state.prompt, lives.course) <= T
-    low = compacted(layer, lives.held + 1 + policy.fp16_recent, state.prompt, lives.course) <= T
-    pools = np.where(low, 0, len(policy.tiers)).astype(np.uint8)
-    pools[lives.held < policy.fp16_sinks] = len(policy.tiers)
+def leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, row: Ints) -> None:
+    """Let the store hold what is held after the new tokens, whatever it held before them.
+
+    Args:
+        state: as before the new tokens.
+        lives: of all tokens.
+        k, v: of the new tokens `[B, H, M, D]`, in 16 bits.
+        row: where each token is among the slots before and the new tokens, see `Versions`.
+    """
+    layer, policy, held, T = state.layer, state.layer.policy, lives.held, len(row)
+    old = compacted(layer, held + 1, state.prompt, lives.course) <= T
+    low = compacted(layer, held + 1 + policy.fp16_recent, state.prompt, lives.course) <= T
+    sinks, residual = policy.fp16_sinks, int((~old).sum())  # the last saw no compaction: all new
+    in_tier = low & (held >= sinks)
+    pools = np.where(in_tier, 0, len(policy.tiers)).astype(np.uint8)
     key = "pools", k.device, T, pools.tobytes()  # policies may behave alike in unlike pools
     if key not in lives.known:
         lives.known[key] = sent(pools, k.device)
-    leave(state, k, v, lives.held, row, (pools, lives.known[key]), int((~old).sum()))
+    at: Tensor = lives.known[key]
     state.cursor = lives.cursor
     if lives.course is not None:
         state.sequences = lives.course.end.copy()
+    store, grouped, count = state.store, state.codecs[0][0].along_tokens, int(in_tier.sum())
+    if state.seen == 0 or (grouped and count and row[held[sinks]] >= untouched(state)):
+        # nothing that is held has been quantised before
+        lead = -count % (policy.quantizer.group or 1) if grouped else 0
+        if lead:  # gone, but they share the first scales
+            before = np.arange(held[sinks] - lead, held[sinks])
+            held = np.concatenate([held[:sinks], before, held[sinks:]])
+        if state.seen:
+            k, v = (torch.cat([old, x], 2) for old, x in zip(store.read(), (k, v), strict=True))
+        store.load(*_some(k, v, row[held]), at, residual, lead)
+        return
+    rows, n = row[held], store.n
+    seen = rows[: len(rows) - residual]
+    fresh = seen[seen >= n] - n
+    if grouped:  # of these nothing has left the tier
+        fresh = np.arange(len(fresh))
+    keep = np.concatenate([seen[seen < n], n + np.arange(len(fresh))])
+    if len(fresh):
+        store.append(*_some(k, v, fresh))
+    store.compact(sent(keep, k.device), at[: len(seen)])
+    if residual:
+        store.append(*_some(k, v, rows[len(seen) :] - n))
+
+
+def _some(k: Tensor, v: Tensor, tokens: Ints) -> tuple[Tensor, Tensor]:
+    if len(tokens) == k.shape[2] and (tokens == np.arange(len(tokens))).all():
+        return k, v
+    index = sent(tokens, k.device)
+    return k.index_select(2, index), v.index_select(2, index)

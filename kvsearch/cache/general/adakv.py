@@ -12,64 +12,36 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.general import segments, staging
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.errors import PolicyError
 
-Arrived = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of one head
 
-
-def run(
-    states: Sequence[LayerState],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
+def run(states: Sequence[LayerState], call: Call) -> Tensor:
     """Take in new tokens in all heads of a layer, which compact together.
 
-    Arguments are as in `heads.advance`; every state has one KV head.
+    Every state has one KV head.
 
     Raises:
         PolicyError: there are several sequences, whose heads would get different numbers of slots.
     """
-    if q.shape[0] > 1:
+    if call.q.shape[0] > 1:
         raise PolicyError("budgets 'adakv' serve one sequence at a time: batches are not supported")
-    group = q.shape[1] // k.shape[1]
-    heads = [
-        segments.arriving(
-            state, q[:, h * group : (h + 1) * group], k[:, h : h + 1], v[:, h : h + 1]
-        )
-        for h, state in enumerate(states)
-    ]
-    out = q.new_empty(*q.shape[:3], v.shape[3])
+    heads = [segments.arriving(state, call.heads(state.layer.heads)) for state in states]
+    out, first, total, done = call.room(), states[0], call.count, 0
     with ExitStack() as stack:
-        if staging.applies(states[0], k):
-            for state, (_, hk, hv) in zip(states, heads, strict=True):
-                stack.enter_context(staging.staged(state, hk, hv))
-        _take(states, heads, out, scale=scale, softcap=softcap)
+        if staging.applies(first, call):
+            for state, mine in zip(states, heads, strict=True):
+                stack.enter_context(staging.staged(state, mine))
+        while done < total:
+            due = first.layer.clock.after(first.seen, first.prompt)
+            now = slice(done, total if due is None else min(done + due - first.seen, total))
+            for state, mine in zip(states, heads, strict=True):
+                found = segments.run(state, mine.tokens(now), compacts=False)
+                out[:, call.queries(state.layer.heads), now] = found
+            done = now.stop
+            if first.seen == due and not first.rereads:
+                compact(states)
     return out
-
-
-def _take(
-    states: Sequence[LayerState], heads: Sequence[Arrived], out: Tensor, *, scale: float,
-    softcap: float | None,
-) -> None:  # fmt: skip
-    """`run` of tokens that have arrived in every head; writes `out` `[B, Hq, M, Dv]`."""
-    first, total, done = states[0], out.shape[2], 0
-    group = out.shape[1] // len(states)
-    while done < total:
-        due = first.layer.clock.after(first.seen, first.prompt)
-        now = slice(done, total if due is None else min(done + due - first.seen, total))
-        for h, (state, arrived) in enumerate(zip(states, heads, strict=True)):
-            q, k, v = (x[:, :, now] for x in arrived)
-            out[:, h * group : (h + 1) * group, now] = segments.run(
-                state, q, k, v, scale=scale, softcap=softcap, compacts=False
-            )
-        done = now.stop
-        if first.seen == due and not first.rereads:
-            compact(states)
 
 
 def compact(states: Sequence[LayerState]) -> None:
@@ -85,7 +57,7 @@ def compact(states: Sequence[LayerState]) -> None:
         for mine in _layers(states):
             segments.compact_states(states[mine])
         return
-    ranks = [s.scorer.ranks(segments.slots_of(s)) for s in states if s.scorer is not None]
+    ranks = [s.scorer.ranks(s.slots()) for s in states if s.scorer is not None]
     p = first.layer.policy
     fixed = p.sinks + p.recent_window
     room = [state.store.n - fixed for state in states]

@@ -7,13 +7,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kvsearch.cache.slots.packed import Move, PackedStore, compact_together
-from kvsearch.cache.slots.store import Store
+from kvsearch.cache.slots.packed import Move, PackedStore, Store, compact_together
+from kvsearch.cache.state import LayerState
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.schedule import Evictions, pools_by_age
-from kvsearch.rules import Scorer, Slots
+from kvsearch.rules import Scorer
 from kvsearch.rules.pick import pick
-from kvsearch_kernels.choose_slots import Ask, Choice, Sums, best_between, choose_slots
+from kvsearch_kernels.choose_slots import Ask, Choice, Sums, choose_slots
 from kvsearch_kernels.host_to_device import sent
 
 
@@ -35,68 +35,54 @@ class Decision:
     ask: Ask | None = None
 
 
-def decide(
-    layer: LayerLayout,
-    store: Store,
-    scorer: Scorer | None,
-    slots: Slots,
-    cursor: int,
-    scores: Tensor | None = None,
-    target: int | None = None,
-) -> tuple[Decision, int]:
+def decide(state: LayerState, scores: Tensor | None = None, target: int | None = None) -> Decision:
     """What the compaction of one layer, or of one kind of its heads, is to do.
 
     Args:
-        layer: integers of the layer.
-        store: what it holds.
-        scorer: what its rule knows, if it has one.
-        slots: what the scorer may look at.
-        cursor: first slot that the ladder's present pass has not thinned.
+        state: of these; a ladder's cursor moves on.
         scores: ranks of the slots, if they are known already.
         target: slots to leave, instead of the layout's.
-
-    Returns:
-        The decision, and the new cursor.
     """
-    decides = layer.policy.tagged or layer.evictions.left(store.n) < store.n
+    layer, store, scorer, n = state.layer, state.store, state.scorer, state.store.n
     held = None
-    if scorer is not None and decides:
+    if scorer is not None and (layer.policy.tagged or layer.evictions.left(n) < n):
         running = scorer.running if layer.rungs is None else None
-        held = None if running is None else running.moving(slots.seen)
+        held = None if running is None else running.moving(state.seen)
         if scores is None:
-            scores = _scores(layer, scorer, slots, held)
+            scores = _scores(state, scorer, held)
         elif held is not None:
             held = replace(held, divisors=None)  # these are ranks
     target = layer.target if target is None else target
-    if scores is None or layer.rungs is not None:
-        keep, cursor = survivors(layer, store.n, cursor, scores, store.device, target)
-        return settled(layer, store, keep, scores), cursor
-    gone = 0 if target is None else max(0, store.n - target)
-    return _best(layer, store, scores, gone, held), cursor
+    gone = 0 if target is None else max(0, n - target)
+    if scores is not None and layer.rungs is None:
+        return _best(state, scores, gone, held)
+    keep = None
+    if gone and scores is None:
+        keep, state.cursor = _by_age(layer.evictions, n, state.cursor, store.device)
+    elif gone and scores is not None:
+        keep, state.cursor = _ladders(layer.evictions, n, state.cursor, scores)
+    return settled(state, keep, scores)
 
 
-def _scores(layer: LayerLayout, scorer: Scorer, slots: Slots, held: Sums | None) -> Tensor:
+def _scores(state: LayerState, scorer: Scorer, held: Sums | None) -> Tensor:
     """Ranks of all slots, or sums that are ranks once they are divided by what is `held`."""
     if held is not None and held.divisors is not None:
         return held.sums
-    scores, rule = scorer.ranks(slots), layer.policy.active_rule
+    scores, rule = scorer.ranks(state.slots()), state.rule
     if rule is not None and rule.share == "layer" and scores.shape[1] > 1:
         scores = scores.mean(1, keepdim=True)  # heads that vote together keep the same slots
     return scores
 
 
-def _best(
-    layer: LayerLayout, store: Store, scores: Tensor, gone: int, held: Sums | None
-) -> Decision:
+def _best(state: LayerState, scores: Tensor, gone: int, held: Sums | None) -> Decision:
     """Drop the `gone` slots of lowest score, and let the rest go into their pools."""
-    n = store.n - gone
+    layer, store, n = state.layer, state.store, state.store.n - gone
     counts = layer.tier_counts(n)
     tiered = layer.policy.tagged and len(counts) > 1
     if not tiered and gone == 0:
-        return settled(layer, store, None)
-    old, pools = store.slot_pools() if tiered else None, None
-    if not tiered:
-        pools = pools_of_ages(layer, n, store.device)
+        return settled(state, None)
+    old = store.slot_pools() if tiered else None
+    pools = None if tiered else pools_of_ages(layer, n, store.device)
     ask = replace(_ask(layer, scores, old, gone, counts if tiered else ()), held=held)
     if isinstance(store, PackedStore) and not store.grouped:
         several = sum(count > 0 for count in store.counts(n)) > 1
@@ -107,17 +93,15 @@ def _best(
     return Decision(store, None, pools, ask)
 
 
-def settled(
-    layer: LayerLayout, store: Store, keep: Tensor | None, scores: Tensor | None = None
-) -> Decision:
+def settled(state: LayerState, keep: Tensor | None, scores: Tensor | None = None) -> Decision:
     """Drop all slots but `keep` (`[N']` or `[B, V, N']`), and let the rest go into their pools.
 
     Args:
-        layer: integers of the layer.
-        store: what it holds.
+        state: holds the slots.
         keep: rising slots, or None when all stay.
         scores: ranks of the slots before `[B, V, N]`, where pools follow from those.
     """
+    layer, store = state.layer, state.store
     n = store.n if keep is None else keep.shape[-1]
     counts = layer.tier_counts(n)
     if scores is None or not layer.policy.tagged or len(counts) == 1:
@@ -165,37 +149,6 @@ def carry_out(decisions: Sequence[Decision]) -> list[tuple[Tensor | None, Choice
             store.compact(keep, pools)
     compact_together(together)
     return found
-
-
-def survivors(
-    layer: LayerLayout,
-    n: int,
-    cursor: int,
-    scores: Tensor | None,
-    device: torch.device,
-    target: int | None,
-) -> tuple[Tensor | None, int]:
-    """Slots that survive a compaction.
-
-    Args:
-        layer: integers of the layer.
-        n: tokens held.
-        cursor: first slot that the ladder's present pass has not thinned.
-        scores: `[B, V, N]`, higher is better, or None to go by age.
-        device: where the index is needed.
-        target: slots to leave; None keeps all.
-
-    Returns:
-        Rising slot indices, `[N']` or `[B, V, N']`, or None when all stay; and the new cursor.
-    """
-    if target is None or n <= target:
-        return None, cursor
-    if scores is None:
-        return _by_age(layer.evictions, n, cursor, device)
-    if layer.rungs is not None:
-        return _ladders(layer.evictions, n, cursor, scores)
-    p = layer.policy
-    return best_between(scores, p.sinks, n - p.recent_window, n - target), cursor
 
 
 @lru_cache(maxsize=1024)

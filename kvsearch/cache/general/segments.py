@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.general import sequences
-from kvsearch.cache.general.compaction import carry_out, decide
+from kvsearch.cache.general.compaction import Decision, carry_out, decide, settled
 from kvsearch.cache.slots.formats import straight
-from kvsearch.cache.state import LayerState
-from kvsearch.rules import Segment, Slots
+from kvsearch.cache.state import Call, LayerState
+from kvsearch.rules import Segment
+from kvsearch_kernels.choose_slots import best_between
 from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.scored_attention import scored_attention
@@ -19,61 +19,43 @@ from kvsearch_kernels.scored_attention import scored_attention
 ROWS = 512  # queries per attention map, so that a long prompt needs no T x T memory
 
 
-def run(
-    state: LayerState,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    softcap: float | None,
-    compacts: bool = True,
-) -> Tensor:
-    """Take in tokens, compacting where a compaction is due, unless a caller does that.
-
-    Arguments are as in `heads.advance`, after rounding.
-    """
+def run(state: LayerState, call: Call, *, compacts: bool = True) -> Tensor:
+    """Take in tokens that have arrived; compact where that is due, unless a caller does it."""
     out: list[Tensor] = []
-    done, total = 0, q.shape[2]
+    done, total = 0, call.count
     while done < total:
         due = state.layer.clock.after(state.seen, state.prompt)
         left = total - done if due is None else min(due - state.seen, total - done)
         if state.sequences is not None:
-            left = sequences.take_ahead(state, min(left, ROWS))
-        part = slice(done, done + min(left, ROWS))
-        state.store.append(k[:, :, part], v[:, :, part])
-        out.append(_attend(state, q[:, :, part], due, scale, softcap))
-        done = part.stop
-        state.seen += part.stop - part.start
+            left = take_ahead(state, min(left, ROWS))
+        part = call.tokens(slice(done, done + min(left, ROWS)))
+        state.store.append(part.k, part.v)
+        out.append(_attend(state, part, due))
+        done += part.count
+        state.seen += part.count
         state.note_peak()
         if compacts:
             finish([state])
     return out[0] if len(out) == 1 else torch.cat(out, 2)
 
 
-def arriving(state: LayerState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as a cache takes them in: rounded, turned back if re-indexed."""
-    m = q.shape[2]
+def arriving(state: LayerState, call: Call) -> Call:
+    """A call as a cache takes it in: rounded, and turned back if positions are re-indexed."""
     if state.seen == 0:
-        state.begin(q, k)
+        state.begin(call)
+    q, k, v = call.q, call.k, call.v
     if state.reindex:
-        assert state.rotary is not None
-        stop = state.seen + m
-        index = torch.arange(state.seen, stop, device=q.device, dtype=torch.float32)
-        q, k = state.rotary.undo(index, q, k)
-    return (
-        q,
-        straight(k.to(state.native).to(k.dtype), k),
-        straight(v.to(state.native).to(v.dtype), v),
-    )
+        q, k = state.unturned(q, k)
+    k, v = (straight(x.to(state.native).to(x.dtype), x) for x in (k, v))
+    return replace(call, q=q, k=k, v=v)
 
 
 def finish(states: Sequence[LayerState]) -> None:
     """After the newest token of a layer: drop what anchors leave behind, compact if that is due."""
     first = states[0]
     if first.sequences is not None:
-        ended = [(state, sequences.ended(state, slots_of(state))) for state in states]
-        some = [(state, found) for state, found in ended if found is not None]
+        every = [(state, ended(state)) for state in states]
+        some = [(state, found) for state, found in every if found is not None]
         stayed = carry_out([found for _, found in some])
         for (state, _), (keep, _) in zip(some, stayed, strict=True):
             if state.scorer is not None and keep is not None:
@@ -97,16 +79,11 @@ def compact_states(
         targets: slots to leave of each, instead of those of its layout.
     """
     none: list[None] = [None] * len(states)
-    decisions = []
-    for state, ranks, target in zip(states, scores or none, targets or none, strict=True):
-        slots = slots_of(state)
-        if state.sequences is not None:
-            decisions.append(sequences.evicted(state, slots))
-            continue
-        decision, state.cursor = decide(
-            state.layer, state.store, state.scorer, slots, state.cursor, ranks, target
-        )
-        decisions.append(decision)
+    every = zip(states, scores or none, targets or none, strict=True)
+    decisions = [
+        decide(state, ranks, target) if state.sequences is None else evicted(state)
+        for state, ranks, target in every
+    ]
     for state, (keep, choice) in zip(states, carry_out(decisions), strict=True):
         if state.scorer is not None:
             if choice is not None and choice.sums is not None and state.scorer.running is not None:
@@ -116,36 +93,13 @@ def compact_states(
         state.note_peak()
 
 
-def slots_of(state: LayerState) -> Slots:
-    """What a state holds now, for its scorer to look at."""
-
-    def read() -> tuple[Tensor, Tensor]:
-        keys, values = state.store.read()
-        if state.reindex:
-            assert state.rotary is not None
-            keys = state.rotary.turn_slots(keys, 0, keep=not state.packed)
-        return keys, values
-
-    n, target = state.store.n, state.layer.target
-    return Slots(
-        seen=state.seen,
-        count=n,
-        position=n if state.reindex else state.seen,
-        recent_from=n - state.layer.policy.recent_window,
-        read=read,
-        sinks=state.layer.policy.sinks,
-        stay=target if n > (target or 0) else None,
-    )
-
-
-def _attend(
-    state: LayerState, q: Tensor, due: int | None, scale: float, softcap: float | None
-) -> Tensor:
+def _attend(state: LayerState, call: Call, due: int | None) -> Tensor:
     """Attend from the newest tokens, which the store already holds, and let the rule observe."""
-    out, found = _attend_dense(state, q, due, sequences.hidden(state), scale, softcap)
+    out, found = _attend_dense(state, call, due, hidden(state))
     if state.scorer is not None:
         if state.rule is not None and "queries" in state.rule.needs:
-            found = replace(found, queries=_unrotated(state, q))
+            queries = call.q if state.reindex else state.unturned(call.q)[0]
+            found = replace(found, queries=queries)
         if state.predicted is not None:
             found = replace(found, predicted=state.foreseen(found.count))
         state.scorer.observe(found)
@@ -153,17 +107,12 @@ def _attend(
 
 
 def _attend_dense(
-    state: LayerState, q: Tensor, due: int | None, hidden: Sequence[int], scale: float,
-    softcap: float | None,
-) -> tuple[Tensor, Segment]:  # fmt: skip
+    state: LayerState, call: Call, due: int | None, hidden: Sequence[int]
+) -> tuple[Tensor, Segment]:
     """`_attend` over slots as they are read back, but for the `hidden` ones."""
-    keys, values = state.store.read()
-    n, m = keys.shape[2], q.shape[2]
-    if state.reindex:
-        assert state.rotary is not None
-        keep = not state.packed
-        keys = state.rotary.turn_slots(keys, 0, keep=keep)
-        q = state.rotary.turn_slots(q, n - m, keep=keep)
+    keys, values = state.read()
+    n, m = keys.shape[2], call.count
+    q = state.turned(call.q, n - m)
     seen = None
     if hidden:
         seen = sent(np.setdiff1d(np.arange(n), hidden), q.device)
@@ -174,19 +123,17 @@ def _attend_dense(
             born = torch.arange(m - n, m, device=q.device).clamp_min_(0)
         never = torch.full_like(born, m)
         out, _ = lifetime_attention.record(
-            state.impls, q, keys, values, born, never, first_query=0, scale=scale, softcap=softcap
+            state.impls, q, keys, values, born, never, first_query=0, **call.how
         )
         return out, Segment(state.seen, m)
     assert state.scorer is not None and state.rule is not None
     after = 0 if due is None else due - state.seen - m
     weights = _row_weights(state, n, m, after, q.device)
-    out, received = scored_attention.record(
-        state.impls, q, keys, values, weights, scale=scale, softcap=softcap
-    )
+    out, received = scored_attention.record(state.impls, q, keys, values, weights, **call.how)
     rows = None
     if "rows" in state.rule.needs:
         many = state.scorer.watched(m, after)
-        rows = attention_rows(q[:, :, m - many :], keys, scale=scale, softcap=softcap)
+        rows = attention_rows(q[:, :, m - many :], keys, **call.how)
     if seen is not None:
         received = _spread(received, seen, state.store.n)
         rows = None if rows is None else _spread(rows, seen, state.store.n)
@@ -241,10 +188,62 @@ def wants_attention(state: LayerState) -> bool:
     return state.rule is not None and "attention" in state.rule.needs
 
 
-def _unrotated(state: LayerState, q: Tensor) -> Tensor:
-    """Queries as they were before the model turned them to their position."""
-    if state.reindex:
-        return q
-    assert state.rotary is not None
-    index = torch.arange(state.seen, state.seen + q.shape[2], device=q.device, dtype=torch.float32)
-    return state.rotary.undo(index, q)[0]
+# -- anchors: known on the host, and alike in all heads but for ordinary tokens of a rule ----------
+
+
+def take_ahead(state: LayerState, most: int) -> int:
+    """Hold the flags of the next tokens, as many as attend alike; returns how many those are.
+
+    A token that does not see earlier anchors (isolated, as in AnLLM) attends alone.
+    """
+    assert state.sequences is not None and state.stream is not None
+    flags = state.stream.flags(state.seen, most)
+    many = state.sequences.ahead(flags, most)
+    if many > 1 and state.sequences.isolated(flags[:many])[-1]:
+        many -= 1
+    state.sequences.take(flags[:many])
+    return many
+
+
+def isolated(state: LayerState) -> bool:
+    """Whether there are slots that the next token does not see."""
+    if state.sequences is None or not state.sequences.anchor.any():
+        return False
+    assert state.stream is not None
+    return bool(state.sequences.isolated(state.stream.flags(state.seen, 1))[0])
+
+
+def hidden(state: LayerState) -> list[int]:
+    """Slots that the newest token does not see."""
+    return [] if state.sequences is None else state.sequences.hidden().tolist()
+
+
+def ended(state: LayerState) -> Decision | None:
+    """Drop what the newest token leaves behind; None if it leaves nothing."""
+    assert state.sequences is not None
+    stays = state.sequences.kept_at_end()
+    if stays is None:
+        return None
+    scores = None
+    if state.scorer is not None and state.layer.policy.tagged:
+        scores = state.scorer.ranks(state.slots())
+    state.sequences.keep(stays)
+    return settled(state, sent(stays, state.store.device), scores)
+
+
+def evicted(state: LayerState) -> Decision:
+    """Compact the layer: ordinary tokens go first, then the oldest anchors."""
+    sequences, layer, scorer = state.sequences, state.layer, state.scorer
+    assert sequences is not None
+    n, target = state.store.n, layer.target
+    over = target is not None and n > target
+    scores = keep = None
+    if scorer is not None and (over or layer.policy.tagged):
+        scores = scorer.ranks(state.slots())
+    if over and target is not None:
+        found = sequences.eviction(target)
+        keep = sent(found.stays, state.store.device)
+        if scores is not None and n - target < found.last - found.first:
+            keep = best_between(scores, found.first, found.last, n - target)
+        sequences.keep(found.stays)
+    return settled(state, keep, scores)

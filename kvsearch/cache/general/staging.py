@@ -16,36 +16,31 @@ from torch import Tensor
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import Held
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.slots.store import first_of, gather
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.rules.pick import pick
+from kvsearch_kernels.picking import first_of, gather
 
 
-def applies(state: LayerState, k: Tensor) -> bool:
-    """Whether tokens of keys `k` reach a second compaction of a deployed layer: staging pays."""
+def applies(state: LayerState, call: Call) -> bool:
+    """Whether a call reaches a second compaction of a deployed layer: staging pays."""
     if not (state.packed and state.fast):
         return False
     if state.codecs[0][0].along_tokens:
         return False  # groups have scales, not slots; these policies go by age
-    if len(state.codecs) > 2 and k.device.type != "cpu":
+    if len(state.codecs) > 2 and call.k.device.type != "cpu":
         return False  # codes of tokens that pass through tiers are picked on the host
     clock = state.layer.clock
     due = clock.after(state.seen, state.prompt)
     second = None if due is None else clock.after(due, state.prompt)
-    return second is not None and state.seen + k.shape[2] >= second
+    return second is not None and state.seen + call.count >= second
 
 
 @contextmanager
-def staged(state: LayerState, k: Tensor, v: Tensor) -> Iterator[None]:
-    """Let a deployed layer be dense for one call, in which a compaction is due.
-
-    Args:
-        state: the layer.
-        k, v: of the call's tokens `[B, H, M, D]`, rounded to 16 bits.
-    """
+def staged(state: LayerState, call: Call) -> Iterator[None]:
+    """Let a deployed layer be dense for one call, in which a compaction is due."""
     store = state.store
     assert isinstance(store, PackedStore)
-    dense = StagedStore(store, state, k)
+    dense = StagedStore(store, state, call.k)
     state.store, state.packed = dense, False
     try:
         yield
@@ -53,7 +48,7 @@ def staged(state: LayerState, k: Tensor, v: Tensor) -> Iterator[None]:
         state.store, state.packed = store, True
         if state.rotary is not None:
             state.rotary.forget()
-    dense.repack(k, v)
+    dense.repack(call.k, call.v)
     state.note_peak()
 
 
@@ -72,7 +67,7 @@ class StagedStore(DenseStore):
 
     def __init__(self, store: PackedStore, state: LayerState, k: Tensor) -> None:
         super().__init__(state.layer, state.native, state.impls)
-        self.packed, self.before = store, store.n
+        self.packed = store
         if store.n:
             self.k, self.v = (x.contiguous() for x in store.read())
             self.n, self.residual, self.pools = store.n, store.residual, store.slot_pools()
@@ -87,7 +82,7 @@ class StagedStore(DenseStore):
             self.ends = ends
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Add tokens, see `Store.append`."""
+        """Add tokens, see `DenseStore.append`."""
         super().append(k, v)
         self._arrive(k.shape[2])
 
@@ -180,17 +175,8 @@ class StagedStore(DenseStore):
 def _rows(store: PackedStore, k: Tensor) -> Tensor:
     """Where the codes of every slot are among those of its pool in all heads, `[B, H, N]`."""
     B, H = k.shape[:2]
-    pools = store.slot_pools().to(k.device)
-    sizes = [0 if x is None else x[0].shape[2] for x in store.keys]
+    pools, order = store.slot_pools().long(), store.order(store.n)
+    sizes = torch.tensor([0 if x is None else x[0].shape[2] for x in store.keys], device="cpu")
     heads = torch.arange(B * H, device=k.device).view(B, H, 1)
-    place = place_in_pool(pools, len(sizes)).expand(B, H, -1)
-    return place + heads * torch.tensor(sizes, device="cpu")[pools.long()]
-
-
-def place_in_pool(pools: Tensor, kinds: int) -> Tensor:
-    """Index of each slot among the slots of its pool, same shape as `pools`."""
-    place = torch.zeros(pools.shape, dtype=torch.long, device=pools.device)
-    for i in range(kinds):
-        mine = pools == i
-        place = torch.where(mine, mine.cumsum(-1) - 1, place)
-    return place
+    place = torch.arange(store.n, device=k.device) if order is None else order
+    return place - (sizes.cumsum(0) - sizes)[pools] + heads * sizes[pools]

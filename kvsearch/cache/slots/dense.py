@@ -7,10 +7,10 @@ Slots are in order of time. A slot's pool is its tier, or `residual` (the last p
 import torch
 from torch import Tensor
 
-from kvsearch.cache.slots.formats import Ran, codecs
-from kvsearch.cache.slots.store import entering, gather
+from kvsearch.cache.slots.formats import Ran, codecs, entering
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
+from kvsearch_kernels.picking import gather
 
 
 class DenseStore:
@@ -37,7 +37,7 @@ class DenseStore:
         self.pools = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Add tokens `[B, H, M, D]`, see `Store.append`."""
+        """Add tokens `[B, H, M, D]`, already rounded to 16 bits."""
         m = k.shape[2]
         self._reserve(k, v, self.n + m)
         assert self.k is not None and self.v is not None
@@ -123,7 +123,11 @@ class DenseStore:
         self.in_tier = left + new
 
     def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
-        """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
+        """Start from 16-bit values `[B, H, lead + N, D]`; the last `residual` are residual.
+
+        The `lead` tokens after the 16-bit sinks are gone already; they are given because the first
+        tokens that are held share their scales.
+        """
         if self.grouped:
             first = self.layer.policy.fp16_sinks
             self.in_tier = self.layer.tier_counts(k.shape[2] - residual - lead)[0]
@@ -149,7 +153,7 @@ class DenseStore:
         self.n, self.residual, self.pools = k.shape[2], 0, pools
 
     def slot_pools(self) -> Tensor:
-        """Pool of every slot."""
+        """Pool of every slot, `[N]` or `[B, V, N]` uint8; the last pool is 16 bits."""
         return self.pools
 
     @property

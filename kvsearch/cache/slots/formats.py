@@ -99,3 +99,17 @@ def straight(rounded: Tensor, x: Tensor) -> Tensor:
     which loses those below 6e-8. Where no gradient is wanted, this is `rounded` itself.
     """
     return rounded.detach() + (x - x.detach()) if x.requires_grad else rounded
+
+
+def entering(layer: LayerLayout, before: int, after: int, in_tier: int) -> tuple[int, int]:
+    """Tokens of the one tier that a compaction leaves there, and tokens that it moves there.
+
+    Eviction is by age: what is dropped was in the tier.
+
+    Args:
+        layer: integers of the layer.
+        before, after: slots held before and after the compaction.
+        in_tier: slots in the tier before.
+    """
+    left = max(0, in_tier - (before - after))
+    return left, layer.tier_counts(after)[0] - left

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvsearch.cache.slots.formats import Held, Ran, codecs
-from kvsearch.cache.slots.repacking import repack_together
-from kvsearch.cache.slots.store import entering, first_slots, gather
+from kvsearch.cache.slots.dense import DenseStore
+from kvsearch.cache.slots.formats import Held, Ran, as_held, codecs, entering
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.choose_slots import Choice
 from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.picking import first_slots, gather
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
 LEAST = 32  # slots by which a pool grows that nothing bounds
@@ -53,6 +53,11 @@ class PackedStore:
         self.tags = torch.empty(0, dtype=torch.uint8, device=device)
         self._order: Tensor | None = None
         self.version += 1
+
+    @property
+    def types(self) -> dict[str, torch.dtype]:
+        """Type that values have in between, and that of 16 bits, for `repack_kv`."""
+        return {"dtype": self.dtype, "native": self.codecs[-1][0].native}
 
     # -- tokens --------------------------------------------------------------------------------
 
@@ -150,8 +155,7 @@ class PackedStore:
         """Keys and values `[B, H, N, D]` in order of time, unpacked for one use."""
         order = self.order(self.n)
         if (whole := self._whole(order)) is not None:
-            types = {"dtype": self.dtype, "native": self.dtype}
-            ((keys, values),) = repack_kv.record(self.ran, [whole], **types)
+            ((keys, values),) = repack_kv.record(self.ran, [whole], **self.types)
             assert isinstance(keys, Tensor) and isinstance(values, Tensor)
             return keys, values
         keys, values = (self._unpacked(side, order) for side in (0, 1))
@@ -169,16 +173,14 @@ class PackedStore:
 
     def _whole(self, order: Tensor | None) -> NewPool | None:
         """All slots as one pool in 16 bits, where a kernel makes it with fewer launches."""
-        native = self.codecs[-1][0].native
-        if self.dtype is not native or self.grouped:
+        if self.dtype is not self.types["native"] or self.grouped:
             return None
         parts = [part for _, part in self._parts()]
         if order is None and all(p.key_format is p.value_format is None for p in parts):
             return None  # they are one after the other as they are
         source = first_slots(self.n, self.device) if order is None else order
         pool = NewPool(source, parts, None, (None, None))
-        types = {"dtype": self.dtype, "native": native}
-        return pool if repack_kv.pick([pool], **types) == "triton" else None
+        return pool if repack_kv.pick([pool], **self.types) == "triton" else None
 
     def order(self, size: int) -> Tensor | None:
         """Where `size` slots in order of time are when pools follow one another.
@@ -282,7 +284,7 @@ class PackedStore:
         self.n, self.residual, self.lead = n, 0, lead
 
     def load(self, k: Tensor, v: Tensor, pools: Tensor, residual: int, lead: int = 0) -> None:
-        """Start from 16-bit values `[B, H, N, D]`, see `Store.load`."""
+        """Start from 16-bit values `[B, H, N, D]`, see `DenseStore.load`."""
         compacted = k.shape[2] - residual
         self._empty(k.device)
         if compacted:
@@ -334,6 +336,9 @@ class PackedStore:
         self.version += 1
 
 
+Store = DenseStore | PackedStore
+
+
 @dataclass(frozen=True)
 class Move:
     """What a compaction does to a store, see `DenseStore.compact`, and what is known of it."""
@@ -346,17 +351,20 @@ class Move:
 
 def compact_together(moves: Sequence[Move]) -> None:
     """`PackedStore.compact` of stores of a layer: all slots move at once."""
-    apart = [m for m in moves if not m.store.grouped]
-    if apart:
-        store, ran = apart[0].store, dict[str, str]()
-        asked = [m.store._asked(m) for m in apart]
-        native = store.codecs[-1][0].native
-        made = repack_together(ran, asked, dtype=store.dtype, native=native)
-        for m, pools in zip(apart, made, strict=True):
-            m.store.ran.update(ran)
-            for i, sides in enumerate(pools):
-                if sides is not None:
-                    m.store._put(i, sides)
+    asked: dict[str, list[tuple[PackedStore, int, NewPool]]] = {}  # by who is to make them
+    for m in moves:
+        store, pools = m.store, [] if m.store.grouped else m.store._asked(m)
+        some = [(store, i, pool) for i, pool in enumerate(pools) if pool is not None]
+        if some:
+            store.ran[repack_kv.name] = repack_kv.pick([x for *_, x in some], **store.types)
+            asked.setdefault(store.ran[repack_kv.name], []).extend(some)
+        for i, pool in enumerate(pools):
+            if pool is None:
+                store._put(i, (None, None))
+    for impl, some in asked.items():
+        made = repack_kv.again(impl, [pool for *_, pool in some], **some[0][0].types)
+        for (store, i, _), (keys, values) in zip(some, made, strict=True):
+            store._put(i, (as_held(keys), as_held(values)))
     for m in moves:
         n = m.pools.shape[-1]
         if m.store.grouped:  # `load` gives these fewer pools than slots

@@ -1,7 +1,7 @@
 """Attention in vLLM: each request of a step attends over its own packed slots.
 
-On a CPU and on CUDA alike, `cache.heads.advance` runs what the policy says; the ops below it choose
-their kernels. Requests attend one after the other.
+On a CPU and on CUDA alike, `cache.layers.advance` runs what the policy says; the ops below it
+choose their kernels. Requests attend one after the other.
 """
 
 from collections.abc import Sequence

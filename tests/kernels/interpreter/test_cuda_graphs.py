@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 
 from kvsearch.app import check
 from kvsearch.cache import PolicyCache, attention, cuda_graphs
-from kvsearch.cache.decoding.captures import NotCaptured
+from kvsearch.cache.captures import NotCaptured
 from kvsearch.policy import Budgets, Policy
 from kvsearch_kernels.op import Op
 from tests.cache_cases import sharp

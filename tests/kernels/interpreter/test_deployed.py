@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvsearch.cache.heads import alike as advance
+from kvsearch.cache.layers import alike
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
 
@@ -41,7 +41,7 @@ def replay(policy, dtype, softcap=None):
     outs = []
     for m in (24, *[1] * 5):
         q, k, v = (torch.randn(2, h, m, D).to(dtype) for h in (6, 2, 2))
-        outs.append(advance(state, q, k, v, scale=0.2, softcap=softcap))
+        outs.append(alike(state, Call(q, k, v, 0.2, softcap)))
     return torch.cat(outs, 2), state
 
 

@@ -9,7 +9,7 @@ import torch
 from kernel_tools import arena, close, poisoned
 from step_policies import POLICIES
 
-from kvsearch.cache.heads import advance
+from kvsearch.cache.layers import advance
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, layout

@@ -1,4 +1,4 @@
-"""Eviction by score, fast: fill the cache in large pieces, then evict in place.
+"""Eviction by sums of attention: fill the cache in large pieces, then evict in place.
 
 With original positions the order of slots does not matter to attention, so a compaction need not
 move what stays: survivors among the newest tokens take the places of the evicted, a few rows
@@ -10,27 +10,27 @@ Until the cache is full a compaction does one thing: it quantises the interval's
 a row sees quantised keys everywhere except in its own interval, where they are still in 16 bits;
 those are a diagonal of small blocks, computed apart, and many intervals share one attention map.
 
-In a full cache an implementation of `evict_in_place` goes through all intervals: numba's on a CPU
-with intervals of one token, one Triton launch on a GPU. What none takes, torch's operations do,
-interval by interval. Everything that they touch is laid out before, because at short intervals the
-number of small operations is what they cost. Attention over 16 bits is computed in fp32.
+In a full cache `evict_in_place` goes through all intervals: by a loop of numba on a CPU with
+intervals of one token, in one Triton launch on a GPU, or interval by interval by torch, which
+computes attention over 16 bits in fp32.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from kvsearch.cache.eviction.candidates import Candidates
 from kvsearch.cache.general import segments
 from kvsearch.cache.general.compaction import pools_of_ages
 from kvsearch.cache.slots.dense import DenseStore
-from kvsearch.cache.slots.formats import Ran
-from kvsearch.cache.slots.store import gather
-from kvsearch.cache.state import LayerState
-from kvsearch.rules.attention import AttentionScorer
-from kvsearch_kernels.evict_in_place import evict_in_place
+from kvsearch.cache.state import Call, LayerState
+from kvsearch.policy import LayerLayout
+from kvsearch.rules.attention import AttentionScorer, divisors
+from kvsearch.rules.pick import pick
+from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
+from kvsearch_kernels.picking import gather
 from kvsearch_kernels.scored_attention import scored_attention
 
 ROWS = 128  # queries of one attention map: small enough for the caches, large enough for a product
@@ -53,32 +53,26 @@ def serves(state: LayerState, m: int) -> bool:
     )
 
 
-def run(
-    state: LayerState, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
-) -> Tensor:
-    """Replay many tokens, from whatever the state holds.
-
-    Arguments are as in `heads.advance`, after rounding.
-    """
-    layer, c, total = state.layer, state.layer.policy.interval, q.shape[2]
+def run(state: LayerState, call: Call) -> Tensor:
+    """Replay many tokens that have arrived, from whatever the state holds."""
+    layer, c, total = state.layer, state.layer.policy.interval, call.count
     assert layer.target is not None
-    out, done = q.new_empty(*q.shape[:3], v.shape[3]), 0
-    how: Callable[..., Tensor]
+    out, done = call.room(), 0
+    how: Callable[[LayerState, Call], Tensor]
     while done < total:
         held, whole = state.store.n, (total - done) // c
         room = (layer.target - held) // c
         at_compaction = state.store.residual == 0 and layer.clock.due(state.seen, state.prompt)
         if at_compaction and min(room, whole) > 0:
-            step, how = min(room, whole) * c, partial(while_filling, state)
+            step, how = min(room, whole) * c, while_filling
         elif at_compaction and held == layer.target and whole > 0:
-            step, how = whole * c, partial(in_full_cache, state)
+            step, how = whole * c, in_full_cache
         else:
             due = layer.clock.after(state.seen, state.prompt)
             assert due is not None
-            step, how = min(due - state.seen, total - done), partial(segments.run, state)
+            step, how = min(due - state.seen, total - done), segments.run
         part = slice(done, done + step)
-        x = (q[:, :, part], k[:, :, part], v[:, :, part])
-        out[:, :, part] = how(*x, scale=scale, softcap=softcap)
+        out[:, :, part] = how(state, call.tokens(part))
         done += step
     return out
 
@@ -95,25 +89,14 @@ def _quantised(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return found
 
 
-def while_filling(
-    state: LayerState,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
+def while_filling(state: LayerState, call: Call) -> Tensor:
     """Take in whole intervals that fit, starting at a compaction.
 
     Args:
-        state: holds `n` compacted tokens; with `q` it must stay within its target.
-        q: queries `[B, Hq, M, D]`.
-        k: keys `[B, H, M, D]` in 16 bits.
-        v: values, likewise.
-        scale: factor on the dot products.
-        softcap: bound of the scaled products, if the model has one.
+        state: holds `n` compacted tokens; with those of the call it must stay within its target.
+        call: brings these, whose keys and values are in 16 bits.
     """
+    q, k, v, softcap = call.q, call.k, call.v, call.softcap
     scorer, store, c = state.scorer, state.store, state.layer.policy.interval
     assert isinstance(scorer, AttentionScorer)
     B, Hq, M, D = q.shape
@@ -130,7 +113,7 @@ def while_filling(
     for start in range(0, M, step):
         rows = slice(start, min(start + step, M))
         R, N = rows.stop - start, n + rows.stop
-        part = (q[:, :, rows].to(kind) * scale).reshape(B * H, G * R, D)
+        part = (q[:, :, rows].to(kind) * call.scale).reshape(B * H, G * R, D)
         s = part @ ks[:, :, :N].reshape(B * H, N, D).transpose(-1, -2)
         own = s.view(B * H, G, R, N)[..., N - R :]
         if quantised is not None:
@@ -170,53 +153,70 @@ def _diagonal(x: Tensor, c: int) -> Tensor:
     return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-def in_full_cache(
-    state: LayerState,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    """Take in whole intervals, starting at a compaction that left exactly `target` tokens.
-
-    Arguments are as in `while_filling`.
-    """
+def in_full_cache(state: LayerState, call: Call) -> Tensor:
+    """Take in whole intervals, starting at a compaction that left exactly `target` tokens."""
+    q, k, v = call.q, call.k, call.v
     scorer, store, layer = state.scorer, state.store, state.layer
     assert isinstance(scorer, AttentionScorer) and isinstance(store, DenseStore)
     B, Hq, M, _ = q.shape
-    c, n, H = layer.policy.interval, store.n, k.shape[1]
+    c, n, seen, V = layer.policy.interval, store.n, state.seen, scorer.sums.shape[2]
     key_dim, value_dim = k.shape[3], v.shape[3]
     D = max(key_dim, value_dim)  # keys and values lie in one tensor
-    slots = k.new_zeros(2, B, H, n + c, D)
+    slots = k.new_zeros(2, *k.shape[:2], n + c, D)
     for mine, x in zip(slots, store.release(), strict=True):
         mine[:, :, :n, : x.shape[3]] = x
-    candidates = Candidates(layer, scorer, state.seen, n)
-    before = candidates.born[..., :n].clone()
+    # without ages, births only need to rise in time and be right for the recent window
+    before = torch.arange(seen - n, seen, device=q.device) if scorer.born is None else scorer.born
+    before = before.long().expand(B, V, n).contiguous()
+    parts, born = (torch.nn.functional.pad(x, (0, c)) for x in (scorer.sums, before))
+    sums, older = parts[0], parts[1:] if len(parts) > 1 else None
     own = torch.arange(c, device=q.device)
-    weights = scorer.row_weights(n + 1 + own, c - 1 - own)
-    given = wide(q, D), (k, v), _quantised(state, k, v), c, scale
-    fed = _fed(*given, q.dtype)
-    out = _fused(slots, candidates, fed, weights, softcap, state.impls)
-    kind = torch.promote_types(q.dtype, torch.float32)
-    if out is None and kind is not q.dtype:
-        slots, fed = slots.to(kind), _fed(*given, kind)
-        out = _fused(slots, candidates, fed, weights, softcap, state.impls)
-    if out is None:
-        out = _loop(slots, candidates, fed, weights, softcap)
-    order = candidates.leave()
-    born = candidates.born[..., :n].gather(-1, order)
-    sources = torch.where(
-        born < state.seen, torch.searchsorted(before, born), born - state.seen + n
-    )  # births rise with slots
+    weights = scorer.row_weights(n + 1 + own, c - 1 - own) / (Hq // V)
+    how = replace(_evictions(layer, scorer, seen, seen + M, n), softcap=call.softcap, older=older)
+    quantised = _quantised(state, k, v)
+    for kind in {q.dtype: None, torch.promote_types(q.dtype, torch.float32): None}:
+        fed = _fed(wide(q, D), (k, v), quantised, c, call.scale, kind)
+        slots = slots.to(kind)
+        impl = evict_in_place.pick(slots, sums, born, *fed, weights, how)
+        if impl != "reference":
+            break
+    state.impls |= {evict_in_place.name: impl, scored_attention.name: "inplace"}
+    out = evict_in_place.again(impl, slots, sums, born, *fed, weights, how)
+    born, order = born[..., :n].sort(-1)
+    if how.forgets:
+        sums.zero_()
+    sums = pick(parts, order[None])
+    scorer.running.hold(sums, None if scorer.born is None else born.to(torch.int32))
+    sources = torch.where(born < seen, torch.searchsorted(before, born), born - seen + n)
     state.seen += M
     pools = pools_of_ages(layer, n, q.device)
     keys, values = (gather(x, order).to(k.dtype) for x in slots)
     store.hold(keys[..., :key_dim], values[..., :value_dim], pools, sources, M)
-    state.impls[scored_attention.name] = "inplace"
     out = out.view(-1, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
     return out[..., :value_dim]
+
+
+def _evictions(
+    layer: LayerLayout, scorer: AttentionScorer, seen: int, last: int, n: int
+) -> Evictions:
+    """What `evict_in_place` is to do from `seen` to `last` tokens of the stream, in `n` slots.
+
+    Candidates are slots behind the sinks, which are the first. New tokens are none of them if they
+    are in the recent window.
+    """
+    p, rule = layer.policy, scorer.rule
+    c, recent, smooth = p.interval, p.recent_window, None
+    if rule.pool > 1:
+        smooth = partial(scorer.smooth, recent_from=n + c - recent)
+    safe = recent >= c
+    return Evictions(
+        seen, p.sinks, n if safe else n + c,
+        recent=recent if recent > (c if safe else 0) else 0,
+        carry=0.0 if scorer.forgets else scorer.running.decay**c,
+        forgets=scorer.forgets,  # every compaction forgets all
+        divisors=None if scorer.born is None else divisors(rule, scorer.sums.device, last),
+        smooth=smooth,
+    )  # fmt: skip
 
 
 def _fed(
@@ -247,78 +247,6 @@ def _fed(
     if quantised is None:
         return queries, fresh, fresh
     return queries, fresh, intervals(torch.stack([wide(x, D) for x in quantised]).to(kind), c)
-
-
-def _fused(
-    slots: Tensor, candidates: Candidates, fed: tuple[Tensor, Tensor, Tensor], weights: Tensor,
-    softcap: float | None, ran: Ran,
-) -> Tensor | None:  # fmt: skip
-    """`_loop` where an implementation of `evict_in_place` does it all, which `ran` is told.
-
-    None where there is none.
-    """
-    J, heads, rows, _ = fed[0].shape
-    how = candidates.evictions(J, softcap)
-    if how is None:
-        return None
-    _, B, V, _ = candidates.sums.shape
-    voters = rows // candidates.c * (heads // (B * V))
-    of = (slots, candidates.sums[0], candidates.born, *fed, weights / voters, how)
-    impl = evict_in_place.pick(*of)
-    if impl == "reference":  # what follows is faster than that
-        return None
-    ran[evict_in_place.name], candidates.seen = impl, how.seen + J * candidates.c
-    return evict_in_place.again(impl, *of)
-
-
-def _loop(
-    slots: Tensor, candidates: Candidates, fed: tuple[Tensor, Tensor, Tensor], weights: Tensor,
-    softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """Interval after interval: attend, vote, and write survivors over the dropped.
-
-    Args:
-        slots: keys and values `[2, B, H, n + c, D]`.
-        candidates: picks who goes.
-        fed: see `_fed`; of the type of `slots`.
-        weights: of the rows of an interval in the votes `[c]`.
-        softcap: bound of the products, if the model has one.
-
-    Returns:
-        Attention output by interval `[J, B * H, Hq / H * c, D]`.
-    """
-    queries, fresh_ones, kept = fed
-    _, B, H, S, D = slots.shape
-    c, V = candidates.c, candidates.sums.shape[2]
-    n, G = S - c, queries.shape[2] // c
-    voters = H * G // V
-    out = torch.empty_like(queries)
-    keys, values = slots.view(2, B * H, S, D)
-    first = torch.arange(0, 2 * B * H * S, S, device=slots.device).view(2, B, H, 1)
-    own = torch.arange(c, device=slots.device)
-    votes = (weights / voters).to(queries.dtype).repeat(voters).expand(B * V, 1, -1).contiguous()
-    future = torch.zeros(c, c, dtype=queries.dtype, device=slots.device)
-    future.masked_fill_(own > own.unsqueeze(-1), float("-inf"))
-    s = queries.new_empty(B * H, G * c, S)
-    s_own, s_voters = s.view(B * H, G, c, S)[..., n:], s.view(B * V, voters * c, S)
-    transposed, rows, newest = keys.transpose(1, 2), slots.view(-1, D), slots[..., n:, :]
-
-    for query, fresh, held, result in zip(queries, fresh_ones, kept, out, strict=True):
-        newest.copy_(fresh)
-        torch.bmm(query, transposed, out=s)
-        if softcap is not None:
-            s.div_(softcap).tanh_().mul_(softcap)
-        if c > 1:
-            s_own.add_(future)
-        torch.softmax(s, -1, out=s)
-        torch.bmm(s, values, out=result)
-        candidates.vote(votes, s_voters)
-        places, which = candidates.compact()
-        if which is not None:
-            index = which.expand(2, B, H, c).unsqueeze(-1)
-            held = held.gather(-2, index.expand(2, B, H, c, D))
-        rows.index_copy_(0, (places + first).view(-1), held.reshape(-1, D))
-    return out
 
 
 def wide(x: Tensor, width: int) -> Tensor:

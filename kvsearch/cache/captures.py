@@ -19,17 +19,6 @@ class NotCaptured(RuntimeError):
 _mine = threading.local()  # `places`: by device and stream, whose order makes shared memory safe
 
 
-def capture(step: Callable[[], None]) -> Callable[[], None]:
-    """Carry out `step`, and return what repeats its launches.
-
-    Raises:
-        NotCaptured: after `step` was carried out.
-    """
-    with aside() as record:
-        step()
-        return record(step)
-
-
 @contextmanager
 def aside() -> Iterator[Callable[[Callable[[], object]], Callable[[], None]]]:
     """Work inside goes to a stream of its own, on which the function that this gives records.

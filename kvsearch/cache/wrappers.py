@@ -1,9 +1,13 @@
-"""How keys find the policy layer that marked them, whatever a model attends with.
+"""Wrappers around transformers: of attention functions, and of what `generate` prepares.
 
 A cache layer marks the keys it returns with itself. Models ask transformers' `AttentionInterface`
 for a function by the name in their config; what they are given is wrapped, once a process: it looks
 for the mark and lets the layer attend over what it holds, or else calls the function that was asked
 for. So nothing of a model is changed. What a policy layer would silently get wrong is refused here.
+
+`generate` is given whole sequences, and transformers cuts off as many of their first tokens as the
+cache has seen, whichever those are. Here what is given is compared with what was given before; for
+other caches nothing is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +17,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask
-from transformers import AttentionInterface
+from transformers import AttentionInterface, GenerationMixin
 
-from kvsearch.cache import padded
+from kvsearch.cache import layers
 from kvsearch.cache.channels import View
-from kvsearch.cache.continuing import again
-from kvsearch.cache.padded import Rows
+from kvsearch.cache.layers import Rows
 from kvsearch.cache.state import LayerState
-from kvsearch.errors import ModelError
+from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import shape_of, text_config
 
 MARK = "kvsearch_layer"
 _PLAIN = "kvsearch_plain"
+RESET = "call the cache's reset() before the next prompt, or make a cache for each"
 _BEYOND = {  # what a model may ask of attention that a policy layer does not do
     "s_aux": "learned attention sinks",
     "sinks": "learned attention sinks",
@@ -49,7 +53,7 @@ class Attending(Protocol):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
-        """Take in new tokens and attend from them, as `heads.advance` does."""
+        """Take in new tokens and attend from them, as `layers.advance` does."""
 
 
 def route() -> None:
@@ -124,13 +128,13 @@ def _pad(layer: Attending, query: Tensor, mask: Tensor | None, ids: Tensor | Non
     plain = getattr(layer.state, "stream", layer) is None  # no anchors, and a layer that holds
     plain = plain and not layer.state.rereads  # its second reading takes rows of equal length
     if plain and layer.padded is None and not seen and mask is not None:
-        found = padded.known(mask)
+        found = layers.known(mask)
         if found is None and not getattr(mask, _PLAIN, False):
             shown = _shown(mask, query, n)
-            found = None if shown is None else padded.left(shown, len(query), n)
-            setattr(mask, padded.KNOWN, found)  # all layers of one call are given the same mask
+            found = None if shown is None else layers.left(shown, len(query), n)
+            setattr(mask, layers.KNOWN, found)  # all layers of one call are given the same mask
         if found is not None:
-            rows = [padded.copied(layer.states) for _ in found]
+            rows = [layers.copied(layer.states) for _ in found]
             layer.padded = Rows(found, rows, layer.view)
     if layer.padded is None:
         return False
@@ -141,7 +145,7 @@ def _pad(layer: Attending, query: Tensor, mask: Tensor | None, ids: Tensor | Non
                 "the attention mask of this call hides other tokens than the padding of the first "
                 "one; give one that has grown by the tokens of the call"
             )
-    padded.require_rows(layer.padded, seen, ids, layer.states)
+    layers.require_rows(layer.padded, seen, ids, layer.states)
     return True
 
 
@@ -224,3 +228,144 @@ def _compare(state: LayerState, query: Tensor, ids: Tensor | None) -> None:
                 f"{seen} for the next token, got {first}"
             )
     setattr(ids, _PLAIN, seen)
+
+
+# -- whether a call of `generate` goes on with the sequence that a cache holds ------------------
+
+
+class Given:
+    """Token ids that `generate` gave a cache, as far as they are known.
+
+    Attributes:
+        whole: whether the cache needs its prompt in one call.
+    """
+
+    def __init__(self, whole: bool = False) -> None:
+        self.whole = whole
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing."""
+        self._ids: Tensor | None = None  # [B, N]
+        self._first = 0  # index in the stream of their first token
+        self._pieces = 0  # of a prompt, since `generate` began
+        self._begins = False  # whether the call before brought a piece of a prompt
+        self._due: int | None = None  # where the ids after a prompt begin, if nothing is added
+        self._added = 0  # tokens that the model put before those that it was given
+
+    def begin(self) -> None:
+        """`generate` begins."""
+        self._pieces = 0
+
+    def take(
+        self, ids: Tensor, seen: int, fed: int | None, *, prompt: bool, use_cache: bool
+    ) -> None:
+        """Look at what `generate` prepares for a cache that has seen `seen` tokens.
+
+        Args:
+            ids: what it was given `[B, N]`.
+            seen: tokens.
+            fed: how many of the last ids come next; None is all of them.
+            prompt: whether these are the first of this `generate`.
+            use_cache: its option.
+
+        Raises:
+            ModelError: the cache would take in tokens twice, or tokens of another sequence.
+            PolicyError: a prompt comes in pieces, and the policy needs it in one call.
+        """
+        if seen and not prompt and fed is None and not use_cache:
+            raise ModelError(again(seen, 0, seen + 1))
+        count = ids.shape[1]
+        first = seen + (count if fed is None else fed) - count
+        if prompt:
+            self._pieces += 1
+            if self.whole and self._pieces > 1:
+                raise PolicyError(
+                    "this policy treats the prompt, the first call, in another way than what "
+                    "follows: give it in one call (no prefill_chunk_size)"
+                )
+        if self._due is not None and not prompt:
+            self._added += first - self._due
+        self._due = first if prompt and self._pieces == 1 else None
+        if prompt and seen and fed is not None and self._added:
+            raise ModelError(
+                f"the model put {self._added} tokens of its own before the prompt, as in prompt "
+                f"tuning, and generate() would cut off as many of the new ones; {RESET}"
+            )
+        if seen and (prompt or self._begins):
+            self._compare(ids, first, seen)
+            if prompt and fed is not None and count <= seen:
+                raise ModelError(again(seen, 0, count))
+        self._begins = prompt and fed is None and seen > 0
+        if fed is not None or not seen:  # else these are a piece of a prompt
+            self._ids, self._first = ids, first
+
+    def _compare(self, ids: Tensor, first: int, seen: int) -> None:
+        """Raise if ids, from `first` of the stream on, are not those that were given before."""
+        known = self._ids
+        if known is None or len(known) != len(ids):
+            return
+        start = max(first, self._first)
+        stop = min(first + ids.shape[1], self._first + known.shape[1], seen)
+        if start >= stop:
+            return
+        mine = ids[:, start - first : stop - first]
+        before = known[:, start - self._first : stop - self._first].to(ids.device)
+        if not torch.equal(mine, before):
+            differ = (mine != before).any(0).int()
+            raise ModelError(
+                f"token {start + int(differ.argmax())} of this prompt is another one than the "
+                f"cache took in there: it holds {seen} tokens of another sequence; {RESET}"
+            )
+
+
+def again(seen: int, first: int, many: int) -> str:
+    """The sentence on a call whose `many` tokens have positions from `first` on.
+
+    The cache has `seen` more than `first`.
+    """
+    what = f"this call brings tokens {first} to {first + many - 1} to a cache that has seen {seen}"
+    if not first and many == seen + 1:
+        return (
+            f"{what}, the whole sequence again, as generate() does where use_cache is False in its "
+            "arguments, in model.generation_config or in model.config; set use_cache=True and call "
+            "the cache's reset()"
+        )
+    if not first and many == seen:
+        return (
+            f"{what}: the prompt was taken in already; give generate() the conversation with at "
+            "least one more token, or call the cache's reset()"
+        )
+    return f"{what}, so it holds another sequence, or these tokens already; {RESET}"
+
+
+def require_tokens(many: int, seen: int) -> None:
+    """Raise a `ModelError` if a call brings no token, as where `generate` cut all of them off."""
+    if seen and not many:
+        raise ModelError(
+            f"this call brings no token to a cache that has seen {seen}: they are those of another "
+            f"sequence, or all of this one; {RESET}"
+        )
+
+
+def watch_generate() -> None:
+    """Let the caches that `generate` is given see what it prepares for them."""
+    plain = GenerationMixin.prepare_inputs_for_generation
+    if hasattr(plain, "kvsearch"):
+        return
+
+    @wraps(plain)
+    def prepare(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        cache: Any = kwargs.get("past_key_values")
+        given: Given | None = getattr(cache, "given", None)
+        prompt = bool(kwargs.get("is_first_iteration"))
+        embedded = prompt and kwargs.get("inputs_embeds") is not None
+        if given is not None and isinstance(input_ids, Tensor) and not embedded:
+            given.take(
+                input_ids, cache.get_seq_length(), kwargs.get("next_sequence_length"),
+                prompt=prompt, use_cache=kwargs.get("use_cache") is not False,
+            )  # fmt: skip
+        return plain(self, input_ids, *args, **kwargs)
+
+    prepare.kvsearch = True  # type: ignore[attr-defined]
+    GenerationMixin.prepare_inputs_for_generation = prepare

@@ -12,20 +12,16 @@ import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from kvsearch.cache.general import adakv, sequences
-from kvsearch.cache.general.segments import compact_states, finish
+from kvsearch.cache.general import adakv, segments
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.rules.base import Segment
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, given, prepare
 
 REFUSED = object()  # no implementation takes this layer's formats, types or rule
-Token = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, or what is like them
 _mine = threading.local()  # `recorded`: what a recording has met so far
 
 
@@ -60,22 +56,15 @@ class Step:
         )
 
 
-def advance(
-    states: Sequence[LayerState],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-) -> Tensor | None:
-    """Take in one token, see `heads.advance`; None if that is to be done store by store."""
+def advance(states: Sequence[LayerState], call: Call) -> Tensor | None:
+    """Take in one token, see `layers.advance`; None if that is to be done store by store."""
+    q, k, v = call.q, call.k, call.v
     first = states[0]
     step = first.step
     if step is REFUSED:
         return None
     anchored = first.sequences is not None
-    if anchored and any(map(sequences.isolated, states)):  # which no op serves; sums move
+    if anchored and any(map(segments.isolated, states)):  # which no op serves; sums move
         first.step = None
         return None
     if step is None or not step.holds(states):
@@ -89,10 +78,9 @@ def advance(
     if not q.is_cpu:  # whose loop rounds them
         key, value = k if first.reindex else k.to(first.native), v.to(first.native)
     asked = q.squeeze(2), key, value, step.stores
-    more: Any = {"scale": scale, "softcap": softcap}
-    like = q.shape, q.dtype, q.requires_grad, softcap
+    like = q.shape, q.dtype, q.requires_grad, call.softcap
     if step.like != like:
-        impl = decode_step.pick(*asked, **more)
+        impl = decode_step.pick(*asked, **call.how)
         if impl == "reference":
             first.step = REFUSED
             return None
@@ -101,28 +89,28 @@ def advance(
     first.step = step
     if anchored:
         for state in states:
-            sequences.take_ahead(state, 1)
-    out = decode_step.again(step.impl, *asked, **more)
-    recorded: list[tuple[Sequence[LayerState], Token]] | None = getattr(_mine, "recorded", None)
+            segments.take_ahead(state, 1)
+    out = decode_step.again(step.impl, *asked, **call.how)
+    recorded: list[tuple[Sequence[LayerState], Call]] | None = getattr(_mine, "recorded", None)
     if recorded is None:
-        taken(states, (q, k, v))
+        taken(states, call)
     else:
-        like_q, like_k, like_v = (x.new_empty(()).expand(x.shape) for x in (q, k, v))
-        recorded.append((states, (like_q, like_k, like_v)))
+        q, k, v = (x.new_empty(()).expand(x.shape) for x in (q, k, v))
+        recorded.append((states, replace(call, q=q, k=k, v=v)))
     return out.unsqueeze(2)
 
 
-def taken(states: Sequence[LayerState], token: Token) -> bool:
+def taken(states: Sequence[LayerState], call: Call) -> bool:
     """Count a token that the launches of a layer's step have taken in; compact if that is due.
 
     Args:
         states: of the layer's heads, which a `Step` describes.
-        token: like its queries `[B, Hq, 1, D]`, keys and values `[B, H, 1, D]`.
+        call: what brought it, or one like that.
 
     Returns:
         Whether slots have moved.
     """
-    first, (q, k, v) = states[0], token
+    first, k, v = states[0], call.k, call.v
     step: Step = first.step
     for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
         store.added()
@@ -130,8 +118,9 @@ def taken(states: Sequence[LayerState], token: Token) -> bool:
             if heads.sums is not None and state.scorer.running is not None:
                 state.scorer.running.count += 1
             else:
-                queries = _queries(states, state, q)
-                foreseen = state.foreseen(1)
+                queries, foreseen = None, state.foreseen(1)
+                if state.rule is not None and "queries" in state.rule.needs:
+                    (queries,) = state.unturned(call.heads(state.layer.heads).q)
                 state.scorer.observe(Segment(state.seen, 1, queries=queries, predicted=foreseen))
         state.seen += 1
     anchored = first.sequences is not None
@@ -139,22 +128,22 @@ def taken(states: Sequence[LayerState], token: Token) -> bool:
         for state in states:
             state.note_peak()
         if anchored:
-            finish(states)
+            segments.finish(states)
         elif _adaptive(first) and len(states) > 1:
             adakv.compact(states)
         else:
-            compact_states(states)
+            segments.compact_states(states)
     if not step.outdated:
         return False
     first.step = None  # what a compaction replaced is freed
     first.step = _described(states, k, v)  # now, so that tokens in between are all alike
     if first.step is not None:
-        prepare(first.impls[decode_step.name], q.squeeze(2), k, first.step.stores)
+        prepare(first.impls[decode_step.name], call.q.squeeze(2), k, first.step.stores)
     return True
 
 
 @contextmanager
-def recording() -> Iterator[list[tuple[Sequence[LayerState], Token]]]:
+def recording() -> Iterator[list[tuple[Sequence[LayerState], Call]]]:
     """Tokens only launch inside, and are not counted; gives the layers, and what is like a token.
 
     Where `launches` says that they cannot be repeated, a token must not come.
@@ -190,16 +179,6 @@ def forget(states: Sequence[LayerState]) -> None:
         state.note_peak()
     if states[0].step is not REFUSED:
         states[0].step = None
-
-
-def _queries(states: Sequence[LayerState], state: LayerState, q: Tensor) -> Tensor | None:
-    """The state's part of a token's queries `[B, Hq, 1, D]` without their angle, if it is asked."""
-    if state.rule is None or "queries" not in state.rule.needs:
-        return None
-    group, mine = q.shape[1] // sum(len(x.layer.heads) for x in states), state.layer.heads
-    assert state.rotary is not None
-    index = torch.full((1,), state.seen, dtype=torch.float32, device=q.device)
-    return state.rotary.undo(index, q[:, mine.start * group : mine.stop * group])[0]
 
 
 def _adaptive(state: LayerState) -> bool:

@@ -1,1 +1,0 @@
-"""A decoded token: one op for all heads of a layer, over packed slots."""
