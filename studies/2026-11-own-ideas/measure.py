@@ -3,14 +3,16 @@
     python studies/2026-11-own-ideas/measure.py check
     python studies/2026-11-own-ideas/measure.py screen [TASK ...] [--items 1]
     python studies/2026-11-own-ideas/measure.py merge [TASK ...] [--items 25] [--contexts FOLDER]
+    python studies/2026-11-own-ideas/measure.py sizes [TASK ...] [--items 25] [--contexts FOLDER]
     python studies/2026-11-own-ideas/measure.py heads [TASK ...] [--items 3]
     python studies/2026-11-own-ideas/measure.py mix [TASK ...] [--items 25] [--contexts FOLDER]
 
 `check` compares the harness with the package. `screen` tries every way to merge on the search part,
-`merge` those of `REPORTED` on the report part. `heads` measures on the search part what every KV
-head alone loses by each rule at its allowance; `mix` compares the best rule of each head with
-single rules on the report part. Rows go to `records/STEP-TASK.json`; contexts that the file has are
-kept. `--contexts` holds keys and values of contexts, so that `mix` need not take them in again.
+`merge` those of `REPORTED` on the report part, and `sizes` one of them with more and fewer slots.
+`heads` measures on the search part what every KV head alone loses by each rule at its allowance;
+`mix` compares the best rule of each head with single rules on the report part. Rows go to
+`records/STEP-TASK.json`; contexts that the file has are kept. `--contexts` holds keys and values of
+contexts, so that they are taken in once.
 """
 
 import argparse
@@ -64,15 +66,16 @@ MERGES = {
     "attention, both, log, unrotated": Merge("attention", keys=True, plain=True),
     "attention, both, log, unrotated, above": Merge("attention", keys=True, plain=True, above=True),
 }
+OWN = "attention, both, log, unrotated"
 EVEN = ("count, values, log", "d2o", "d2o, log")
 REPORTED = {
     "h2o, even": None,
     "h2o, heads": ("d2o", "d2o, log"),
     "kvzip": (
-        "d2o", "d2o, log", "attention, both, log, unrotated",
-        "attention, both, log, unrotated, above",
+        "d2o", "d2o, log", OWN, f"{OWN}, above",
     ),
 }  # fmt: skip
+SIZES = {"kvzip, 0.42": 0.42, "kvzip, 0.21": 0.21, "kvzip, 0.0625": 0.0625}  # of the tokens
 RULES = ("h2o", "mean", "recent", "kvzip")  # of heads
 ASKS = 1  # of a context, where heads are measured
 Rows = dict[str, Any]
@@ -164,6 +167,12 @@ def ways(
     if step == "mix":
         yield from mixes(loaded, context, task)
         return
+    if step == "sizes":
+        for name, share in SIZES.items():
+            mask = kept(context.again, int(share * tokens_of(task)), 0, across=True)
+            yield f"{name}: evicted", evicted(context, mask)
+            yield f"{name}: {OWN}", merged(model, context, mask, MERGES[OWN])
+        return
     for name, mask in masks(loaded, context, task).items():
         tried = REPORTED[name]
         if step == "screen":
@@ -207,32 +216,36 @@ def best_rules(task: str) -> dict[str, torch.Tensor]:
 def alone(
     loaded: LoadedModel, model: Plain, context: Context, item: Item, task: str
 ) -> list[list[list[float]]]:
-    """KL divergence of answers where one head alone is cut by a rule `[L, H, rules]`, nats."""
+    """KL divergence of answers where one head alone is cut by a rule `[L, H, rules]`, nats.
+
+    It is 0 by every rule for heads without a choice, whose slots are sinks and the newest, or all.
+    """
     asks = item.asks[:ASKS]
     allowance = allowed(loaded, budgeted(loaded, task, "heads"))
-    each = [kept(scores(r, context, RECENT), allowance, RECENT) for r in RULES]
+    each = torch.stack([kept(scores(r, context, RECENT), allowance, RECENT) for r in RULES])
     x = model.embedded(asks)[None]
     inputs = [x]
     for i in range(len(model.layers)):
         inputs.append(model.layer(i, inputs[-1], [context.full], context.size))
     right = model.answered(inputs[-1], asks, context.last)
-    found = []
+    found = torch.zeros(*each.shape[1:3], len(RULES))
     for i in range(len(model.layers)):
+        choice = [h for h in range(model.H) if (each[:, i, h] != each[0, i, h]).any()]
         caches = []
-        for h in range(model.H):
-            for mask in each:
-                bias = torch.zeros(mask.shape)
-                bias[i, h] = bias[i, h].masked_fill(~mask[i, h], float("-inf"))
-                caches.append(Slots(context.full.keys, context.full.values, bias))
-        x = inputs[i].expand(len(caches), -1, -1, -1)
-        x = model.layer(i, x, caches, context.size)
+        for h, mask in ((h, mask) for h in choice for mask in each):
+            bias = torch.zeros(mask.shape)
+            bias[i, h] = bias[i, h].masked_fill(~mask[i, h], float("-inf"))
+            caches.append(Slots(context.full.keys, context.full.values, bias))
+        if not choice:
+            continue
+        x = model.layer(i, inputs[i].expand(len(caches), -1, -1, -1), caches, context.size)
         for j in range(i + 1, len(model.layers)):
             x = model.layer(j, x, [context.full], context.size)
         logs = model.answered(x, asks, context.last)
         kl = [(r.exp() * (r - log)).sum(-1).mean(-1) for r, log in zip(right, logs, strict=True)]
-        each_head = torch.stack(kl).mean(0).view(model.H, len(RULES))
-        found.append([[float(f"{x:.4g}") for x in row] for row in each_head.tolist()])
-    return found
+        found[i, choice] = torch.stack(kl).mean(0).view(len(choice), len(RULES))
+    rows: list[list[list[float]]] = found.tolist()
+    return [[[float(f"{x:.4g}") for x in head] for head in layer] for layer in rows]
 
 
 def taken(model: Plain, item: Item, file: Path | None) -> Context:
@@ -251,7 +264,7 @@ def run(
     step: str, task: str, loaded: LoadedModel, model: Plain, count: int, folder: Path | None
 ) -> None:
     """Measure the contexts of a task that the records lack."""
-    split = "report" if step in ("merge", "mix") else "search"
+    split = "report" if step in ("merge", "sizes", "mix") else "search"
     some = prompts(loaded, task, count, split)
     file = HERE / "records" / f"{step}-{task}.json"
     rows: Rows = json.loads(file.read_text()) if file.exists() else {}
@@ -279,9 +292,9 @@ def run(
 
 
 def check(loaded: LoadedModel, model: Plain) -> None:
-    """The harness against the package on two contexts: the full cache, and three policies."""
+    """The harness against the package on a context: the full cache, and three policies."""
     task, found = "needle4", []
-    some, evaluator = prompts(loaded, task, 2, "search"), Evaluator(loaded)
+    some, evaluator = prompts(loaded, task, 1, "search"), Evaluator(loaded)
     slots = tokens_of(task) // PART
     zipped = Policy(
         slots=slots + 1, interval=1, sinks=4, recent_window=0, trigger="prompt",
@@ -324,7 +337,7 @@ def check(loaded: LoadedModel, model: Plain) -> None:
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("step", choices=("check", "screen", "merge", "heads", "mix"))
+    ask.add_argument("step", choices=("check", "screen", "merge", "sizes", "heads", "mix"))
     ask.add_argument("tasks", nargs="*", metavar="TASK")
     ask.add_argument("--items", type=int, help="contexts")
     ask.add_argument("--contexts", type=Path, metavar="FOLDER")
