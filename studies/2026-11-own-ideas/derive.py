@@ -34,9 +34,9 @@ def read(step: str) -> Iterator[tuple[str, Row]]:
 
 
 def columns(name: str, x: Interval) -> Row:
-    """A value and its interval."""
+    """A value and its interval, empty for a single context."""
     found = {name: x.mean, f"{name}_lo": x.lo, f"{name}_hi": x.hi}
-    return {column: f"{value:.4f}" for column, value in found.items()}
+    return {column: "" if np.isnan(v) else f"{v:.4f}" for column, v in found.items()}
 
 
 def compared(step: str) -> Iterator[Row]:
@@ -81,6 +81,7 @@ def of_heads() -> Iterator[Row]:
     for task, rows in read("heads"):
         each = np.array([rows[k] for k in sorted(rows, key=int)])  # [contexts, L, H, rules]
         each = each.reshape(len(each), -1, each.shape[-1])
+        each = each[:, (each > 0).any((0, 2))]  # heads with a choice
         mean, n = each.mean(0), len(each)
         best, head = mean.argmin(1), np.arange(mean.shape[0])
         for i, rule in enumerate(RULES):
@@ -88,13 +89,16 @@ def of_heads() -> Iterator[Row]:
                 "task": task, "contexts": n, "rule": rule, "heads": int((best == i).sum()),
                 "kl": f"{mean[:, i].sum():.4f}",
             }  # fmt: skip
-        others = [each[np.arange(n) != c].mean(0).argmin(1) for c in range(n)]
-        unseen = np.mean([each[c, head, pick].sum() for c, pick in enumerate(others)])
-        same = np.mean([(a == b).mean() for i, a in enumerate(others) for b in others[:i]])
-        for rule, kl in (("best of each head", mean.min(1).sum()), ("by the others", unseen)):
-            share = f"{same:.2f}" if rule == "by the others" else ""
+        yield {
+            "task": task, "contexts": n, "rule": "best of each head", "heads": "",
+            "kl": f"{mean.min(1).sum():.4f}",
+        }  # fmt: skip
+        if n > 1:  # chosen on the other contexts
+            picks = [each[np.arange(n) != c].mean(0).argmin(1) for c in range(n)]
+            kl = np.mean([each[c, head, pick].sum() for c, pick in enumerate(picks)])
             yield {
-                "task": task, "contexts": n, "rule": rule, "heads": share, "kl": f"{kl:.4f}"
+                "task": task, "contexts": n, "rule": "best by the others", "heads": "",
+                "kl": f"{kl:.4f}",
             }  # fmt: skip
 
 
