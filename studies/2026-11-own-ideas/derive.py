@@ -79,7 +79,7 @@ def against(name: str, lost: dict[str, np.ndarray]) -> str | None:
 def of_heads() -> Iterator[Row]:
     """Rules of heads, task by task: in how many each loses least, and sums over all heads."""
     for task, rows in read("heads"):
-        each = np.array([rows[k] for k in sorted(rows, key=int)])  # [contexts, L, H, rules]
+        each = np.array([rows[k]["kl"] for k in sorted(rows, key=int)])  # [contexts, L, H, rules]
         each = each.reshape(len(each), -1, each.shape[-1])
         each = each[:, (each > 0).any((0, 2))]  # heads with a choice
         mean, n = each.mean(0), len(each)
