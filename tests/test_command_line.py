@@ -213,7 +213,7 @@ def test_ctrl_c_after_the_selection_keeps_its_choice(
 ) -> None:
     """The best on the search part was recommended again, whatever the selection had chosen."""
     monkeypatch.setattr("kvsearch.app.final_evaluation.ReportWindows.rows", stopped)
-    monkeypatch.setattr("kvsearch.app.run.FinalEvaluation._recommend", lambda *_: "window+int4")
+    monkeypatch.setattr("kvsearch.app.run.FinalEvaluation._select", lambda *_: "window+int4")
     how: dict[str, Any] = {"budget_slots": 96, "context": 192, "trials": 2, "bench": False}
     with pytest.raises(KeyboardInterrupt) as stop:
         search(str(tiny_folder), str(prose), out=tmp_path / "run", **how)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.state import Call, LayerState
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, layout
@@ -415,7 +415,7 @@ def test_every_head_of_every_layer_draws_random_scores_of_its_own() -> None:
     )
     for part in layout(policy, shape).layers:
         state = LayerState(part, packed=False)
-        state.begin(*2 * [torch.zeros(1, len(part.heads), 1, 16)])
+        state.begin(Call(*3 * [torch.zeros(1, len(part.heads), 1, 16)], 1.0, None))
         assert state.scorer is not None
         for seen in range(0, T, 40):
             state.scorer.observe(Segment(seen, 40))
