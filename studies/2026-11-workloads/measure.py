@@ -39,6 +39,7 @@ from kvsearch.workloads import SEES, parse
 HERE = Path(__file__).parent
 TOKENS, WINDOWS = 640, 8  # of `text`
 TASKS = {
+    "needle1": "needle,tokens=640",
     "needle4": "needle:4,asks=4,tokens=640",
     "long": "needle:4,asks=4,tokens=4000",
     "recall": "recall,tokens=600",
@@ -73,14 +74,18 @@ def policies(setting: Setting) -> dict[str, Policy]:
 
 
 def searched(part: int, setting: Setting) -> dict[str, Policy]:
-    """What searches found for this share: on the task itself, on another, on a text."""
+    """What searches found for this share: on the task itself, on another, on a text.
+
+    Contexts of other lengths have other budgets: a policy that is too large gets fewer slots.
+    """
     found = dict[str, Policy]()
     for file in sorted((HERE / "found").glob(f"*-{part}.json")):
         policy, on = Policy.from_json(file), file.stem.rpartition("-")[0]
-        if peak(policy, setting) <= (setting.budget_bytes or 0):
-            found[f"found on {on}"] = policy
-        else:
-            print(f"{file.name}: {peak(policy, setting)} bytes of {setting.budget_bytes}")
+        if policy.trigger == "prompt" and not setting.prompt:
+            continue  # it evicts nothing of a text
+        while policy.slots and peak(policy, setting) > (setting.budget_bytes or 0):
+            policy = policy.model_copy(update={"slots": policy.slots - 1})
+        found[f"found on {on}"] = policy
     return found
 
 
