@@ -6,8 +6,8 @@
 the full cache, the recommended policy and the best published method gave exactly, and how many
 policies the search proposed. `other-budgets.csv`: the same of wikitext-1 at 64 and 128 slots.
 `hope.csv`: a row per kept run that began from a portfolio, and number of proposals by then. `hope`
-is `Kvei.hope` on the search text; `gained` is what the best policy that the search proposed loses
-less than the best of the portfolio, on report text, at the end of the run.
+is `Kvei.expected_gain` on the search text; `gained` is what the best policy that the search
+proposed loses less than the best of the portfolio, on report text, at the end of the run.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
             "slots": asked["settings"]["budget_slots"],
             "windows": asked["settings"]["context"],
             "after": n,
-            "hope": f"{Kvei(0, context).hope(study.optuna_study):.4f}",
+            "hope": f"{Kvei(0, context).expected_gain(study.optuna_study):.4f}",
             "gained": ""
             if report["searched"] is None
             else f"{report['earlier'] - report['searched']:.4f}",

@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from triton.runtime import interpreter
 
 from kvsearch.app import check
-from kvsearch.cache import PolicyCache, attention, cuda_graphs
+from kvsearch.cache import PolicyCache, cuda_graphs, wrappers
 from kvsearch.cache.captures import NotCaptured
 from kvsearch.policy import Budgets, Policy
 from kvsearch_kernels.op import Op
@@ -110,7 +110,7 @@ def replays(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "aside", aside)
     monkeypatch.setattr(cuda_graphs, "serves", lambda model: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(attention, "_refuse", lambda *_: None)  # looks at positions on a CPU
+    monkeypatch.setattr(wrappers, "_refuse", lambda *_: None)  # looks at positions on a CPU
     return counts
 
 
