@@ -2,12 +2,12 @@
 
 `check.csv`: the harness against the package. `screen.csv`: every way to merge, on a context of the
 search part. `merge.csv`: those that were chosen, on the report part; `sizes.csv`: one of them with
-more and fewer slots; `mix.csv`: single rules and rules by head. *Difference* is to plain eviction
-of the same slots, or of a mix to the single rule that loses least, paired, negative where less is
-lost. `heads.csv`: in how many heads a rule loses least, and what all heads lose, each alone, by one
-rule and by the best of each. Of a task, losses are shares of what the context is worth (0 the full
-cache, 1 no context), of `text` nats per token above the full cache. Intervals are 95 % and count
-contexts as independent.
+more and fewer slots; `bits.csv`: at an eighth of the bytes; `mix.csv`: single rules and rules by
+head. *Difference* is to plain eviction of the same slots, or of a mix to the single rule that loses
+least, paired, negative where less is lost. `heads.csv`: in how many heads a rule loses least, and
+what all heads lose, each alone, by one rule and by the best of each. Of a task, losses are shares
+of what the context is worth (0 the full cache, 1 no context), of `text` nats per token above the
+full cache. Intervals are 95 % and count contexts as independent.
 """
 
 import argparse
@@ -112,6 +112,7 @@ def main() -> None:
         "screen.csv": list(compared("screen")),
         "merge.csv": list(compared("merge")),
         "sizes.csv": list(compared("sizes")),
+        "bits.csv": list(compared("bits")),
         "mix.csv": list(compared("mix")),
         "heads.csv": list(of_heads()),
     }

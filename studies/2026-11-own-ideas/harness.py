@@ -7,7 +7,7 @@ the package; `measure.py check` compares both.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from kvsearch.cache.rereading import FIRST
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.workloads.items import Ask
+from kvsearch_kernels.quantize_kv.reference import Format, fake_quantize
 
 NONE = float("-inf")
 SINKS, WINDOW, POOL = 4, 32, 5  # of SnapKV: queries that are observed, slots that are smoothed
@@ -252,6 +253,16 @@ def evicted(context: Context, mask: Tensor) -> Slots:
 
 
 # -- merging ---------------------------------------------------------------------------------------
+
+
+def rounded(slots: Slots, key_bits: int, value_bits: int) -> Slots:
+    """The same with keys and values in fewer bits, rotated, one group a head."""
+
+    def few(x: Tensor, bits: int) -> Tensor:
+        levels = "uniform" if bits == 8 else "lloyd"
+        return fake_quantize(x, Format(bits, x.shape[-1], levels, True)).to(x.dtype)
+
+    return replace(slots, keys=few(slots.keys, key_bits), values=few(slots.values, value_bits))
 
 
 @dataclass(frozen=True)

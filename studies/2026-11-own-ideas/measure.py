@@ -4,11 +4,13 @@
     python studies/2026-11-own-ideas/measure.py screen [TASK ...] [--items 1]
     python studies/2026-11-own-ideas/measure.py merge [TASK ...] [--items 25] [--contexts FOLDER]
     python studies/2026-11-own-ideas/measure.py sizes [TASK ...] [--items 25] [--contexts FOLDER]
+    python studies/2026-11-own-ideas/measure.py bits [TASK ...] [--items 25] [--contexts FOLDER]
     python studies/2026-11-own-ideas/measure.py heads [TASK ...] [--items 3]
     python studies/2026-11-own-ideas/measure.py mix [TASK ...] [--items 25] [--contexts FOLDER]
 
 `check` compares the harness with the package. `screen` tries every way to merge on the search part,
-`merge` those of `REPORTED` on the report part, and `sizes` one of them with more and fewer slots.
+`merge` those of `REPORTED` on the report part, and `sizes` one of them with more and fewer slots;
+`bits` has an eighth of the bytes in 5 and 4 bits and in 8.
 `heads` measures on the search part what every KV head alone loses by each rule at its allowance;
 `mix` compares the best rule of each head with single rules on the report part. Rows go to
 `records/STEP-TASK.json`; contexts that the file has are kept. `--contexts` holds keys and values of
@@ -24,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Context, Merge, Plain, Slots, cam, evicted, kept, merged, scores
+from harness import Context, Merge, Plain, Slots, cam, evicted, kept, merged, rounded, scores
 
 from kvsearch.app.heads import heads
 from kvsearch.app.workloads import bare, from_tasks
@@ -75,6 +77,8 @@ REPORTED = {
         "d2o", "d2o, log", OWN, f"{OWN}, above",
     ),
 }  # fmt: skip
+# shares of the tokens in an eighth of the bytes: evicted, and with 2 bytes a slot for its bias
+BITS = {(5, 4): (0.42, 0.41), (8, 8): (0.235, 0.232)}
 SIZES = {"kvzip, 0.42": 0.42, "kvzip, 0.21": 0.21, "kvzip, 0.0625": 0.0625}  # of the tokens
 RULES = ("h2o", "mean", "recent", "kvzip")  # of heads
 ASKS = 1  # of a context, where heads are measured
@@ -173,6 +177,15 @@ def ways(
             yield f"{name}: evicted", evicted(context, mask)
             yield f"{name}: {OWN}", merged(model, context, mask, MERGES[OWN])
         return
+    if step == "bits":
+        for bits, shares in BITS.items():
+            way = f"kvzip, k{bits[0]}v{bits[1]}"
+            few, fewer = (
+                kept(context.again, int(s * tokens_of(task)), 0, across=True) for s in shares
+            )
+            yield f"{way}: evicted", rounded(evicted(context, few), *bits)
+            yield f"{way}: {OWN}", rounded(merged(model, context, fewer, MERGES[OWN]), *bits)
+        return
     for name, mask in masks(loaded, context, task).items():
         tried = REPORTED[name]
         if step == "screen":
@@ -264,7 +277,7 @@ def run(
     step: str, task: str, loaded: LoadedModel, model: Plain, count: int, folder: Path | None
 ) -> None:
     """Measure the contexts of a task that the records lack."""
-    split = "report" if step in ("merge", "sizes", "mix") else "search"
+    split = "report" if step in ("merge", "sizes", "bits", "mix") else "search"
     some = prompts(loaded, task, count, split)
     file = HERE / "records" / f"{step}-{task}.json"
     rows: Rows = json.loads(file.read_text()) if file.exists() else {}
@@ -336,7 +349,7 @@ def check(loaded: LoadedModel, model: Plain) -> None:
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("step", choices=("check", "screen", "merge", "sizes", "heads", "mix"))
+    ask.add_argument("step", choices=("check", "screen", "merge", "sizes", "bits", "heads", "mix"))
     ask.add_argument("tasks", nargs="*", metavar="TASK")
     ask.add_argument("--items", type=int, help="contexts")
     ask.add_argument("--contexts", type=Path, metavar="FOLDER")
