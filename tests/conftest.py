@@ -53,6 +53,15 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a text of 3,000 words."""
+    file = tmp_path_factory.mktemp("text") / "prose.txt"
+    words = "the cache keeps what the next token will want to look at again and again".split()
+    file.write_text(" ".join(words[(i * i + 3 * i) % len(words)] for i in range(3000)))
+    return file
+
+
+@pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
     """A folder with a random two-layer Llama and `tiny_tokenizer`."""
     folder = tmp_path_factory.mktemp("tiny")

@@ -28,9 +28,7 @@ from kvsearch.rules import Critical
 from kvsearch.text import read_files, tokenize, windows
 from kvsearch_kernels.choose_slots import best_between
 from tests.command import call
-from tests.test_run import prose
 
-__all__ = ["prose"]
 SCORED = dict(slots=48, interval=8, sinks=3, rule={"name": "attention"}, recent_window=16)
 
 

@@ -12,9 +12,7 @@ import kvsearch
 from kvsearch.app.export import export
 from kvsearch.exporters import TARGETS
 from tests.command import call
-from tests.test_run import prose
 
-__all__ = ["prose"]
 NEVER = {"kvpress", "ollama", "openvino", "optuna", "vectors"}  # see docs/targets.md
 SEARCHED = {*TARGETS} - NEVER
 

@@ -261,11 +261,9 @@ def test_the_list_of_tasks_says_what_is_to_be_installed(
 
 
 def test_tasks_are_tried_on_a_model_with_the_full_cache(
-    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
-    prose = tmp_path / "prose.txt"
-    prose.write_text(" ".join(str(i * i) for i in range(900)))
     argv = ["tasks", "--task", "needle,tokens=300", "--task", "ruler/vt,tokens=64", "--items", "3",
             "--text", str(prose), "--quiet"]  # fmt: skip
     assert exit_code(*argv) == 2 and "give --model, too" in capsys.readouterr().err

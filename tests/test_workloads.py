@@ -170,10 +170,9 @@ def test_without_answers_the_full_caches_own_is_the_reference(
 
 
 def test_eval_on_a_task_and_on_ones_own_prompts(
-    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
-    prose = written(tmp_path, "prose.txt", " ".join(str(i * i) for i in range(900)))
     rows = [{"context": f"{i} " * 90, "question": "?", "answer": str(i)} for i in range(4)]
     mine = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
     argv = ["eval", "h2o", "snapkv-prompt", "--budget", "64", "--model", str(tiny_folder),
@@ -199,14 +198,13 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
 
 
 def test_answers_in_the_form_of_kvpress(
-    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
     rows = [{"context": f"{i} " * 90, "question": "Which?", "answer_prefix": " It is",
              "answer": [str(i), "x"], "task": "mine_1", "max_new_tokens": 5}
             for i in range(3)]  # fmt: skip
     file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
-    prose = written(tmp_path, "prose.txt", " ".join(str(i * i) for i in range(900)))
     out = tmp_path / "results"
     argv = ["eval", "h2o", "--budget", "64", "--model", str(tiny_folder), "--prompts", str(file),
             "--task", "needle,tokens=200", "--text", str(prose), "--items", "2", "--quiet",
