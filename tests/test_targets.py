@@ -43,7 +43,7 @@ from kvsearch.policy import (
 )
 from kvsearch.policy_search.samplers.pool import anything
 from kvsearch.rules import Attention
-from kvsearch.space import load
+from kvsearch.space import SearchSpace, load
 from tests.heads import losses
 from tests.random_policies import policies, policy
 
@@ -298,6 +298,22 @@ def test_a_wrong_option_or_value_is_found() -> None:
 # -- the search space --------------------------------------------------------------------------
 
 
+def executed(target: Target, space: SearchSpace, setting: Setting) -> list[Policy]:
+    """Policies of random points of a space; the target runs each as it is."""
+    rng, found = random.Random(3), []
+    for _ in range(200):
+        knobs = anything(space, rng)
+        try:
+            made = build(knobs, setting)
+        except KvsearchError:
+            continue
+        if not space.forbidden(knobs):
+            given = project(made, target, setting.shape)
+            assert given.canonical(4) == made.canonical(4), verdicts(made, given, 4)
+            found.append(made)
+    return found
+
+
 @targets
 def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str) -> None:
     target, base, shape = find(name), load("default"), WIDE
@@ -310,22 +326,11 @@ def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str) -> None:
     if target.executes is None:
         assert space is base
         return
-    rng, built, kinds = random.Random(3), 0, set()
-    for _ in range(200):
-        knobs = anything(space, rng)
-        try:
-            made = build(knobs, setting)
-        except KvsearchError:
-            continue
-        if space.forbidden(knobs):
-            continue
-        given = project(made, target, shape)
-        assert given.canonical(4) == made.canonical(4), verdicts(made, given, 4)
-        built += 1
-        kinds.add((made.evicts, made.tiers, made.quantizer.levels, made.positions))
+    built = executed(target, space, setting)
+    kinds = {(p.evicts, p.tiers, p.quantizer.levels, p.positions) for p in built}
     how = target.executes.eviction
     wide = how is None or how.quantised
-    assert built > 100 and len(kinds) >= (2 if wide else 1)
+    assert len(built) > 100 and len(kinds) >= (2 if wide else 1)
 
 
 @targets
@@ -339,22 +344,11 @@ def test_every_point_for_prompts_is_executed_as_it_is(name: str) -> None:
             space_of(target, WIDE, base, prompted=True)
         return
     space = space_of(target, WIDE, base, prompted=True)
-    rng, built, kinds = random.Random(3), 0, set()
-    for _ in range(200):
-        knobs = anything(space, rng)
-        if space.forbidden(knobs):
-            continue
-        try:
-            made = build(knobs, setting)
-        except KvsearchError:
-            continue
-        given = project(made, target, WIDE)
-        assert given.canonical(4) == made.canonical(4), verdicts(made, given, 4)
-        if made.evicts:
-            assert layout(made, WIDE).bytes_peak(512, 480) <= WIDE.budget_bytes(slots)
-        built += 1
-        kinds.add((made.trigger, None if made.rule is None else made.rule.name))
-    assert built > 40
+    built = executed(target, space, setting)
+    assert len(built) > 40
+    for made in (p for p in built if p.evicts):
+        assert layout(made, WIDE).bytes_peak(512, 480) <= WIDE.budget_bytes(slots)
+    kinds = {(p.trigger, None if p.rule is None else p.rule.name) for p in built}
     if name == "openvino":
         assert kinds == {("prompt+stream", "attention")}
     if name == "kvpress":
@@ -363,6 +357,33 @@ def test_every_point_for_prompts_is_executed_as_it_is(name: str) -> None:
     if name in ("openvino", "kvpress"):
         assert len(found) >= (2 if name == "openvino" else 6)
         assert all(space.params(m.knobs) is not None for m in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "names"),
+    [
+        ("vllm", 129, {"fp8_e4m3", "fp8_e5m2", "int4_per_token_head", "nvfp4"}),
+        ("llamacpp", 96, {"window+k8v8", "window+k5v5", "window+k5v4", "window+k4v4"}),
+    ],
+)
+def test_a_search_starts_from_what_the_targets_users_set_by_hand(
+    name: str, slots: int, names: set[str]
+) -> None:
+    """Types of vLLM of which every token of a window fits; else sinks and a window in its types."""
+    shape = ModelShape(layers=2, kv_heads=2, head_dim=32, heads=4)
+    setting, target = Setting(shape, shape.budget_bytes(slots), 256), find(name)
+    found = dict(starts(name, space_of(target, shape, load("default")), setting))
+    made = {n: build(method.knobs, setting) for n, method in found.items()}
+    assert {*made} == names
+    for one, own in made.items():
+        assert project(own, target, shape) == own and own.evicts == (name == "llamacpp")
+        share = layout(own, shape).bytes_peak(256) / shape.budget_bytes(slots)
+        assert share <= 1 and (share > 0.7 or not own.evicts)
+        if name == "vllm":
+            assert f"--kv-cache-dtype {one}" in written(own, target, shape)["serve.sh"]
+    if name == "llamacpp":
+        plain = at("streamingllm", setting).slots or 0
+        assert (made["window+k5v4"].slots or 0) > 2.5 * plain
 
 
 def test_a_budget_that_pays_for_no_block_is_one_sentence() -> None:
@@ -428,8 +449,3 @@ def test_docs_list_what_the_table_says() -> None:
     text = page.read_text(encoding="utf-8")
     (table,) = re.findall(r"<!-- table -->\n(.*?)<!-- end -->", text, re.S)
     assert table == markdown(), "run: python -m kvsearch.exporters.table docs/targets.md"
-
-
-def test_a_misspelt_target_gets_a_hint() -> None:
-    with pytest.raises(KvsearchError, match="did you mean 'llamacpp'"):
-        find("llama.cpp")
