@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from kvsearch.errors import ModelError
 from kvsearch.models.load import LoadedModel, load_model
+from tests.cache_cases import tiny
 
 # Processes that run tests side by side share the cores, and so does what they start.
 threads = max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
@@ -40,6 +41,18 @@ def real_model() -> LoadedModel:
         return load_model(device="cpu")
     except ModelError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    """A random Llama of four layers in float64, without a tokenizer."""
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[int, LoadedModel]:
+    """The same by its head size."""
+    return {D: tiny(head_dim=D) for D in (16, 32)}
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from kvsearch.policy import Ladder, Policy, Quantizer, Tier, layout
 from kvsearch.policy_search.samplers.features import features
 from kvsearch.report.describe import describe
 from kvsearch.rules import RULES, Attention, Rule
-from tests.cache_cases import IDS, SETTING, T, tiny
+from tests.cache_cases import IDS, SETTING, T
 from tests.tagged import Device
 from tests.test_device import WAYS, holds
 
@@ -52,11 +52,6 @@ def rule(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> type[Rule]:
     found: type[Rule] = module.Fading
     monkeypatch.setitem(RULES, found().name, found)
     return found
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny()
 
 
 def made(rule: Rule) -> dict[str, Policy]:

@@ -1,6 +1,5 @@
 """Anchors: one pass, token by token, and a plain mask over the whole text are the same thing."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from kvsearch.report.describe import describe
 from kvsearch.rules import Attention
 from kvsearch.text.endings import endings, sentence_ends
 from tests.cache_cases import tiny
-from tests.command import call
 from tests.random_policies import covering
 from tests.tagged import Device
 from tests.test_device import WAYS, holds
@@ -95,11 +93,6 @@ def prompt_of(policy: Policy) -> int:
 def flags_of(policy: Policy) -> Flags:
     assert policy.anchors is not None
     return (np.arange(T) + 1) % 9 == 0 if policy.anchors.at == 9 else FLAGS
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny()
 
 
 def seen(policy: Policy, flags: Flags) -> tuple[torch.Tensor, list[int]]:
@@ -345,16 +338,6 @@ def test_eval_counts_anchors_and_warns_of_none(
     for row, many in zip(found.rows, counts, strict=True):
         assert row.bytes_peak == row.bytes_asked >= max(row.bytes_resident, row.bytes_peak_text)
         assert (row.bytes_mean < 0.5 * row.bytes_peak) == (many > 0) or not many
-
-
-def test_an_impossible_set_is_one_sentence(tmp_path: Path, tiny_folder: Path, capsys: Any) -> None:
-    file = tmp_path / "p.json"
-    file.write_text(json.dumps({"schema": "kvsearch.policy/2", "anchors": {"marks": ["§§"]}}))
-    text = tmp_path / "t.txt"
-    text.write_text(WORDS)
-    argv = ["eval", str(file), "--model", str(tiny_folder), "--text", str(text), "--quiet"]
-    code, out, err = call([*argv, "--context", "64"], capsys)
-    assert code == 2 and "anchors.marks" in err and err.count("\n") == 1 and not out
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,13 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.workloads import Ask, Item, Prompts
 from kvsearch.workloads.items import ids
-from tests.cache_cases import head_dim, policy_of, tiny
+from tests.cache_cases import head_dim, policy_of
 
 RNG = np.random.default_rng(3)
 NAMES = [
     "full", "lacache", "h2o+int4", "snapkv-prompt", "kivi2", "three tiers",
     "heads that share their layer's slots", "kvzip", "reread in uneven heads",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def models() -> dict[int, LoadedModel]:
-    """By head size."""
-    return {D: tiny(head_dim=D) for D in (16, 32)}
 
 
 def tokens(n: int) -> np.ndarray:

@@ -36,12 +36,6 @@ from tests.random_policies import covering
 FEW = covering({name: policy_of(name) for name in NAMED})
 
 
-@pytest.fixture(scope="module")
-def models() -> dict[int, LoadedModel]:
-    """By head size."""
-    return {D: tiny(head_dim=D) for D in (16, 32)}
-
-
 @pytest.fixture
 def loaded(request: pytest.FixtureRequest, models: dict[int, LoadedModel]) -> LoadedModel:
     """A small model; its heads hold the blocks of the policy that the test calls `name`."""

@@ -18,7 +18,6 @@ from kvsearch.errors import ModelError, PolicyError
 from kvsearch.evaluation import importance, ppl_rise
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models import disk_cache
-from kvsearch.models.load import LoadedModel
 from kvsearch.models.projections import projections
 from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check, layout
 from kvsearch.policy.pruning import Importance, Orders, channels
@@ -166,11 +165,6 @@ def fitting() -> dict[str, Policy]:
 
 
 FITTING = fitting()
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import copy
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,28 +216,6 @@ def test_beam_search_reorders_what_is_held(model: PreTrainedModel) -> None:
         assert (total - found.sequences_scores).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("windowed", [False, True])
-def test_other_caches_still_work_on_an_installed_model(windowed: bool) -> None:
-    model = make(torch.float32, windowed)
-    with torch.inference_mode():
-        before = model(PROMPT, past_key_values=DynamicCache(config=model.config)).logits
-        text = generate(model, PROMPT, None)
-        PolicyCache(POLICIES["h2o"], model)
-        after = model(PROMPT, past_key_values=DynamicCache(config=model.config)).logits
-        assert torch.equal(after, before)
-        assert torch.equal(generate(model, PROMPT, None), text)
-        assert torch.equal(
-            generate(model, PROMPT, PolicyCache(Policy(), model, native=torch.float32)), text
-        )
-        padded = torch.ones_like(PROMPT)
-        padded[0, :3] = 0  # padding is no trouble to other caches
-        ids = PROMPT * padded
-        alone = generate(model, ids[:1, 3:], None, 6)
-        more: Any = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
-        both = model.generate(ids, attention_mask=padded, **more)
-        assert torch.equal(both[:1, 24:], alone[:, 21:])
-
-
 @pytest.mark.parametrize(
     "attention", ["sdpa", "eager", pytest.param("flex_attention", marks=pytest.mark.slow)]
 )
@@ -394,15 +371,6 @@ def test_gradient_checkpointing_is_named_where_it_keeps_caches_out() -> None:
     with pytest.raises(ModelError, match=r"does not use caches while it trains; call model\.eval"):
         PolicyCache(POLICIES["h2o"], model)
     assert fed(model, PolicyCache(POLICIES["h2o"], model.eval()), 0, 2).shape[1] == 2
-
-
-def test_a_policy_file_is_the_policy(model: PreTrainedModel, tmp_path: Path) -> None:
-    file = tmp_path / "policy.json"
-    file.write_text(POLICIES["tiers"].to_json())
-    cache = PolicyCache.from_json(file, model)
-    assert cache.policy == POLICIES["tiers"]
-    mine = generate(model, PROMPT, PolicyCache(POLICIES["tiers"], model))
-    assert torch.equal(generate(model, PROMPT, cache), mine)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

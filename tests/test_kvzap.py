@@ -62,6 +62,13 @@ CASES = of_rule("kvzap", RULE) | {
     "kvzap with heads that share": Policy(
         **{**HEADS, "budgets": Budgets(kind="adakv")}, rule=RULE()
     ),
+    "kvzap with one threshold": Policy(  # which heads keep more: test_rereading.py
+        slots=90,
+        sinks=3,
+        trigger="prompt",
+        rule=RULE(),
+        budgets=Budgets(kind="adakv", across="model"),
+    ),
 }
 
 
@@ -131,36 +138,6 @@ def test_the_tokens_with_the_largest_predictions_stay() -> None:
             want = every[i, h, held[i][h]]
             np.testing.assert_allclose(stored[h], want, atol=1e-9)
     assert len({tuple(x) for rows in held for x in rows}) == L * H, "heads choose for themselves"
-
-
-def test_one_threshold_serves_all_heads_of_the_model() -> None:
-    """After a prompt: as many slots as heads have, those with the largest predictions anywhere."""
-    learned.keep(drawn().encoded(), LOADED.model)
-    sinks, n = 3, 90
-    ids = torch.randperm(97, generator=torch.Generator().manual_seed(0))[None, :n]  # no ties
-    budgets = Budgets(kind="adakv", floor=0, across="model")
-    policy = Policy(slots=41, sinks=sinks, trigger="prompt", rule=RULE(), budgets=budgets)
-    cache, full = (PolicyCache(p, LOADED.model, native=torch.float64) for p in (policy, Policy()))
-    inputs = list[np.ndarray]()
-    hooks = [
-        x.input_layernorm.register_forward_hook(lambda m, a, out: inputs.append(out[0].numpy()))
-        for x in LOADED.model.model.layers
-    ]
-    with torch.inference_mode():
-        for each in (full, cache):
-            inputs.clear()
-            LOADED.model(ids, past_key_values=each)
-    for hook in hooks:
-        hook.remove()
-    scores = np.array([w @ x.T + b[:, None] for w, b, x in zip(WEIGHT, BIAS, inputs, strict=True)])
-    scores = scores.reshape(L * H, n)
-    least = np.sort(scores[:, sinks:].flatten())[-(40 - sinks) * L * H]
-    values = [v for state in full.states for v in state.store.read()[1][0]]
-    for own, state, every in zip(scores, cache.states, values, strict=True):
-        kept = [*range(sinks), *(np.flatnonzero(own[sinks:] >= least) + sinks)]
-        torch.testing.assert_close(state.store.read()[1][0, 0], every[kept])
-    assert len({state.store.n for state in cache.states}) > 4
-    assert cache.bytes_resident == 40 * L * H * (2 * 16 * 8 + 4)  # keys, values and a score
 
 
 def test_every_row_of_a_padded_batch_is_as_alone() -> None:
@@ -236,22 +213,6 @@ def read(loaded: LoadedModel, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([x[4:n].numpy() for x in inputs]), np.stack([y[4:] for y in most])
 
 
-def test_a_policy_finds_its_weights_beside_its_file(place: Path) -> None:
-    data = drawn().encoded()
-    folder = place / "shared"
-    folder.mkdir()
-    (folder / f"kvzap-{SHA[:16]}.safetensors").write_bytes(data)
-    (folder / "policy.json").write_text(CASES["kvzap every token"].to_json())
-    assert json.loads((folder / "policy.json").read_text())["rule"]["weights"] == SHA
-    cache = PolicyCache.from_json(folder / "policy.json", LOADED.model)
-    assert cache.policy.rule == RULE()
-    moved = shutil.move(folder, place / "moved")
-    PolicyCache.from_json(Path(moved) / "policy.json", LOADED.model)
-    pushed = push(Path(moved) / "policy.json", out=place / "pushed")
-    assert pushed.files[-1] == f"kvzap-{SHA[:16]}.safetensors"
-    assert (place / "pushed" / pushed.files[-1]).read_bytes() == data
-
-
 FILE = f"kvzap-{SHA[:16]}.safetensors"
 
 
@@ -270,6 +231,9 @@ def test_weights_go_along_to_where_the_policy_goes(
 ) -> None:
     """An export, a folder that is shared and one that is fetched from the hub have them."""
     out, hub = place / "out", place / "hub"
+    assert json.loads((shared / "policy.json").read_text())["rule"]["weights"] == SHA
+    assert PolicyCache.from_json(shared / "policy.json", LOADED.model).policy.rule == RULE()
+    shared = Path(shutil.move(shared, place / "moved"))
     assert exit_code("export", shared / "policy.json", "--to", "transformers", "-o", out) == 0
     push(out, out=hub)
     data = (shared / FILE).read_bytes()

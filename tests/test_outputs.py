@@ -16,11 +16,6 @@ from tests.cache_cases import IDS, tiny
 POLICY = Policy(slots=44, interval=4, sinks=2, recent_window=6, rule=Critical())
 
 
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny()
-
-
 def test_heads_that_share_their_layers_slots(loaded: LoadedModel) -> None:
     """Every head has a state of its own, and reads its own part of the projection."""
     policy = POLICY.model_copy(update={"budgets": Budgets(kind="adakv")})

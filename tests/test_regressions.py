@@ -16,15 +16,10 @@ from kvsearch.policy import ModelShape, Policy, Tier, layout
 from kvsearch.policy_search import model_work
 from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
-from tests.cache_cases import AFTER, IDS, tiny
+from tests.cache_cases import AFTER, IDS
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
 K4 = (Tier(key_bits=4, value_bits=4),)
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny()
 
 
 def stream(state: LayerState, calls: list[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
