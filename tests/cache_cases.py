@@ -178,6 +178,21 @@ EXTRA |= {
         **{**HEADS, "slots": 90}, trigger="prompt+stream", rule=Attention(horizon=4),
     ),
 }  # fmt: skip
+EXTRA |= {
+    "shared slots without a floor, by fading sums": Policy(
+        slots=44, interval=4, recent_window=11, budgets=Budgets(kind="adakv", floor=0),
+        rule=Attention(alpha=0.5, horizon=20, kind="decay"),
+    ),
+    "shared slots, a window over three intervals": Policy(
+        slots=44, interval=6, sinks=1, recent_window=7, budgets=Budgets(kind="adakv"),
+        rule=Attention(beta=1, horizon=18), tiers=(Tier(key_bits=4, value_bits=2),),
+        quantizer=Quantizer(group=8, fp16_sinks=True),
+    ),
+    "shared slots after a prompt, at every token": Policy(
+        slots=40, sinks=2, recent_window=5, budgets=Budgets(kind="adakv"),
+        rule=Attention(alpha=1, beta=1), trigger="prompt+stream",
+    ),
+}  # fmt: skip
 BLOCKS: dict[str, Any] = dict(slots=44, interval=6, recent_window=8, rule=Attention())
 EXTRA |= {
     "fp8 by rank, re-indexed": Policy(

@@ -45,8 +45,10 @@ def loaded(request: pytest.FixtureRequest, models: dict[int, LoadedModel]) -> Lo
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW)) for name in NAMED]
-)
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in FEW and "shared" not in n))
+     for n in NAMED],
+)  # fmt: skip
 def test_one_pass_equals_token_by_token(name: str, loaded: LoadedModel) -> None:
     policy = policy_of(name)
     prompt = PROMPT if policy.trigger != "stream" else 1

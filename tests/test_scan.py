@@ -12,7 +12,6 @@ from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Need, Place, Rule, Scorer, Slots
 from kvsearch.rules.attention import AttentionScorer
-from kvsearch_kernels.evict_in_place import numba_impl
 
 B, HQ, H, D, T = 2, 6, 2, 16, 150
 SHAPE = ModelShape(1, H, D, HQ)
@@ -97,23 +96,6 @@ def test_in_16_bits_only_the_result_is_rounded(name: str, dtype: torch.dtype) ->
     got, want = (replay(s, stream, cuts, 4.0) for s in (fast, slow))
     torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
     assert_same(fast, slow)
-
-
-@pytest.mark.parametrize("cap", [None, 4.0])
-@pytest.mark.parametrize("name", [n for n, p in POLICIES.items() if p.get("interval", 1) == 1])
-def test_a_loop_and_torch_take_in_tokens_alike(
-    name: str, cap: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("numba")
-    loop, plain = state(name, fast=True), state(name, fast=True)
-    got = replay(loop, tokens(), [70], cap)
-    assert loop.impls["evict_in_place"] == "numba"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1 << 30)
-    monkeypatch.setattr(numba_impl, "SHARED", 1)  # so torch's threads are faster
-    want = replay(plain, tokens(), [70], cap)
-    assert plain.impls["evict_in_place"] == "reference"
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
-    assert_same(loop, plain)
 
 
 @pytest.mark.parametrize(
