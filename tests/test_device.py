@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ from tests.heads import losses
 from tests.importance import importance
 from tests.launches import kernels
 from tests.random_policies import covering, policies
-from tests.tagged import Device, here, tagged
+from tests.tagged import ELSEWHERE, Device, here, tagged
 
 T, PROMPT = 130, 90
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=32, heads=6)
@@ -69,36 +71,41 @@ def output(shape: ModelShape, put: Callable[[torch.Tensor], torch.Tensor]) -> Ou
 
 def run(
     policy: Policy, packed: bool, fast: bool, calls: Sequence[int], device: Device | None,
-    shape: ModelShape = SHAPE,
+    shape: ModelShape = SHAPE, places: Sequence[torch.device] = (ELSEWHERE,),
 ) -> torch.Tensor:  # fmt: skip
-    """Outputs of a stream of calls of so many tokens each."""
+    """Outputs of layer 1, and of one more for each further place, for calls of so many tokens.
+
+    They share rotation and anchors.
+    """
     draw, outs = torch.Generator().manual_seed(0), []
-    put = tagged if device is not None else lambda x: x
     stream = None
+
+    def put(x: torch.Tensor, place: torch.device) -> torch.Tensor:
+        return x if device is None else tagged(x, place)
+
     if policy.anchors is not None:  # ids are read on the host, before any layer runs
         stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
         stream.update(torch.zeros(1, sum(calls)), 0)
     with torch.inference_mode(), device or nullcontext():
-        rotary = Rotary(put(torch.linspace(0.1, 1, shape.head_dim // 2)))
-        states = [
-            LayerState(
-                part,
-                packed=packed,
-                rotary=rotary,
-                fast=fast,
-                stream=stream,
-                output=output(shape, put),
-            )
-            for part in layout(policy, shape).layers
-            if part.layer == 1
-        ]
+        rotary = Rotary(put(torch.linspace(0.1, 1, shape.head_dim // 2), places[0]))
+        layers = []
+        for i, place in enumerate(places, 1):
+            how: dict[str, Any] = dict(output=output(shape, partial(put, place=place)))
+            how |= dict(packed=packed, rotary=rotary, fast=fast, stream=stream)
+            parts = (part for part in layout(policy, shape).layers if part.layer == i)
+            layers.append([LayerState(part, **how) for part in parts])
         for m in calls:
-            q, k, v = (
-                put(torch.randn(1, heads, m, shape.head_dim, generator=draw))
-                for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
-            )
-            outs.append(here(advance(states, q, k, v, scale=0.2)))
-        for state in states:
+            for states, place in zip(layers, places, strict=True):
+                q, k, v = (
+                    put(torch.randn(1, heads, m, shape.head_dim, generator=draw), place)
+                    for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+                )
+                out = advance(states, q, k, v, scale=0.2)
+                if device is not None:
+                    assert out.device == place
+                    assert all(s.store.device == place for s in states if s.store.n)
+                outs.append(here(out))
+        for state in (s for states in layers for s in states):
             assert packed or state.pack().nbytes > 0
             assert state.nbytes > 0
     return torch.cat(outs, 2)
@@ -188,48 +195,11 @@ def test_adakv_waits_for_shares_once_a_compaction(rule: Rule, way: str, lane: De
 @pytest.mark.parametrize("name", NAMES[:5])
 def test_each_layer_is_held_where_its_layer_is(name: str, lane: Device) -> None:
     """Layers of one model on two devices: what they share is copied, nothing else crosses."""
-    policy = small(name)
-    devices = [torch.device("meta", i) for i in range(2)]
-    found = run_layers(policy, devices, lane)
+    policy, calls = small(name), [PROMPT, *[1] * 20]
+    places = [torch.device("meta", i) for i in range(2)]
+    found = run(policy, True, True, calls, lane, places=places)
     assert not lane.waits, lane.waits
-    assert torch.allclose(found, run_layers(policy, [torch.device("cpu")] * 2, None), atol=1e-4)
-
-
-def run_layers(policy: Policy, devices: list[torch.device], lane: Device | None) -> torch.Tensor:
-    """Outputs of layers 1 and 2, deployed, each on its device; they share rotation and anchors."""
-    draw, outs = torch.Generator().manual_seed(0), []
-    calls = [PROMPT, *[1] * 20]
-    stream = None
-    if policy.anchors is not None:
-        stream = Stream(lambda ids, first: (np.arange(ids.shape[1])[None] + first) % 11 == 3)
-        stream.update(torch.zeros(1, sum(calls)), 0)
-    with torch.inference_mode(), lane or nullcontext():
-        frequencies = torch.linspace(0.1, 1, SHAPE.head_dim // 2)
-        rotary = Rotary(frequencies if lane is None else tagged(frequencies, devices[0]))
-        outputs = [
-            output(SHAPE, lambda x, d=d: x if lane is None else tagged(x, d)) for d in devices
-        ]
-        layers = [
-            [
-                LayerState(part, packed=True, rotary=rotary, stream=stream, output=outputs[i])
-                for part in layout(policy, SHAPE).layers
-                if part.layer == 1 + i
-            ]
-            for i in range(2)
-        ]
-        for m in calls:
-            for states, device in zip(layers, devices, strict=True):
-                q, k, v = (
-                    torch.randn(1, heads, m, SHAPE.head_dim, generator=draw)
-                    for heads in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
-                )
-                if lane is not None:
-                    q, k, v = (tagged(x, device) for x in (q, k, v))
-                out = advance(states, q, k, v, scale=0.2)
-                assert out.device == device
-                assert all(s.store.device == device for s in states if s.store.n)
-                outs.append(here(out))
-    return torch.cat(outs, 2)
+    assert torch.allclose(found, run(policy, True, True, calls, None, places=places), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["kvpruner-l1-50", "kvpruner-taylor-20"])

@@ -9,9 +9,6 @@ import optuna
 import pytest
 
 from kvsearch.errors import SpaceError
-from kvsearch.policy_search.driver import Search
-from kvsearch.policy_search.executors.inline import Inline
-from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.portfolio import inside, load
 from kvsearch.space import load as load_space
 from tests.command import call
@@ -36,11 +33,8 @@ def test_every_point_is_one_of_the_default_space_and_names_its_record() -> None:
 
 def test_earlier_policies_come_first_and_are_no_published_methods(tmp_path: Path) -> None:
     points = inside(load("default"), toy.SPACE)
-    folder = RunFolder(tmp_path / "run")
     session = toy.Session(toy.Toy(tmp_path / "log", 0.0))
-    search = Search(toy.task(2, portfolio=points), Inline(session), folder, lambda *_: None)
-    trials = search.run()
-    folder.close()
+    trials = toy.searched(tmp_path / "run", session, toy.task(2, portfolio=points))
     assert [(t.name, t.kind) for t in trials[: len(points)]] == [(n, "earlier") for n, _ in points]
     assert {t.kind for t in trials[len(points) :]} == {"combined", "method", "searched"}
 
@@ -76,9 +70,7 @@ def test_proposals_end_where_nothing_is_expected_of_them(proposals: int, tmp_pat
     for name, task in (
         ("none", toy.task(0, "random")), ("few", toy.task(9, "random", enough=enough)),
     ):  # fmt: skip
-        folder = RunFolder(tmp_path / name)
-        trials = Search(task, Inline(session), folder, lambda *_: None).run()
-        folder.close()
+        trials = toy.searched(tmp_path / name, session, task)
         methods = max(t.number for t in trials) + 1 if name == "none" else methods
         counts.append(sum(t.kind == "searched" for t in trials))
     assert counts == [0, proposals]

@@ -114,6 +114,7 @@ def test_of_equal_scores_the_oldest_goes(name: str) -> None:
     newest = v[:, :, T - slow.store.n :]
     if policy.tiers[0].native:
         assert torch.equal(fast.store.read()[1], newest)
+    assert fast.impls.get("evict_in_place") == ("numba" if name == "last row" else "reference")
     assert_same(fast, slow)
 
 

@@ -101,20 +101,10 @@ def outcomes(folder: Path) -> list[tuple[Any, ...]]:
 
 def calm(place: Path, trials: int) -> list[tuple[Any, ...]]:
     """`outcomes` of an uninterrupted search with one evaluator and the same seed."""
-    from toy import WINDOWS, Session, Toy, task
+    from toy import WINDOWS, Session, Toy, searched, task
 
-    from kvsearch.policy_search.driver import Search
-    from kvsearch.policy_search.executors.inline import Inline
-    from kvsearch.policy_search.folder import RunFolder
-
-    folder = RunFolder(place / "calm")
-    Search(
-        task(trials, together=WINDOWS),
-        Inline(Session(Toy(place / "calm.log", 0.0))),
-        folder,
-        lambda *_: None,
-    ).run()
-    folder.close()
+    what = task(trials, together=WINDOWS)
+    searched(place / "calm", Session(Toy(place / "calm.log", 0.0)), what)
     return outcomes(place / "calm")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import toy
 from conftest import ends
 from toy import FROM, GROWN, SETTING, SHAPE, Session, Toy, kills_late, nll, task
 
@@ -133,10 +134,8 @@ def test_one_evaluator_gets_the_jobs_that_it_always_got(tmp_path: Path) -> None:
     (26 November 2026), and with it other losses here; since 28 November three published methods
     come before the others of their kind.
     """
-    run, log = RunFolder(tmp_path / "run"), tmp_path / "log"
-    what = task(60, "random", windows=GROWN)
-    Search(what, Inline(Session(Toy(log, 0.0))), run, lambda *_: None).run()
-    run.close()
+    log, what = tmp_path / "log", task(60, "random", windows=GROWN)
+    toy.searched(tmp_path / "run", Session(Toy(log, 0.0)), what)
     lines = [line.split() for line in log.read_text().splitlines()]
     begun = [" ".join(words[2:]) for words in lines if words[1] == "start"]
     assert begun == GOLDEN.read_text().splitlines()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import start
-from toy import WINDOWS, Session, Toy, task
+from toy import WINDOWS, Session, Toy, searched, task
 
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.measurement import Measurement
@@ -59,9 +59,7 @@ def test_ctrl_c_is_no_attempt_however_often_it_comes(tmp_path: Path) -> None:
             Search(task(3, together=WINDOWS), Inline(session), folder, quiet).run()
         assert [attempts(folder, t) for t in folder.running()] == [0]
         folder.close()
-    folder = RunFolder(tmp_path / "run")
-    trials = Search(task(3, together=WINDOWS), Inline(Session(toy)), folder, quiet).run()
-    folder.close()
+    trials = searched(tmp_path / "run", Session(toy), task(3, together=WINDOWS))
     assert all(t.state != "failed" and t.attempt == 1 for t in trials)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
-from toy import WINDOWS, Session, Toy, task
+from toy import WINDOWS, Session, Toy, searched, task
 
 from kvsearch.errors import OutOfMemory, RunError
 from kvsearch.pareto import front
@@ -78,25 +78,18 @@ def test_when_nothing_works_the_run_says_so(tmp_path: Path) -> None:
                 raise ValueError("the device is gone")
             return super().run(job)
 
-    folder = RunFolder(tmp_path / "run")
     with pytest.raises(RunError, match="all failed: ValueError: the device is gone"):
-        Search(task(25), Inline(Dead(Toy(tmp_path / "log"))), folder, lambda *_: None).run()
-    folder.close()
+        searched(tmp_path / "run", Dead(Toy(tmp_path / "log")), task(25))
 
 
 def test_tpe_learns_to_avoid_what_runs_out_of_memory(tmp_path: Path) -> None:
     """Failures are PRUNED with a constraint; TPE ignores trials that FAIL and would repeat them."""
     shares = []
     for seed in (1, 2, 3):
-        folder = RunFolder(tmp_path / f"run{seed}")
         session = Session(Toy(tmp_path / f"log{seed}", 0.0, "oom"))
-        search = Search(
-            task(80, seed=seed, together=WINDOWS), Inline(session), folder, lambda *_: None
-        )
-        found = [
-            t for t in search.run() if t.kind == "searched" and t.state in ("complete", "failed")
-        ]
-        folder.close()
+        what = task(80, seed=seed, together=WINDOWS)
+        trials = searched(tmp_path / f"run{seed}", session, what)
+        found = [t for t in trials if t.kind == "searched" and t.state in ("complete", "failed")]
         shares.append(np.mean([t.state == "failed" for t in found[-40:]]))
     by_chance = 1 / 7  # one of the seven scores of the space
     assert np.mean(shares) < by_chance

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from conftest import KILLS, Fork, ends
 from test_kills import Killer
-from toy import FROM, GROWN, SHAPE, Session, Toy, nll, task
+from toy import FROM, GROWN, SHAPE, Session, Toy, nll, searched, task
 
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.driver import Search
-from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.processes import Processes
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.work import Job
 from kvsearch.records import Trial
 
 TRIALS = 60
+TPE, KVEI = (task(TRIALS, sampler, windows=GROWN) for sampler in ("tpe", "kvei"))
 FULL = Policy().fingerprint(SHAPE.layers)
 
 
@@ -33,20 +33,11 @@ def outcomes(folder: Path) -> list[tuple[Any, ...]]:
     return [(t.number, t.name, t.state, t.fingerprint, t.windows, t.dnll, t.tokens) for t in found]
 
 
-def searched(folder: Path, session: Session, sampler: str = "tpe") -> list[Trial]:
-    run = RunFolder(folder)
-    try:
-        what = task(TRIALS, sampler, windows=GROWN)
-        return Search(what, Inline(session), run, lambda *_: None).run()
-    finally:
-        run.close()
-
-
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted search with growing windows."""
     place = tmp_path_factory.mktemp("calm")
-    searched(place / "run", Session(Toy(place / "log", 0.0)))
+    searched(place / "run", Session(Toy(place / "log", 0.0)), TPE)
     return place / "run"
 
 
@@ -86,11 +77,8 @@ class Lucky(Session):
 def test_who_was_once_a_contender_is_not_alone_in_having_the_most_windows(tmp_path: Path) -> None:
     """Only policies with the most windows are chosen: the contenders have to be among them."""
     for seed in range(8):
-        run = RunFolder(tmp_path / f"run{seed}")
         what = task(10, "random", seed, windows=GROWN, warm_start=False)
-        session = Lucky(Toy(tmp_path / "log", 0.0))
-        trials = Search(what, Inline(session), run, lambda *_: None).run()
-        run.close()
+        trials = searched(tmp_path / f"run{seed}", Lucky(Toy(tmp_path / "log", 0.0)), what)
         most = fidelity.most_measured([t for t in trials if t.state == "complete"])
         best = fidelity.contenders(trials, what.setting.budget_bytes)
         assert {t.name for t in best} <= {t.name for t in most}
@@ -142,7 +130,7 @@ def test_the_evaluator_is_killed_and_the_run_ends_like_an_uninterrupted_one(
     killer = Killer(log, folder, min(KILLS, 8))
     killer.start()
     try:
-        Search(task(TRIALS, windows=GROWN), executor, run, lambda *_: None).run()
+        Search(TPE, executor, run, lambda *_: None).run()
     finally:
         killer.over = True
         killer.join()
@@ -168,7 +156,7 @@ class Fails(Session):
 
 def test_a_policy_that_fails_on_further_windows_counts_no_longer(tmp_path: Path) -> None:
     session = Fails(Toy(tmp_path / "log", 0.0))
-    trials = searched(tmp_path / "run", session, "kvei")
+    trials = searched(tmp_path / "run", session, KVEI)
     (lost,) = [t for t in trials if t.state == "failed"]
     assert lost.fingerprint == session.chosen and lost.dnll is None
     assert lost.error is not None and lost.error.startswith("on further windows: ")
@@ -176,7 +164,7 @@ def test_a_policy_that_fails_on_further_windows_counts_no_longer(tmp_path: Path)
         (t.number, t.name, t.state, t.fingerprint, t.windows, t.dnll, t.tokens) for t in trials
     ]
     lines = (tmp_path / "log").read_text()
-    searched(tmp_path / "run", session, "kvei")
+    searched(tmp_path / "run", session, KVEI)
     assert (tmp_path / "log").read_text() == lines  # nothing is tried again
 
 

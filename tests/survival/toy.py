@@ -29,6 +29,7 @@ from kvsearch.space import load as load_space
 if TYPE_CHECKING:
     from kvsearch.policy_search.executors import Executor
     from kvsearch.policy_search.task import Task
+    from kvsearch.records import Trial
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
 TOKENS, FROM, WINDOWS = 512, 64, 2  # two windows: policies start on the first
@@ -135,6 +136,19 @@ def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "T
 
     make = make_sampler(sampler, SPACE, SETTING)
     return Task(SETTING, FROM, SPACE, trials, seed, make, **{"windows": WINDOWS, **more})
+
+
+def searched(folder: Path, session: Session, what: "Task") -> "list[Trial]":
+    """The trials of a search, or of the rest of one, in this process."""
+    from kvsearch.policy_search.driver import Search
+    from kvsearch.policy_search.executors.inline import Inline
+    from kvsearch.policy_search.folder import RunFolder
+
+    run = RunFolder(folder)
+    try:
+        return Search(what, Inline(session), run, lambda *_: None).run()
+    finally:
+        run.close()
 
 
 def main(options: list[str] | None = None) -> None:
