@@ -77,15 +77,6 @@ def policies(draw: st.DrawFn) -> Policy:
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(policies())
-def test_json_keeps_the_policy_and_its_identity(policy: Policy) -> None:
-    again = Policy.parse(policy.to_json())
-    assert again == policy
-    assert again.fingerprint(6) == policy.fingerprint(6)
-    assert Policy.parse('{"name": "\\ud83d\\ude00"}').name == "\U0001f600"  # two halves are a whole
-
-
 def test_the_schema_takes_every_policy_and_tells_rules_by_their_names() -> None:
     schema = Policy.model_json_schema()
     Draft202012Validator.check_schema(schema)
@@ -101,6 +92,7 @@ def test_the_schema_takes_every_policy_and_tells_rules_by_their_names() -> None:
             assert not [e.message for e in found.iter_errors(json.loads(written))], written
         again = Policy.parse(text)
         assert again == policy and again.fingerprint(6) == policy.fingerprint(6)
+    assert Policy.parse('{"name": "\\ud83d\\ude00"}').name == "\U0001f600"  # two halves are a whole
     for rule, valid in (
         ({}, True),  # the rule `attention`, as in earlier files
         ({"alpha": 1}, True),

@@ -173,50 +173,37 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
     tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
-    rows = [{"context": f"{i} " * 90, "question": "?", "answer": str(i)} for i in range(4)]
-    mine = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
+    rows = [{"context": f"{i} " * 90, "question": "Which?", "answer_prefix": " It is",
+             "answer": [str(i), "x"], "task": "mine_1", "max_new_tokens": 5}
+            for i in range(4)]  # fmt: skip
+    file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
+    out = tmp_path / "results"
     argv = ["eval", "h2o", "snapkv-prompt", "--budget", "64", "--model", str(tiny_folder),
             "--text", str(prose), "--task", "needle,tokens=300", "--items", "3",
-            "--prompts", str(mine), "--quiet"]  # fmt: skip
+            "--prompts", str(file), "--quiet", "--kvpress-out", str(out)]  # fmt: skip
     assert exit_code(*argv, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert [w["name"] for w in document["workloads"]] == ["needle,tokens=300", "mine.jsonl"]
-    assert [(w["items"], w["asks"], w["see"]) for w in document["workloads"]] == [
-        (3, 3, "agnostic"), (4, 4, "agnostic")]  # fmt: skip
+    assert [(w["name"], w["items"], w["asks"], w["see"]) for w in document["workloads"]] == [
+        ("needle,tokens=300", 3, 3, "agnostic"), ("mine.jsonl", 4, 4, "agnostic"),
+    ]  # fmt: skip
     for row in document["results"]:
         assert row["bytes_prompt"] <= row["bytes_peak"] and row["within_budget"]
         assert row["bytes_resident"] <= row["bytes_peak"]
-    assert exit_code(*argv) == 0
-    table = capsys.readouterr().out
-    assert "needle,tokens=300, question-agnostic: 3 answers on 3 contexts" in table
-    assert "NOT USABLE" in table  # a random model cannot do it
     same = evaluate_prompts(
         ["h2o"], str(tiny_folder), tasks=["needle,tokens=300"], items=3, budget_slots=64,
         text=Text(prose.read_text()),
     )  # fmt: skip
     assert same.rows[0].nll == pytest.approx(document["results"][0]["nll"], abs=1e-6)
 
-
-def test_answers_in_the_form_of_kvpress(
-    tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
-    rows = [{"context": f"{i} " * 90, "question": "Which?", "answer_prefix": " It is",
-             "answer": [str(i), "x"], "task": "mine_1", "max_new_tokens": 5}
-            for i in range(3)]  # fmt: skip
-    file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
-    out = tmp_path / "results"
-    argv = ["eval", "h2o", "--budget", "64", "--model", str(tiny_folder), "--prompts", str(file),
-            "--task", "needle,tokens=200", "--text", str(prose), "--items", "2", "--quiet",
-            "--kvpress-out", str(out)]  # fmt: skip
-    assert exit_code(*argv, "--json") == 0
-    folders = [Path(f) for f in json.loads(capsys.readouterr().out)["folders"]]
-    assert len(folders) == 4 and all(f.parent == out for f in folders)
+    # answers in the form of kvpress
+    folders = [Path(f) for f in document["folders"]]
+    # snapkv-prompt has no room for what follows the needles' prompts
+    assert len(folders) == 5 and all(f.parent == out for f in folders)
     model = str(tiny_folder).replace("/", "--")
     full = out / f"mine__{model}__full__0.00"
-    assert full in folders and (out / f"needle__200__{model}__full__0.00") in folders
+    assert full in folders and (out / f"needle__300__{model}__full__0.00") in folders
     found = list(csv.DictReader((full / "predictions.csv").open()))
-    assert [r["task"] for r in found] == ["mine_1"] * 3
+    assert [r["task"] for r in found] == ["mine_1"] * 4
     assert found[1]["question"] == "Which?" and found[1]["answer_prefix"] == " It is"
     assert found[1]["answer"] == "['1', 'x']" and found[1]["max_new_tokens"] == "5"
     loaded = load_model(str(tiny_folder), announce=lambda _: None)
@@ -227,13 +214,19 @@ def test_answers_in_the_form_of_kvpress(
     config = yaml.safe_load((full / "config.yaml").read_text())
     assert config["press_name"] == "full" and config["query_aware"] is False
     assert json.loads((full / "metrics.json").read_text()).keys() == {"mine_1"}
+
+    assert exit_code(*argv) == 0
+    table = capsys.readouterr().out
+    assert "needle,tokens=300, question-agnostic: 3 answers on 3 contexts" in table
+    assert "NOT USABLE" in table  # a random model cannot do it
     (h2o,) = [f for f in folders if f.name.startswith(f"mine__{model}__h2o__0.")]
-    assert exit_code(*argv) == 0 and f"{h2o}/1\n" in capsys.readouterr().out
-    assert exit_code("eval", "h2o", "--budget", "64", "--kvpress-out", str(out)) == 2
-    assert "--kvpress-out is for answers to prompts" in capsys.readouterr().err
-    argv = ["eval", "h2o", "--budget", "64", "--task", "needle", "--windows", "2"]
-    assert exit_code(*argv) == 2
-    assert "--windows is for a text" in capsys.readouterr().err
+    assert f"{h2o}/1\n" in table
+    for more, told in (
+        (["--kvpress-out", str(out)], "--kvpress-out is for answers to prompts"),
+        (["--task", "needle", "--windows", "2"], "--windows is for a text"),
+    ):
+        assert exit_code("eval", "h2o", "--budget", "64", *more) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_the_score_of_ruler_counts_references() -> None:
