@@ -126,8 +126,12 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
 ) -> None:
     monkeypatch.setattr("kvsearch.app.workloads.items_of", with_depths)
     file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
-    found = search(str(sharp), prompts=file, see="aware", out=out, **FAST)
-    s = found.summary
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:10]))
+    (own := tmp_path / "report.jsonl").write_text("".join(lines[10:]))
+    how = {**FAST, "items": 4, "prompts": file, "report_prompts": own, "see": "aware", "out": out}
+    s = search(str(sharp), **how).summary
+    assert s.text["report"]["name"] == "report.jsonl"
     assert s.prompted and s.settings["see"] == "aware" and s.recommended is not None
     full = s.row("full")
     assert full.exact is not None and full.exact.mean == 1.0  # its own answers are the reference
@@ -162,31 +166,18 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
         mine, reference = example.answers["full"].strip(), example.reference
         assert mine.startswith(reference) or reference.startswith(mine)
     rows = list(csv.DictReader((out / "front.csv").open()))
-    columns = {"exact", "lost[mine.jsonl]", "flips[mine.jsonl]", "kl[mine.jsonl]", "mcnemar_p"}
-    assert columns <= rows[0].keys()
+    columns = {f"{name}[mine.jsonl]" for name in ("lost", "flips", "kl")}
+    assert {"exact", "mcnemar_p", *columns} <= rows[0].keys()
     page = re.sub('base64,[^"]*', "", (out / "report.html").read_text())
     assert "context lost" in page and "question-aware" in page and "PPL" not in page
     before = (out / "trials.jsonl").read_bytes()
-    again = search(str(sharp), prompts=file, see="aware", out=out, **{**FAST, "trials": 3})
+    again = search(str(sharp), **how | {"trials": 3})
     assert (out / "trials.jsonl").read_bytes().startswith(before) and again.summary.resumed
-
-
-def test_what_the_report_says_is_what_eval_measures(sharp: Path, tmp_path: Path) -> None:
-    file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:10]))
-    own = tmp_path / "report.jsonl"
-    own.write_text("".join(lines[10:]))
-    how = {**FAST, "trials": 0, "items": 4}
-    found = search(str(sharp), prompts=file, report_prompts=own, out=out, **how)
-    report = read(own)
-    assert found.summary.text["report"]["name"] == "report.jsonl"
-    row = next(r for r in found.summary.rows if r.windows == len(report) and r.name != "full")
-    policy = row.policy
-    measured = kvsearch.evaluate_prompts(policy, str(sharp), prompts=[own]).rows[0]
-    assert measured.exact == row.exact
-    assert measured.flips == pytest.approx(row.workloads[0].flips)
-    assert measured.lost.mean == pytest.approx(row.workloads[0].lost.mean, abs=1e-4)
+    row = next(r for r in s.rows if r.windows == most and r.name != "full")
+    eval_ = kvsearch.evaluate_prompts(row.policy, str(sharp), prompts=[own], see="aware").rows[0]
+    assert most == 4 and eval_.exact == row.exact
+    assert eval_.flips == pytest.approx(row.workloads[0].flips)
+    assert eval_.lost.mean == pytest.approx(row.workloads[0].lost.mean, abs=1e-4)
 
 
 @pytest.mark.parametrize("target", ["openvino", pytest.param("kvpress", marks=pytest.mark.slow)])

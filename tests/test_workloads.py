@@ -197,7 +197,7 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
 
     # answers in the form of kvpress
     folders = [Path(f) for f in document["folders"]]
-    # snapkv-prompt has no room for what follows the needles' prompts
+    # on the needles snapkv-prompt has one slot too few
     assert len(folders) == 5 and all(f.parent == out for f in folders)
     model = str(tiny_folder).replace("/", "--")
     full = out / f"mine__{model}__full__0.00"
