@@ -1,14 +1,14 @@
 """The end of a run: which policy is recommended."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.progress import Shown
-from kvsearch.app.report_windows import ReportWindows
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
@@ -17,12 +17,12 @@ from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
 from kvsearch.policy_search.work import Job
-from kvsearch.records import Interval, Kind, Trial
+from kvsearch.records import Kind, Trial
 
 SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=16, heads=1)
 TOKENS, FROM = 528, 16
 SETTING = Setting(SHAPE, SHAPE.budget_bytes(32), TOKENS)
-LOSSES = {  # nats per token over the full cache
+LOSSES: dict[str, dict[int, Any]] = {  # nats per token over the full cache, or of each window
     "search": {8: 0.30, 12: 0.20, 16: 0.10},
     "select1": {8: 0.05, 12: 0.12, 16: 0.14},
     "report": {8: 0.20, 12: 0.15, 16: 0.10},
@@ -30,13 +30,20 @@ LOSSES = {  # nats per token over the full cache
 
 
 class Session:
-    """Answers from the table."""
+    """Answers from the table; later windows are harder.
+
+    Attributes:
+        ran: windows of the report text by slots.
+    """
+
+    ran: ClassVar = Counter[int]()
 
     def run(self, job: Job) -> Measurement:
-        loss = LOSSES[job.part].get(job.policy.slots or 0, 0.0)
-        windows = job.windows or 1
-        hard = 2 + np.arange(job.first, job.first + windows)[:, None]  # later windows are harder
-        found = np.broadcast_to(hard + loss, (windows, job.stop - 1)).astype(np.float32)
+        slots, windows = job.policy.slots or 0, job.windows or 1
+        at = np.arange(job.first, job.first + windows)[:, None]
+        loss = np.broadcast_to(LOSSES[job.part].get(slots, 0.0), 8)[at]
+        found = np.broadcast_to(2 + at + loss, (windows, job.stop - 1)).astype(np.float32)
+        self.ran[slots] += windows * (job.part == "report")
         return Measurement(found, windows * job.stop)
 
     def forget(self) -> None:
@@ -155,70 +162,18 @@ def test_an_undecided_headline_takes_further_windows(
     folder.close()
 
 
-def test_an_opponent_that_others_windows_leave_undecided_goes_on_from_where_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, asked = RunFolder(tmp_path / "run"), list[tuple[list[str], int, int]]()
-    rows: dict[str, Trial] = {}
-    for slots, kind in enumerate(("full", "searched", "method", "combined"), 8):
-        policy = Policy(slots=slots, name=kind)
-        key = policy.fingerprint(SHAPE.layers)
-        rows[kind] = Trial(slots, kind, kind, "complete", policy, key)  # type: ignore[arg-type]
-        folder.save_nll("report", key, Measurement(np.full((2, TOKENS - 1), 2, np.float32)))
-
-    def measure(
-        part: str, title: str, policies: list[Policy], windows: int, first: int
-    ) -> dict[str, str]:
-        asked.append(([p.name or "" for p in policies], first, windows))
-        for p in policies:
-            nll = np.full((windows, TOKENS - 1), 2, np.float32)
-            folder.save_nll(part, p.fingerprint(SHAPE.layers), Measurement(nll))
-        return {}
-
-    clear, open_ = Interval(-0.2, -0.3, -0.1), Interval(-0.1, -0.2, 0.1)
-    said = iter([clear, open_, open_, clear, clear, clear])  # method, combination; at each look
-    monkeypatch.setattr("kvsearch.app.report_windows.paired", lambda *_, **__: next(said))
-    report = ReportWindows(folder, measure, SETTING, FROM, each=2, headline=16)
-    full, best, *_ = rows.values()
-    report._headline(list(rows.values()), full, best)
-    folder.close()
-    assert asked == [
-        (["full", "searched", "combined"], 2, 4),
-        (["method"], 2, 8),
-        (["full", "searched"], 4, 8),
-    ]
-
-
 def test_further_windows_may_make_another_method_the_best_published_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, asked = RunFolder(tmp_path / "run"), list[set[str]]()
-    rows = dict[str, Trial]()
-    kinds: dict[str, Kind] = dict(full="full", best="searched", lucky="method", h2o="method")
-    lost = {"full": (0.0, 0.0), "best": (0.1, 0.1), "lucky": (0.1, 0.9), "h2o": (0.2, 0.2)}
-
-    def known(name: str, windows: int) -> np.ndarray:  # the later half of four is the other part
-        each = np.repeat(lost[name], [2, max(0, windows - 2)])[:windows, None]
-        return np.broadcast_to(2 + each, (windows, TOKENS - 1)).astype(np.float32)
-
-    def measure(
-        part: str, title: str, policies: list[Policy], windows: int, first: int
-    ) -> dict[str, str]:
-        asked.append({p.name or "" for p in policies})
-        for p in policies:
-            folder.save_nll(
-                part, p.fingerprint(SHAPE.layers), Measurement(known(p.name or "", windows))
-            )
-        return {}
-
-    for slots, (name, kind) in enumerate(kinds.items(), 8):
-        policy = Policy(slots=slots, name=name)
-        key = policy.fingerprint(SHAPE.layers)
-        rows[name] = Trial(slots, name, kind, "complete", policy, key)  # type: ignore[arg-type]
-        folder.save_nll("report", key, Measurement(known(name, 2)))
-    undecided = Interval(-0.1, -0.2, 0.1)
-    monkeypatch.setattr("kvsearch.app.report_windows.paired", lambda *_, **__: undecided)
-    report = ReportWindows(folder, measure, SETTING, FROM, each=2, headline=8)
-    report._headline([*rows.values()], rows["full"], rows["best"])
+    """Which goes on from where it stands, and the others from where they do."""
+    lucky, unsure = np.repeat([0.1, 0.9], [2, 6]), np.tile([-0.05, 0.45], 4)
+    monkeypatch.setitem(LOSSES, "select1", {8: 0.5, 10: 0.5, 16: 0.0})
+    monkeypatch.setitem(LOSSES, "report", {8: lucky, 10: unsure, 16: 0.1})
+    monkeypatch.setattr(Session, "ran", Counter[int]())
+    folder = RunFolder(tmp_path / "run")
+    trials = ended(folder, {8: "method", 10: "method", 16: "searched"})
+    rows = final(folder, {"select1": 1, "report": 8}, each=2).go(trials).rows
+    found = {r.name: len(folder.load_nll("report", r.fingerprint).nll) for r in rows}
     folder.close()
-    assert asked == [{"full", "best", "lucky"}, {"h2o"}, {"full", "best"}]
+    assert found == {"full": 8, "8": 4, "10": 8, "16": 8}
+    assert [Session.ran[n] for n in (0, 8, 10, 16)] == [8, 4, 8, 8]  # and none is measured twice
