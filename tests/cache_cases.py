@@ -13,7 +13,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
 from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier
-from kvsearch.rules import RULES, Attention, Reread, Rule
+from kvsearch.rules import RULES, Attention, Critical, Reread, Rule
 from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.heads import losses
 from tests.importance import importance
@@ -187,6 +187,10 @@ EXTRA |= {
         slots=44, interval=6, sinks=1, recent_window=7, budgets=Budgets(kind="adakv"),
         rule=Attention(beta=1, horizon=18), tiers=(Tier(key_bits=4, value_bits=2),),
         quantizer=Quantizer(group=8, fp16_sinks=True),
+    ),
+    "shared slots by a rule that reads the projection": Policy(
+        slots=44, interval=4, sinks=2, recent_window=6, budgets=Budgets(kind="adakv"),
+        rule=Critical(),
     ),
     "shared slots after a prompt, at every token": Policy(
         slots=40, sinks=2, recent_window=5, budgets=Budgets(kind="adakv"),

@@ -99,12 +99,10 @@ def test_a_budget_in_bytes_may_have_a_unit(given: str, size: int, tmp_path: Path
     ("content", "said"),
     [
         ("trails: 3", "unknown key 'trails'; did you mean 'trials'"),
-        ("also_: [a]", "unknown key 'also_'"),
         ("3: 4", "unknown key 3"),
         ("config: other.yaml", "unknown key 'config'"),
         ("trials: many", "trials: expected a whole number or auto, got text"),
         ("trials: 3.5", "trials: expected a whole number or auto, got 3.5"),
-        ("trials: true", "trials: expected a whole number or auto, got True"),
         ("budget: {slots: 3}", "budget: expected a number, got a mapping"),
         ("budget_bytes: true", "budget_bytes: expected a size in bytes, got True"),
         ("text: [a.txt, {b: c}]", "text.1: expected text, got a mapping"),
