@@ -92,18 +92,6 @@ def fed(policy: Policy, loaded: LoadedModel, *calls: np.ndarray, answer: np.ndar
     return float(np.mean(lost))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_asks_that_share_a_batch_are_what_they_are_alone(
-    name: str, models: dict[int, LoadedModel]
-) -> None:
-    policy, loaded = policy_of(name), models[head_dim(name)]
-    asked = Prompts("apart", (APART,))
-    found = answers(Evaluator(loaded), policy, asked, native=torch.float64, resident=False)
-    want = [fed(policy, loaded, APART.context, a.question, answer=a.answer) for a in APART.asks]
-    np.testing.assert_allclose(found.nll, want, atol=1e-4)
-    assert found.tokens.tolist() == [4, 6, 4, 1, 1, 4]
-
-
 def test_asks_of_one_length_are_one_pass(models: dict[int, LoadedModel]) -> None:
     loaded, passes = models[16], []
     hook = loaded.model.base_model.register_forward_pre_hook(
@@ -115,39 +103,38 @@ def test_asks_of_one_length_are_one_pass(models: dict[int, LoadedModel]) -> None
     assert [tuple(x) for x in passes[-3:]] == [(1, 90), (3, 10), (1, 5)]
 
 
+def deployed(policy: Policy, loaded: LoadedModel, item: Item, see: str) -> list[float]:
+    """What every answer of an item loses in deployed caches; turns that follow come by tokens."""
+    found, before = list[float](), list[np.ndarray]()
+    for ask in item.asks:
+        if not ask.follows:
+            before = [item.context, ask.question]
+            before = [np.concatenate(before)] if see == "aware" else before
+        else:
+            before.append(ask.question)
+        found.append(fed(policy, loaded, *before, answer=ask.answer))
+        before += [np.array([token]) for token in ask.answer]
+    return found
+
+
+@pytest.mark.parametrize("item", [CHAT, APART], ids=["chat", "asks that share a batch"])
 @pytest.mark.parametrize(
     ("name", "see"),
     [*((n, "agnostic") for n in NAMES), *((n, "aware") for n in ("h2o+int4", "snapkv-prompt"))],
 )
 def test_answers_are_what_a_deployed_cache_gives_token_by_token(
-    name: str, see: Any, models: dict[int, LoadedModel]
+    name: str, see: Any, item: Item, models: dict[int, LoadedModel]
 ) -> None:
     policy, loaded = policy_of(name), models[head_dim(name)]
-    asked = Prompts("chat", (CHAT,), see)
-    found = answers(Evaluator(loaded), policy, asked, native=torch.float64)
-
-    def deployed(*calls: np.ndarray, answer: np.ndarray) -> float:
-        return fed(policy, loaded, *calls, answer=answer)
-
-    context, (a, b, c, d) = CHAT.context, CHAT.asks
-
-    def begun(ask: Ask) -> tuple[np.ndarray, ...]:
-        both = np.concatenate([context, ask.question])
-        return (both,) if see == "aware" else (context, ask.question)
-
-    one = [np.array([t]) for t in a.answer]
-    want = [
-        deployed(*begun(a), answer=a.answer),
-        deployed(*begun(a), *one, b.question, answer=b.answer),
-        deployed(*begun(c), answer=c.answer),
-        deployed(*begun(d), answer=d.answer),
-    ]
-    np.testing.assert_allclose(found.nll, want, atol=1e-4)
-    assert found.tokens.tolist() == [4, 3, 6, 1]
+    asked = Prompts("some", (item,), see)
+    found = answers(Evaluator(loaded), policy, asked, native=torch.float64, resident=False)
+    np.testing.assert_allclose(found.nll, deployed(policy, loaded, item, see), atol=1e-4)
+    assert found.tokens.tolist() == [a.answer.size for a in item.asks]
     sizes, held = layout(policy, loaded.shape), answers(Evaluator(loaded), policy, asked)
-    peak = sizes.bytes_peak(CHAT.longest, asked.prompt)
+    peak = sizes.bytes_peak(item.longest, asked.prompt)
     assert held.bytes_prompt and held.bytes_end <= peak
-    paths = [(prompt, n - (i != 0)) for i, (prompt, n) in enumerate(CHAT.paths(see))]
+    goes_on = (*(a.follows for a in item.asks[1:]), False)
+    paths = [(p, n - (not more)) for (p, n), more in zip(item.paths(see), goes_on, strict=True)]
     if not policy.anchors:  # a last token that no turn follows is scored, and not fed
         assert held.bytes_end == max(sizes.bytes_at(n, prompt) for prompt, n in paths)
 

@@ -1,6 +1,6 @@
 """Windows that share a forward pass on a GPU: as many as fit, and fewer where they do not."""
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from kvsearch.evaluation.batches import MOST, SHARE, Batches
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.head import Head
 from kvsearch.policy import Policy
-from kvsearch.policy_search.work import Job, attempt
 from kvsearch.rules import Attention
 from tests.cache_cases import tiny
 from tests.command import call
@@ -63,19 +62,6 @@ def test_a_pass_that_does_not_fit_is_made_again_with_fewer_windows(passes: list[
     passes.clear()
     evaluator.quality(POLICY, IDS)
     assert passes == [3, 3, 1]  # it is remembered
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda e: str(e)[:24])
-def test_a_policy_without_memory_is_not_called_wrong(kind: Exception) -> None:
-    class Full:
-        def run(self, job: Job) -> Any:
-            raise kind
-
-        def forget(self) -> None:
-            pass
-
-    found: Any = attempt(cast(Any, Full()), Job(0, "search", POLICY, 48))
-    assert found.status == "oom" and found.error and "\n" not in found.error
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda e: str(e)[:24])

@@ -46,6 +46,9 @@ def test_what_goes_wrong_in_an_evaluator_is_a_failed_trial(bad: str, tmp_path: P
     ("error", "status"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (torch.AcceleratorError("CUDA error: out of memory\nIt might be reported late"), "oom"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`"), "oom"),
         (OutOfMemory("out of memory with windows of 9 tokens"), "oom"),
         (MemoryError(), "oom"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "oom"),
@@ -68,7 +71,7 @@ def test_every_way_to_fail_is_an_outcome_and_the_session_stays(
     session = Broken()
     outcome = attempt(session, Job(4, "search", Policy(slots=9), 100))
     assert (outcome.key, outcome.status, outcome.measured) == (4, status, None)
-    assert outcome.error and session.forgot == 1
+    assert outcome.error and "\n" not in outcome.error and session.forgot == 1
 
 
 def test_when_nothing_works_the_run_says_so(tmp_path: Path) -> None:
