@@ -56,6 +56,16 @@ def test_a_fork_is_what_a_fresh_cache_fed_the_same_would_be(
         assert base.bytes_resident == before and base.get_seq_length() == 120
 
 
+def test_a_fork_shares_the_weights_of_a_rule(models: dict[int, LoadedModel]) -> None:
+    loaded, policy = models[16], policy_of("criticalkv")
+    cache = PolicyCache(policy, loaded.model)
+    with torch.inference_mode():
+        loaded.model(torch.from_numpy(tokens(120))[None], past_key_values=cache)
+    weights = [s.output.weight.data_ptr() for s in cache.fork().states if s.output is not None]
+    layers = loaded.model.model.layers
+    assert weights == [x.self_attn.o_proj.weight.data_ptr() for x in layers]
+
+
 CHAT = Item(
     "chat", "chat", tokens(90),
     (

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kvsearch import Text, search
 from kvsearch.cache import PolicyCache
+from kvsearch.cache.model.projections import outputs
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.evaluation import importance, ppl_rise
 from kvsearch.evaluation.quality import Evaluator, stepwise
@@ -23,6 +24,7 @@ from kvsearch.policy import Channels, ModelShape, Policy, Quantizer, Tier, check
 from kvsearch.policy.pruning import Importance, Orders, channels
 from kvsearch.policy.ratios import by_rise, evenly_spaced, smallest_rise
 from kvsearch.report.describe import describe
+from kvsearch.rules import Critical
 from tests.cache_cases import EXTRA, IDS, PROMPT, T, tiny
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
@@ -230,6 +232,16 @@ def test_keys_that_do_not_turn_as_pairs_keep_all_channels() -> None:
         PolicyCache(Policy(channels=Channels(qk=("f f", "all"))), model)
     with pytest.raises(ModelError, match="apart from each other, and layer 0 of this 'gpt2' model"):
         projections(model)
+
+
+def test_who_has_no_whole_projection_says_so(loaded) -> None:
+    channels = Channels(vo=("00ff 00ff",) * 4)
+    with pytest.raises(PolicyError, match=r"field channels\.vo: rule 'critical' multiplies whole"):
+        check(Policy(slots=44, rule=Critical(), channels=channels), loaded.shape)
+    fused = tiny()
+    del fused.model.model.layers[1].self_attn.o_proj
+    with pytest.raises(ModelError, match=r"rule 'critical' needs whole .* and layer 1 of this"):
+        outputs(Policy(slots=44, rule=Critical()), fused.model)
 
 
 # -- what is measured ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from kvsearch.policy_search.executors import cluster
 from tests.command import call
 
 CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
+EMPTY = "the name is empty"
 
 
 def test_a_file_that_ends_too_early_is_nobodys_interruption(
@@ -110,44 +111,29 @@ def test_a_single_scored_token_has_no_interval(
         (["export", "p.json", "--text", "no.txt"], "there is no text file"),
         (["adapt", "anllm-ep", "--out", "o", "--held-out", "no.txt"], "there is no text file"),
         (["prune", "kvpruner-01-20", "--out", "o", "--text", "no.txt"], "there is no text file"),
+        # an empty name is not the current folder
+        (["run", "--out", ""], EMPTY),
+        (["run", "--config", "run.yaml"], EMPTY),
+        (["run", "--config", ""], EMPTY),
+        (["adapt", "anllm-ep", "--out", ""], EMPTY),
+        (["prune", "kvpruner-l1-20", "--out", ""], EMPTY),
+        (["push", "p.json", "-o", ""], EMPTY),
+        (["push", ""], EMPTY),
+        (["export", "p.json", "-o", ""], EMPTY),
+        (["eval", "full", "--nll-out", ""], EMPTY),
+        (["report", ""], EMPTY),
     ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
 def test_what_needs_no_model_is_said_before_one_is_loaded(
     argv: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.json").write_text('{"slots": 64}')
-    monkeypatch.setattr("kvsearch.app.inputs.load_model", None)  # nothing may get that far
-    code, out, err = call(argv, capsys)
-    assert code == 2 and said in err and out == "" and err.count("\n") == 1
-    assert [f.name for f in tmp_path.iterdir()] == ["p.json"]
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["run", "--out", ""],
-        ["run", "--config", "run.yaml"],
-        ["run", "--config", ""],
-        ["adapt", "anllm-ep", "--out", ""],
-        ["prune", "kvpruner-l1-20", "--out", ""],
-        ["push", "p.json", "-o", ""],
-        ["push", ""],
-        ["export", "p.json", "-o", ""],
-        ["eval", "full", "--nll-out", ""],
-        ["report", ""],
-    ],
-    ids=" ".join,
-)
-def test_an_empty_name_is_not_the_current_folder(
-    argv: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.json").write_text('{"slots": 64}')
     (tmp_path / "run.yaml").write_text("out: ''\n")
     monkeypatch.setattr("kvsearch.app.inputs.load_model", None)  # nothing may get that far
     code, out, err = call(argv, capsys)
-    assert code == 2 and "the name is empty" in err and out == "" and err.count("\n") == 1
+    assert code == 2 and said in err and out == "" and err.count("\n") == 1
     assert sorted(f.name for f in tmp_path.iterdir()) == ["p.json", "run.yaml"]
 
 
