@@ -315,7 +315,11 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(
 
 
 def test_a_checkpoint_is_on_the_disk_before_its_mark(tmp_path: Path, monkeypatch) -> None:
-    work, synced, usual = Work(tmp_path / "out"), list[str](), os.fsync
+    synced, usual = list[str](), os.fsync
+    for asked in {"--lr": 1e-3}, {"--lr": 2e-3}:  # killed before the first one: another question
+        work = Work(tmp_path / "out")
+        work.claim(asked)
+        work._lock.release()
     place = work.checkpoints / "checkpoint-3"
     place.mkdir(parents=True)
     (place / "model.safetensors").write_bytes(b"weights")
@@ -329,6 +333,9 @@ def test_a_checkpoint_is_on_the_disk_before_its_mark(tmp_path: Path, monkeypatch
     mark = next(name for name in synced if name.startswith(".whole.json"))
     assert synced.index("model.safetensors") < synced.index("checkpoint-3") < synced.index(mark)
     assert work.last() is not None
+    work.claim(asked)
+    with pytest.raises(RunError, match="unfinished training with another --lr"):
+        work.claim({"--lr": 1e-3})
     work.close(done=True)
     assert not list(tmp_path.iterdir())
 
@@ -356,17 +363,6 @@ def test_a_full_disk_is_one_sentence_and_the_same_call_goes_on(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not (tmp_path / "out").exists()
     assert adapt(*asked, **how).steps == 2
-
-
-def test_another_question_is_refused_once_there_is_a_checkpoint(tmp_path: Path) -> None:
-    for asked in {"--lr": 1e-3}, {"--lr": 2e-3}:  # killed before the first one
-        work = Work(tmp_path / "out")
-        work.claim(asked)
-        work._lock.release()
-    work.mark(3, 9.0)
-    work.claim(asked)
-    with pytest.raises(RunError, match="unfinished training with another --lr"):
-        work.claim({"--lr": 1e-3})
 
 
 def test_minutes_are_a_limit(tiny_folder: Path, tmp_path: Path) -> None:

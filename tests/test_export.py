@@ -288,17 +288,13 @@ def test_a_method_is_exported_by_its_name_as_it_is_measured(
 
 
 def test_strict_takes_what_is_exact(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"--strict: for llamacpp .*rule is dropped"):
-        export(file, "llamacpp", tmp_path / "a", strict=True)
+    critical = Policy(slots=64, rule=Critical())  # no server's layers serve its rule
+    for asked, to in ((file, "llamacpp"), (critical, "vllm")):
+        with pytest.raises(RunError, match=rf"--strict: for {to} .*rule is dropped"):
+            export(asked, to, tmp_path / "a", strict=True)
     given = export(file, "llamacpp", tmp_path / "b").given
     done = export(given, "llamacpp", tmp_path / "c", strict=True)
     assert {v.verdict for v in done.verdicts} == {"exact"}
-
-
-def test_a_rule_that_a_servers_layers_cannot_serve_is_dropped(tmp_path: Path) -> None:
-    (tmp_path / "mine.json").write_text(Policy(slots=64, rule=Critical()).to_json(), "utf-8")
-    with pytest.raises(RunError, match="for vllm rule is dropped"):
-        export(tmp_path / "mine.json", "vllm", tmp_path / "a", strict=True)
 
 
 def test_a_full_cache_needs_nothing_of_ours(
