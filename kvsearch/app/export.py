@@ -15,11 +15,10 @@ from kvsearch.app.arguments import check_counts
 from kvsearch.app.budget import check_budget
 from kvsearch.app.exported import Exported, Loss
 from kvsearch.app.learn import learns
-from kvsearch.app.optuna_storage import optuna_storage
+from kvsearch.app.others import write_other
 from kvsearch.app.policies import is_method
 from kvsearch.app.progress import Shown
 from kvsearch.app.prompts import ITEMS, PromptsResult, evaluate_prompts
-from kvsearch.app.vectors import vectors
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.quality import Evaluator, check_finite
@@ -146,7 +145,9 @@ def export(
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
     if to in OTHERS:
-        return _other(policy, to, out, force=force, prompt=prompt)
+        if isinstance(policy, Policy):
+            raise KvsearchError(f"export to {to} needs a file or folder, not a Policy object")
+        return write_other(policy, to, out, force=force, prompt=prompt)
     shown, target = Shown(quiet=not progress), find(to, OTHERS)
     check_budget(budget_slots, budget_bytes)
     if not isinstance(policy, Policy) and Path(policy).is_dir():
@@ -227,22 +228,6 @@ def export(
         target, given, proof_of(given, target, shape), found, files, context, sizes[0], sizes[1],
         loss, measured, (*target.notes, *_of_others(given, target, shape)), answered,
     )  # fmt: skip
-
-
-def _other(
-    policy: str | PathLike[str] | Policy,
-    to: str,
-    out: str | PathLike[str] | None,
-    *,
-    force: bool,
-    prompt: int,
-) -> tuple[Path, ...]:
-    """Write something that is for no runtime."""
-    if isinstance(policy, Policy):
-        raise KvsearchError(f"export to {to} needs a file or folder, not a Policy object")
-    if to == "optuna":
-        return (optuna_storage(policy, out, force=force),)
-    return vectors(policy_file(str(policy)), out, prompt=prompt, force=force)
 
 
 def _read(policy: str | PathLike[str] | Policy) -> Policy | None:

@@ -15,7 +15,7 @@ from kvsearch.cli.options import (
     prompt_options,
     text_options,
 )
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 from kvsearch.errors import KvsearchError
 
 TEXT = ("dataset", "tokens", "context", "windows", "score_from", "prompt", "batch", "nll_out")
@@ -69,10 +69,8 @@ def command(policies: tuple[str, ...], as_json: bool, quiet: bool, **given: Any)
         from kvsearch.report.terminal import answers_table
 
         document = evaluate_prompts(policies, **given, progress=not quiet).document()
-        if as_json:
-            print_json(document)
-        else:
-            click.echo("\n".join([answers_table(document), *document["folders"]]))
+        text = "\n".join([answers_table(document), *document["folders"]])
+        answer(as_json, document, text)
         return
     from kvsearch.app.evaluate import NotWritten, evaluate
     from kvsearch.report.terminal import results_table
@@ -83,9 +81,6 @@ def command(policies: tuple[str, ...], as_json: bool, quiet: bool, **given: Any)
     except NotWritten as e:
         found, failed = e.result, e
     document = found.document()
-    if as_json:
-        print_json(document)
-    else:
-        click.echo(results_table(document))
+    answer(as_json, document, results_table(document))
     if failed is not None:
         raise failed

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kvsearch.cli.options import PLACE, output_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("report")
@@ -31,7 +31,4 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
         write_tables(summary, run_dir)
     finally:
         folder.close()
-    if as_json:
-        print_json({"out": str(run_dir), **plain(summary)})
-    else:
-        click.echo(closing(summary, run_dir))
+    answer(as_json, {"out": str(run_dir), **plain(summary)}, closing(summary, run_dir))
