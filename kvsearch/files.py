@@ -48,6 +48,16 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     return path
 
 
+def write_parquet(path: Path, table: Any, **how: Any) -> Path:
+    """Write a table as `write_atomic` does; `how` is for `pyarrow.parquet.write_table`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", **how)
+    return write_atomic(path, sink.getvalue().to_pybytes())
+
+
 def write_all(
     folder: Path, files: Mapping[str, str | bytes], *, force: bool = False
 ) -> tuple[Path, ...]:

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from kvsearch.app import heads, importance
 from kvsearch.app.budget import in_both_units, sized_for
-from kvsearch.app.policies import check_names, resolve
+from kvsearch.app.policies import check_names, resolve, values_of
 from kvsearch.errors import KvsearchError
+from kvsearch.knobs import needs_heads
+from kvsearch.knobs.channels import needs
 from kvsearch.policy import ModelShape, Policy
 
 
@@ -37,7 +38,8 @@ def method(
     check_names((name,), sized=slots is not None or size is not None)
     if shape is None:
         raise KvsearchError(f"method {name} is sized for a model: give --model")
-    if heads.of_method(name) or importance.of_method(name):
+    follows = values_of(name)
+    if needs_heads(follows) or needs(follows):
         raise KvsearchError(
             f"method {name} follows what `kvsearch run` measures of a model; export the policy of "
             "a run"

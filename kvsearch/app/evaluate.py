@@ -233,12 +233,7 @@ def evaluate(
             step.advance(note=policy.name or "")
     result = EvaluateResult(
         rows=[_row(p, q, full, setting, start) for p, q in measured],
-        model={
-            "name": loaded.name,
-            "digest": loaded.digest,
-            "dtype": loaded.dtype,
-            "device": loaded.device,
-        },
+        model=inputs.about(loaded),
         text={
             "name": source.name,
             "text_sha256": source.text_sha256,

@@ -6,9 +6,10 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
-from kvsearch.knobs import Setting
+from kvsearch.knobs import Setting, Value
 from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Policy, check
+from kvsearch.space import SearchSpace
 
 PolicyLike = str | PathLike[str] | Policy
 
@@ -32,6 +33,15 @@ def is_method(given: str | PathLike[str]) -> bool:
     if name not in METHODS and Path(name).suffix != ".json":
         raise PolicyError(_unknown(name))
     return name in METHODS
+
+
+def values_of(given: PolicyLike | SearchSpace) -> dict[str, tuple[Value, ...]]:
+    """Values of knobs that a method or the policies of a space may have; none of policy files."""
+    if isinstance(given, SearchSpace):
+        return {name: axis.choice for name, axis in given.axes.items() if axis.choice}
+    if not isinstance(given, str) or given not in METHODS:
+        return {}
+    return {name: (value,) for name, value in METHODS[given].knobs.items()}
 
 
 def check_names(policies: Sequence[PolicyLike], *, sized: bool) -> None:

@@ -25,6 +25,7 @@ from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.learn import with_learned
 from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
+from kvsearch.app.policies import values_of
 from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
 from kvsearch.app.study_file import default_folder, study_document
@@ -34,7 +35,8 @@ from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.exporters.space import searched
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting
+from kvsearch.knobs import Setting, needs_heads
+from kvsearch.knobs.channels import needs
 from kvsearch.named_methods import SELDOM, at, find
 from kvsearch.policy import Policy
 from kvsearch.policy_search import run_files
@@ -201,7 +203,7 @@ class Run:
     # -- stages --------------------------------------------------------------------------------
 
     def _with_heads(self) -> Setting:
-        if not heads.of_space(self.space):
+        if not needs_heads(values_of(self.space)):
             return self.setting
         file, o = self.folder.path / "heads.json", self.options
         if not file.exists():
@@ -210,7 +212,7 @@ class Run:
         return replace(self.setting, heads=head_losses.read(file, self.loaded)[0])
 
     def _with_importance(self) -> Setting:
-        wanted = importance.of_space(self.space)
+        wanted = needs(values_of(self.space))
         if not wanted:
             return self.setting
         file = self.folder.path / "importance.json"

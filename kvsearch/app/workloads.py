@@ -218,8 +218,7 @@ def _reported(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -
     """What the contexts of files for the report are worth, in nats per token by workload."""
     found = {}
     for workload in workloads:
-        few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
-        worth = context_worth(loaded, few, shown)
+        worth = _gate(loaded, workload, shown)
         if not worth.passes:
             raise KvsearchError(
                 f"{loaded.name} does not need the contexts that --report-prompts gives for "
@@ -234,8 +233,7 @@ def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) ->
     """Workloads whose answers need the context, and what it is worth; the others are named."""
     found = {}
     for workload in workloads:
-        few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
-        worth = context_worth(loaded, few, shown)
+        worth = _gate(loaded, workload, shown)
         told = f"NLL of the answers {worth.full:.2f} with the context, {worth.empty:.2f} without"
         if worth.passes:
             shown.say(f"{workload.name}: {told}")
@@ -248,6 +246,11 @@ def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) ->
             "so nothing can be lost; take other tasks, a larger model, or shorter contexts"
         )
     return found
+
+
+def _gate(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
+    few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
+    return context_worth(loaded, few, shown)
 
 
 def context_worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:

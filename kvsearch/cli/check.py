@@ -1,6 +1,7 @@
 """`kvsearch check`."""
 
 import sys
+from dataclasses import asdict
 
 import click
 
@@ -20,5 +21,5 @@ def command(device: str, dtype: str, as_json: bool, quiet: bool) -> None:
     from kvsearch.app.progress import Shown
 
     found = check(Shown(quiet), device=device, dtype=dtype)
-    answer(as_json, found.to_dict(), str(found))
+    answer(as_json, asdict(found), str(found))
     sys.exit(1 if found.wrong else 0)

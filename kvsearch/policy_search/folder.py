@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from kvsearch.errors import RunError, named, quoted, reason
 from kvsearch.evaluation.measurement import Answered, Measurement
-from kvsearch.files import remove_drafts, write_atomic
+from kvsearch.files import remove_drafts, write_atomic, write_parquet
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.journal import Journal
@@ -162,16 +162,8 @@ class RunFolder:
             },
             metadata={"about": json.dumps(plain(about))},
         )
-        file = self._nll(part, fingerprint)
-        sink = pa.BufferOutputStream()
-        pq.write_table(
-            table,
-            sink,
-            compression="zstd",
-            use_byte_stream_split=["nll"],
-            use_dictionary=["window", "pos"],
-        )
-        write_atomic(file, sink.getvalue().to_pybytes())
+        how = {"use_byte_stream_split": ["nll"], "use_dictionary": ["window", "pos"]}
+        write_parquet(self._nll(part, fingerprint), table, **how)
 
     def load_nll(self, part: str, fingerprint: str) -> Measurement:
         """What `save_nll` kept.
@@ -248,16 +240,13 @@ class RunFolder:
             "sums": pa.array([b.sums.tolist() for b in found.values()]),  # of each window
         }
         about = {"block": str(BLOCK), "start": str(start)}
-        sink = pa.BufferOutputStream()
-        pq.write_table(
+        write_parquet(
+            self.path / BLOCKS,
             pa.table(columns, metadata=about),
-            sink,
-            compression="zstd",
             compression_level=19,
             use_dictionary=["part", "fingerprint", "window_tokens"],
             use_byte_stream_split=["sums.list.element.list.element"],
         )
-        write_atomic(self.path / BLOCKS, sink.getvalue().to_pybytes())
         self.__dict__.pop("_blocks", None)
         for file in files:
             file.unlink()
