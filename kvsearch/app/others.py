@@ -60,7 +60,7 @@ def optuna_storage(
     about = {
         "model": asked["model"]["name"],
         "settings": asked["settings"],
-        "text": {part: about.get("name") for part, about in asked["text"].items() if about},
+        "text": {part: about["name"] for part, about in asked["text"].items()},
         "versions": asked["versions"],
     }
     return write_atomic(

@@ -62,7 +62,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
         return _empty(asked, trials, seconds)
     compared = [r.name for r in rows if r.kind != "full"]
     measured = Measured(rows=rows, recommended=best, compared=compared, seconds=seconds)
-    text = {**asked["text"], "report": asked["text"].get(part)}
+    text = {**asked["text"], "report": asked["text"][part]}
     known = {**asked, "text": text}
     return replace(summary.build(folder, known, measured, part), open=OPEN[stage])
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, MARK
 from kvsearch.report.pareto_plot import Picture
+from kvsearch.report.screen import shortened
 from kvsearch.report.tables import signed
 
 LEAST, MOST = 0.21, 0.36  # inches of one row
@@ -58,7 +59,7 @@ def draw_comparison(info: Picture, axes: Any) -> None:
             fontsize="small",
             color=INK,
         )
-    names = [p.name if len(p.name) <= LONGEST else f"{p.name[: LONGEST - 1]}…" for p in rows]
+    names = [shortened(p.name, LONGEST) for p in rows]
     axes.set_yticks(range(len(rows)), names, fontsize="small")
     for label, p in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_color(COLOUR[p.kind])

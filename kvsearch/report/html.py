@@ -66,7 +66,7 @@ def draw_images(summary: Summary, shape: ModelShape, info: Picture, wide: Any) -
     from kvsearch.report.slotmap_png import draw_slots
 
     policy, facts_found = _mapped(summary), needle_map(summary)
-    slots = None if policy is None else slot_map(policy, shape, facts.context(summary))
+    slots = None if policy is None else slot_map(policy, shape, summary.settings["context"])
     return Images(
         _linked(svg(wide, "pareto")),
         _linked(svg(draw(info, narrow=True), "narrow")),
@@ -93,7 +93,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         source
     )
     return page.render(
-        model=facts.model_name(summary),
+        model=summary.model["name"],
         open=summary.open,
         asked=_asked(summary, shape),
         recommendation=recommendation(summary, shape),
@@ -130,7 +130,7 @@ def _data(image: bytes) -> str:
 
 def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
     """The question in words, without what the summary does not say."""
-    s, full = summary.settings, facts.full_row(summary)
+    s, full = summary.settings, summary.row("full")
     most = max((r.windows for r in summary.rows), default=0)
     count = most or s.get("report_windows") or s.get("windows")
     windows = "one window of " if count == 1 else f"{count or ''} windows of ".lstrip()
@@ -143,13 +143,13 @@ def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
         windows = f"{min(rows)} to {most} {'contexts of up to' if prompted else 'windows of'} "
         start += ": " + ", ".join(f"{n} on {w}" for w, n in sorted(rows.items()))
     return {
-        "text": facts.text_part(summary, "report").name,
+        "text": facts.text_name(summary),
         "bytes": bytes_text(summary.budget_bytes),
-        "slots": f"{facts.budget_slots(summary, shape.slot_bytes * shape.layers):,.4g}",
+        "slots": f"{summary.budget_bytes / shape.budget_bytes(1):,.4g}",
         "layers": shape.layers,
-        "full": None if full is None else bytes_text(full.bytes_peak),
-        "context": f"{facts.context(summary):,}",
-        "windows": f"{windows}{facts.context(summary):,} tokens{start}",
+        "full": bytes_text(full.bytes_peak),
+        "context": f"{s['context']:,}",
+        "windows": f"{windows}{s['context']:,} tokens{start}",
     }
 
 
@@ -238,7 +238,7 @@ def _slots_caption(summary: Summary, shape: ModelShape) -> str | None:
     policy = _mapped(summary)
     if policy is None:
         return None
-    return caption(slot_map(policy, shape, facts.context(summary)), policy)
+    return caption(slot_map(policy, shape, summary.settings["context"]), policy)
 
 
 def _recheck(r: Recheck) -> dict[str, str]:
@@ -275,7 +275,7 @@ def _how(summary: Summary) -> dict[str, Any]:
         "search_tokens": f"{sum(t.tokens for t in summary.trials):,}",
         "counts": counts,
         "shrink": shrink,
-        "parts": [facts.text_part(summary, p) for p in facts.PARTS if summary.text.get(p)],
+        "parts": [{"role": p, **summary.text[p]} for p in facts.PARTS],
         "seconds": facts.duration(summary.seconds),
         "resumed": summary.resumed,
         "impls": sorted({f"{op}: {impl}" for r in summary.rows for op, impl in r.impls.items()}),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kvsearch.records import Kind, Needle, Row, Summary
 from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, new_figure, png
+from kvsearch.report.screen import shortened
 
 BINS = 5  # of the depth
 SCALE = ("#f4e3d7", "#2a6f8f")  # none and all of the answers exact; apart in grey print, too
@@ -130,17 +131,13 @@ def _draw(panel: Panel, axes: Any, shades: Any) -> None:
 
 def _label(found: NeedleMap, axes: Any, *, rows: bool, columns: bool) -> None:
     axes.tick_params(length=0, labelcolor=INK, pad=3)
-    names = [f"{_cut(name)}\n{length:,} tokens" for name, length in found.rows]
+    names = [f"{shortened(name, 30)}\n{length:,} tokens" for name, length in found.rows]
     axes.set_yticks([i + 0.5 for i in range(len(names))], names if rows else [""] * len(names),
                     fontsize="small")  # fmt: skip
     edges = [f"{100 * i // BINS}" for i in range(BINS + 1)] if columns else [""] * (BINS + 1)
     axes.set_xticks(range(BINS + 1), edges, fontsize="small")
     if columns:
         axes.set_xlabel("depth of the fact, % of the context", color=INK, labelpad=2)
-
-
-def _cut(name: str, most: int = 30) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _key(figure: Any, shades: Any, left: float, height: float) -> None:

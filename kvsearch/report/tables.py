@@ -166,15 +166,15 @@ def front_csv(rows: Sequence[Row]) -> str:
     files = policy_files(rows)
     out = io.StringIO()
     records = [_record(row, files[row.name]) for row in rows]
-    if any(row.stopped is not None for row in rows):
-        records = [
-            {**r, "windows": row.windows} | _three("stopped", row.stopped)
-            for r, row in zip(records, rows, strict=True)
-        ]
-    if any(row.speed is not None for row in rows):  # where speed was an objective
-        records = [{**r, "speed": row.speed} for r, row in zip(records, rows, strict=True)]
-    if any(row.workloads for row in rows):  # where policies were measured on prompts
-        records = [{**r, **_answers(row)} for r, row in zip(records, rows, strict=True)]
+    stopped, timed, prompted = (
+        any(row.stopped is not None for row in rows),
+        any(row.speed is not None for row in rows),  # where speed was an objective
+        any(row.workloads for row in rows),  # where policies were measured on prompts
+    )
+    for cells, row in zip(records, rows, strict=True):
+        cells |= {"windows": row.windows, **_three("stopped", row.stopped)} if stopped else {}
+        cells |= {"speed": row.speed} if timed else {}
+        cells |= _answers(row) if prompted else {}
     writer = csv.DictWriter(
         out, fieldnames=list(records[0]) if records else ["name"], lineterminator="\n"
     )
