@@ -24,10 +24,6 @@ from kvsearch.space import Axis, SearchSpace
 
 MakeSampler = Callable[[int], optuna.samplers.BaseSampler]
 FITS = "fits"  # the constraint: above 0 is infeasible
-_STATES = {
-    "complete": optuna.trial.TrialState.COMPLETE,
-    "duplicate": optuna.trial.TrialState.COMPLETE,
-}
 
 
 class Study:
@@ -86,11 +82,11 @@ class Study:
     def tell(self, done: Trial) -> None:
         """How a trial ended. Failed ones are PRUNED, never an invented value."""
         trial = self._open.pop(done.number)
-        trial.set_constraint(FITS, self._excess(done))
-        if _values(done) is None:
+        trial.set_constraint(FITS, excess(done, self._limit))
+        if values_of(done) is None:
             self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         else:
-            self._study.tell(trial, _values(done))
+            self._study.tell(trial, values_of(done))
 
     def renew(self, trials: list[Trial]) -> None:
         """Bring trials up to date, and add those of an earlier process.
@@ -139,23 +135,26 @@ class Study:
 
     def _frozen(self, t: Trial) -> optuna.trial.FrozenTrial:
         """A trial that has ended, as Optuna keeps it."""
-        values = _values(t)
+        values, state = values_of(t), optuna.trial.TrialState
         return optuna.trial.create_trial(
-            state=_STATES["complete"] if values else optuna.trial.TrialState.PRUNED,
+            state=state.COMPLETE if values else state.PRUNED,
             values=values,
             params=t.params,
             distributions={k: _distribution(self.space.axes[k]) for k in t.params},
             system_attrs=dict(t.system),  # Optuna adds to it
-            constraints={FITS: self._excess(t)},
+            constraints={FITS: excess(t, self._limit)},
         )
 
-    def _excess(self, done: Trial) -> float:
-        if done.state in ("rejected", "failed") or done.bytes_peak is None:
-            return 1.0
-        return 0.0 if self._limit is None else done.bytes_peak / self._limit - 1.0
+
+def excess(done: Trial, limit: int | None) -> float:
+    """Bytes over the budget `limit` as a share of it; 1 of a trial that cannot be deployed."""
+    if done.state in ("rejected", "failed") or done.bytes_peak is None:
+        return 1.0
+    return 0.0 if limit is None else done.bytes_peak / limit - 1.0
 
 
-def _values(done: Trial) -> list[float] | None:
+def values_of(done: Trial) -> list[float] | None:
+    """Its objectives, if it was measured."""
     if done.dnll is None or done.bytes_peak is None:
         return None
     values = [done.dnll, float(done.bytes_peak)]

@@ -1,7 +1,6 @@
 """A policy in one line of plain English, for hovers, tables and the command line."""
 
 import json
-import textwrap
 from typing import Any
 
 from kvsearch.policy import Policy, Tier
@@ -157,16 +156,10 @@ def _budgets(policy: Policy) -> list[str]:
     return []
 
 
-def compact_json(policy: Policy, width: int | None = None) -> str:
-    """The active fields as short JSON; floats at three digits, so the policy file is the record.
-
-    Args:
-        policy: what to show.
-        width: wrap lines at so many characters; None keeps one line.
-    """
+def compact_json(policy: Policy) -> str:
+    """The active fields as short JSON; floats at three digits, so the policy file is the record."""
     data = {k: v for k, v in policy.plain().items() if k not in ("name", "about", "schema")}
-    text = json.dumps(_rounded(data), separators=(", ", ":"))
-    return text if width is None else "\n".join(textwrap.wrap(text, width))
+    return json.dumps(_rounded(data), separators=(", ", ":"))
 
 
 def _rounded(value: Any) -> Any:

@@ -102,7 +102,7 @@ def _frame(info: Picture, top: Any, low: Any, narrow: bool) -> None:
     unit = "" if narrow else ", in fp16-equivalent slots per layer and in bytes"
     lowest.set_xlabel(f"KV cache per sequence, peak{unit}")
     top.set_ylabel(w.above)
-    if marks := ppl_ticks(info, 7):
+    if marks := ppl_ticks(info):
         right = top.secondary_yaxis("right")
         right.set_yticks([y for y, _ in marks], [label for _, label in marks])
         right.set_ylabel("PPL on the report text")

@@ -174,12 +174,12 @@ def nice_steps(lo: float, hi: float, most: int) -> list[float]:
     return [i * step for i in range(math.ceil(lo / step), math.floor(hi / step) + 1)]
 
 
-def ppl_ticks(info: Picture, most: int) -> list[tuple[float, str]]:
+def ppl_ticks(info: Picture) -> list[tuple[float, str]]:
     """Round PPL values as (dNLL, label) inside the report panel."""
     if info.ppl_full is None:
         return []
     lo, hi = (info.ppl_full * math.exp(y) for y in info.y_range)
-    return [(math.log(v / info.ppl_full), f"{v:.4g}") for v in nice_steps(lo, hi, most) if v > 0]
+    return [(math.log(v / info.ppl_full), f"{v:.4g}") for v in nice_steps(lo, hi, 7) if v > 0]
 
 
 def _point(row: Row, anchor: str, recommended: bool, best: float, words: Words) -> Point:
