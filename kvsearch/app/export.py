@@ -42,6 +42,7 @@ from kvsearch.models.learned import newest
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
+from kvsearch.policy_search.folder import run_of
 from kvsearch.records import Interval
 from kvsearch.stats import paired
 from kvsearch.text import TextLike
@@ -152,7 +153,11 @@ def export(
     check_budget(budget_slots, budget_bytes)
     if not isinstance(policy, Policy) and Path(policy).is_dir():
         policy = policy_file(str(policy))
-    asked = _read(policy)
+    asked: Policy | None = None  # of a method, which is sized when the model is known
+    if isinstance(policy, Policy):
+        asked = policy
+    elif not is_method(policy):
+        asked = Policy.from_json(policy)
     if asked is not None and (budget_slots is not None or budget_bytes is not None):
         raise KvsearchError("--budget sizes a named method; this policy already fixes its size")
     file = None if isinstance(policy, Policy) else Path(policy)
@@ -212,9 +217,10 @@ def export(
             prompts=prompts, text=text, see=see, items=items, progress=progress,
         )  # fmt: skip
     elif loaded is not None:
-        ids, source = _ids(loaded, text, dataset, context, windows, shown)
+        source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
+        ids = cut_windows(source, count=windows, length=context)
         loss, measured = _losses(
-            asked, given, target, made, loaded, ids, source, prompt, verify, shown
+            asked, given, target, made, loaded, ids, source.name, prompt, verify, shown
         )
     sizes = [
         None if shape is None else layout(p, shape).bytes_peak(context, prompt)
@@ -228,13 +234,6 @@ def export(
         target, given, proof_of(given, target, shape), found, files, context, sizes[0], sizes[1],
         loss, measured, (*target.notes, *_of_others(given, target, shape)), answered,
     )  # fmt: skip
-
-
-def _read(policy: str | PathLike[str] | Policy) -> Policy | None:
-    """What is to be exported; None is a method, which is sized when the model is known."""
-    if isinstance(policy, Policy):
-        return policy
-    return None if is_method(policy) else Policy.from_json(policy)
 
 
 def _of_others(given: Policy, target: Target, shape: ModelShape | None) -> list[str]:
@@ -265,25 +264,13 @@ def _model(
         return model.name, model.shape
     if model is not None:
         return model, shape_named(model)
-    for folder in () if file is None else file.resolve().parents[:2]:
-        try:
-            found = json.loads((folder / "study.json").read_text(encoding="utf-8"))["model"]
-            return found["name"], ModelShape(**found["shape"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None, None
-
-
-def _ids(
-    loaded: LoadedModel,
-    text: TextLike | Sequence[TextLike] | None,
-    dataset: str | None,
-    context: int,
-    windows: int,
-    shown: Shown,
-) -> tuple[NDArray[np.int64], str]:
-    source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
-    return cut_windows(source, count=windows, length=context), source.name
+    if file is None or (run := run_of(file)) is None:
+        return None, None
+    try:
+        found = json.loads((run / "study.json").read_text(encoding="utf-8"))["model"]
+        return found["name"], ModelShape(**found["shape"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
 
 
 def _losses(

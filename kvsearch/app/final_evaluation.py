@@ -80,7 +80,11 @@ class FinalEvaluation:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
         recommended = self._select(trials)
         front = self._front(trials)
-        report = self._report_windows
+        headline = self.windows["report"]
+        report = ReportWindows(
+            self.folder, self._measure, self.setting, self.score_from,
+            self.each or headline, headline, self.together, self.every,
+        )  # fmt: skip
         chosen = self._chosen(trials, {*front[:FRONT], recommended})
         frozen = Frozen(recommended, [c.name for c in chosen], front)
         write_atomic(self.folder.path / "frozen.json", frozen.text())
@@ -97,14 +101,6 @@ class FinalEvaluation:
             behind=absent,
             dropped=dropped,
         )
-
-    @property
-    def _report_windows(self) -> ReportWindows:
-        headline = self.windows["report"]
-        return ReportWindows(
-            self.folder, self._measure, self.setting, self.score_from,
-            self.each or headline, headline, self.together, self.every,
-        )  # fmt: skip
 
     def _within(self, trials: list[Trial]) -> list[Trial]:
         return comparable(trials, self.setting.budget_bytes or 0)

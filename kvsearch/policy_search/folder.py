@@ -49,6 +49,11 @@ def question(asked: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def run_of(file: Path) -> Path | None:
+    """The run folder that a policy file lies in, if it lies in one."""
+    return next((f for f in file.resolve().parents[:2] if (f / "study.json").is_file()), None)
+
+
 class RunFolder:
     """One run on disk.
 

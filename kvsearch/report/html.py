@@ -2,12 +2,12 @@
 
 import base64
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.records import Example, Recheck, Row, Summary
+from kvsearch.records import Example, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.facts import STATES
@@ -35,25 +35,13 @@ _SHORT = {
 _GLYPH = {"full": "★☆", "method": "●○", "combined": "■□", "earlier": "▲△", "searched": "◆◇"}
 
 
-@dataclass(frozen=True)
-class Images:
-    """Pictures of the page, each wide and for phones; None where there is nothing to show.
+def draw_images(
+    summary: Summary, shape: ModelShape, info: Picture, wide: Any
+) -> dict[str, str | None]:
+    """The page's pictures by name, each wide and for phones; None where there is nothing to show.
 
-    Attributes:
-        pareto: an `<svg>` element, whose marks are links to rows of the table.
-        slots: PNG bytes, as are all others.
-    """
-
-    pareto: str
-    pareto_narrow: str
-    slots: bytes | None = None
-    slots_narrow: bytes | None = None
-    needles: bytes | None = None
-    needles_narrow: bytes | None = None
-
-
-def draw_images(summary: Summary, shape: ModelShape, info: Picture, wide: Any) -> Images:
-    """Draw the slot map of the recommended policy, the map of needles and what phones show.
+    `pareto` is an `<svg>` element, whose marks are links to rows of the table; the slot map of the
+    recommended policy and the map of needles are addresses with PNG data in them.
 
     Args:
         summary: what a run leaves behind.
@@ -65,19 +53,22 @@ def draw_images(summary: Summary, shape: ModelShape, info: Picture, wide: Any) -
     from kvsearch.report.pareto_figure import draw
     from kvsearch.report.slotmap_png import draw_slots
 
-    policy, facts_found = _mapped(summary), needle_map(summary)
+    policy, found = _mapped(summary), needle_map(summary)
     slots = None if policy is None else slot_map(policy, shape, summary.settings["context"])
-    return Images(
-        _linked(svg(wide, "pareto")),
-        _linked(svg(draw(info, narrow=True), "narrow")),
-        None if slots is None else draw_slots(slots),
-        None if slots is None else draw_slots(slots, narrow=True),
-        None if facts_found is None else draw_needles(facts_found),
-        None if facts_found is None else draw_needles(facts_found, narrow=True),
-    )
+    images: dict[str, str | None] = {
+        "pareto": _linked(svg(wide, "pareto")),
+        "pareto_narrow": _linked(svg(draw(info, narrow=True), "narrow")),
+    }
+    for end, narrow in (("", False), ("_narrow", True)):
+        slot_image = None if slots is None else _data(draw_slots(slots, narrow=narrow))
+        needle_image = None if found is None else _data(draw_needles(found, narrow=narrow))
+        images |= {f"slots{end}": slot_image, f"needles{end}": needle_image}
+    return images
 
 
-def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -> str:
+def render(
+    summary: Summary, shape: ModelShape, images: Mapping[str, str | None], info: Picture
+) -> str:
     """The whole `report.html`; it loads nothing from anywhere.
 
     Args:
@@ -97,7 +88,7 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         open=summary.open,
         asked=_asked(summary, shape),
         recommendation=recommendation(summary, shape),
-        images={k: _data(v) if isinstance(v, bytes) else v for k, v in vars(images).items()},
+        images=images,
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),
         placed=info.placed,
@@ -112,7 +103,9 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         search_text=info.search_text,
         slots_caption=_slots_caption(summary, shape),
         reach=facts.reach(summary),
-        rechecks=[_recheck(r) for r in summary.rechecks],
+        rechecks=summary.rechecks,
+        interval_text=interval_text,
+        verdict=verdict,
         how=_how(summary),
         examples=[_example(e) for e in summary.examples],
         settings=facts.flat({"model": summary.model, "text": summary.text, **summary.settings}),
@@ -239,17 +232,6 @@ def _slots_caption(summary: Summary, shape: ModelShape) -> str | None:
     if policy is None:
         return None
     return caption(slot_map(policy, shape, summary.settings["context"]), policy)
-
-
-def _recheck(r: Recheck) -> dict[str, str]:
-    return {
-        "text": r.text,
-        "policy": r.policy,
-        "against": r.against,
-        "dnll": interval_text(r.dnll),
-        "verdict": verdict(r.dnll),
-        "tokens": f"{r.tokens:,}",
-    }
 
 
 def _how(summary: Summary) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
     """Stacked slots per layer, aligned at the newest token."""
     from matplotlib.patches import Patch
 
-    axes = figure.add_axes(_rect(_margins(figure, narrow)))
+    axes = figure.add_subplot(figure.add_gridspec(1, 1, **_margins(figure, narrow))[0])
     most = max(sum(s.count for s in bar) for bar in found.layers)
     for y, bar in enumerate(found.layers):
         right = 0
@@ -183,10 +183,6 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
         label="striped: chosen by the rule",
     )
     _key(figure, found.legend, [hatched])
-
-
-def _rect(m: dict[str, float]) -> tuple[float, float, float, float]:
-    return m["left"], m["bottom"], m["right"] - m["left"], m["top"] - m["bottom"]
 
 
 def _roles(axes: Any, found: SlotBars) -> None:

@@ -1,7 +1,5 @@
 """Report rows as `front.csv` and as formatted cells: bytes, PPL, intervals and verdicts."""
 
-import csv
-import io
 import json
 import math
 import re
@@ -9,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
+from kvsearch.files import csv_text
 from kvsearch.records import Interval, Row, Summary, Throughput
 from kvsearch.report.describe import describe
 from kvsearch.student import quantile
@@ -164,7 +163,6 @@ def front_csv(rows: Sequence[Row]) -> str:
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)
-    out = io.StringIO()
     records = [_record(row, files[row.name]) for row in rows]
     stopped, timed, prompted = (
         any(row.stopped is not None for row in rows),
@@ -175,12 +173,7 @@ def front_csv(rows: Sequence[Row]) -> str:
         cells |= {"windows": row.windows, **_three("stopped", row.stopped)} if stopped else {}
         cells |= {"speed": row.speed} if timed else {}
         cells |= _answers(row) if prompted else {}
-    writer = csv.DictWriter(
-        out, fieldnames=list(records[0]) if records else ["name"], lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
+    return csv_text(records, list(records[0]) if records else ["name"])
 
 
 def _record(row: Row, file: str) -> dict[str, Any]:
