@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsearch.cli.options import PLACE, budget_options, model_options, output_options, text_options
+from kvsearch.cli.options import (
+    PLACE,
+    budget_options,
+    model_options,
+    output_options,
+    prompt_option,
+    text_options,
+)
 from kvsearch.cli.output import answer
 from kvsearch.errors import KvsearchError
 
@@ -52,12 +59,7 @@ NOT_OF_RULES = (
     is_flag=True,
     help="train what channels leave, under full attention, whatever the policy evicts",
 )
-@click.option(
-    "--prompt",
-    default=0,
-    show_default=True,
-    help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
-)
+@prompt_option
 @click.option("--seed", default=0, show_default=True, help="of the order of windows")
 @output_options
 def command(policy: str | None, rule: str | None, as_json: bool, quiet: bool, **given: Any) -> None:

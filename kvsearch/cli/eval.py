@@ -12,6 +12,7 @@ from kvsearch.cli.options import (
     model_options,
     options,
     output_options,
+    prompt_option,
     prompt_options,
     text_options,
 )
@@ -31,12 +32,7 @@ PROMPTS = ("tasks", "prompts", "see", "items", "kvpress_out")
 @click.option("--context", type=int, help="tokens of a window [default: 2048, or --tokens if less]")
 @click.option("--windows", type=int, help="windows [default: 1, or tokens / context]")
 @click.option("--score-from", type=int, help="first scored position [default: the budget in slots]")
-@click.option(
-    "--prompt",
-    default=0,
-    show_default=True,
-    help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
-)
+@prompt_option
 @prompt_options
 @options("items", items={"default": 25, "help": "contexts of a task"})
 @heads_options

@@ -101,7 +101,7 @@ def _require_taken(target: str) -> None:
 
 def _table(done: "Exported") -> str:
     from kvsearch.exporters import PROOFS
-    from kvsearch.exporters.field_text import field_text
+    from kvsearch.exporters.fields import field_text
     from kvsearch.exporters.proof import TOLERANCE
 
     t, loss = done.target, done.loss

@@ -122,6 +122,14 @@ prompt_options = options("tasks", "see", "prompts")
 heads_options = options("heads", "measure_heads")
 
 
+prompt_option = click.option(
+    "--prompt",
+    default=0,
+    show_default=True,
+    help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
+)
+
+
 def budget_options(purpose: str) -> Callable[[F], F]:
     """How much memory, in one of two units."""
     told = {"help": f"{purpose}, in fp16 slots per layer"}

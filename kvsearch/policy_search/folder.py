@@ -98,31 +98,25 @@ class RunFolder:
         Raises:
             RunError: the folder holds a run of something else; the differences are named.
         """
-        file = self.path / "study.json"
-        if not file.exists():
-            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
-            return False
-        before = run_files.study(file)
-        was, now = question(before), question(json.loads(json.dumps(asked)))
-        differing = [
-            f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
-            for key in sorted(set(was) | set(now))
-            if was.get(key) != now.get(key)
-        ]
-        begun = not self._untouched
-        if differing and begun:
-            raise RunError(
-                f"{self.path} holds another run ({'; '.join(differing)[:400]}); give another --out"
-            )
-        if differing:  # a start that was refused leaves no run behind
-            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
-        return begun
-
-    @property
-    def _untouched(self) -> bool:
-        """Whether nothing was measured or tried yet."""
-        files = (f.name for f in self.path.rglob("*") if f.is_file())
-        return set(files) <= {"study.json", ".lock"}
+        file, begun = self.path / "study.json", False
+        if file.exists():
+            was, now = question(run_files.study(file)), question(json.loads(json.dumps(asked)))
+            differing = [
+                f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
+                for key in sorted(set(was) | set(now))
+                if was.get(key) != now.get(key)
+            ]
+            there = {f.name for f in self.path.rglob("*") if f.is_file()}
+            begun = not there <= {"study.json", ".lock"}  # something was measured or tried
+            if differing and begun:
+                raise RunError(
+                    f"{self.path} holds another run ({'; '.join(differing)[:400]}); give another "
+                    "--out"
+                )
+            if not differing:
+                return begun
+        write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+        return begun  # False: a start that was refused leaves no run behind
 
     # -- trials --------------------------------------------------------------------------------
 
