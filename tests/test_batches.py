@@ -74,7 +74,7 @@ def test_a_policy_without_memory_is_not_called_wrong(kind: Exception) -> None:
         def forget(self) -> None:
             pass
 
-    found: Any = attempt(cast(Any, Full()), Job(0, "search", POLICY, 48))
+    found: Any = attempt(cast(Any, Full()), Job(0, "search", POLICY))
     assert found.status == "oom" and found.error and "\n" not in found.error
 
 

@@ -36,8 +36,8 @@ class Session:
         loss = LOSSES[job.part].get(job.policy.slots or 0, 0.0)
         windows = job.windows or 1
         hard = 2 + np.arange(job.first, job.first + windows)[:, None]  # later windows are harder
-        found = np.broadcast_to(hard + loss, (windows, job.stop - 1)).astype(np.float32)
-        return Measurement(found, windows * job.stop)
+        found = np.broadcast_to(hard + loss, (windows, TOKENS - 1)).astype(np.float32)
+        return Measurement(found, windows * TOKENS)
 
     def forget(self) -> None:
         pass
