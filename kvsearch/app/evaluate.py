@@ -275,7 +275,6 @@ def _row(
 ) -> Evaluated:
     nll = quality.nll[:, start - 1 :]
     mean = float(nll.mean())
-    d = paired(nll, full.nll[:, start - 1 :])
     sizes, found, tokens = layout(policy, setting.shape), quality.anchored, setting.tokens
     tokens = tokens if found is None else found.tokens
     peak, limit = sizes.bytes_peak(tokens, setting.prompt), setting.budget_bytes
@@ -286,7 +285,7 @@ def _row(
         nll=mean,
         nll_se=standard_error(nll),
         ppl=float(np.exp(mean)),
-        dnll_full=Interval(d.mean, d.lo, d.hi),
+        dnll_full=paired(nll, full.nll[:, start - 1 :]),
         bytes_peak=peak,
         bytes_peak_text=peak if found is None else found.bytes.peak,
         bytes_mean=mean_bytes,

@@ -43,7 +43,6 @@ from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.policy_search.folder import run_of
-from kvsearch.records import Interval
 from kvsearch.stats import paired
 from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
@@ -304,8 +303,6 @@ def _losses(
             measured = found.measured
             if found.nll is not None:
                 there = found.nll[:, start - 1 :].astype(np.float32)
-                d = paired(there, g)
-                off = Interval(d.mean, d.lo, d.hi)
-                loss = replace(loss, runtime=float(there.mean()), off=off)
+                loss = replace(loss, runtime=float(there.mean()), off=paired(there, g))
             step.advance()
     return loss, measured
