@@ -30,9 +30,8 @@ def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[P
         RunError: the folder cannot be written.
     """
     from kvsearch.report.figure import png, svg
-    from kvsearch.report.html import draw_images, render
+    from kvsearch.report.html import draw_images, pareto_page, render
     from kvsearch.report.pareto_figure import draw
-    from kvsearch.report.pareto_page import pareto_page
     from kvsearch.report.pareto_plot import picture
 
     info = picture(summary, shape)

@@ -1,7 +1,6 @@
 """A policy in one line of plain English, for hovers, tables and the command line."""
 
 import json
-from typing import Any
 
 from kvsearch.policy import Policy, Tier
 from kvsearch.policy.channels import ALL, NONE
@@ -159,14 +158,5 @@ def _budgets(policy: Policy) -> list[str]:
 def compact_json(policy: Policy) -> str:
     """The active fields as short JSON; floats at three digits, so the policy file is the record."""
     data = {k: v for k, v in policy.plain().items() if k not in ("name", "about", "schema")}
-    return json.dumps(_rounded(data), separators=(", ", ":"))
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.3g}")
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
-    return value
+    rounded = json.loads(json.dumps(data), parse_float=lambda x: float(f"{float(x):.3g}"))
+    return json.dumps(rounded, separators=(", ", ":"))

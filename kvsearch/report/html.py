@@ -77,13 +77,7 @@ def render(
         images: from `draw_images`.
         info: the picture's numbers, of which the page repeats some.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    source = resources.files("kvsearch.report").joinpath("template.html.j2").read_text("utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, lstrip_blocks=True).from_string(
-        source
-    )
-    return page.render(
+    return _template("template.html.j2").render(
         model=summary.model["name"],
         open=summary.open,
         asked=_asked(summary, shape),
@@ -110,6 +104,26 @@ def render(
         examples=[_example(e) for e in summary.examples],
         settings=facts.flat({"model": summary.model, "text": summary.text, **summary.settings}),
     )
+
+
+def pareto_page(info: Picture, picture: str) -> str:
+    """`pareto.html`: the Pareto picture alone, with the policy of the mark that is pointed at.
+
+    It loads nothing from anywhere; without scripts a mark leads to its policy.
+
+    Args:
+        info: what is drawn.
+        picture: an `<svg>` element, wide.
+    """
+    return _template("pareto.html.j2").render(info=info, svg=picture)
+
+
+def _template(name: str) -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    source = resources.files("kvsearch.report").joinpath(name).read_text("utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, lstrip_blocks=True)
+    return page.from_string(source)
 
 
 def _linked(picture: str) -> str:
