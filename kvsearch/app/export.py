@@ -10,13 +10,13 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app import by_name, inputs
+from kvsearch.app import inputs
 from kvsearch.app.arguments import check_counts
 from kvsearch.app.budget import check_budget
 from kvsearch.app.exported import Exported, Loss
 from kvsearch.app.learn import learns
 from kvsearch.app.others import write_other
-from kvsearch.app.policies import is_method
+from kvsearch.app.policies import is_method, method
 from kvsearch.app.progress import Shown
 from kvsearch.app.prompts import ITEMS, PromptsResult, evaluate_prompts
 from kvsearch.errors import KvsearchError, RunError, TextError
@@ -185,7 +185,7 @@ def export(
                 dtype=dtype, device=device, context=1, say=shown.say,
             )  # fmt: skip
             learned = newest(model.model) or ""
-        asked = by_name.method(
+        asked = method(
             str(policy), shape, budget_slots, budget_bytes, context=context, prompt=prompt,
             learned=learned,
         )  # fmt: skip
