@@ -90,9 +90,12 @@ def long_blocks(x: Losses) -> Blocks:
     fine = _fine(x)
     windows, tokens = len(fine.sums), int(fine.tokens.sum())
     parts = max(round(tokens / LONG), -(-LEAST // windows), 1)
-    places = np.arange(len(fine.tokens))
-    cuts = np.array_split(places, min(parts, len(places)))
-    return _merged(fine, np.array([cut[0] for cut in cuts]))
+    parts = min(parts, len(fine.tokens))
+    if parts == len(fine.tokens):
+        return fine
+    each, longer = divmod(len(fine.tokens), parts)  # the first parts have one more
+    part = np.arange(parts)
+    return _merged(fine, part * each + np.minimum(part, longer))
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,11 @@ def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
         found = run("stopped", "--minutes", "1")
     assert found["open"] and found["rows"] and (tmp_path / "stopped/report.html").exists()
     assert not found["interrupted"] and len(found["trials"]) < 15
+    (tmp_path / "stopped/report.html").unlink()  # as after a kill: the records are there
+    code, printed, err = call(["report", str(tmp_path / "stopped"), "--json"], capsys)
+    again = strict(printed)
+    assert code == 0 and (tmp_path / "stopped/report.html").exists(), err
+    assert all(again[key] == found[key] for key in ("open", "rows", "recommended"))
     both = run("stopped"), run("whole")
     same = [[(r["name"], r["nll"], r["windows"]) for r in found["rows"]] for found in both]
     assert same[0] == same[1] and both[0]["open"] == ""

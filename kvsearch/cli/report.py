@@ -12,10 +12,15 @@ from kvsearch.cli.output import answer
 @click.argument("run_dir", type=PLACE)
 @output_options
 def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
-    """Rebuild the report, the plots and the tables of a run from its records."""
-    from kvsearch.app.summary import read, shape_from, write_tables
+    """Rebuild the report, the plots and the tables of a run from its records.
+
+    Of a run that has not ended, they are of what is known by now.
+    """
+    from kvsearch.app.so_far import so_far
+    from kvsearch.app.summary import Unfinished, read, shape_from, write_tables
     from kvsearch.errors import RunError
     from kvsearch.policy_search.folder import RunFolder
+    from kvsearch.policy_search.run_files import study
     from kvsearch.records import plain
     from kvsearch.report import write_report
     from kvsearch.report.terminal import closing
@@ -26,9 +31,14 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
         raise RunError(f"{run_dir} holds no run: study.json is missing")
     folder = RunFolder(run_dir)
     try:
-        summary = read(folder)
-        write_report(summary, run_dir, shape=shape_from(summary.model))
-        write_tables(summary, run_dir)
+        try:
+            summary = read(folder)
+        except Unfinished:
+            spent = sum(t.seconds or 0.0 for t in folder.trials())
+            summary = so_far(folder, study(run_dir / "study.json"), spent)
+        if summary.rows:
+            write_report(summary, run_dir, shape=shape_from(summary.model))
+            write_tables(summary, run_dir)
     finally:
         folder.close()
     answer(as_json, {"out": str(run_dir), **plain(summary)}, closing(summary, run_dir))

@@ -33,7 +33,7 @@ RIVALS, NEAR = 6, 40  # of a race, out of so many policies of like loss
 RACES = 4000
 ROWS = 16  # of a report, that its intervals are corrected for
 KINDS = ("before", "alone", "moderated")
-PAIRS = 1000  # of many policies
+PAIRS = 60  # of many policies
 SPLITS = 100  # of many contexts
 
 
