@@ -77,7 +77,7 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
             bytes_peak=peak, bytes_mean=0.93 * peak, bytes_resident=peak,
             slots16=peak / SHAPE.slot_bytes / SHAPE.layers, on_front=name in kept,
             within_budget=peak <= budget, seconds=41.5, impls={"attention": "sdpa"},
-            decode=decode if name == "trial 31" else None,
+            windows=8, decode=decode if name == "trial 31" else None,
         ))  # fmt: skip
     rng = np.random.default_rng(0)
     states = ["complete"] * 33 + ["rejected"] * 3 + ["duplicate"] * 2 + ["failed", "pruned"]

@@ -136,27 +136,24 @@ def _data(image: bytes) -> str:
 
 
 def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
-    """The question in words, without what the summary does not say."""
-    s, full = summary.settings, summary.row("full")
-    most = max((r.windows for r in summary.rows), default=0)
-    count = most or s.get("report_windows") or s.get("windows")
-    windows = "one window of " if count == 1 else f"{count or ''} windows of ".lstrip()
-    prompted = summary.prompted
-    start = f", scored from position {s['score_from']:,}" if s.get("score_from") else ""
-    if prompted:
-        windows, start = f"{count} contexts of up to ", f", question-{s['see']}"
-    rows = Counter(r.windows for r in summary.rows)
-    if len(rows) > 1:
-        windows = f"{min(rows)} to {most} {'contexts of up to' if prompted else 'windows of'} "
+    """The question in words."""
+    s, rows = summary.settings, Counter(r.windows for r in summary.rows)
+    several = len(rows) > 1
+    what = "contexts of up to" if summary.prompted else "windows of"
+    windows = f"{min(rows)} to {max(rows)} {what}" if several else f"{max(rows)} {what}"
+    windows = "one window of" if windows == "1 windows of" else windows
+    start = f"scored from position {s['score_from']:,}"
+    start = f"question-{s['see']}" if summary.prompted else start
+    if several:
         start += ": " + ", ".join(f"{n} on {w}" for w, n in sorted(rows.items()))
     return {
         "text": facts.text_name(summary),
         "bytes": bytes_text(summary.budget_bytes),
         "slots": f"{summary.budget_bytes / shape.budget_bytes(1):,.4g}",
         "layers": shape.layers,
-        "full": bytes_text(full.bytes_peak),
+        "full": bytes_text(summary.row("full").bytes_peak),
         "context": f"{s['context']:,}",
-        "windows": f"{windows}{s['context']:,} tokens{start}",
+        "windows": f"{windows} {s['context']:,} tokens, {start}",
     }
 
 
