@@ -50,7 +50,6 @@ from kvsearch.policy_search.samplers import Context, check_name, check_space, ma
 from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.task import Task, baselines
 from kvsearch.records import Summary, Trial
-from kvsearch.report import write_report
 from kvsearch.report.terminal import standing
 from kvsearch.space import load as load_space
 from kvsearch.workloads.parts import Part, Rows
@@ -167,14 +166,14 @@ class Run:
             asked = run_files.study(self.folder.path / "study.json")  # of a resumed run, its first
             result = summary.build(self.folder, asked, measured)
             with shown.step("report", 1) as step:
-                self._write(result)
+                summary.write(result, self.folder.path)
                 step.advance()
             return result
         except KeyboardInterrupt:
             if executor is not None:
                 executor.close()
             shown.say("stopping; the report of what is known follows")
-            self._write(self.so_far())
+            summary.write(self.so_far(), self.folder.path)
             raise
         finally:
             if executor is not None:
@@ -193,12 +192,6 @@ class Run:
     def so_far(self) -> Summary:
         """What an unfinished run knows by now, see `app/so_far.py`."""
         return so_far(self.folder, self.asked, time.perf_counter() - self.start)
-
-    def _write(self, result: Summary) -> None:
-        """The report, the policies and the tables; nothing before there are rows."""
-        if result.rows:
-            write_report(result, self.folder.path, shape=self.loaded.shape)
-            summary.write_tables(result, self.folder.path)
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -296,7 +289,7 @@ class Run:
         self.shown.stand(standing(known))
         if first:
             self._first_answer = True
-            self._write(known)
+            summary.write(known, self.folder.path)
         self._looked = time.perf_counter()
 
     def _bench(self, measured: Measured) -> None:

@@ -32,6 +32,7 @@ from kvsearch.records import (
     Trial,
     columns,
 )
+from kvsearch.report import write_report
 from kvsearch.stats import (
     Blocks,
     Spread,
@@ -252,6 +253,13 @@ class _Comparison:
 
     def _losses(self, part: str, fingerprint: str) -> Blocks:
         return self.folder.losses(part, fingerprint, self.start)
+
+
+def write(summary: Summary, folder: Path) -> None:
+    """Write the report, the policies and the tables of a run; nothing before there are rows."""
+    if summary.rows:
+        write_report(summary, folder, shape=shape_from(summary.model))
+        write_tables(summary, folder)
 
 
 def write_tables(summary: Summary, folder: Path) -> None:
