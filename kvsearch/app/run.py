@@ -29,7 +29,7 @@ from kvsearch.app.policies import values_of
 from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
 from kvsearch.app.study_file import default_folder, study_document
-from kvsearch.app.target import aim, left_out, starts, stepped
+from kvsearch.app.target import aim, starts, stepped
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
@@ -104,7 +104,8 @@ class Run:
         if options.target is not None:
             self.setting = stepped(options.target, self.setting)
             self.space, missing = aim(options.target, self.space, self.setting)
-            left_out(options.target, missing, shown.say)
+            if missing:
+                shown.say(f"{options.target} cannot run {', '.join(missing)}: left out")
             exclude = tuple(dict.fromkeys((*options.exclude_method, *missing)))
             self.options = options = replace(options, exclude_method=exclude)
             check_space(options.sampler, self.space)
