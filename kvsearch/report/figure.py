@@ -69,11 +69,15 @@ def svg(figure: Any, name: str) -> str:
 
 def bare(axes: Any) -> None:
     """Take the box away and keep two quiet axes."""
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GREY)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=GREY, labelcolor=INK, length=3, width=0.7)
+
+
+def note(axes: Any, said: str, at: Any, offset: tuple[float, float], **how: Any) -> Any:
+    """Small text beside a point of the data, so many points of type away."""
+    style = {"va": "center", "fontsize": "small", "color": GREY}
+    return axes.annotate(said, at, xytext=offset, textcoords="offset points", **style | how)
 
 
 def cut(text: Any, pixels: float) -> None:

@@ -125,8 +125,7 @@ def _draw(panel: Panel, axes: Any, shades: Any) -> None:
     total = f"{panel.exact.sum()} of {panel.asked.sum()}"
     axes.set_title(f"{panel.name}: {total}", loc="left", fontsize="medium",
                    color=COLOUR[panel.kind])  # fmt: skip
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _label(found: NeedleMap, axes: Any, *, rows: bool, columns: bool) -> None:
@@ -146,8 +145,7 @@ def _key(figure: Any, shades: Any, left: float, height: float) -> None:
     axes.imshow(np.linspace(0, 1, 64)[None], aspect="auto", cmap=shades, extent=(0, 1, 0, 1))
     axes.set_yticks([])
     axes.set_xticks([])
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
     for x, align, word in ((-0.03, "right", "none exact"), (1.03, "left", "all exact")):
         axes.text(x, 0.4, word, transform=axes.transAxes, ha=align, va="center", fontsize="small",
                   color=GREY)  # fmt: skip

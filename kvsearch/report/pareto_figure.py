@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from kvsearch.report.comparison import LEAST, LONGEST, MOST, draw_comparison
+from kvsearch.report.comparison import LEAST, LONGEST, MOST, draw_comparison, draw_mark
 from kvsearch.report.figure import (
     COLOUR,
     FAINT,
@@ -15,6 +15,7 @@ from kvsearch.report.figure import (
     bare,
     cut,
     new_figure,
+    note,
 )
 from kvsearch.report.labels import Box, gap, place
 from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
@@ -151,18 +152,8 @@ def _report_panel(info: Picture, axes: Any) -> list[Box]:
             boxes.append((p.x, p.lo, p.x, p.hi))
         if p.recommended:
             axes.plot(p.x, min(p.y, edge), "o", ms=17, mfc="none", mec=INK, mew=1.3, zorder=4)
-        axes.plot(
-            p.x,
-            min(p.y, edge),
-            "^" if beyond else MARK[p.kind],
-            ms=size,
-            mec=colour,
-            mfc=colour if p.on_front else "white",
-            mew=1.4,
-            zorder=5,
-            clip_on=False,
-            url=f"#{p.anchor}",
-        )
+        mark = "^" if beyond else MARK[p.kind]
+        draw_mark(axes, p, (p.x, min(p.y, edge)), mark, ms=size, mew=1.4, zorder=5)
     boxes.append((info.x_range[0], 0.0, info.x_range[1], 0.0))
     return boxes
 
@@ -282,16 +273,8 @@ def _name_points(
 def _budget(info: Picture, axes: Any, width: float, narrow: bool) -> Any:
     """Name of the budget's line at the bottom, on the side that has room."""
     label = info.budget_label.partition(" =")[0] if narrow else info.budget_label
-    text = axes.annotate(
-        label,
-        (info.budget_bytes, 0),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 2),
-        textcoords="offset points",
-        va="bottom",
-        fontsize="small",
-        color=GREY,
-    )
+    where = ("data", "axes fraction")
+    text = note(axes, label, (info.budget_bytes, 0), (4, 2), xycoords=where, va="bottom")
     extent = text.get_window_extent(axes.figure.canvas.get_renderer())
     if extent.x1 > axes.get_window_extent().x0 + width:
         text.set(ha="right", position=(-4, 2))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.report.figure import GREY, INK, bare, new_figure, png
+from kvsearch.report.figure import GREY, INK, bare, new_figure, note, png
 from kvsearch.report.slotmap import CHOSEN, FIRST_TIER, GONE, NATIVE, AgeMap, SlotBars
 
 EMPTY = "#eceff2"
@@ -156,16 +156,7 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
             )
             right += segment.count
         if y % (1 + len(found.layers) // 48) == 0:
-            axes.annotate(
-                f"{right:,}",
-                (right, y),
-                xytext=(-3, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=5.5,
-                color=GREY,
-            )
+            note(axes, f"{right:,}", (right, y), (-3, 0), ha="right", fontsize=5.5)
     axes.set_xlim(most * (1.09 if narrow else 1.05), 0)
     axes.set_xlabel(
         "slots (the newest token at the right)"
@@ -194,13 +185,5 @@ def _roles(axes: Any, found: SlotBars) -> None:
             segment.role, f"{segment.count} {segment.role}"
         )
         if name and segment.count > 0.08 * axes.get_xlim()[0]:
-            axes.annotate(
-                name,
-                (middle, -0.5),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                fontsize="x-small",
-                color=GREY,
-            )
+            how = {"ha": "center", "va": "bottom", "fontsize": "x-small"}
+            note(axes, name, (middle, -0.5), (0, 2), **how)
