@@ -34,6 +34,13 @@ MARK: dict[Kind, str] = {
 KINDS: tuple[Kind, ...] = ("searched", "earlier", "combined", "method", "full")
 
 
+def style(size: float, **more: Any) -> Any:
+    """How a picture is drawn in this context, with letters of so many points."""
+    from matplotlib import rc_context
+
+    return rc_context({"font.size": size, "axes.labelcolor": INK, "text.color": INK, **more})
+
+
 def new_figure(width: float, height: float) -> Any:
     """A matplotlib figure of so many inches without global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

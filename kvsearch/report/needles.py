@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.records import Kind, Needle, Row, Summary
-from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, new_figure, png
+from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, new_figure, png, style
 from kvsearch.report.screen import shortened
 
 BINS = 5  # of the depth
@@ -79,14 +79,13 @@ def draw_needles(found: NeedleMap, *, narrow: bool = False) -> bytes:
         found: what to draw.
         narrow: for a screen of about 400 px: policies below each other.
     """
-    from matplotlib import rc_context
     from matplotlib.colors import LinearSegmentedColormap
 
     shades, many = LinearSegmentedColormap.from_list("exact", SCALE), len(found.panels)
     tall, size = 0.42 * len(found.rows), 4.3 if narrow else 10.4
     longest = max(len(name) for name, _ in found.rows)
     left = min(0.28 + (0.062 if narrow else 0.074) * max(longest, 12), 0.48 * size) / size
-    with rc_context({"font.size": 8 if narrow else 9.5, "text.color": INK}):
+    with style(8 if narrow else 9.5):
         if narrow:
             each = tall + 0.42
             height = many * each + 0.8

@@ -16,6 +16,7 @@ from kvsearch.report.figure import (
     cut,
     new_figure,
     note,
+    style,
 )
 from kvsearch.report.labels import Box, gap, place
 from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
@@ -32,11 +33,7 @@ def draw(info: Picture, *, narrow: bool = False) -> Any:
         info: what to draw.
         narrow: for a screen of about 400 px, with larger type and fewer names.
     """
-    from matplotlib import rc_context
-
-    with rc_context(
-        {"font.size": 8.5 if narrow else 10, "axes.labelcolor": INK, "text.color": INK}
-    ):
+    with style(8.5 if narrow else 10):
         figure, top, low, beside = _panels(info, narrow)
         draw_comparison(info, beside)
         _frame(info, top, low, narrow)
