@@ -68,15 +68,15 @@ def command(policies: tuple[str, ...], as_json: bool, quiet: bool, **given: Any)
         text = "\n".join([answers_table(document), *document["folders"]])
         answer(as_json, document, text)
         return
-    from kvsearch.app.evaluate import NotWritten, evaluate
+    from kvsearch.app.evaluate import EvaluateResult, NotWritten, evaluate
     from kvsearch.report.terminal import results_table
 
-    failed: NotWritten | None = None
+    def show(found: EvaluateResult) -> None:
+        document = found.document()
+        answer(as_json, document, results_table(document))
+
     try:
-        found = evaluate(policies, **given, progress=not quiet)
+        show(evaluate(policies, **given, progress=not quiet))
     except NotWritten as e:
-        found, failed = e.result, e
-    document = found.document()
-    answer(as_json, document, results_table(document))
-    if failed is not None:
-        raise failed
+        show(e.result)
+        raise
