@@ -18,8 +18,8 @@ for place in (KERNELS, KERNELS / "bench"):
 
 import compactions  # noqa: E402
 import steps  # noqa: E402
-
 from kvsearch_kernels.decode_attention import Part, decode_attention  # noqa: E402
+
 from kvsearch_kernels.decode_step import decode_step  # noqa: E402
 from kvsearch_kernels.lifetime_attention import lifetime_attention  # noqa: E402
 from kvsearch_kernels.op import Op  # noqa: E402

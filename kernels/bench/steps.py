@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, probe
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.quantize_kv import Format, Packed
 
 ROOM = 16  # tokens between compactions; half of them are there

@@ -26,13 +26,13 @@ if str(HERE) not in sys.path:
 
 import torch  # noqa: E402
 from cases import MODELS, Case, build  # noqa: E402
+from kvsearch_kernels.decode_attention import triton_impl  # noqa: E402
 from pool import Ended, Pool, Row, Unit, emit, output, sentence  # noqa: E402
 from timing import replay  # noqa: E402
 from worker import examine  # noqa: E402
 
 from kvsearch_kernels import configs  # noqa: E402
 from kvsearch_kernels.configs import Tile  # noqa: E402
-from kvsearch_kernels.decode_attention import triton_impl  # noqa: E402
 
 VARIANTS = ("4", "1%16+r4", "8", "2", "16")  # in order of priority
 SHAPES = (("llama2-7b", 8, 4096), ("llama3-8b", 8, 32768))

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kvsearch_kernels.decode_attention import Part, splits, triton_impl
+from kvsearch_kernels.decode_attention.splits import cost_of
 from test_references import TRITON, call
 
 from kvsearch_kernels import launch
 from kvsearch_kernels.configs import DECODE, DECODE_WARPS
-from kvsearch_kernels.decode_attention import Part, splits, triton_impl
-from kvsearch_kernels.decode_attention.splits import cost_of
 from kvsearch_kernels.decode_step import table
 from kvsearch_kernels.decode_step.reference import Heads, Stores
 from kvsearch_kernels.quantize_kv import Format

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from kvsearch_kernels.decode_attention import Part, decode_attention
 from test_references import OPS, WIDTHS, call
 from test_trust import PROVEN
 
 from kvsearch_kernels import numba_loops
 from kvsearch_kernels.budget import HARDWARE, over_budget
 from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
-from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.decode_step import probe as step_probe
 from kvsearch_kernels.evict_in_place import evict_in_place

@@ -7,12 +7,12 @@ from importlib import import_module
 
 import pytest
 import torch
+from kvsearch_kernels.decode_attention import Part, decode_attention
 
 from kvsearch_kernels.choose_slots import Ask, choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.codebooks.nearest import nearest_codes
-from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.lifetime_attention import lifetime_attention

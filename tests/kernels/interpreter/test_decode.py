@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import torch
 from kernel_tools import arena, close, poisoned
-
 from kvsearch_kernels.decode_attention import Part, decode_attention, probe, triton_impl
+
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 from kernel_tools import arena, poisoned
-
 from kvsearch_kernels.decode_attention import Part, decode_attention
+
 from kvsearch_kernels.op import UnsupportedError
 from kvsearch_kernels.quantize_kv import (
     Format,
