@@ -37,8 +37,8 @@ ALL = (*KERNELS, "kvsearch/**/*.py")
 OURS = ("pool.py", "timing.py")  # of this folder, and what every stage has beside them
 DONE = ("done", "skipped", "failed", "stopped")  # a later call leaves these as they are
 DTYPES = ("bfloat16", "float16")
-DECODED = "decode_attention"
-FORMATS = ("16", "8", "4", "2", "1", "1%16+r4")
+DECODED = "decode_step"
+FORMATS = ("16", "8", "4", "2", "1", "r4")
 SLACK = 15.0  # seconds in which the last stage's processes are ended and tables are written
 LOG = 2 << 20  # bytes of the log that are kept
 
@@ -116,7 +116,7 @@ def stages(
             Unit(DECODED, "worker:clock", {
                 "op": DECODED, "impls": ["triton", "sdpa"], "dtype": DTYPES[0],
                 "models": ["smollm2-135m" if stand_in else "llama2-7b"],
-                "contexts": [4096] if stand_in else [4096, 32768],
+                "contexts": [4096] if stand_in else [4096, 32768], "variants": FORMATS,
             }, 60),
             *(Unit(f"{pattern} {T}", "versus:compare",
                    {"pattern": pattern, "context": T, "slots": slots}, 60, 5)
