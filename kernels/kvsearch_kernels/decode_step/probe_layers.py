@@ -101,9 +101,11 @@ LAYERS = (
         Alike(1, ((lloyd(4, 128), lloyd(3, 64), 65, None),
                   (even(1, 64), lloyd(2, 128, False), 40, None),
                   (lloyd(3, 128, False), even(8, 32), 9, None))),
+        Alike(1, ((even(3, 128), even(4, 32), 33, None),)),
+    )),
+    Layer(128, 2, (
         Alike(1, ((lloyd(1, 128), lloyd(4, 128), 1, None), (lloyd(4, 32), lloyd(3, 32), 70, SOME),
                   (lloyd(5, 32), lloyd(5, 128), 40, None))),
-        Alike(1, ((even(3, 128), even(4, 32), 33, None),)),
     )),
     Layer(128, 4, (
         Alike(1, ((lloyd(5, 64), lloyd(4, 64), 150, None), (lloyd(2, 128), even(1, 128), 130, SOME),
@@ -116,9 +118,8 @@ LAYERS = (
                   (even(4, 64), even(2, 64, True, block=16), 33, None),
                   (even(4, 32), even(2, 32), 65, None))),
     )),
-    Layer(256, 8, (
-        Alike(1, (same(even(4, 64), 129), (lloyd(4, 256), lloyd(4, 64), 40, None)), 33, 32),
-    )),
+    Layer(256, 8, (Alike(1, (same(even(4, 64), 129),), 33, 32),)),
+    Layer(256, 8, (Alike(1, ((lloyd(4, 256), lloyd(4, 64), 40, None),)),)),
     Layer(64, 1, (Alike(2, room=301, used=299), Alike(1, (same(even(2, 64), 70),), 1, 0)),
           softcap=3.0, fronts=True),
     *(Layer(64, 2, (ALONG, *ASKED[64]), voters, softcap=4.0 if voters == 1 else None)
