@@ -93,9 +93,9 @@ LAYERS = (
     Layer(64, 3, (
         Alike(1, ((None, even(4, 64), 65, None), (even(3, 64), even(3, 32), 70, None),
                   (lloyd(8, 64), lloyd(1, 64), 130, None))),
-        Alike(1, ((even(2, 64), even(8, 64), 33, None), (lloyd(5, 64), lloyd(4, 64), 300, SOME),
+        Alike(1, ((lloyd(2, 64), lloyd(5, 64), 33, None), (lloyd(5, 64), lloyd(4, 64), 300, SOME),
                   (lloyd(4, 32), lloyd(2, 32), 257, SOME))),
-        Alike(1, ((lloyd(2, 64), lloyd(5, 64), 33, None),)),
+        Alike(1, ((even(2, 64), even(8, 64), 33, None),)),
     )),
     Layer(128, 1, (
         Alike(1, ((lloyd(4, 128), lloyd(3, 64), 65, None),
@@ -133,7 +133,7 @@ LAYERS = (
 def drawn(number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Stores]:
     """Queries, keys and values of a token, and stores, on the CPU; `kept` has the layer's number.
 
-    Attention is flat in the first sequence. In the second, if keys are not turned, each part has a
+    Attention is flat in the first sequence. In the second, if keys are not turned, each tier has a
     slot that receives nearly everything: its product is about 13 above the others, and its values
     are close to zero, as those of attention sinks are. What the other slots add up to is small, and
     must still be right.
@@ -164,10 +164,10 @@ def _parts(
     for i, (key, value, n, used) in enumerate((*alike.tiers, (None, None, alike.room, alike.used))):
         more = SPARE if layer.fronts and key is not None else 0
         k, v = (draw.normal(BATCH, H, n + more, layer.dim, dtype=native) for _ in "kv")
-        if sink is not None:
-            at = (used if used is not None and used > 0 else n) // (i + 1)
-            k[1, :, at - 1 : at] = sink
-            v[1, :, at - 1 : at] *= 2**-12
+        if sink is not None and (key or value or not alike.tiers):
+            at = (used if used is not None and used > 0 else n) // (i + 2)
+            k[1, :, at : at + 1] = sink
+            v[1, :, at] *= 2**-12
         lengths = None
         if used == SOME:
             lengths = draw.whole(0, n + 1, BATCH, H, dtype=torch.int32)
