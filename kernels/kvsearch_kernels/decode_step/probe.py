@@ -25,16 +25,12 @@ def cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         yield moved(drawn(number, dtype), device), {"scale": scale, "softcap": layer.softcap}
 
 
-def widened(part: Part, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values `[B, H, N, D]` of another type, as torch would read a dequantised cache."""
-
-    def wide(held: Tensor | Packed, fmt: Format | None) -> Tensor:
-        if isinstance(held, Packed):
-            assert fmt is not None
-            held = dequantize(held, fmt)
-        return held.to(kind)
-
-    return wide(part.keys, part.key_format), wide(part.values, part.value_format)
+def _wide(held: Tensor | Packed, fmt: Format | None, kind: torch.dtype) -> Tensor:
+    """Keys or values `[B, H, N, D]` of another type, as torch would read a dequantised cache."""
+    if isinstance(held, Packed):
+        assert fmt is not None
+        held = dequantize(held, fmt)
+    return held.to(kind)
 
 
 def attended(
@@ -45,7 +41,8 @@ def attended(
     Returns:
         Output `[B, Hq, D]` and received attention `[B, H, N]`.
     """
-    k, v = (torch.cat(side, 2) for side in zip(*(widened(p, q.dtype) for p in parts), strict=True))
+    k = torch.cat([_wide(p.keys, p.key_format, q.dtype) for p in parts], 2)
+    v = torch.cat([_wide(p.values, p.value_format, q.dtype) for p in parts], 2)
     B, H = k.shape[:2]
     s = (q * scale).unflatten(1, (H, -1)) @ k.mT
     if softcap is not None:

@@ -122,9 +122,8 @@ LAYERS = (
     Layer(256, 8, (Alike(1, ((lloyd(4, 256), lloyd(4, 64), 40, None),)),)),
     Layer(64, 1, (Alike(2, room=301, used=299), Alike(1, (same(even(2, 64), 70),), 1, 0)),
           softcap=3.0, fronts=True),
-    *(Layer(64, 2, (ALONG, *ASKED[64]), voters, softcap=4.0 if voters == 1 else None)
-      for voters in (0, 1, 2)),
-    *(Layer(128, 2, ASKED[128], voters, softcap=4.0 if voters == 1 else None) for voters in (1, 2)),
+    *(Layer(D, 2, stores, voters, softcap=4.0 if voters == 1 else None)
+      for D, stores in ((64, (ALONG, *ASKED[64])), (128, ASKED[128])) for voters in (0, 1, 2)),
     *(Layer(D, 2, ASKED[D], voters, turns=True, softcap=4.0 if voters == 1 else None)
       for D in ASKED for voters in (0, 1)),
 )  # fmt: skip

@@ -35,7 +35,7 @@ def levels_on(device: torch.device) -> Tensor:
 def lengths_of(part: Part) -> Tensor:
     """Slots in use `[B, H]` int32 of a part; where all are, that is written once."""
     if part.lengths is not None:
-        return part.lengths.int().contiguous()
+        return part.lengths
     if "lengths of triton" not in part.known:
         held = part.keys.codes if isinstance(part.keys, Packed) else part.keys
         full = torch.full(held.shape[:2], held.shape[2], dtype=torch.int32, device=held.device)

@@ -12,7 +12,7 @@ CPU, F16, F32 = torch.device("cpu"), torch.float16, torch.float32
 # size and format is, next to sinks; with and without votes of each power, turned keys, a softcap,
 # forgotten sums.
 SOME = {
-    "decode_step": (*range(9), 10, 13, 14, 17),
+    "decode_step": (*range(9), 10, 14, 15, 18),
     "choose_slots": (1, 7),
     "evict_in_place": (0, 2, 4, 7),
 }
