@@ -147,7 +147,7 @@ CELLS = [
 def _probes(names: Sequence[str], stand_in: bool) -> Iterator[Unit]:
     for dtype in DTYPES[:1] if stand_in else DTYPES:
         for op in names:
-            yield Unit(f"probe {op} {dtype}", "worker:gate", {"op": op, "dtype": dtype}, 110)
+            yield Unit(f"probe {op} {dtype}", "worker:gate", {"op": op, "dtype": dtype}, 140)
     for variant in FORMATS[:1] if stand_in else FORMATS:
         asked = {"op": DECODED, "model": "llama2-7b", "variant": variant, "dtype": DTYPES[0]}
         yield Unit(f"{DECODED} {variant}", "worker:compare", asked, 90)
