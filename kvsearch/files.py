@@ -1,12 +1,14 @@
 """Files that are either whole or absent, even if the process is killed while it writes them."""
 
 import contextlib
+import csv
 import errno
 import glob
+import io
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,25 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
         undo.pop_all()
     sync_folder(path.parent)
     return path
+
+
+def write_parquet(path: Path, table: Any, **how: Any) -> Path:
+    """Write a table as `write_atomic` does; `how` is for `pyarrow.parquet.write_table`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", **how)
+    return write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def csv_text(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Records as a table with these columns."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
 
 
 def write_all(

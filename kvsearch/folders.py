@@ -12,6 +12,12 @@ from kvsearch.errors import RunError
 from kvsearch.files import sync_folder
 
 
+def require_new(folder: Path) -> None:
+    """Raise a `RunError` where there is something already."""
+    if os.path.lexists(folder):
+        raise RunError(f"{folder} exists already; choose another folder with --out")
+
+
 @contextlib.contextmanager
 def drafted(folder: Path) -> Iterator[Path]:
     """A folder to fill, which gets its name when all of it is written, and else is removed.

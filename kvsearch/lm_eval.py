@@ -14,8 +14,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from torch import Tensor
 
 from kvsearch.app.budget import bytes_of, check_budget
-from kvsearch.app.by_name import method
-from kvsearch.app.policies import check_names, is_method
+from kvsearch.app.policies import check_names, is_method, method
 from kvsearch.errors import KvsearchError, PolicyError, quoted
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator

@@ -11,6 +11,7 @@ from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
 from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
+IMAGES = {"pareto": "wide", "pareto_narrow": "narrow", "slots": None, "needles": None}
 CONTEXT, TOKENS, FULL_NLL = 2048, 14_336, 2.79
 K4 = (Tier(key_bits=4, value_bits=4),)
 HALVES = (
@@ -76,7 +77,7 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
             bytes_peak=peak, bytes_mean=0.93 * peak, bytes_resident=peak,
             slots16=peak / SHAPE.slot_bytes / SHAPE.layers, on_front=name in kept,
             within_budget=peak <= budget, seconds=41.5, impls={"attention": "sdpa"},
-            decode=decode if name == "trial 31" else None,
+            windows=8, decode=decode if name == "trial 31" else None,
         ))  # fmt: skip
     rng = np.random.default_rng(0)
     states = ["complete"] * 33 + ["rejected"] * 3 + ["duplicate"] * 2 + ["failed", "pruned"]

@@ -42,9 +42,9 @@ class Session:
         slots, windows = job.policy.slots or 0, job.windows or 1
         at = np.arange(job.first, job.first + windows)[:, None]
         loss = np.broadcast_to(LOSSES[job.part].get(slots, 0.0), 8)[at]
-        found = np.broadcast_to(2 + at + loss, (windows, job.stop - 1)).astype(np.float32)
+        found = np.broadcast_to(2 + at + loss, (windows, TOKENS - 1)).astype(np.float32)
         self.ran[slots] += windows * (job.part == "report")
-        return Measurement(found, windows * job.stop)
+        return Measurement(found, windows * TOKENS)
 
     def forget(self) -> None:
         pass

@@ -16,10 +16,10 @@ def test_a_session_evaluates_the_windows_of_a_job_and_no_more(tiny_folder) -> No
     ids = np.random.default_rng(0).integers(0, 256, size=(3, 200))
     session = ModelSession(Evaluator(loaded), {"search": ids})
     policy = at("h2o", Setting(loaded.shape, loaded.shape.budget_bytes(80), 200))
-    whole = session.run(Job(0, "search", policy, 200))
+    whole = session.run(Job(0, "search", policy))
     assert whole.nll.shape == (3, 199) and whole.tokens == 600
     for first, windows in ((0, 1), (1, 2), (2, 1)):
-        found = session.run(Job(0, "search", policy, 200, windows, first=first))
+        found = session.run(Job(0, "search", policy, windows, first=first))
         np.testing.assert_allclose(found.nll, whole.nll[first : first + windows], atol=1e-5)
         assert found.tokens == 200 * windows
 

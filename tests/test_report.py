@@ -16,12 +16,12 @@ from kvsearch.policy import Policy
 from kvsearch.records import Curve, Interval, Needles, Recheck, Summary
 from kvsearch.report import write_report
 from kvsearch.report.describe import describe
-from kvsearch.report.html import Images, render
+from kvsearch.report.html import render
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.screen import Column, table
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, sizes_text, verdict
 from kvsearch.report.terminal import closing, standing
-from tests.report_cases import POLICIES, SHAPE, make_summary
+from tests.report_cases import IMAGES, POLICIES, SHAPE, make_summary
 
 PICTURES = True  # are drawn: see conftest.py
 
@@ -34,7 +34,7 @@ def written(tmp_path_factory):
 
 
 def page(summary: Summary) -> str:
-    return render(summary, SHAPE, Images("wide", "narrow"), picture(summary, SHAPE))
+    return render(summary, SHAPE, IMAGES, picture(summary, SHAPE))
 
 
 def test_a_run_folder_holds_every_file_and_policies_read_back(written):

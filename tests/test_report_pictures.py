@@ -147,6 +147,12 @@ def test_texts_of_a_picture_do_not_touch(
     assert panels == (2 if case == "one" else 3)
 
 
+def test_the_budget_in_slots_is_that_of_a_model_without_some_channels() -> None:
+    less = SHAPE.with_widths(((32, 32),) * SHAPE.layers)
+    made = replace(make_summary(), budget_bytes=less.budget_bytes(256))
+    assert picture(made, less).budget_label.endswith(" = 256 slots")
+
+
 def test_bars_are_cut_and_marked_where_they_leave_the_axes() -> None:
     info = picture(make_summary(), SHAPE)
     low, high = info.y_range

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.quantize_kv import Format, Packed, dequantize, quantize
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 from tests.tagged import Device, here, tagged

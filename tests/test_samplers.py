@@ -63,7 +63,7 @@ def ask(study: optuna.Study, name: str, seed: int, context: Context) -> tuple[op
     number = sum(t.state != TrialState.WAITING for t in study.get_trials(deepcopy=False))
     study.sampler = make(name, 10_000 * seed + number, context)
     trial = study.ask()
-    point = context.price.look(SPACE.suggest(trial))
+    point = context.look(SPACE.suggest(trial))
     return trial, point or Priced({}, "", 0, (), False)
 
 
@@ -282,7 +282,7 @@ def test_every_axis_is_moved_once_on_the_best_policy_of_its_time() -> None:
     context, rng, history, moved = Context(SPACE, SETTING), random.Random(1), History(), []
 
     def tell(knobs: Mapping[str, Value]) -> None:
-        point = context.price.look(knobs)
+        point = context.look(knobs)
         assert point is not None
         dnll = 0.1 + (knobs["tiers"] != "k4v4") - 0.05 * (knobs["budgets"] == "heads")
         history.done.append(Seen(point, dnll))
@@ -362,10 +362,10 @@ def test_pending_proposals_differ_even_under_one_seed(
         assert point is not None
         asked.append(point)
     assert len({p.fingerprint for p in asked}) == 3
-    history = read(study.trials, context.price, -1)
+    history = read(study.trials, context, -1)
     assert [p.fingerprint for p in history.pending] == [p.fingerprint for p in asked]
     model = Surrogate(history)
-    alone = Surrogate(read(study.trials[:-3], context.price, -1))
+    alone = Surrogate(read(study.trials[:-3], context, -1))
     assert (model.fitted.lengths == alone.fitted.lengths).all()  # nothing is fitted on them
     assert (model.predict(asked)[1] < alone.predict(asked)[1]).all()
 
@@ -388,7 +388,7 @@ def test_with_speed_as_an_objective_proposals_spread_over_speeds(
     study = optuna.create_study(directions=["minimize", "minimize", "maximize"])
     for trial in searched[1].trials:
         if trial.state == TrialState.COMPLETE:
-            point = context.price.look(trial.params)
+            point = context.look(trial.params)
             assert point is not None
             values = [*trial.values, point.speed]
             study.add_trial(

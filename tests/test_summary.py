@@ -14,10 +14,11 @@ from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Discordant, Interval, Kept, Summary, Trial
-from kvsearch.report.html import Images, render
+from kvsearch.report.html import render
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.terminal import answers_table, closing
 from kvsearch.stats import common, mcnemar
+from tests.report_cases import IMAGES
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "2026-11-first-command"
 RUNS = sorted(p for part in ("records", "four-windows") for p in (STUDY / part).iterdir())
@@ -27,7 +28,7 @@ RUN = STUDY / "records" / "wikitext-3"  # its rows have 1, 2, 4, 8 and 16 window
 def words(found: Summary) -> tuple[str, str]:
     """The report page without its line breaks, and what the terminal shows."""
     shape = summary.shape_from(found.model)
-    html = render(found, shape, Images("wide", "narrow"), picture(found, shape))
+    html = render(found, shape, IMAGES, picture(found, shape))
     return " ".join(html.split()), closing(found, Path("run"))
 
 

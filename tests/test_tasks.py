@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvsearch.app import needles
-from kvsearch.app.workloads import Worth, encoder, from_tasks
+from kvsearch.app.workloads import Worth, from_tasks
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -21,6 +22,7 @@ from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.text import read_files, tokenize
 from kvsearch.workloads import TASKS, Item, Material, expanded, make, parse
+from kvsearch.workloads.encode import encoded
 from tests.command import exit_code
 
 SPLITS = ("search", "select", "report")
@@ -296,7 +298,7 @@ def test_facts_are_asked_of_every_policy_where_a_window_has_room(tiny_folder: Pa
 
 def test_all_facts_of_a_context_are_asked_and_one_is_the_same(tiny_folder: Path) -> None:
     loaded = load_model(str(tiny_folder))
-    given = Material(encoder(loaded), None, np.arange(40, 140).repeat(9), 800, "report")
+    given = Material(partial(encoded, loaded), None, np.arange(40, 140).repeat(9), 800, "report")
     one, every = (make(parse(f"needle:4,asks={n}"), given, 2, "agnostic").items for n in (1, 4))
     for a, b in zip(one, every, strict=True):
         assert (a.context == b.context).all() and len(b.asks) == 4

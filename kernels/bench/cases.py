@@ -19,7 +19,6 @@ for place in (KERNELS, KERNELS / "bench"):
 import compactions  # noqa: E402
 import steps  # noqa: E402
 
-from kvsearch_kernels.decode_attention import Part, decode_attention  # noqa: E402
 from kvsearch_kernels.decode_step import decode_step  # noqa: E402
 from kvsearch_kernels.lifetime_attention import lifetime_attention  # noqa: E402
 from kvsearch_kernels.op import Op  # noqa: E402
@@ -55,24 +54,10 @@ MODELS = (
 OPS: dict[str, Op[Any, Any]] = {
     op.name: op
     for op in (
-        decode_step, decode_attention, lifetime_attention, scored_attention,
-        quantize_kv, dequantize_kv, *compactions.OPS,
+        decode_step, lifetime_attention, scored_attention, quantize_kv, dequantize_kv,
+        *compactions.OPS,
     )
 }  # fmt: skip
-# Share of slots, and bits of keys and values, of each part; `r` is a rotated format with Lloyd
-# levels, as most searches find, with some slots in 16 bits beside it.
-TIERS: dict[str, tuple[tuple[float, str], ...]] = {
-    "1%16+r4": ((0.01, "16"), (0.99, "r4")),
-    "1%16+4": ((0.01, "16"), (0.99, "4")),
-    "16": ((1.0, "16"),),
-    "1%16+60%8+4": ((0.01, "16"), (0.6, "8"), (0.39, "4")),
-    "4": ((1.0, "4"),),
-    "r3": ((1.0, "r3"),),
-    "8": ((1.0, "8"),),
-    "2": ((1.0, "2"),),
-    "1": ((1.0, "1"),),
-    "1%16+20%4+79%1": ((0.01, "16"), (0.2, "4"), (0.79, "1")),
-}
 # slots and sequences: what a policy holds of a long text, then what it is compared with
 SHAPES = ((4096, 8), (32768, 8), (512, 1), (512, 8), (4096, 1), (32768, 1), (4096, 32), (131072, 1))
 
@@ -131,10 +116,6 @@ def cases() -> Iterator[Case]:
         for variant in steps.VARIANTS:
             for model in MODELS:
                 yield Case("decode_step", model, batch, context, variant)
-    for context, batch in SHAPES:
-        for model in MODELS:
-            for variant in TIERS:
-                yield Case("decode_attention", model, batch, context, variant)
     for model in MODELS:
         for context, budget in ((4096, 0), (32768, 1024), (16384, 0), (4096, 512)):
             yield Case("lifetime_attention", model, 1, context, str(budget or "full"))
@@ -147,15 +128,6 @@ def cases() -> Iterator[Case]:
         for op in compactions.OPS:
             for slots, batch, variant in compactions.shapes(op.name):
                 yield Case(op.name, model, batch, slots, variant)
-
-
-def form(name: str, D: int) -> Format | None:
-    """The format called `name` in `TIERS`."""
-    if name == "16":
-        return None
-    if name.startswith("r"):
-        return Format(int(name[1:]), D, "lloyd", True)
-    return Format(int(name), D)
 
 
 def build(
@@ -195,19 +167,19 @@ def build(
         args, more, nbytes, first = steps.arguments(
             case.variant, queries(1).squeeze(2), pair, T, _packed
         )
-        return Work(decode_step, args, more, nbytes, first=first)
-    if case.op == "decode_attention":
-        return _decode(case, queries(1), pair, T, scale)
+        rest = {}
+        if case.variant == "16":  # attention alone, to as many slots
+            rest = _baselines(lambda: (queries(1), *pair(T)), scale)
+        return Work(decode_step, args, more, nbytes, rest, first)
     if case.op in ("lifetime_attention", "scored_attention"):
         return _attend(case, queries(T), *pair(T), scale, tiny)
     if case.op in compactions.VARIANTS:
-        fmt = form(case.variant, m.dim) if case.op == "repack_kv" else None
+        fmt = steps.form(case.variant, m.dim) if case.op == "repack_kv" else None
         shared = m.queries // m.keys
         found = compactions.arguments(case.op, case.variant, fmt, pair, T, shared, _packed)
         return Work(OPS[case.op], *found)
     x = data(m.keys, T)
-    fmt = form(case.variant, m.dim)
-    assert fmt is not None
+    fmt = steps.form(case.variant, m.dim)
     if case.op == "quantize_kv":
         return Work(quantize_kv, (x, fmt), {}, size(x))
     packed = _packed(x, fmt)
@@ -227,32 +199,12 @@ def _attend(case: Case, q: Tensor, k: Tensor, v: Tensor, scale: float, tiny: boo
         elif case.variant != "full":
             death = birth + (8 if tiny else int(case.variant))
         # they attend to everything: once a context
-        rest = _baselines(q, k, v, scale) if case.variant in ("full", "1024") else {}
+        rest = _baselines(lambda: (q, k, v), scale) if case.variant in ("full", "1024") else {}
         return Work(lifetime_attention, (q, k, v, birth, death), more, size(q, k, v), rest)
     rows = T if case.variant == "all" else min(int(case.variant), T)
     last = q[:, :, T - rows :]
     weights = torch.ones(rows, device=q.device)
     return Work(scored_attention, (last, k, v, weights), {"scale": scale}, size(last, k, v))
-
-
-def _decode(
-    case: Case, q: Tensor, pair: Callable[[int], tuple[Tensor, Tensor]], T: int, scale: float
-) -> Work:
-    parts, nbytes = [], 0
-    rest: dict[str, Callable[[], Any]] = {}
-    for share, name in TIERS[case.variant]:
-        k, v = pair(max(1, round(share * T)))
-        fmt = form(name, case.model.dim)
-        if fmt is None:
-            parts.append(Part(k, v))
-            nbytes += size(k, v)
-        else:
-            keys, values = (_packed(x, fmt) for x in (k, v))
-            parts.append(Part(keys, values, fmt, fmt))
-            nbytes += keys.nbytes + values.nbytes
-        if case.variant == "16" and case.op == "decode_attention":
-            rest = _baselines(q, k, v, scale)
-    return Work(OPS[case.op], (q.squeeze(2), parts), {"scale": scale}, nbytes, rest)
 
 
 def _packed(x: Tensor, fmt: Format) -> Packed:
@@ -262,22 +214,25 @@ def _packed(x: Tensor, fmt: Format) -> Packed:
     return Packed(one.codes.repeat(*times, 1), one.scales.repeat(*times, 1, 1), one.lead)
 
 
-def _baselines(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Callable[[], Any]]:
+def _baselines(
+    made: Callable[[], tuple[Tensor, Tensor, Tensor]], scale: float
+) -> dict[str, Callable[[], Any]]:
     """Attention over everything in 16 bits, by others; made ready only when first called."""
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    causal = q.shape[2] > 1
+    qkv = cache(made)
+
+    def attended() -> Tensor:
+        q, k, v = qkv()
+        return sdpa(q, k, v, is_causal=q.shape[2] > 1, scale=scale, enable_gqa=True)
 
     @cache
     def flash() -> Callable[[], Any]:
         from flash_attn import flash_attn_func
 
-        turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-        return lambda: flash_attn_func(*turned, softmax_scale=scale, causal=causal)
+        turned = [x.transpose(1, 2).contiguous() for x in qkv()]
+        return lambda: flash_attn_func(*turned, softmax_scale=scale, causal=turned[0].shape[1] > 1)
 
-    return {
-        "sdpa": lambda: sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=True),
-        "flash-attn": lambda: flash()(),
-    }
+    return {"sdpa": attended, "flash-attn": lambda: flash()()}
 
 
 def size(*tensors: Tensor) -> int:

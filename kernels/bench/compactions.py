@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.choose_slots import Ask, Sums, choose_slots
-from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.evict_in_place.probe import cases as proofs
 from kvsearch_kernels.op import Op
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.quantize_kv import Format, Packed
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 

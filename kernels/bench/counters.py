@@ -15,16 +15,16 @@ import torch
 from pool import Skipped, emit
 from timing import device, stands_in
 
-DECODED = ("16", "8", "4", "2", "1", "1%16+r4", "r3")
+DECODED = ("16", "8", "4", "2", "1", "r4", "r3 scored")
 TODO = [
-    *(("decode_attention", "llama2-7b", 8, 4096, variant) for variant in DECODED),
-    *(("decode_attention", "llama3-8b", 8, 16384, variant) for variant in ("4", "2")),
+    *(("decode_step", "llama2-7b", 8, 4096, variant) for variant in DECODED),
+    *(("decode_step", "llama3-8b", 8, 16384, variant) for variant in ("4", "2")),
     ("lifetime_attention", "llama3-8b", 1, 4096, "full"),
     ("evict_in_place", "llama3-8b", 1, 1024, "64 intervals"),  # two of them
 ]
 SECTIONS = ("SpeedOfLight", "SchedulerStats", "WarpStateStats", "MemoryWorkloadAnalysis",
             "LaunchStats", "Occupancy")  # fmt: skip
-KERNELS = "regex:decode|attend|evict"
+KERNELS = "regex:attend|evict"
 MARK = "launched "
 
 

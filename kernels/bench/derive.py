@@ -202,11 +202,11 @@ def _aims(rows: Sequence[Row]) -> Iterator[Row]:
             what = f"prompt, {x['model']} 32768, {x['cache']}: times the full cache's"
             yield _of(x) | {"aim": what, "bound": "<= 1.5", "value": x["of_full"],
                             "met": float(x["of_full"]) <= 1.5}  # fmt: skip
-    every = [x for x in attention(rows) if x["op"] == "decode_attention" and x["of_read_roof"]]
+    every = [x for x in attention(rows) if x["op"] == "decode_step" and x["of_read_roof"]]
     for x in every:
         least_ = BANDWIDTH.get(x["variant"])
         if least_ and x["impl"] == "triton" and x["context"] == 32768 and x["batch"] == 8:
-            what = f"decode attention, {x['model']} 32768x8, {x['variant']} bits: of the bandwidth"
+            what = f"decode_step, {x['model']} 32768x8, {x['variant']} bits: of the bandwidth"
             yield _of(x) | {"aim": what, "bound": f">= {least_}", "value": x["of_read_roof"],
                             "met": float(x["of_read_roof"]) >= least_}  # fmt: skip
 

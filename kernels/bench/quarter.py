@@ -37,8 +37,8 @@ ALL = (*KERNELS, "kvsearch/**/*.py")
 OURS = ("pool.py", "timing.py")  # of this folder, and what every stage has beside them
 DONE = ("done", "skipped", "failed", "stopped")  # a later call leaves these as they are
 DTYPES = ("bfloat16", "float16")
-DECODED = "decode_attention"
-FORMATS = ("16", "8", "4", "2", "1", "1%16+r4")
+DECODED = "decode_step"
+FORMATS = ("16", "8", "4", "2", "1", "r4")
 SLACK = 15.0  # seconds in which the last stage's processes are ended and tables are written
 LOG = 2 << 20  # bytes of the log that are kept
 
@@ -116,7 +116,7 @@ def stages(
             Unit(DECODED, "worker:clock", {
                 "op": DECODED, "impls": ["triton", "sdpa"], "dtype": DTYPES[0],
                 "models": ["smollm2-135m" if stand_in else "llama2-7b"],
-                "contexts": [4096] if stand_in else [4096, 32768],
+                "contexts": [4096] if stand_in else [4096, 32768], "variants": FORMATS,
             }, 60),
             *(Unit(f"{pattern} {T}", "versus:compare",
                    {"pattern": pattern, "context": T, "slots": slots}, 60, 5)
@@ -147,7 +147,7 @@ CELLS = [
 def _probes(names: Sequence[str], stand_in: bool) -> Iterator[Unit]:
     for dtype in DTYPES[:1] if stand_in else DTYPES:
         for op in names:
-            yield Unit(f"probe {op} {dtype}", "worker:gate", {"op": op, "dtype": dtype}, 110)
+            yield Unit(f"probe {op} {dtype}", "worker:gate", {"op": op, "dtype": dtype}, 140)
     for variant in FORMATS[:1] if stand_in else FORMATS:
         asked = {"op": DECODED, "model": "llama2-7b", "variant": variant, "dtype": DTYPES[0]}
         yield Unit(f"{DECODED} {variant}", "worker:compare", asked, 90)

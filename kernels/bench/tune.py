@@ -1,4 +1,4 @@
-"""Find tiles for `decode_attention` on this GPU: warps at once, keys of a tile, warps, stages.
+"""Find tiles for `decode_step` on this GPU: warps at once, keys of a tile, warps, stages.
 
     python kernels/bench/tune.py --seconds 240 --out tiles.csv
     python kernels/bench/tune.py --dry-run         # anywhere: every setting once, on the CPU
@@ -25,16 +25,16 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
-from cases import MODELS, Case, build  # noqa: E402
+from cases import MODELS, Case, Work, build  # noqa: E402
 from pool import Ended, Pool, Row, Unit, emit, output, sentence  # noqa: E402
 from timing import replay  # noqa: E402
 from worker import examine  # noqa: E402
 
 from kvsearch_kernels import configs  # noqa: E402
 from kvsearch_kernels.configs import Tile  # noqa: E402
-from kvsearch_kernels.decode_attention import triton_impl  # noqa: E402
+from kvsearch_kernels.packed_attention import triton_args  # noqa: E402
 
-VARIANTS = ("4", "1%16+r4", "8", "2", "16")  # in order of priority
+VARIANTS = ("4", "r4", "8", "2", "16")  # in order of priority
 SHAPES = (("llama2-7b", 8, 4096), ("llama3-8b", 8, 32768))
 HEADS = {m.name: m for m in MODELS}
 ROWS = 8  # least query heads of a group
@@ -79,14 +79,19 @@ def use(at: Setting) -> None:
     """Let decoding in 16 bits with 128 channels go by `at`, in this process."""
     configs.DECODE[128, 2] = Tile(ROWS, at.columns, at.warps, at.stages)
     configs.DECODE_LOADED[128] = at.columns, at.warps
-    for module in (configs, triton_impl):
+    for module in (configs, triton_args):
         vars(module)["DECODE_WARPS"] = at.at_once
+
+
+def anew(work: Work) -> None:
+    """Forget the plan of a layer, which was made for another setting."""
+    work.args[3].known.clear()
 
 
 def case(variant: str, shape: tuple[str, int, int]) -> Case:
     """What is timed."""
     model, batch, slots = shape
-    return Case("decode_attention", HEADS[model], batch, slots, variant)
+    return Case("decode_step", HEADS[model], batch, slots, variant)
 
 
 def check(at: dict[str, int], variant: str) -> None:
@@ -105,6 +110,7 @@ def clock(todo: list[tuple[str, dict[str, int]]]) -> None:
             other = build(case(variant, shape), "cuda", 1, tiny=False, dtype=torch.bfloat16)
             for at in [a for v, a in todo if v == variant]:
                 use(Setting(**at))
+                anew(work), anew(other)
                 row = {"variant": variant, "model": shape[0], "batch": shape[1],
                        "slots": shape[2], **at}  # fmt: skip
                 try:

@@ -4,7 +4,7 @@ Each function is a unit of `quarter.py`, in a process of its own.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from statistics import median
@@ -114,7 +114,8 @@ def roof() -> None:
 
 
 def clock(
-    op: str, impls: list[str], dtype: str, models: list[str], contexts: list[int] | None = None
+    op: str, impls: list[str], dtype: str, models: list[str], contexts: list[int] | None = None,
+    variants: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
     """Time cases of an op; kernels are compared with the reference before."""
     kind, verdicts, over = getattr(torch, dtype), dict[tuple[str, str], str | None](), set[str]()
@@ -122,6 +123,8 @@ def clock(
         if case.op != op or case.model.name not in models:
             continue
         if contexts is not None and (case.context not in contexts or case.batch != 8):
+            continue
+        if variants is not None and case.variant not in variants:
             continue
         for impl in impls:
             row = {"op": op, "impl": impl, "dtype": dtype, "model": case.model.name}

@@ -30,7 +30,7 @@ from kvsearch_kernels.launch import DTYPES, emulated, lacks_memory, on, why_not_
 from kvsearch_kernels.op import Op
 
 CASES, PARTS = 3, 8  # neighbouring cases that are compiled together; the last part has all others
-LONG = ("decode_step", "decode_attention", "repack_kv")  # these first
+LONG = ("decode_step", "repack_kv")  # these first
 MEMORY = 1 << 30  # bytes on the GPU for each process: CUDA's own, and a probe's tensors
 MOST, LIMIT = 16, 600.0  # processes, and seconds after which they are stopped
 # Exit statuses: a kernel failed, as it would again; memory was short; the GPU refused all work.

@@ -89,7 +89,7 @@ DECODE_COST = {16: 7.4, 8: 3.8, 5: 2.4, 4: 2.0, 3: 1.6, 2: 1.05, 1: 1.0}
 
 
 def decode_tile(head_dim: int, itemsize: int, heads: int, *, loaded: bool, lookups: bool) -> Tile:
-    """Tile of `decode_attention`.
+    """Tile of the attention of `decode_step`.
 
     Args:
         head_dim: of keys and values.

@@ -43,14 +43,20 @@ class Draw:
         return x.to(self.device, dtype)
 
 
-def on_cpu(x: Any) -> Any:
-    """`x` with every tensor in it on the CPU; looks into sequences, dicts and dataclasses."""
+def moved(x: Any, device: torch.device) -> Any:
+    """`x` with every tensor in it on `device`; looks into sequences, dicts and dataclasses."""
     if isinstance(x, Tensor):
-        return x.cpu()
+        return x.to(device)
     if isinstance(x, dict):
-        return {key: on_cpu(value) for key, value in x.items()}
+        return {key: moved(value, device) for key, value in x.items()}
     if isinstance(x, Sequence) and not isinstance(x, str):
-        return type(x)(on_cpu(value) for value in x)  # type: ignore[call-arg]
+        return type(x)(moved(value, device) for value in x)  # type: ignore[call-arg]
     if is_dataclass(x) and not isinstance(x, type):
-        return replace(x, **{f.name: on_cpu(getattr(x, f.name)) for f in fields(x) if f.init})
+        made = {f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.init}
+        return replace(x, **made)
     return x
+
+
+def on_cpu(x: Any) -> Any:
+    """`x` with every tensor in it on the CPU."""
+    return moved(x, torch.device("cpu"))

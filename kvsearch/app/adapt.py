@@ -11,20 +11,21 @@ from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
 from kvsearch.app.adapt_job import Job, Texts
 from kvsearch.app.adapt_report import Adapted
-from kvsearch.app.arguments import check_counts, texts
+from kvsearch.app.arguments import check_counts
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
 from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
 from kvsearch.app.progress import Shown
-from kvsearch.errors import KvsearchError, RunError, TextError
+from kvsearch.errors import KvsearchError, TextError
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
+from kvsearch.folders import require_new
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, device_named
 from kvsearch.policy import Policy
-from kvsearch.text import TextLike, cut, read_files
+from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import require_schedule
@@ -107,8 +108,7 @@ def adapt(
         lr=lr, warmup=warmup, steps=steps, minutes=minutes, batch=batch, accumulate=accumulate,
         save_every=save_every, seed=seed,
     )  # fmt: skip
-    if os.path.lexists(folder):
-        raise RunError(f"{folder} exists already; choose another folder with --out")
+    require_new(folder)
     check_budget(budget_slots, budget_bytes)
     check_names((policy,), sized=budget_slots is not None or budget_bytes is not None)
     inputs.require_files(text, held_out)
@@ -179,13 +179,9 @@ def _texts(
     count: int | None,
     shown: Shown,
 ) -> Texts:
-    tokens = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
-    if held_out:
-        held = inputs.tokenized(loaded, read_files(texts(held_out)))
-        if held.token_sha256 == tokens.token_sha256:
-            raise TextError("--held-out is the text that is trained on; give another one")
-    else:
-        tokens, held = cut(tokens, {"train": 1 - HELD_OUT, "held-out": HELD_OUT})
+    tokens, held = inputs.held_out(loaded, text, dataset, held_out, HELD_OUT, shown.say)
+    if held.token_sha256 == tokens.token_sha256:
+        raise TextError("--held-out is the text that is trained on; give another one")
     span = context - (tokens.start is not None)
     fit = max(1, min(WINDOWS, held.ids.size // span)) if count is None else count
     return Texts(

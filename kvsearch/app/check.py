@@ -2,9 +2,8 @@
 
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 
@@ -62,10 +61,6 @@ class Checked:
         if not self.wrong:
             lines.append("nothing is wrong")
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def check(shown: Shown, *, device: str, dtype: str) -> Checked:

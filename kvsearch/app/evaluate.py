@@ -233,12 +233,7 @@ def evaluate(
             step.advance(note=policy.name or "")
     result = EvaluateResult(
         rows=[_row(p, q, full, setting, start) for p, q in measured],
-        model={
-            "name": loaded.name,
-            "digest": loaded.digest,
-            "dtype": loaded.dtype,
-            "device": loaded.device,
-        },
+        model=inputs.about(loaded),
         text={
             "name": source.name,
             "text_sha256": source.text_sha256,
@@ -280,7 +275,6 @@ def _row(
 ) -> Evaluated:
     nll = quality.nll[:, start - 1 :]
     mean = float(nll.mean())
-    d = paired(nll, full.nll[:, start - 1 :])
     sizes, found, tokens = layout(policy, setting.shape), quality.anchored, setting.tokens
     tokens = tokens if found is None else found.tokens
     peak, limit = sizes.bytes_peak(tokens, setting.prompt), setting.budget_bytes
@@ -291,7 +285,7 @@ def _row(
         nll=mean,
         nll_se=standard_error(nll),
         ppl=float(np.exp(mean)),
-        dnll_full=Interval(d.mean, d.lo, d.hi),
+        dnll_full=paired(nll, full.nll[:, start - 1 :]),
         bytes_peak=peak,
         bytes_peak_text=peak if found is None else found.bytes.peak,
         bytes_mean=mean_bytes,

@@ -10,16 +10,15 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app import by_name, inputs
+from kvsearch.app import inputs
 from kvsearch.app.arguments import check_counts
 from kvsearch.app.budget import check_budget
 from kvsearch.app.exported import Exported, Loss
 from kvsearch.app.learn import learns
-from kvsearch.app.optuna_storage import optuna_storage
-from kvsearch.app.policies import is_method
+from kvsearch.app.others import write_other
+from kvsearch.app.policies import is_method, method
 from kvsearch.app.progress import Shown
 from kvsearch.app.prompts import ITEMS, PromptsResult, evaluate_prompts
-from kvsearch.app.vectors import vectors
 from kvsearch.errors import KvsearchError, RunError, TextError
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.quality import Evaluator, check_finite
@@ -43,7 +42,7 @@ from kvsearch.models.learned import newest
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
-from kvsearch.records import Interval
+from kvsearch.policy_search.folder import run_of
 from kvsearch.stats import paired
 from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
@@ -146,12 +145,18 @@ def export(
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
     if to in OTHERS:
-        return _other(policy, to, out, force=force, prompt=prompt)
+        if isinstance(policy, Policy):
+            raise KvsearchError(f"export to {to} needs a file or folder, not a Policy object")
+        return write_other(policy, to, out, force=force, prompt=prompt)
     shown, target = Shown(quiet=not progress), find(to, OTHERS)
     check_budget(budget_slots, budget_bytes)
     if not isinstance(policy, Policy) and Path(policy).is_dir():
         policy = policy_file(str(policy))
-    asked = _read(policy)
+    asked: Policy | None = None  # of a method, which is sized when the model is known
+    if isinstance(policy, Policy):
+        asked = policy
+    elif not is_method(policy):
+        asked = Policy.from_json(policy)
     if asked is not None and (budget_slots is not None or budget_bytes is not None):
         raise KvsearchError("--budget sizes a named method; this policy already fixes its size")
     file = None if isinstance(policy, Policy) else Path(policy)
@@ -180,7 +185,7 @@ def export(
                 dtype=dtype, device=device, context=1, say=shown.say,
             )  # fmt: skip
             learned = newest(model.model) or ""
-        asked = by_name.method(
+        asked = method(
             str(policy), shape, budget_slots, budget_bytes, context=context, prompt=prompt,
             learned=learned,
         )  # fmt: skip
@@ -211,9 +216,10 @@ def export(
             prompts=prompts, text=text, see=see, items=items, progress=progress,
         )  # fmt: skip
     elif loaded is not None:
-        ids, source = _ids(loaded, text, dataset, context, windows, shown)
+        source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
+        ids = cut_windows(source, count=windows, length=context)
         loss, measured = _losses(
-            asked, given, target, made, loaded, ids, source, prompt, verify, shown
+            asked, given, target, made, loaded, ids, source.name, prompt, verify, shown
         )
     sizes = [
         None if shape is None else layout(p, shape).bytes_peak(context, prompt)
@@ -227,29 +233,6 @@ def export(
         target, given, proof_of(given, target, shape), found, files, context, sizes[0], sizes[1],
         loss, measured, (*target.notes, *_of_others(given, target, shape)), answered,
     )  # fmt: skip
-
-
-def _other(
-    policy: str | PathLike[str] | Policy,
-    to: str,
-    out: str | PathLike[str] | None,
-    *,
-    force: bool,
-    prompt: int,
-) -> tuple[Path, ...]:
-    """Write something that is for no runtime."""
-    if isinstance(policy, Policy):
-        raise KvsearchError(f"export to {to} needs a file or folder, not a Policy object")
-    if to == "optuna":
-        return (optuna_storage(policy, out, force=force),)
-    return vectors(policy_file(str(policy)), out, prompt=prompt, force=force)
-
-
-def _read(policy: str | PathLike[str] | Policy) -> Policy | None:
-    """What is to be exported; None is a method, which is sized when the model is known."""
-    if isinstance(policy, Policy):
-        return policy
-    return None if is_method(policy) else Policy.from_json(policy)
 
 
 def _of_others(given: Policy, target: Target, shape: ModelShape | None) -> list[str]:
@@ -280,25 +263,13 @@ def _model(
         return model.name, model.shape
     if model is not None:
         return model, shape_named(model)
-    for folder in () if file is None else file.resolve().parents[:2]:
-        try:
-            found = json.loads((folder / "study.json").read_text(encoding="utf-8"))["model"]
-            return found["name"], ModelShape(**found["shape"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None, None
-
-
-def _ids(
-    loaded: LoadedModel,
-    text: TextLike | Sequence[TextLike] | None,
-    dataset: str | None,
-    context: int,
-    windows: int,
-    shown: Shown,
-) -> tuple[NDArray[np.int64], str]:
-    source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
-    return cut_windows(source, count=windows, length=context), source.name
+    if file is None or (run := run_of(file)) is None:
+        return None, None
+    try:
+        found = json.loads((run / "study.json").read_text(encoding="utf-8"))["model"]
+        return found["name"], ModelShape(**found["shape"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
 
 
 def _losses(
@@ -332,8 +303,6 @@ def _losses(
             measured = found.measured
             if found.nll is not None:
                 there = found.nll[:, start - 1 :].astype(np.float32)
-                d = paired(there, g)
-                off = Interval(d.mean, d.lo, d.hi)
-                loss = replace(loss, runtime=float(there.mean()), off=off)
+                loss = replace(loss, runtime=float(there.mean()), off=paired(there, g))
             step.advance()
     return loss, measured

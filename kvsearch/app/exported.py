@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from kvsearch.app.prompts import PromptsResult
 from kvsearch.exporters import Proof, Target, Verdict, proof
 from kvsearch.policy import Policy
 from kvsearch.records import Interval
+
+_ANY = TypeAdapter(Any)
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class Exported:
             "proof": self.proof,
             "policy": self.given.plain(),
             "fields": [
-                {"field": v.field, "asked": plain(v.asked), "given": plain(v.given),
-                 "verdict": v.verdict}
+                {"field": v.field, "asked": _ANY.dump_python(v.asked, mode="json"),
+                 "given": _ANY.dump_python(v.given, mode="json"), "verdict": v.verdict}
                 for v in self.verdicts
             ],
             "tokens": self.tokens,
@@ -97,10 +100,3 @@ class Exported:
             "notes": list(self.notes),
             "files": [str(f) for f in self.files],
         }  # fmt: skip
-
-
-def plain(value: Any) -> Any:
-    """A field's value as plain data."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return [plain(v) for v in value] if isinstance(value, tuple) else value

@@ -4,21 +4,21 @@ Finalists are measured on other text, the best of them is recommended, the rows 
 frozen, and everything is measured once on a third text.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app.progress import Shown
 from kvsearch.app.report_windows import ReportWindows
-from kvsearch.app.sizes import LARGER, SMALLER, resized
+from kvsearch.errors import PolicyError
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting
+from kvsearch.knobs import Setting, build
 from kvsearch.pareto import nondominated
-from kvsearch.policy import Policy, layout
+from kvsearch.policy import Policy, check, layout
 from kvsearch.policy_search.executors import Executor
-from kvsearch.policy_search.fidelity import most_measured
+from kvsearch.policy_search.fidelity import comparable
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
 from kvsearch.policy_search.run_files import ExtraText, Frozen, Measured, MeasuredRow, Size, Sizes
@@ -29,6 +29,7 @@ Nll = NDArray[np.float32]
 FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS = 3  # of each kind, for checks on further texts
 FRONT = 6  # members of the search front that go to the report
+SMALLER, LARGER = (0.25, 0.375, 0.5), (2.0, 3.0)  # other sizes, as shares of the budget
 CHOICE = 0.25  # share of the search's tokens that the selection may cost; one pass at least
 
 
@@ -79,7 +80,11 @@ class FinalEvaluation:
         """All stages; returns what `measured.json` keeps, decode speed aside."""
         recommended = self._select(trials)
         front = self._front(trials)
-        report = self._report_windows
+        headline = self.windows["report"]
+        report = ReportWindows(
+            self.folder, self._measure, self.setting, self.score_from,
+            self.each or headline, headline, self.together, self.every,
+        )  # fmt: skip
         chosen = self._chosen(trials, {*front[:FRONT], recommended})
         frozen = Frozen(recommended, [c.name for c in chosen], front)
         write_atomic(self.folder.path / "frozen.json", frozen.text())
@@ -97,19 +102,8 @@ class FinalEvaluation:
             dropped=dropped,
         )
 
-    @property
-    def _report_windows(self) -> ReportWindows:
-        headline = self.windows["report"]
-        return ReportWindows(
-            self.folder, self._measure, self.setting, self.score_from,
-            self.each or headline, headline, self.together, self.every,
-        )  # fmt: skip
-
     def _within(self, trials: list[Trial]) -> list[Trial]:
-        """Policies within the budget on the most windows: only they can be compared."""
-        limit = self.setting.budget_bytes or 0
-        done = [t for t in trials if t.state == "complete" and t.nll is not None]
-        return most_measured([t for t in done if (t.bytes_peak or 0) <= limit])
+        return comparable(trials, self.setting.budget_bytes or 0)
 
     def _select(self, trials: list[Trial]) -> str | None:
         """Measure the best few within the budget on the select text; the best on both texts.
@@ -154,7 +148,7 @@ class FinalEvaluation:
             wanted[recommended] = SMALLER + LARGER[:1]
         if lead is not None and lead.name not in wanted:
             wanted[lead.name] = LARGER
-        made = {n: resized(known[n], self.setting, shares) for n, shares in wanted.items() if n}
+        made = {n: _resized(known[n], self.setting, shares) for n, shares in wanted.items() if n}
         policies = [p for some in made.values() for p in some]
         windows = min(self.together, self.each or self.windows["report"])  # as all rows have
         failures = self._measure("report", "other sizes", policies, windows=windows, resident=False)
@@ -218,3 +212,29 @@ class FinalEvaluation:
         """Mean over the scored tokens of all `parts`, or of their first windows."""
         nll = np.concatenate([self.folder.load_nll(part, key).nll[:windows] for part in parts])
         return float(nll[:, self.score_from - 1 :].mean())
+
+
+def _resized(trial: Trial, setting: Setting, shares: Sequence[float]) -> list[Policy]:
+    """A trial's policy in other shares of the budget, where it can be built so.
+
+    What would take as much as the full cache is left out.
+
+    Args:
+        trial: with the knobs that it was built from.
+        setting: of the run.
+        shares: of the budget in bytes.
+    """
+    found, shape = list[Policy](), setting.shape
+    full = layout(Policy(), shape).bytes_peak(setting.tokens, setting.prompt)
+    for share in shares:
+        room = int(share * (setting.budget_bytes or 0))
+        if not 0 < room < full:
+            continue
+        try:
+            name = f"{trial.name} x {share:g}"
+            policy = build(trial.params, replace(setting, budget_bytes=room), name=name)
+            check(policy, shape, prompt=setting.prompt)
+        except PolicyError:
+            continue
+        found.append(policy)
+    return found

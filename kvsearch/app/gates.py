@@ -7,9 +7,8 @@ from os import PathLike
 from kvsearch.app import inputs
 from kvsearch.app.arguments import check_counts, several
 from kvsearch.app.progress import Shown
-from kvsearch.app.workloads import GATE_ITEMS, context_worth, from_tasks
+from kvsearch.app.workloads import context_worth, from_tasks
 from kvsearch.errors import KvsearchError
-from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.text import TextLike, tokenize
 from kvsearch.workloads import TASKS, See, expanded, parse
@@ -38,34 +37,17 @@ class Gate:
 
 
 def gates(
-    model: str | PathLike[str] | LoadedModel = DEFAULT,
-    *,
-    tasks: str | Sequence[str] = (),
-    text: TextLike | Sequence[TextLike] | None = None,
-    dataset: str | None = None,
-    see: See = "agnostic",
-    items: int = GATE_ITEMS,
-    dtype: str = "auto",
-    device: str = "auto",
-    seed: int = 0,
-    progress: bool = False,
+    model: str | PathLike[str] | LoadedModel,
+    tasks: str | Sequence[str],
+    text: TextLike | Sequence[TextLike] | None,
+    dataset: str | None,
+    see: See,
+    items: int,
+    dtype: str,
+    device: str,
+    progress: bool,
 ) -> list[Gate]:
-    """Try tasks on the contexts with which a search on them begins, with the full cache.
-
-    Args:
-        model: as for `kvsearch.search`.
-        tasks: such as `needle:4,tokens=2000`; by default every task as it is listed.
-        text, dataset: in which tasks hide facts.
-        see: whether the question is seen before the context is compressed.
-        items: contexts of each task.
-        dtype: `auto`, `float32`, `bfloat16` or `float16`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        seed: of what tasks draw.
-        progress: print progress to stderr.
-
-    Raises:
-        KvsearchError: there is no such task or option, or the model or text cannot be read.
-    """
+    """Try tasks on the contexts with which a search on them begins; see `tables.tasks`."""
     shown = Shown(quiet=not progress)
     check_counts(items=items)
     asked = expanded(several(tasks))
@@ -73,7 +55,7 @@ def gates(
         parse(spec)
     inputs.require_files(text)
     loaded = inputs.model(
-        model if isinstance(model, LoadedModel) else str(model),
+        model,
         dtype=dtype, device=device, context=1, say=shown.say,
     )  # fmt: skip
     prose = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say, tasks=True))
@@ -83,7 +65,7 @@ def gates(
         try:
             spec = parse(name)
             (workload,) = from_tasks(
-                loaded, [spec], prose.ids, prose.start, see, items, seed, "search"
+                loaded, [spec], prose.ids, prose.start, see, items, 0, "search"
             )
         except KvsearchError as e:  # data that are not installed, or contexts too short for it
             return Gate(name, why=str(e))

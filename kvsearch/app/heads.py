@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvsearch.app import inputs
 from kvsearch.app.learn import learns, with_learned
-from kvsearch.app.policies import PolicyLike
+from kvsearch.app.policies import PolicyLike, values_of
 from kvsearch.app.progress import Shown
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
@@ -15,9 +15,7 @@ from kvsearch.files import require_writable, write_atomic
 from kvsearch.knobs import Setting, needs_heads
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import HeadLosses
-from kvsearch.space import SearchSpace
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def heads(
     if out is not None:
         require_writable(Path(out))
     loaded = inputs.model(
-        model if isinstance(model, LoadedModel) else str(model),
+        model,
         dtype=dtype, device=device, context=head_losses.FEWEST, say=shown.say,
     )  # fmt: skip
     found, where = head_losses.of_model(Evaluator(loaded), shown.step, anew=measure_heads)
@@ -72,18 +70,6 @@ def heads(
     if out is not None:
         write_atomic(Path(out), text)
     return Heads(found, where, text)
-
-
-def of_space(space: SearchSpace) -> bool:
-    """Whether policies of a space follow what heads lose."""
-    return needs_heads({name: axis.choice or () for name, axis in space.axes.items()})
-
-
-def of_method(policy: PolicyLike) -> bool:
-    """Whether a method follows it; policy files hold their own weights."""
-    if not isinstance(policy, str) or policy not in METHODS:
-        return False
-    return needs_heads({name: (value,) for name, value in METHODS[policy].knobs.items()})
 
 
 def for_policies(
@@ -110,7 +96,7 @@ def for_policies(
     """
     if any(map(learns, policies)):
         setting = with_learned(setting, loaded)
-    names = [str(p) for p in policies if of_method(p)]
+    names = [str(p) for p in policies if needs_heads(values_of(p))]
     if not names and file is None:
         return setting
     return replace(setting, heads=found(loaded, shown, file=file, anew=anew, of=", ".join(names)))

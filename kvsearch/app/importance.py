@@ -10,32 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app.policies import PolicyLike
+from kvsearch.app.policies import PolicyLike, values_of
 from kvsearch.app.progress import Shown
-from kvsearch.app.unscored_text import unscored_windows
 from kvsearch.errors import RunError
 from kvsearch.evaluation import importance, ppl_rise
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.knobs.channels import needs
-from kvsearch.named_methods import METHODS
 from kvsearch.policy.pruning import Importance
-from kvsearch.space import SearchSpace
+from kvsearch.text import beside, windows
 from kvsearch.text.parts import Tokens
 
 ROWS, ROW = 4, 512  # windows, and tokens of each, that channels are measured on
-
-
-def of_space(space: SearchSpace) -> frozenset[str]:
-    """What policies of a space may need."""
-    return needs({name: axis.choice for name, axis in space.axes.items() if axis.choice})
-
-
-def of_method(policy: PolicyLike) -> frozenset[str]:
-    """What a method needs; policy files name the channels themselves."""
-    if not isinstance(policy, str) or policy not in METHODS:
-        return frozenset()
-    return needs({name: (value,) for name, value in METHODS[policy].knobs.items()})
+SHORT = 512  # tokens of a window, at least, where there are so many
 
 
 def measure(
@@ -98,10 +85,32 @@ def with_importance(
         length: tokens of each.
         shown: for progress, and a sentence that says where it was measured.
     """
-    wanted = frozenset[str]().union(*(of_method(p) for p in policies))
+    wanted = frozenset[str]().union(*(needs(values_of(p)) for p in policies))
     if not wanted:
         return setting
-    ids, where = unscored_windows(tokens, count, length, ROWS, min(ROW, length))
-    names = ", ".join(str(p) for p in policies if of_method(p))
+    ids, where = _unscored(tokens, count, length, ROWS, min(ROW, length))
+    names = ", ".join(str(p) for p in policies if needs(values_of(p)))
     shown.say(f"{names}: measuring {' and '.join(sorted(wanted))} of the channels {where}")
     return replace(setting, importance=measure(evaluator, ids, wanted, shown.step))
+
+
+def _unscored(
+    tokens: Tokens, count: int, length: int, most: int, size: int
+) -> tuple[NDArray[np.int64], str]:
+    """Token windows `[W, T]` beside the evaluated ones, if they can be, and words for where.
+
+    Args:
+        tokens: the text.
+        count: evaluated windows.
+        length: tokens of each.
+        most: windows, at most.
+        size: tokens of each, at most.
+    """
+    rest = beside(tokens, count=count, length=length)
+    least = min(SHORT, length)
+    if rest.ids.size >= least:
+        size = min(size, rest.ids.size)
+        fit = min(most, rest.ids.size // size)
+        return windows(rest, count=fit, length=size), "on text beside the windows"
+    where = f"on the windows themselves: the text has no other {least} tokens in a row"
+    return windows(tokens, count=count, length=length)[:most, :size], where

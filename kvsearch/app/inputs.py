@@ -118,6 +118,11 @@ def model(
     return loaded
 
 
+def about(loaded: LoadedModel) -> dict[str, str]:
+    """A model in records of an evaluation."""
+    return {name: getattr(loaded, name) for name in ("name", "digest", "dtype", "device")}
+
+
 def kernels(loaded: LoadedModel, say: Say) -> None:
     """Have the kernels that many policies need compiled side by side; on a CPU there are none."""
     if loaded.device.startswith("cuda"):
@@ -136,6 +141,22 @@ def tokenized(loaded: LoadedModel, found: Source) -> Tokens:
     tokens = tokenize(loaded.tokenizer, found)
     require_ids(loaded.model, loaded.tokenizer, tokens.ids, tokens.name, tokens.start)
     return tokens
+
+
+def held_out(
+    loaded: LoadedModel,
+    text: TextLike | Sequence[TextLike] | None,
+    dataset: str | None,
+    held: TextLike | Sequence[TextLike] | None,
+    share: float,
+    say: Say,
+) -> tuple[Tokens, Tokens]:
+    """A text to learn from, and the one given to measure on, or the last `share` of the first."""
+    tokens = tokenized(loaded, source(text, dataset, say))
+    if held:
+        return tokens, tokenized(loaded, read_files(texts(held)))
+    first, last = cut(tokens, {"train": 1 - share, "held-out": share})
+    return first, last
 
 
 def text(loaded: LoadedModel, options: RunOptions, say: Say, select_windows: int = 1) -> MeasuredOn:

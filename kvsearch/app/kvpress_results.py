@@ -6,8 +6,6 @@ is needed. Other data sets have that score, too: their own need packages of kvpr
 read `predictions.csv`.
 """
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,7 @@ import yaml
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import spoken
 from kvsearch.evaluation.quality import Evaluator
-from kvsearch.files import write_all
+from kvsearch.files import csv_text, write_all
 from kvsearch.policy import Policy
 from kvsearch.workloads import TASKS, Ask, Prompts
 
@@ -163,7 +161,7 @@ def write(place: Path, model: str, device: str, see: str, found: Sequence[Predic
         ]  # fmt: skip
         folder = _free(place / "__".join(filter(None, parts)))
         files = {
-            "predictions.csv": _csv(rows),
+            "predictions.csv": csv_text(rows, COLUMNS),
             "metrics.json": json.dumps(string_match(rows, every=dataset == "ruler"), indent=4),
             "config.yaml": yaml.safe_dump(config, indent=2, sort_keys=False),
         }
@@ -179,14 +177,6 @@ def _free(folder: Path) -> Path:
         number += 1
         place = folder / str(number)
     return place
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 def _config(

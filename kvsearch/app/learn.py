@@ -1,7 +1,6 @@
 """Fitting a rule with weights to a model: `kvsearch adapt --rule`."""
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from kvsearch.app import inputs
-from kvsearch.app.arguments import check_counts, texts, which
+from kvsearch.app.arguments import check_counts
 from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.progress import Shown
-from kvsearch.errors import KvsearchError, ModelError, RunError, TextError, nearest, quoted
+from kvsearch.errors import KvsearchError, ModelError, TextError, nearest, quoted
 from kvsearch.files import require_writable, write_atomic
-from kvsearch.folders import drafted
+from kvsearch.folders import drafted, require_new
 from kvsearch.knobs import Setting
 from kvsearch.models import learned
 from kvsearch.models.aliases import DEFAULT
@@ -24,7 +23,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import METHODS, at
 from kvsearch.rules import RULES, KVzap
 from kvsearch.rules.kvzap import file_of
-from kvsearch.text import TextLike, cut, read_files
+from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
 from kvsearch.train.kvzap import fit
 from kvsearch.train.work import saving
@@ -136,22 +135,17 @@ def learn(
     if rule not in RULES or "hidden" not in RULES[rule].needs:
         raise KvsearchError(f"rule {quoted(rule)} has no weights{nearest(rule, ('kvzap',))}")
     shown, folder = Shown(quiet=not progress), Path(out)
-    if os.path.lexists(folder):
-        raise RunError(f"{folder} exists already; choose another folder with --out")
+    require_new(folder)
     check_budget(budget_slots, budget_bytes)
     inputs.require_files(text, held_out)
     check_counts(context=context, windows=windows, steps=steps)
     require_writable(folder)
-    loaded = inputs.model(which(model), dtype=dtype, device=device, context=context, say=shown.say)
+    loaded = inputs.model(model, dtype=dtype, device=device, context=context, say=shown.say)
     limit = in_both_units(loaded.shape, budget_slots, budget_bytes)
     if limit is None:
         limit = in_both_units(loaded.shape, context / SIZE, None)
     policy = at(rule, sized_for(loaded.shape, limit, context))
-    tokens = inputs.tokenized(loaded, inputs.source(texts(text), dataset, shown.say))
-    if held_out:
-        held = inputs.tokenized(loaded, read_files(texts(held_out)))
-    else:
-        tokens, held = cut(tokens, {"train": 1 - HELD_OUT, "held-out": HELD_OUT})
+    tokens, held = inputs.held_out(loaded, text, dataset, held_out, HELD_OUT, shown.say)
     span = context - (tokens.start is not None)
     count = min(steps or CONTEXTS, tokens.ids.size // span)
     others = min(windows or max(1, round(HELD_OUT * count)), held.ids.size // span)

@@ -4,16 +4,17 @@ A table of perplexities does not tell whether a policy forgets what is asked for
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
-from kvsearch.app.workloads import encoder, start_of
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.records import Needles
 from kvsearch.workloads import make, parse
+from kvsearch.workloads.encode import encoded, start_of
 from kvsearch.workloads.items import Ids
 from kvsearch.workloads.tasks import Material
 
@@ -42,7 +43,7 @@ def measure(
     """
     spec = parse(f"needle:{FACTS},asks={FACTS},tokens={max(1, tokens - AFTER)}")
     ids, start = np.asarray(prose), start_of(loaded)
-    given = Material(encoder(loaded), start, ids, spec.tokens, "report")
+    given = Material(partial(encoded, loaded), start, ids, spec.tokens, "report")
     asked = make(spec, given, CONTEXTS, "agnostic")
     evaluator = Evaluator(loaded)
     exact = {

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from kvsearch.files import write_atomic
+from kvsearch.files import write_parquet
 
 
 def write_nll(
@@ -30,6 +29,4 @@ def write_nll(
         "token": np.tile(ids[:, 1:].astype(np.int32).ravel(), len(nll)),
         "nll": np.concatenate([found.ravel() for _, found in nll]),
     }
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
-    write_atomic(file, sink.getvalue().to_pybytes())
+    write_parquet(file, pa.table(columns))

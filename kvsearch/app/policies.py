@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 
+from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
-from kvsearch.knobs import Setting
+from kvsearch.knobs import Setting, Value, needs_heads
+from kvsearch.knobs.channels import needs
 from kvsearch.named_methods import METHODS, at
-from kvsearch.policy import Policy, check
+from kvsearch.policy import ModelShape, Policy, check
+from kvsearch.space import SearchSpace
 
 PolicyLike = str | PathLike[str] | Policy
 
@@ -32,6 +36,15 @@ def is_method(given: str | PathLike[str]) -> bool:
     if name not in METHODS and Path(name).suffix != ".json":
         raise PolicyError(_unknown(name))
     return name in METHODS
+
+
+def values_of(given: PolicyLike | SearchSpace) -> dict[str, tuple[Value, ...]]:
+    """Values of knobs that a method or the policies of a space may have; none of policy files."""
+    if isinstance(given, SearchSpace):
+        return {name: axis.choice for name, axis in given.axes.items() if axis.choice}
+    if not isinstance(given, str) or given not in METHODS:
+        return {}
+    return {name: (value,) for name, value in METHODS[given].knobs.items()}
 
 
 def check_names(policies: Sequence[PolicyLike], *, sized: bool) -> None:
@@ -79,6 +92,45 @@ def resolve(policies: Sequence[PolicyLike], setting: Setting) -> list[Policy]:
             which of them.
     """
     return [_resolved(given, f"policy {i}", setting) for i, given in enumerate(policies)]
+
+
+def method(
+    name: str,
+    shape: ModelShape | None,
+    slots: float | None,
+    size: int | None,
+    *,
+    context: int,
+    prompt: int = 0,
+    learned: str | None = None,
+) -> Policy:
+    """A method as the policy that `kvsearch eval` measures, sized by a shape: no weights, no text.
+
+    Args:
+        name: of a method.
+        shape: the model's, or None where no model was named.
+        slots: budget in fp16 slots per layer.
+        size: in bytes per sequence, instead.
+        context: tokens of the stream that the budget is for.
+        prompt: of these, tokens that arrive in one call.
+        learned: of a method that `learns`, as in `Setting`.
+
+    Raises:
+        KvsearchError: there is no model or budget, the budget is too small, or the method follows
+            what must be measured of the model.
+    """
+    check_names((name,), sized=slots is not None or size is not None)
+    if shape is None:
+        raise KvsearchError(f"method {name} is sized for a model: give --model")
+    follows = values_of(name)
+    if needs_heads(follows) or needs(follows):
+        raise KvsearchError(
+            f"method {name} follows what `kvsearch run` measures of a model; export the policy of "
+            "a run"
+        )
+    setting = sized_for(shape, in_both_units(shape, slots, size), context, prompt)
+    (policy,) = resolve((name,), replace(setting, learned=learned))
+    return policy
 
 
 def resolve_some(

@@ -209,16 +209,10 @@ def evaluate_prompts(
                     generated.append(
                         predicted(evaluator, policy, workload, ratio, progress=step.advance)
                     )
-    about_model = {
-        "name": loaded.name,
-        "digest": loaded.digest,
-        "dtype": loaded.dtype,
-        "device": loaded.device,
-    }
     folders = list[Path]()
     if kvpress_out is not None:
         folders = write(Path(fspath(kvpress_out)), loaded.name, loaded.device, see, generated)
-    return PromptsResult(rows, known, about_model, left_out, folders)
+    return PromptsResult(rows, known, inputs.about(loaded), left_out, folders)
 
 
 def _saved(policy: Policy, setting: Setting) -> float:

@@ -1,6 +1,5 @@
 """A smaller checkpoint without the channels that a policy removes: `kvsearch prune`."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -9,14 +8,15 @@ from pathlib import Path
 import torch
 
 from kvsearch.app import inputs
-from kvsearch.app.importance import of_method, with_importance
-from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve
+from kvsearch.app.importance import with_importance
+from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve, values_of
 from kvsearch.app.progress import Shown
-from kvsearch.errors import PolicyError, RunError, TextError
+from kvsearch.errors import PolicyError, TextError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable, write_atomic
-from kvsearch.folders import drafted
+from kvsearch.folders import drafted, require_new
 from kvsearch.knobs import Setting
+from kvsearch.knobs.channels import needs
 from kvsearch.models import surgery
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.given import require_plain
@@ -81,8 +81,7 @@ def prune(
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
     shown, folder = Shown(quiet=not progress), Path(out)
-    if os.path.lexists(folder):
-        raise RunError(f"{folder} exists already; choose another folder with --out")
+    require_new(folder)
     check_names((policy,), sized=True)  # sizes are of what is evicted, and nothing is here
     if not prunes(policy):
         raise PolicyError("field channels: the policy keeps every channel, so nothing is pruned")
@@ -94,7 +93,7 @@ def prune(
     )  # fmt: skip
     require_plain(loaded.model, "kvsearch prune")
     setting = Setting(loaded.shape, None, CONTEXT)
-    if of_method(policy):
+    if needs(values_of(policy)):
         source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
         there = source.ids.size + (source.start is not None)
         length = min(CONTEXT, max_context(loaded.model.config) or CONTEXT, there)

@@ -1,6 +1,7 @@
 """Sharing a policy: its file and a card, in a folder or on the Hugging Face hub."""
 
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvsearch.models.read import brief
 from kvsearch.models.shared import FILE, is_repository, policy_file
 from kvsearch.policy import ModelShape, Policy, check
 from kvsearch.policy.origin import without_figures
-from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.folder import RunFolder, run_of
 from kvsearch.records import Row, Summary
 from kvsearch.report.card import Proven, card, document
 
@@ -70,7 +71,8 @@ def push(
         raise RunError(f"{quoted(repository)} is no hub id owner/name; a folder is given with -o")
     file = policy_file(str(source))
     policy = Policy.from_json(file)
-    found = _measured(file, policy)
+    run = run_of(file)
+    found = _measured(run, policy)
     shape: ModelShape | None = None
     if found is None:
         policy = without_figures(policy)  # nothing here says that they are this policy's
@@ -78,7 +80,10 @@ def push(
         shape = summaries.shape_from(found[0].model)
         model = str(found[0].model["name"])
     exact = _exact(policy, shape)
-    losses = _losses(file) if found is not None and policy.budgets.weights else None
+    losses: str | None = None  # what the KV heads of the model lose, as the run has it
+    if run is not None and found is not None and policy.budgets.weights:
+        with suppress(FileNotFoundError):
+            losses = (run / HEADS).read_text(encoding="utf-8")
     name = repository or Path(str(out)).name
     files: dict[str, str | bytes] = {
         FILE: policy.to_json(),
@@ -95,28 +100,18 @@ def push(
     return Pushed(_upload(repository, files, private), found is not None, tuple(files))
 
 
-def _measured(file: Path, policy: Policy) -> tuple[Summary, Row] | None:
-    """The finished run that the file lies in, and the row of the policy."""
-    for folder in file.resolve().parents[:2]:
-        if not (folder / "study.json").is_file():
-            continue
-        try:
-            summary = summaries.read(RunFolder(folder, write=False))
-        except summaries.Unfinished:
-            return None
-        layers = summaries.shape_from(summary.model).layers
-        key = policy.fingerprint(layers)
-        rows = [r for r in summary.rows if r.policy.fingerprint(layers) == key]
-        return (summary, rows[0]) if rows else None
-    return None
-
-
-def _losses(file: Path) -> str | None:
-    """What the KV heads of the model lose, as the run that the file lies in has it."""
-    for folder in file.resolve().parents[:2]:
-        if (folder / "study.json").is_file() and (folder / HEADS).is_file():
-            return (folder / HEADS).read_text(encoding="utf-8")
-    return None
+def _measured(run: Path | None, policy: Policy) -> tuple[Summary, Row] | None:
+    """The run, if it is finished, and the row of the policy."""
+    if run is None:
+        return None
+    try:
+        summary = summaries.read(RunFolder(run, write=False))
+    except summaries.Unfinished:
+        return None
+    layers = summaries.shape_from(summary.model).layers
+    key = policy.fingerprint(layers)
+    rows = [r for r in summary.rows if r.policy.fingerprint(layers) == key]
+    return (summary, rows[0]) if rows else None
 
 
 def _exact(policy: Policy, shape: ModelShape | None) -> list[Proven]:

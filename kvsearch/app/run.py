@@ -25,16 +25,18 @@ from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.learn import with_learned
 from kvsearch.app.loops import compiling
 from kvsearch.app.options import RunOptions
+from kvsearch.app.policies import values_of
 from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
 from kvsearch.app.study_file import default_folder, study_document
-from kvsearch.app.target import aim, left_out, starts, stepped
+from kvsearch.app.target import aim, starts, stepped
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.exporters.space import searched
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting
+from kvsearch.knobs import Setting, needs_heads
+from kvsearch.knobs.channels import needs
 from kvsearch.named_methods import SELDOM, at, find
 from kvsearch.policy import Policy
 from kvsearch.policy_search import run_files
@@ -48,7 +50,6 @@ from kvsearch.policy_search.samplers import Context, check_name, check_space, ma
 from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.task import Task, baselines
 from kvsearch.records import Summary, Trial
-from kvsearch.report import write_report
 from kvsearch.report.terminal import standing
 from kvsearch.space import load as load_space
 from kvsearch.workloads.parts import Part, Rows
@@ -103,7 +104,8 @@ class Run:
         if options.target is not None:
             self.setting = stepped(options.target, self.setting)
             self.space, missing = aim(options.target, self.space, self.setting)
-            left_out(options.target, missing, shown.say)
+            if missing:
+                shown.say(f"{options.target} cannot run {', '.join(missing)}: left out")
             exclude = tuple(dict.fromkeys((*options.exclude_method, *missing)))
             self.options = options = replace(options, exclude_method=exclude)
             check_space(options.sampler, self.space)
@@ -165,14 +167,14 @@ class Run:
             asked = run_files.study(self.folder.path / "study.json")  # of a resumed run, its first
             result = summary.build(self.folder, asked, measured)
             with shown.step("report", 1) as step:
-                self._write(result)
+                summary.write(result, self.folder.path)
                 step.advance()
             return result
         except KeyboardInterrupt:
             if executor is not None:
                 executor.close()
             shown.say("stopping; the report of what is known follows")
-            self._write(self.so_far())
+            summary.write(self.so_far(), self.folder.path)
             raise
         finally:
             if executor is not None:
@@ -192,16 +194,10 @@ class Run:
         """What an unfinished run knows by now, see `app/so_far.py`."""
         return so_far(self.folder, self.asked, time.perf_counter() - self.start)
 
-    def _write(self, result: Summary) -> None:
-        """The report, the policies and the tables; nothing before there are rows."""
-        if result.rows:
-            write_report(result, self.folder.path, shape=self.loaded.shape)
-            summary.write_tables(result, self.folder.path)
-
     # -- stages --------------------------------------------------------------------------------
 
     def _with_heads(self) -> Setting:
-        if not heads.of_space(self.space):
+        if not needs_heads(values_of(self.space)):
             return self.setting
         file, o = self.folder.path / "heads.json", self.options
         if not file.exists():
@@ -210,7 +206,7 @@ class Run:
         return replace(self.setting, heads=head_losses.read(file, self.loaded)[0])
 
     def _with_importance(self) -> Setting:
-        wanted = importance.of_space(self.space)
+        wanted = needs(values_of(self.space))
         if not wanted:
             return self.setting
         file = self.folder.path / "importance.json"
@@ -294,7 +290,7 @@ class Run:
         self.shown.stand(standing(known))
         if first:
             self._first_answer = True
-            self._write(known)
+            summary.write(known, self.folder.path)
         self._looked = time.perf_counter()
 
     def _bench(self, measured: Measured) -> None:

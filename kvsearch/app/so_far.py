@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsearch.app import summary
 from kvsearch.policy_search import run_files
-from kvsearch.policy_search.fidelity import contenders, most_measured
+from kvsearch.policy_search.fidelity import comparable, contenders
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.run_files import Measured, MeasuredRow
 from kvsearch.records import Summary, Trial
@@ -47,7 +47,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     part = "report" if best and _has(folder, "report", names, "full", best) else "search"
     stage = "selected" if best in names and part == "search" else part
     if part == "search":
-        done = _comparable(list(names.values()), asked["settings"]["budget_bytes"])
+        done = comparable(trials, asked["settings"]["budget_bytes"])
         if stage == "search":
             best = min(done, key=lambda t: t.dnll or 0.0).name if done else None
         leads = {t.name for t in contenders(trials, asked["settings"]["budget_bytes"])}
@@ -62,19 +62,13 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
         return _empty(asked, trials, seconds)
     compared = [r.name for r in rows if r.kind != "full"]
     measured = Measured(rows=rows, recommended=best, compared=compared, seconds=seconds)
-    text = {**asked["text"], "report": asked["text"].get(part)}
+    text = {**asked["text"], "report": asked["text"][part]}
     known = {**asked, "text": text}
     return replace(summary.build(folder, known, measured, part), open=OPEN[stage])
 
 
 def _has(folder: RunFolder, part: str, names: Mapping[str, Trial], *wanted: str) -> bool:
     return all(n in names and folder.has_nll(part, names[n].fingerprint) for n in wanted)
-
-
-def _comparable(trials: list[Trial], limit: int) -> list[Trial]:
-    """Policies within the budget on the most windows."""
-    done = [t for t in trials if t.nll is not None and (t.bytes_peak or 0) <= limit]
-    return most_measured(done)
 
 
 def _empty(asked: dict[str, Any], trials: list[Trial], seconds: float) -> Summary:

@@ -9,12 +9,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kvsearch.app.report_windows import looks
 from kvsearch.errors import RunError
 from kvsearch.evaluation.measurement import Answered, kept
-from kvsearch.files import write_atomic
+from kvsearch.files import write_atomic, write_parquet
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, check, layout
 from kvsearch.policy_search import run_files
@@ -33,6 +32,7 @@ from kvsearch.records import (
     Trial,
     columns,
 )
+from kvsearch.report import write_report
 from kvsearch.stats import (
     Blocks,
     Spread,
@@ -255,14 +255,19 @@ class _Comparison:
         return self.folder.losses(part, fingerprint, self.start)
 
 
+def write(summary: Summary, folder: Path) -> None:
+    """Write the report, the policies and the tables of a run; nothing before there are rows."""
+    if summary.rows:
+        write_report(summary, folder, shape=shape_from(summary.model))
+        write_tables(summary, folder)
+
+
 def write_tables(summary: Summary, folder: Path) -> None:
     """Write `trials.parquet` and, if one is recommended, `best.json`."""
     types = {f.name: _arrow(f.type) for f in fields(Trial)}
     found = columns(Trial, summary.trials)
     table = pa.table({name: pa.array(found[name], type=types[name]) for name in found})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    write_atomic(folder / "trials.parquet", sink.getvalue().to_pybytes())
+    write_parquet(folder / "trials.parquet", table)
     if summary.recommended is not None:
         row = summary.row(summary.recommended)
         about = {

@@ -139,7 +139,4 @@ def tasks(
         return dict(TASKS)
     from kvsearch.app.gates import gates
 
-    return gates(
-        model, tasks=tasks, text=text, dataset=dataset, see=see, items=items, dtype=dtype,
-        device=device, progress=progress,
-    )  # fmt: skip
+    return gates(model, tasks, text, dataset, see, items, dtype, device, progress)

@@ -1,6 +1,6 @@
 """`run --target`: the space and the methods of a search that only finds what a runtime executes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -140,12 +140,6 @@ def _listed(wanted: Value | list[Value]) -> list[Value]:
 def values(axes: Mapping[str, Axis], name: str) -> tuple[Value, ...]:
     """Values of an axis of choices; none where there is no such axis."""
     return (axes[name].choice or ()) if name in axes else ()
-
-
-def left_out(name: str, methods: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Say which methods a target cannot run, so that they are not in the report."""
-    if methods:
-        say(f"{name} cannot run {', '.join(methods)}: left out")
 
 
 def _runs(method: str, name: str, setting: Setting) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from kvsearch.records import Example
 from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
-from kvsearch.workloads.encode import greedy_of, items_of
+from kvsearch.workloads.encode import encoded, greedy_of, items_of, start_of
 from kvsearch.workloads.items import without_context
 from kvsearch.workloads.parts import SPLITS, Part, Rows, in_turn
 from kvsearch.workloads.tasks.base import SHARES, Split
@@ -80,23 +81,6 @@ def bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
     return Prompts(workload.name, items, "aware")
 
 
-def start_of(loaded: LoadedModel) -> int | None:
-    """The token with which the tokenizer begins a text, if it does."""
-    first = loaded.tokenizer("a")["input_ids"][:1]
-    bos: int | None = loaded.tokenizer.bos_token_id
-    return bos if bos is not None and first == [bos] else None
-
-
-def encoder(loaded: LoadedModel) -> Callable[[str], list[int]]:
-    """Words as the model's token ids, without special tokens."""
-
-    def encode(words: str) -> list[int]:
-        found: list[int] = loaded.tokenizer(words, add_special_tokens=False)["input_ids"]
-        return found
-
-    return encode
-
-
 def from_tasks(
     loaded: LoadedModel,
     specs: Sequence[TaskSpec],
@@ -121,7 +105,7 @@ def from_tasks(
     """
     low, high = (round(share * prose.size) for share in SHARES[split])
     own = prose[low:high].astype(np.int64)
-    encode, greedy = encoder(loaded), greedy_of(loaded)
+    encode, greedy = partial(encoded, loaded), greedy_of(loaded)
     return [
         make(spec, Material(encode, start, own, spec.tokens, split, seed, greedy), count, see)
         for spec in specs
@@ -218,8 +202,7 @@ def _reported(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -
     """What the contexts of files for the report are worth, in nats per token by workload."""
     found = {}
     for workload in workloads:
-        few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
-        worth = context_worth(loaded, few, shown)
+        worth = _gate(loaded, workload, shown)
         if not worth.passes:
             raise KvsearchError(
                 f"{loaded.name} does not need the contexts that --report-prompts gives for "
@@ -234,8 +217,7 @@ def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) ->
     """Workloads whose answers need the context, and what it is worth; the others are named."""
     found = {}
     for workload in workloads:
-        few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
-        worth = context_worth(loaded, few, shown)
+        worth = _gate(loaded, workload, shown)
         told = f"NLL of the answers {worth.full:.2f} with the context, {worth.empty:.2f} without"
         if worth.passes:
             shown.say(f"{workload.name}: {told}")
@@ -248,6 +230,11 @@ def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) ->
             "so nothing can be lost; take other tasks, a larger model, or shorter contexts"
         )
     return found
+
+
+def _gate(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
+    few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
+    return context_worth(loaded, few, shown)
 
 
 def context_worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:

@@ -1,14 +1,24 @@
 """`kvsearch adapt`."""
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsearch.cli.options import PLACE, budget_options, model_options, output_options, text_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.options import (
+    PLACE,
+    budget_options,
+    model_options,
+    output_options,
+    prompt_option,
+    text_options,
+)
+from kvsearch.cli.output import answer
 from kvsearch.errors import KvsearchError
+
+if TYPE_CHECKING:
+    from kvsearch.app.adapt_report import Adapted
+    from kvsearch.app.learn import Fitted
 
 NOT_OF_RULES = (
     "minutes", "batch", "accumulate", "lora", "rank", "lr", "warmup", "save_every", "channels_only",
@@ -49,45 +59,10 @@ NOT_OF_RULES = (
     is_flag=True,
     help="train what channels leave, under full attention, whatever the policy evicts",
 )
-@click.option(
-    "--prompt",
-    default=0,
-    show_default=True,
-    help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
-)
+@prompt_option
 @click.option("--seed", default=0, show_default=True, help="of the order of windows")
 @output_options
-@click.pass_context
-def command(
-    ctx: click.Context,
-    policy: str | None,
-    rule: str | None,
-    out: Path,
-    model: str,
-    dtype: str,
-    device: str,
-    text: tuple[str, ...],
-    dataset: str | None,
-    held_out: tuple[str, ...],
-    budget_slots: float | None,
-    budget_bytes: int | None,
-    steps: int | None,
-    minutes: float | None,
-    context: int,
-    windows: int | None,
-    batch: int,
-    accumulate: int,
-    lora: bool | None,
-    rank: int,
-    lr: float | None,
-    warmup: int,
-    save_every: int,
-    channels_only: bool,
-    prompt: int,
-    seed: int,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(policy: str | None, rule: str | None, as_json: bool, quiet: bool, **given: Any) -> None:
     """Train a model to live with a policy, or without the channels it removes.
 
     The folder is a Hugging Face checkpoint with the policy for it in policy.json. The same command
@@ -98,48 +73,22 @@ def command(
     """
     if (policy is None) == (rule is None):
         raise KvsearchError("name a method or a policy file to train for, or a rule with --rule")
-    common: dict[str, Any] = dict(
-        dataset=dataset, held_out=held_out, budget_slots=budget_slots, budget_bytes=budget_bytes,
-        context=context, windows=windows, steps=steps, dtype=dtype, device=device,
-        progress=not quiet,
-    )  # fmt: skip
+    done: Adapted | Fitted
     if rule is not None:
         from kvsearch.app.learn import learn
 
         for name in NOT_OF_RULES:
-            if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            source = click.get_current_context().get_parameter_source(name)
+            if source is not click.core.ParameterSource.DEFAULT:
                 raise KvsearchError(
                     f"--{name.replace('_', '-')} does not go with --rule {rule}, whose weights "
                     "have a solution in closed form; leave it out"
                 )
-        fitted = learn(rule, model, text, out, **common)
-        if as_json:
-            print_json(asdict(fitted))
-        else:
-            click.echo(fitted.table())
-        return
-    from kvsearch.app.adapt import adapt
-
-    assert policy is not None
-    done = adapt(
-        policy,
-        model,
-        text,
-        out,
-        prompt=prompt,
-        lora=lora,
-        rank=rank,
-        channels_only=channels_only,
-        lr=lr,
-        warmup=warmup,
-        minutes=minutes,
-        batch=batch,
-        accumulate=accumulate,
-        save_every=save_every,
-        seed=seed,
-        **common,
-    )
-    if as_json:
-        print_json(asdict(done))
+            del given[name]
+        done = learn(rule, **given, progress=not quiet)
     else:
-        click.echo(done.table())
+        from kvsearch.app.adapt import adapt
+
+        assert policy is not None
+        done = adapt(policy, **given, progress=not quiet)
+    answer(as_json, asdict(done), done.table())

@@ -11,7 +11,7 @@ from kvsearch.cli.options import (
     output_options,
     text_options,
 )
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("bench")
@@ -33,7 +33,4 @@ def command(policy: str, as_json: bool, quiet: bool, **given: Any) -> None:
     from kvsearch.report.terminal import bench_lines
 
     done = bench(policy, **given, progress=not quiet)
-    if as_json:
-        print_json(done.document())
-    else:
-        click.echo(bench_lines(*done))
+    answer(as_json, done.document(), bench_lines(*done))

@@ -1,16 +1,16 @@
 """`kvsearch check`."""
 
 import sys
+from dataclasses import asdict
 
 import click
 
-from kvsearch.cli.options import output_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.options import options, output_options
+from kvsearch.cli.output import answer
 
 
 @click.command("check")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N")
-@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16")
+@options("device", "dtype", device={"help": "auto, cpu, cuda or cuda:N"})
 @output_options
 def command(device: str, dtype: str, as_json: bool, quiet: bool) -> None:
     """Test every kernel on this machine, and on a GPU CUDA graphs of tokens.
@@ -21,8 +21,5 @@ def command(device: str, dtype: str, as_json: bool, quiet: bool) -> None:
     from kvsearch.app.progress import Shown
 
     found = check(Shown(quiet), device=device, dtype=dtype)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        click.echo(str(found))
+    answer(as_json, asdict(found), str(found))
     sys.exit(1 if found.wrong else 0)

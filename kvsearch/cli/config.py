@@ -13,7 +13,7 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from kvsearch.cli.options import PLACE, Bytes, Count, F
+from kvsearch.cli.options import BYTES, COUNT, PLACE, SLOTS, F
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.yaml_file import kind, read_mapping
 
@@ -155,13 +155,13 @@ def _scalar(where: str, option: click.Option, value: Any) -> Any:
     wanted: tuple[type, ...]
     if isinstance(option.type, click.types.BoolParamType):
         wanted, words = (bool,), "true or false"
-    elif isinstance(option.type, Bytes):
+    elif option.type is BYTES:
         wanted, words = (int, str), "a size in bytes"
-    elif isinstance(option.type, Count) and value != "auto":
+    elif option.type is COUNT and value != "auto":
         wanted, words = (int,), "a whole number or auto"
     elif isinstance(option.type, click.types.IntParamType):
         wanted, words = (int,), "a whole number"
-    elif isinstance(option.type, click.types.FloatParamType):
+    elif option.type is SLOTS or isinstance(option.type, click.types.FloatParamType):
         wanted, words = (int, float), "a number"
     else:
         wanted, words = (str,), "text"

@@ -12,10 +12,11 @@ from kvsearch.cli.options import (
     model_options,
     options,
     output_options,
+    prompt_option,
     prompt_options,
     text_options,
 )
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 from kvsearch.errors import KvsearchError
 
 TEXT = ("dataset", "tokens", "context", "windows", "score_from", "prompt", "batch", "nll_out")
@@ -31,12 +32,7 @@ PROMPTS = ("tasks", "prompts", "see", "items", "kvpress_out")
 @click.option("--context", type=int, help="tokens of a window [default: 2048, or --tokens if less]")
 @click.option("--windows", type=int, help="windows [default: 1, or tokens / context]")
 @click.option("--score-from", type=int, help="first scored position [default: the budget in slots]")
-@click.option(
-    "--prompt",
-    default=0,
-    show_default=True,
-    help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
-)
+@prompt_option
 @prompt_options
 @options("items", items={"default": 25, "help": "contexts of a task"})
 @heads_options
@@ -69,23 +65,18 @@ def command(policies: tuple[str, ...], as_json: bool, quiet: bool, **given: Any)
         from kvsearch.report.terminal import answers_table
 
         document = evaluate_prompts(policies, **given, progress=not quiet).document()
-        if as_json:
-            print_json(document)
-        else:
-            click.echo("\n".join([answers_table(document), *document["folders"]]))
+        text = "\n".join([answers_table(document), *document["folders"]])
+        answer(as_json, document, text)
         return
-    from kvsearch.app.evaluate import NotWritten, evaluate
+    from kvsearch.app.evaluate import EvaluateResult, NotWritten, evaluate
     from kvsearch.report.terminal import results_table
 
-    failed: NotWritten | None = None
+    def show(found: EvaluateResult) -> None:
+        document = found.document()
+        answer(as_json, document, results_table(document))
+
     try:
-        found = evaluate(policies, **given, progress=not quiet)
+        show(evaluate(policies, **given, progress=not quiet))
     except NotWritten as e:
-        found, failed = e.result, e
-    document = found.document()
-    if as_json:
-        print_json(document)
-    else:
-        click.echo(results_table(document))
-    if failed is not None:
-        raise failed
+        show(e.result)
+        raise

@@ -15,7 +15,7 @@ from kvsearch.cli.options import (
     prompt_options,
     text_options,
 )
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 from kvsearch.errors import RunError
 
 if TYPE_CHECKING:
@@ -69,24 +69,18 @@ def command(
         if to in OTHERS or not is_method(policy):
             Policy.from_json(policy)  # mistakes show before torch is loaded
     if to in OTHERS:
-        files = _other(policy, to, given["out"], given["force"], given["prompt"])
-        if as_json:
-            print_json({"files": files})
-        else:
-            click.echo("\n".join(files))
+        from kvsearch.app.others import write_other
+
+        _require_taken(to)
+        how = {name: given[name] for name in ("out", "force", "prompt")}
+        files = [str(f) for f in write_other(policy, to, **how)]
+        answer(as_json, {"files": files}, "\n".join(files))
         return
     from kvsearch.app.export import export
     from kvsearch.exporters.proof import TOLERANCE
 
     done = export(policy, to, text=text or None, **given, progress=not quiet)
-    if as_json:
-        print_json(done.document())
-    else:
-        click.echo(_table(done))
-        if done.answers is not None:
-            from kvsearch.report.terminal import answers_table
-
-            click.echo(answers_table(done.answers.document()))
+    answer(as_json, done.document(), _table(done))
     if done.loss is not None and done.loss.agrees is False:
         raise RunError(
             f"the PPL in {done.target.runtime} is not within {100 * TOLERANCE:g} % of what is "
@@ -94,8 +88,8 @@ def command(
         )
 
 
-def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int) -> list[str]:
-    """Write something that is for no runtime; returns the files."""
+def _require_taken(target: str) -> None:
+    """Refuse options for runtimes, where something is written for none."""
     given = click.get_current_context()
     takes = ["out", "force"] + ["prompt"] * (target == "vectors")
     for name in given.params:
@@ -103,18 +97,11 @@ def _other(policy: Path, target: str, out: Path | None, force: bool, prompt: int
         if here and name not in (*takes, "policy", "to", "as_json", "quiet"):
             words = ", ".join(f"--{t}" for t in takes)
             raise click.UsageError(f"--{name} is for runtimes; --to {target} takes {words}")
-    if target == "optuna":
-        from kvsearch.app.optuna_storage import optuna_storage
-
-        return [str(optuna_storage(policy, out, force=force))]
-    from kvsearch.app.vectors import vectors
-
-    return [str(f) for f in vectors(policy, out, prompt=prompt, force=force)]
 
 
 def _table(done: "Exported") -> str:
     from kvsearch.exporters import PROOFS
-    from kvsearch.exporters.field_text import field_text
+    from kvsearch.exporters.fields import field_text
     from kvsearch.exporters.proof import TOLERANCE
 
     t, loss = done.target, done.loss
@@ -141,7 +128,12 @@ def _table(done: "Exported") -> str:
         )
     lines += [f"in {t.runtime}: {name} {value:,}" for name, value in done.measured.items()]
     lines += [f"note: {note}" for note in done.notes]
-    return "\n".join([*lines, *map(str, done.files)])
+    lines += map(str, done.files)
+    if done.answers is not None:
+        from kvsearch.report.terminal import answers_table
+
+        lines.append(answers_table(done.answers.document()))
+    return "\n".join(lines)
 
 
 def _span(off: "Interval | None") -> str:

@@ -1,12 +1,12 @@
 """`kvsearch heads`."""
 
 import json
-from pathlib import Path
+from typing import Any
 
 import click
 
 from kvsearch.cli.options import PLACE, model_options, output_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("heads")
@@ -16,15 +16,7 @@ from kvsearch.cli.output import print_json
     "--measure-heads", is_flag=True, help="measure, even where they are shipped or kept on disk"
 )
 @output_options
-def command(
-    model: str,
-    dtype: str,
-    device: str,
-    out: Path | None,
-    measure_heads: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(as_json: bool, quiet: bool, **given: Any) -> None:
     """Measure what every KV head of a model loses in a small cache, once per model.
 
     Budgets per KV head follow it. The file that `-o` writes is read by `--heads` of run, eval and
@@ -33,10 +25,5 @@ def command(
     from kvsearch.app.heads import heads
     from kvsearch.report.terminal import head_lines
 
-    found = heads(
-        model, out=out, measure_heads=measure_heads, dtype=dtype, device=device, progress=not quiet
-    )
-    if as_json:
-        print_json(json.loads(found.text))
-    else:
-        click.echo(head_lines(found.losses, found.where))
+    found = heads(**given, progress=not quiet)
+    answer(as_json, json.loads(found.text), head_lines(found.losses, found.where))

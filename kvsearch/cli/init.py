@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kvsearch.cli.options import PLACE, output_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("init")
@@ -22,7 +22,4 @@ def command(file: Path, force: bool, as_json: bool, quiet: bool) -> None:
     if file.exists() and not force:
         raise RunError(f"{file} is there already; give another name, or --force to replace it")
     write_atomic(file, template(run, file.name))
-    if as_json:
-        print_json({"file": str(file)})
-    else:
-        click.echo(str(file))
+    answer(as_json, {"file": str(file)}, str(file))

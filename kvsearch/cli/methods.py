@@ -3,7 +3,7 @@
 import click
 
 from kvsearch.cli.options import output_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("methods")
@@ -13,16 +13,12 @@ def command(as_json: bool, quiet: bool) -> None:
     from kvsearch.app.tables import methods
 
     found = methods()
-    if as_json:
-        print_json(
-            {
-                name: {"kind": m.kind, "about": m.about, "knobs": m.knobs, "baseline": m.baseline}
-                for name, m in found.items()
-            }
-        )
-        return
+    names = ("kind", "about", "knobs", "baseline")
+    lines = []
     for name, m in found.items():
         knobs = " ".join(
             f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in m.knobs.items()
         )
-        click.echo(f"{name:<20} {m.kind:<10} {m.about}\n{'':<20} {'':<10} {knobs or '(defaults)'}")
+        lines += [f"{name:<20} {m.kind:<10} {m.about}", f"{'':<31} {knobs or '(defaults)'}"]
+    document = {name: {k: getattr(m, k) for k in names} for name, m in found.items()}
+    answer(as_json, document, "\n".join(lines))

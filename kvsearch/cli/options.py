@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from kvsearch.errors import KvsearchError, quoted
+from kvsearch.errors import quoted
 
 F = Callable[..., Any]
 
@@ -28,51 +28,50 @@ class Place(click.Path):
 PLACE = Place(path_type=Path)
 
 
-class Slots(click.types.FloatParamType):
-    """A budget in slots; a size such as 256MB is told which option takes it."""
+class Parsed(click.ParamType[Any]):
+    """A value that a function makes of a word, or refuses in words of its own.
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """As of any number, with words of its own where it is none."""
+    Args:
+        name: of what is asked for.
+        parse: raises a `ValueError`, which says what is wrong.
+    """
+
+    def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
+        self.name, self.parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """What the function makes of it."""
         try:
-            return float(value)
-        except ValueError:
-            told = "is not a number of fp16 slots per layer; a size in bytes is --budget-bytes"
-            self.fail(f"{quoted(value)} {told}", param, ctx)
-
-
-class Count(click.ParamType[int | None]):
-    """A number, or `auto`, which is None."""
-
-    name = "N|auto"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        """The number."""
-        if value is None or value == "auto":
-            return None
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
-
-
-class Bytes(click.types.IntParamType):
-    """A budget in bytes: 5000000, 5MB or 4.8MiB."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Whole bytes; what a unit makes of a fraction is rounded down."""
-        from kvsearch.app.budget import bytes_of
-
-        try:
-            return bytes_of(value)
-        except KvsearchError as error:
+            return self.parse(value)
+        except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-TYPES = {"budget_slots": Slots(), "budget_bytes": Bytes(), "trials": Count()}
+def _slots(value: Any) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        told = "is not a number of fp16 slots per layer; a size in bytes is --budget-bytes"
+        raise ValueError(f"{quoted(value)} {told}") from None
+
+
+def _count(value: Any) -> int | None:
+    """The number, or None for `auto`."""
+    try:
+        return None if value in (None, "auto") else int(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is neither a whole number nor auto") from None
+
+
+def _bytes(value: Any) -> int:
+    """Whole bytes of 5000000, 5MB or 4.8MiB; what a unit makes of a fraction is rounded down."""
+    from kvsearch.app.budget import bytes_of
+
+    return bytes_of(value)
+
+
+SLOTS, BYTES, COUNT = Parsed("float", _slots), Parsed("integer", _bytes), Parsed("N|auto", _count)
+TYPES = {"budget_slots": SLOTS, "budget_bytes": BYTES, "trials": COUNT}
 
 
 def options(*names: str, **changed: dict[str, Any]) -> Callable[[F], F]:
@@ -120,6 +119,14 @@ model_options = options("model", "dtype", "device")
 text_options = options("text", "dataset")
 prompt_options = options("tasks", "see", "prompts")
 heads_options = options("heads", "measure_heads")
+
+
+prompt_option = click.option(
+    "--prompt",
+    default=0,
+    show_default=True,
+    help="tokens that arrive in one call, for policies triggered by a prompt; not scored",
+)
 
 
 def budget_options(purpose: str) -> Callable[[F], F]:

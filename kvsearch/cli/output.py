@@ -26,6 +26,14 @@ def loading(quiet: bool) -> Iterator[None]:
         said.cancel()
 
 
+def answer(as_json: bool, document: Any, text: str) -> None:
+    """Print the result of a command: for programs, or for people."""
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(text)
+
+
 def print_json(document: Any, indent: int | None = None) -> None:
     """Print one JSON document on stdout.
 

@@ -1,12 +1,12 @@
 """`kvsearch prune`."""
 
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import click
 
 from kvsearch.cli.options import PLACE, model_options, output_options, text_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("prune")
@@ -15,39 +15,18 @@ from kvsearch.cli.output import print_json
 @model_options
 @text_options
 @output_options
-def command(
-    policy: str,
-    out: Path,
-    model: str,
-    dtype: str,
-    device: str,
-    text: tuple[str, ...],
-    dataset: str | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(policy: str, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write a smaller model without the channels that a policy removes.
 
     The folder is a Hugging Face checkpoint; policy.json in it is the rest of the policy.
     """
     from kvsearch.app.prune import prune
 
-    done = prune(
-        policy,
-        model,
-        out,
-        text=text,
-        dataset=dataset,
-        dtype=dtype,
-        device=device,
-        progress=not quiet,
-    )
-    if as_json:
-        print_json(asdict(done))
-        return
+    done = prune(policy, **given, progress=not quiet)
     gone = f", {len(done.removed)} layers without attention" if done.removed else ""
-    click.echo(
+    text = (
         f"{done.folder}: {done.parameters:,} of {done.parameters_before:,} parameters, "
         f"{done.token_bytes:,} of {done.token_bytes_before:,} bytes of keys and values a token"
         f"{gone}"
     )
+    answer(as_json, asdict(done), text)

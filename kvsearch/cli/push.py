@@ -1,11 +1,11 @@
 """`kvsearch push`."""
 
-from pathlib import Path
+from typing import Any
 
 import click
 
 from kvsearch.cli.options import PLACE, output_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("push")
@@ -16,26 +16,14 @@ from kvsearch.cli.output import print_json
 @click.option("--private", is_flag=True, help="a private repository")
 @click.option("--force", is_flag=True, help="overwrite existing files of the folder")
 @output_options
-def command(
-    source: Path,
-    repository: str | None,
-    out: Path | None,
-    model: str | None,
-    private: bool,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(as_json: bool, quiet: bool, **given: Any) -> None:
     """Share a policy with a card of its figures.
 
     SOURCE is a policy file or a run folder; REPOSITORY a hub id owner/name.
     """
     from kvsearch.app.push import push
 
-    done = push(source, repository, out=out, model=model, private=private, force=force)
-    if as_json:
-        print_json(done.__dict__)
-        return
+    done = push(**given)
     none = "without figures: it lies in no finished run that measured it"
     figures = "with figures of its run" if done.measured else none
-    click.echo(f"{done.where}: {', '.join(done.files)}, {figures}")
+    answer(as_json, done.__dict__, f"{done.where}: {', '.join(done.files)}, {figures}")

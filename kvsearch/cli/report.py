@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kvsearch.cli.options import PLACE, output_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("report")
@@ -17,12 +17,11 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
     Of a run that has not ended, they are of what is known by now.
     """
     from kvsearch.app.so_far import so_far
-    from kvsearch.app.summary import Unfinished, read, shape_from, write_tables
+    from kvsearch.app.summary import Unfinished, read, write
     from kvsearch.errors import RunError
     from kvsearch.policy_search.folder import RunFolder
     from kvsearch.policy_search.run_files import study
     from kvsearch.records import plain
-    from kvsearch.report import write_report
     from kvsearch.report.terminal import closing
 
     if not run_dir.is_dir():
@@ -36,12 +35,7 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
         except Unfinished:
             spent = sum(t.seconds or 0.0 for t in folder.trials())
             summary = so_far(folder, study(run_dir / "study.json"), spent)
-        if summary.rows:
-            write_report(summary, run_dir, shape=shape_from(summary.model))
-            write_tables(summary, run_dir)
+        write(summary, run_dir)
     finally:
         folder.close()
-    if as_json:
-        print_json({"out": str(run_dir), **plain(summary)})
-    else:
-        click.echo(closing(summary, run_dir))
+    answer(as_json, {"out": str(run_dir), **plain(summary)}, closing(summary, run_dir))

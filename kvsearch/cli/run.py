@@ -6,7 +6,7 @@ import click
 
 from kvsearch.cli.config import Configured, config_option
 from kvsearch.cli.options import options, output_options
-from kvsearch.cli.output import loading, print_json
+from kvsearch.cli.output import answer, loading, print_json
 
 NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows": [], "trials": []}
 
@@ -33,7 +33,4 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
         elif begun:
             click.echo(closing(begun.summary, begun.folder))
         raise
-    if as_json:
-        print_json(found.document())
-    else:
-        click.echo(closing(found.summary, found.folder))
+    answer(as_json, found.document(), closing(found.summary, found.folder))

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 
 from kvsearch.cli.options import output_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 
 @click.command("targets")
@@ -22,19 +22,13 @@ def command(install: str | None, as_json: bool, quiet: bool) -> None:
         from kvsearch.app.progress import Shown
 
         python = environments.install(find(install), Shown(quiet=quiet).say)
-        if as_json:
-            print_json({"python": str(python)})
-        else:
-            click.echo(str(python))
+        answer(as_json, {"python": str(python)}, str(python))
         return
     found = tables.targets()
-    if as_json:
-        print_json([asdict(t) for t in found])
-        return
     lines = []
     for t in found:
         here = f"{t.installed} is installed" if t.installed else "not installed"
         lines.append(f"{t.name:<18} {t.runtime} {t.version}, proof {t.proof}, {here}")
         lines.append(f"{'':<18} {t.knobs}")
     lines += ["", *(f"{name:<18} {about}" for name, about in PROOFS.items())]
-    click.echo("\n".join(lines))
+    answer(as_json, [asdict(t) for t in found], "\n".join(lines))

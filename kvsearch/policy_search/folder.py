@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from kvsearch.errors import RunError, named, quoted, reason
 from kvsearch.evaluation.measurement import Answered, Measurement
-from kvsearch.files import remove_drafts, write_atomic
+from kvsearch.files import remove_drafts, write_atomic, write_parquet
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.journal import Journal
@@ -47,6 +47,11 @@ def question(asked: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         elif not name.startswith(FREE):
             found[name] = value
     return found
+
+
+def run_of(file: Path) -> Path | None:
+    """The run folder that a policy file lies in, if it lies in one."""
+    return next((f for f in file.resolve().parents[:2] if (f / "study.json").is_file()), None)
 
 
 class RunFolder:
@@ -93,31 +98,25 @@ class RunFolder:
         Raises:
             RunError: the folder holds a run of something else; the differences are named.
         """
-        file = self.path / "study.json"
-        if not file.exists():
-            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
-            return False
-        before = run_files.study(file)
-        was, now = question(before), question(json.loads(json.dumps(asked)))
-        differing = [
-            f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
-            for key in sorted(set(was) | set(now))
-            if was.get(key) != now.get(key)
-        ]
-        begun = not self._untouched
-        if differing and begun:
-            raise RunError(
-                f"{self.path} holds another run ({'; '.join(differing)[:400]}); give another --out"
-            )
-        if differing:  # a start that was refused leaves no run behind
-            write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
-        return begun
-
-    @property
-    def _untouched(self) -> bool:
-        """Whether nothing was measured or tried yet."""
-        files = (f.name for f in self.path.rglob("*") if f.is_file())
-        return set(files) <= {"study.json", ".lock"}
+        file, begun = self.path / "study.json", False
+        if file.exists():
+            was, now = question(run_files.study(file)), question(json.loads(json.dumps(asked)))
+            differing = [
+                f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
+                for key in sorted(set(was) | set(now))
+                if was.get(key) != now.get(key)
+            ]
+            there = {f.name for f in self.path.rglob("*") if f.is_file()}
+            begun = not there <= {"study.json", ".lock"}  # something was measured or tried
+            if differing and begun:
+                raise RunError(
+                    f"{self.path} holds another run ({'; '.join(differing)[:400]}); give another "
+                    "--out"
+                )
+            if not differing:
+                return begun
+        write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+        return begun  # False: a start that was refused leaves no run behind
 
     # -- trials --------------------------------------------------------------------------------
 
@@ -162,16 +161,8 @@ class RunFolder:
             },
             metadata={"about": json.dumps(plain(about))},
         )
-        file = self._nll(part, fingerprint)
-        sink = pa.BufferOutputStream()
-        pq.write_table(
-            table,
-            sink,
-            compression="zstd",
-            use_byte_stream_split=["nll"],
-            use_dictionary=["window", "pos"],
-        )
-        write_atomic(file, sink.getvalue().to_pybytes())
+        how = {"use_byte_stream_split": ["nll"], "use_dictionary": ["window", "pos"]}
+        write_parquet(self._nll(part, fingerprint), table, **how)
 
     def load_nll(self, part: str, fingerprint: str) -> Measurement:
         """What `save_nll` kept.
@@ -248,16 +239,13 @@ class RunFolder:
             "sums": pa.array([b.sums.tolist() for b in found.values()]),  # of each window
         }
         about = {"block": str(BLOCK), "start": str(start)}
-        sink = pa.BufferOutputStream()
-        pq.write_table(
+        write_parquet(
+            self.path / BLOCKS,
             pa.table(columns, metadata=about),
-            sink,
-            compression="zstd",
             compression_level=19,
             use_dictionary=["part", "fingerprint", "window_tokens"],
             use_byte_stream_split=["sums.list.element.list.element"],
         )
-        write_atomic(self.path / BLOCKS, sink.getvalue().to_pybytes())
         self.__dict__.pop("_blocks", None)
         for file in files:
             file.unlink()

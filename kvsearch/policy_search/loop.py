@@ -27,7 +27,6 @@ class Evaluation:
         policy: what is evaluated.
         fingerprint: its identity on this model.
         windows: how many, from the first on.
-        stop: tokens of each.
         resident: whether the bytes of the packed cache are counted, too.
         counted: whether attempts of earlier processes count, too.
         first: number of the first of its windows.
@@ -44,7 +43,6 @@ class Evaluation:
     policy: Policy
     fingerprint: str
     windows: int
-    stop: int
     resident: bool = False
     counted: bool = True
     first: int = 0
@@ -62,9 +60,7 @@ class Evaluation:
 
     def job(self) -> Job:
         """What an evaluator has to do."""
-        return Job(
-            self.number, self.part, self.policy, self.stop, self.windows, self.resident, self.first
-        )
+        return Job(self.number, self.part, self.policy, self.windows, self.resident, self.first)
 
 
 class Source(Protocol):

@@ -65,11 +65,11 @@ class ModelSession:
         part = self.parts[job.part]
         if isinstance(part, Part):
             return self._answers(part, job)
-        windows = part[job.first :][: job.windows, : job.stop]
+        windows = part[job.first :][: job.windows]
         return self.evaluator.quality(job.policy, windows, resident=job.resident)
 
     def _answers(self, part: Part, job: Job) -> Measurement:
-        """Items of prompts; `stop` says nothing about them."""
+        """Items of prompts."""
         some = part.cut(job.first, len(part) if job.windows is None else job.windows)
         full = self._expected(part, some, job.first) if job.part == "report" else None
         found = answers(self.evaluator, job.policy, some, resident=job.resident, full=full)

@@ -27,6 +27,7 @@ class _Shape(BaseModel):
 
 class _Model(BaseModel):
     name: str
+    digest: str
     shape: _Shape
 
 
@@ -40,7 +41,15 @@ class _Settings(BaseModel):
 
 
 class _Text(BaseModel):
-    name: str = ""
+    name: str
+    tokens: Count
+    token_sha256: str
+
+
+class _Texts(BaseModel):
+    search: _Text
+    select: _Text
+    report: _Text
 
 
 class Study(BaseModel):
@@ -48,7 +57,7 @@ class Study(BaseModel):
 
     model: _Model
     settings: _Settings
-    text: dict[str, _Text]
+    text: _Texts
     versions: dict[str, str]
 
 

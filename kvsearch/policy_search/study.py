@@ -24,10 +24,6 @@ from kvsearch.space import Axis, SearchSpace
 
 MakeSampler = Callable[[int], optuna.samplers.BaseSampler]
 FITS = "fits"  # the constraint: above 0 is infeasible
-_STATES = {
-    "complete": optuna.trial.TrialState.COMPLETE,
-    "duplicate": optuna.trial.TrialState.COMPLETE,
-}
 
 
 class Study:
@@ -39,6 +35,9 @@ class Study:
         seed: of the run.
         limit: bytes per sequence of the budget, or None.
         speed: whether modelled decode speed is a third objective, to be maximised.
+
+    Attributes:
+        optuna_study: Optuna's own object, to be read.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self.space, self._sampler, self._seed, self._limit = space, sampler, seed, limit
-        self._study = optuna.create_study(
+        self.optuna_study = optuna.create_study(
             directions=["minimize", "minimize", *(["maximize"] if speed else [])]
         )
         self._open: dict[int, optuna.Trial] = {}
@@ -61,12 +60,7 @@ class Study:
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
         """All trials, for samplers, plots and importances."""
-        return self._study.get_trials(deepcopy=False)
-
-    @property
-    def optuna_study(self) -> optuna.Study:
-        """Optuna's own object, to be read."""
-        return self._study
+        return self.optuna_study.get_trials(deepcopy=False)
 
     @property
     def next_number(self) -> int:
@@ -76,21 +70,21 @@ class Study:
     def ask(self, params: Mapping[str, Value] | None = None) -> tuple[optuna.Trial, dict[str, Any]]:
         """A new trial and its knobs: those of `params`, or what the sampler proposes."""
         word = f"{self._seed}/{self.next_number}".encode()
-        self._study.sampler = self._sampler(int.from_bytes(sha256(word).digest()[:4]))
+        self.optuna_study.sampler = self._sampler(int.from_bytes(sha256(word).digest()[:4]))
         if params is not None:
-            self._study.enqueue_trial(dict(params))
-        trial = self._study.ask()
+            self.optuna_study.enqueue_trial(dict(params))
+        trial = self.optuna_study.ask()
         self._open[trial.number] = trial
         return trial, self.space.suggest(trial)
 
     def tell(self, done: Trial) -> None:
         """How a trial ended. Failed ones are PRUNED, never an invented value."""
         trial = self._open.pop(done.number)
-        trial.set_constraint(FITS, self._excess(done))
-        if _values(done) is None:
-            self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        trial.set_constraint(FITS, excess(done, self._limit))
+        if values_of(done) is None:
+            self.optuna_study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         else:
-            self._study.tell(trial, _values(done))
+            self.optuna_study.tell(trial, values_of(done))
 
     def renew(self, trials: list[Trial]) -> None:
         """Bring trials up to date, and add those of an earlier process.
@@ -119,7 +113,7 @@ class Study:
             if t.number < 0:
                 continue
             while self.next_number < t.number:  # a line that was removed by hand: keep its number
-                self._study.add_trial(
+                self.optuna_study.add_trial(
                     optuna.trial.create_trial(
                         state=optuna.trial.TrialState.PRUNED, constraints={FITS: 1.0}
                     )
@@ -128,7 +122,7 @@ class Study:
                 self.ask(t.params)
                 continue
             try:
-                self._study.add_trial(self._frozen(t))
+                self.optuna_study.add_trial(self._frozen(t))
             except (KeyError, ValueError) as e:
                 why = f"no axis {e}" if isinstance(e, KeyError) else str(e)
                 raise RunError(
@@ -139,23 +133,26 @@ class Study:
 
     def _frozen(self, t: Trial) -> optuna.trial.FrozenTrial:
         """A trial that has ended, as Optuna keeps it."""
-        values = _values(t)
+        values, state = values_of(t), optuna.trial.TrialState
         return optuna.trial.create_trial(
-            state=_STATES["complete"] if values else optuna.trial.TrialState.PRUNED,
+            state=state.COMPLETE if values else state.PRUNED,
             values=values,
             params=t.params,
             distributions={k: _distribution(self.space.axes[k]) for k in t.params},
             system_attrs=dict(t.system),  # Optuna adds to it
-            constraints={FITS: self._excess(t)},
+            constraints={FITS: excess(t, self._limit)},
         )
 
-    def _excess(self, done: Trial) -> float:
-        if done.state in ("rejected", "failed") or done.bytes_peak is None:
-            return 1.0
-        return 0.0 if self._limit is None else done.bytes_peak / self._limit - 1.0
+
+def excess(done: Trial, limit: int | None) -> float:
+    """Bytes over the budget `limit` as a share of it; 1 of a trial that cannot be deployed."""
+    if done.state in ("rejected", "failed") or done.bytes_peak is None:
+        return 1.0
+    return 0.0 if limit is None else done.bytes_peak / limit - 1.0
 
 
-def _values(done: Trial) -> list[float] | None:
+def values_of(done: Trial) -> list[float] | None:
+    """Its objectives, if it was measured."""
     if done.dnll is None or done.bytes_peak is None:
         return None
     values = [done.dnll, float(done.bytes_peak)]

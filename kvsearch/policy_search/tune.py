@@ -107,7 +107,6 @@ class _Bridge:
             "key": job.key,
             "part": job.part,
             "policy": policy,
-            "stop": job.stop,
             "windows": job.windows,
             "first": job.first,
         }
@@ -165,7 +164,7 @@ def _trainable(tune: Any) -> Any:
         def step(self) -> dict[str, Any]:
             c = self.config
             policy = Policy.parse(c["policy"])
-            job = Job(c["key"], c["part"], policy, c["stop"], c["windows"], first=c["first"])
+            job = Job(c["key"], c["part"], policy, c["windows"], first=c["first"])
             outcome = self._run(job)
             ok = outcome.measured is not None
             nll = float(outcome.measured.nll.mean()) if outcome.measured is not None else PENALTY

@@ -83,7 +83,7 @@ class WindowScheduler:
         state = self.state
         return Evaluation(
             policy=state.full_policy, fingerprint=state.full_key, counted=False, part=PART,
-            number=number, first=first, windows=self._step(first), stop=state.task.setting.tokens,
+            number=number, first=first, windows=self._step(first),
         )  # fmt: skip
 
     def _further(self, trial: Trial, first: int, due: bool = True) -> Evaluation:
@@ -96,7 +96,7 @@ class WindowScheduler:
         return Evaluation(
             policy=trial.policy, fingerprint=trial.fingerprint, trial=trial, part=PART,
             number=trial.number, first=first, windows=self._step(first),
-            stop=state.task.setting.tokens, piece=ahead, tries=1 if ahead else ATTEMPTS, due=due,
+            piece=ahead, tries=1 if ahead else ATTEMPTS, due=due,
         )  # fmt: skip
 
     def _step(self, first: int) -> int:

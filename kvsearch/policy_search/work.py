@@ -27,7 +27,6 @@ class Job:
         key: identity of the job; its outcome has the same.
         part: name of the text part, such as `search`.
         policy: what to evaluate.
-        stop: tokens of a window to evaluate, from the first.
         windows: how many of the part's windows, from `first` on; all if None.
         resident: also pack the cache and count its bytes.
         first: number of the first of these windows.
@@ -36,7 +35,6 @@ class Job:
     key: int
     part: str
     policy: Policy
-    stop: int
     windows: int | None = None
     resident: bool = False
     first: int = 0

@@ -1,10 +1,9 @@
 """What a person opens after a run: the table, the pictures, the policies and one page of words."""
 
-import math
 from pathlib import Path
 from typing import Any
 
-from kvsearch.files import write_atomic
+from kvsearch.files import finite, write_atomic
 from kvsearch.policy import ModelShape
 from kvsearch.records import Row, Summary
 from kvsearch.report import facts
@@ -31,9 +30,8 @@ def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[P
         RunError: the folder cannot be written.
     """
     from kvsearch.report.figure import png, svg
-    from kvsearch.report.html import draw_images, render
+    from kvsearch.report.html import draw_images, pareto_page, render
     from kvsearch.report.pareto_figure import draw
-    from kvsearch.report.pareto_page import pareto_page
     from kvsearch.report.pareto_plot import picture
 
     info = picture(summary, shape)
@@ -54,18 +52,13 @@ def _policy_json(summary: Summary, row: Row) -> str:
     """The policy with its name and its measures, which are not part of its identity."""
     d = row.dnll_full
     measured: dict[str, Any] = {
-        "model": facts.model_name(summary),
-        "text": facts.text_part(summary, "report").name,
+        "model": summary.model["name"],
+        "text": facts.text_name(summary),
         "tokens": row.tokens,
-        "nll": _finite(row.nll),
-        "ppl": _finite(row.ppl),
-        "dnll_full": [_finite(v) for v in (d.mean, d.lo, d.hi)],
+        "nll": row.nll,
+        "ppl": row.ppl,
+        "dnll_full": [d.mean, d.lo, d.hi],
         "bytes_peak": row.bytes_peak,
     }
-    about = {**row.policy.about, "fingerprint": row.fingerprint, "measured": measured}
+    about = {**row.policy.about, "fingerprint": row.fingerprint, "measured": finite(measured)}
     return row.policy.model_copy(update={"name": row.name, "about": about}).to_json()
-
-
-def _finite(x: float) -> float | None:
-    """JSON has no infinities."""
-    return x if math.isfinite(x) else None

@@ -1,7 +1,6 @@
 """The card of a shared policy: what it was found on, what it costs, and where it runs."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,27 +89,28 @@ def card(
 
 
 def _figures(summary: Summary, row: Row) -> list[str]:
-    full = facts.full_row(summary)
-    w = words_of(summary)
-    report = facts.text_part(summary, "report")
+    full, w = summary.row("full"), words_of(summary)
     rows: list[tuple[str, str]] = [
-        ("model", f"{facts.model_name(summary)} ({summary.model.get('digest')})"),
-        (w.material, f"{report.name}, {row.tokens:,} {w.count}, not seen by the search"),
-        ("longest prompt" if summary.prompted else "window", f"{facts.context(summary):,} tokens"),
+        ("model", f"{summary.model['name']} ({summary.model['digest']})"),
+        (
+            w.material,
+            f"{facts.text_name(summary)}, {row.tokens:,} {w.count}, not seen by the search",
+        ),
+        (
+            "longest prompt" if summary.prompted else "window",
+            f"{summary.settings['context']:,} tokens",
+        ),
         ("budget", f"{bytes_text(summary.budget_bytes)} per sequence"),
         ("peak bytes", f"{row.bytes_peak:,} per sequence ({row.slots16:.1f} fp16 slots a layer)"),
         (w.level, " ".join(w.level_of(row))),
         (f"{w.loss} to the full cache", f"{interval_text(row.dnll_full)} {w.unit}"),
+        ("full cache", f"{w.level} {w.level_of(full)[0]}, {bytes_text(full.bytes_peak)}"),
     ]
-    if full is not None:
-        size = bytes_text(full.bytes_peak)
-        rows.append(("full cache", f"{w.level} {w.level_of(full)[0]}, {size}"))
     if (best := _best(summary, row)) is not None:
         said = f"{interval_text(best.dnll)} {w.unit}, {best.tokens:,} {w.count}"
         rows.append((f"{w.loss} to the best published method ({best.against})", said))
-    versions = summary.settings.get("versions")
-    if isinstance(versions, Mapping):
-        rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
+    versions = summary.settings["versions"].items()
+    rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions)))
     table = ["| what | value |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]
     return ["## Figures", "", "95 % intervals in brackets.", "", *table, ""]
 
@@ -147,8 +147,8 @@ def document(
         best = _best(summary, row)
         out["model"] = {k: summary.model.get(k) for k in ("name", "digest", "revision", "dtype")}
         out["measured"] = {
-            "text": summary.text.get("report"),
-            "context": facts.context(summary),
+            "text": summary.text["report"],
+            "context": summary.settings["context"],
             "budget_bytes": summary.budget_bytes,
             "tokens": row.tokens,
             "ppl": row.ppl,
@@ -158,6 +158,6 @@ def document(
             "dnll_best": best
             and {"best": best.against, **best.dnll.__dict__, "tokens": best.tokens},
             "bytes_peak": row.bytes_peak,
-            "versions": summary.settings.get("versions"),
+            "versions": summary.settings["versions"],
         }
     return json.dumps(out, indent=1) + "\n"

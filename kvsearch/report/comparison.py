@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, MARK
-from kvsearch.report.pareto_plot import Picture
+from kvsearch.report.figure import COLOUR, FAINT, INK, MARK, bare, note
+from kvsearch.report.pareto_plot import Picture, Point
+from kvsearch.report.screen import shortened
 from kvsearch.report.tables import signed
 
 LEAST, MOST = 0.21, 0.36  # inches of one row
@@ -18,11 +19,8 @@ def draw_comparison(info: Picture, axes: Any) -> None:
         axes: an empty panel, at least `LEAST` inches a row high.
     """
     rows, (low, edge) = info.at_budget(), info.y_range
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GREY)
-    axes.tick_params(colors=GREY, length=3, width=0.7)
-    axes.tick_params(axis="x", labelcolor=INK)
+    bare(axes)
+    axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0, pad=6)
     axes.set_ylim(max(len(rows), 1) - 0.4, -0.6)
     axes.set_xlim(low, edge)
@@ -36,29 +34,11 @@ def draw_comparison(info: Picture, axes: Any) -> None:
             axes.plot(ends, [i, i], color=colour, lw=1.6, alpha=0.7, zorder=3)
             for at, mark in (*[(low, "<")] * (p.lo < low), *[(edge, ">")] * (p.hi > edge)):
                 axes.plot(at, i, mark, ms=4, color=colour, zorder=3, clip_on=False)
-        axes.plot(
-            min(p.y, edge),
-            i,
-            ">" if beyond else MARK[p.kind],
-            ms=6,
-            mec=colour,
-            mfc=colour if p.on_front else "white",
-            mew=1.3,
-            zorder=4,
-            clip_on=False,
-            url=f"#{p.anchor}",
-        )
-        axes.annotate(
-            signed(p.y, 3 if abs(p.y) < 1 else 2),
-            (1, i),
-            xycoords=("axes fraction", "data"),
-            xytext=(9, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize="small",
-            color=INK,
-        )
-    names = [p.name if len(p.name) <= LONGEST else f"{p.name[: LONGEST - 1]}…" for p in rows]
+        mark = ">" if beyond else MARK[p.kind]
+        draw_mark(axes, p, (min(p.y, edge), i), mark, ms=6, mew=1.3, zorder=4)
+        said, where = signed(p.y, 3 if abs(p.y) < 1 else 2), ("axes fraction", "data")
+        note(axes, said, (1, i), (9, 0), xycoords=where, color=INK)
+    names = [shortened(p.name, LONGEST) for p in rows]
     axes.set_yticks(range(len(rows)), names, fontsize="small")
     for label, p in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_color(COLOUR[p.kind])
@@ -66,3 +46,10 @@ def draw_comparison(info: Picture, axes: Any) -> None:
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel("\n".join(filter(None, (info.loss, info.note))), loc="right")
     axes.set_title("At the budget, least loss first", loc="right", fontsize="medium", color=INK)
+
+
+def draw_mark(axes: Any, p: Point, at: tuple[float, float], mark: str, **how: Any) -> None:
+    """A policy's mark, filled on the front; on a page it is a link."""
+    colour = COLOUR[p.kind]
+    face = colour if p.on_front else "white"
+    axes.plot(*at, mark, mec=colour, mfc=face, clip_on=False, url=f"#{p.anchor}", **how)

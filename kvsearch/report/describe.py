@@ -1,8 +1,6 @@
 """A policy in one line of plain English, for hovers, tables and the command line."""
 
 import json
-import textwrap
-from typing import Any
 
 from kvsearch.policy import Policy, Tier
 from kvsearch.policy.channels import ALL, NONE
@@ -157,23 +155,8 @@ def _budgets(policy: Policy) -> list[str]:
     return []
 
 
-def compact_json(policy: Policy, width: int | None = None) -> str:
-    """The active fields as short JSON; floats at three digits, so the policy file is the record.
-
-    Args:
-        policy: what to show.
-        width: wrap lines at so many characters; None keeps one line.
-    """
+def compact_json(policy: Policy) -> str:
+    """The active fields as short JSON; floats at three digits, so the policy file is the record."""
     data = {k: v for k, v in policy.plain().items() if k not in ("name", "about", "schema")}
-    text = json.dumps(_rounded(data), separators=(", ", ":"))
-    return text if width is None else "\n".join(textwrap.wrap(text, width))
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.3g}")
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
-    return value
+    rounded = json.loads(json.dumps(data), parse_float=lambda x: float(f"{float(x):.3g}"))
+    return json.dumps(rounded, separators=(", ", ":"))

@@ -1,30 +1,13 @@
-"""Values from the untyped dictionaries of a `Summary` (model, text, settings); keys may be absent.
-
-Keys looked for: `model.name|revision|digest`; `text.search|select|report` with `name`, `tokens`
-and `token_sha256`; `settings.context|report_windows|windows|score_from`. Everything, known or
-not, is printed as it is in the report's list of settings.
-"""
+"""Values that several parts of a report show, from a `Summary`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from textwrap import shorten
 from typing import Any
 
 from kvsearch.records import Recheck, Row, Summary
 
 PARTS = ("search", "select", "report")
-
-
-@dataclass(frozen=True)
-class TextPart:
-    """One of the disjoint texts: its name, number of tokens (None if unknown) and hash."""
-
-    role: str
-    name: str
-    tokens: int | None
-    digest: str | None
-
-
 STATES = {
     "complete": "measured to the end",
     "pruned": "stopped early",
@@ -36,36 +19,9 @@ STATES = {
 SMALL = "budget too small"  # so begins the reason; the rest of it differs between policies
 
 
-def text_part(summary: Summary, role: str) -> TextPart:
-    """The part of the text with this role."""
-    raw = summary.text.get(role)
-    if not isinstance(raw, Mapping):
-        return TextPart(role, str(raw) if raw else f"{role} text", None, None)
-    name = str(raw.get("name") or summary.text.get("name") or f"{role} text")
-    tokens = raw.get("tokens")
-    digest = raw.get("token_sha256") or raw.get("sha256")
-    return TextPart(role, name, int(tokens) if tokens else None, str(digest) if digest else None)
-
-
-def model_name(summary: Summary) -> str:
-    """The model as people call it."""
-    return str(summary.model.get("name") or "the model")
-
-
-def budget_slots(summary: Summary, unit: float) -> float:
-    """The budget in fp16 slots per layer; `unit` is the bytes of one such slot in all layers."""
-    return summary.budget_bytes / unit
-
-
-def context(summary: Summary) -> int:
-    """Tokens per window at which policies were measured; 4096 when the summary does not say."""
-    value = summary.settings.get("context")
-    return int(value) if isinstance(value, int | float) and value > 0 else 4096
-
-
-def full_row(summary: Summary) -> Row | None:
-    """The uncompressed cache, against which every difference is taken."""
-    return next((r for r in summary.rows if r.kind == "full"), None)
+def text_name(summary: Summary, role: str = "report") -> str:
+    """Name of a part of the text, or of prompts."""
+    return str(summary.text[role]["name"])
 
 
 def reach(summary: Summary) -> str:
@@ -145,12 +101,8 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, Mapping):
             pairs += flat(value, f"{name}.")
         elif value is not None:
-            pairs.append(
-                (
-                    name,
-                    ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value),
-                )
-            )
+            listed = isinstance(value, list | tuple)
+            pairs.append((name, ", ".join(map(str, value)) if listed else str(value)))
     return pairs
 
 

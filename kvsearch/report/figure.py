@@ -34,6 +34,13 @@ MARK: dict[Kind, str] = {
 KINDS: tuple[Kind, ...] = ("searched", "earlier", "combined", "method", "full")
 
 
+def style(size: float, **more: Any) -> Any:
+    """How a picture is drawn in this context, with letters of so many points."""
+    from matplotlib import rc_context
+
+    return rc_context({"font.size": size, "axes.labelcolor": INK, "text.color": INK, **more})
+
+
 def new_figure(width: float, height: float) -> Any:
     """A matplotlib figure of so many inches without global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -69,11 +76,15 @@ def svg(figure: Any, name: str) -> str:
 
 def bare(axes: Any) -> None:
     """Take the box away and keep two quiet axes."""
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GREY)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=GREY, labelcolor=INK, length=3, width=0.7)
+
+
+def note(axes: Any, said: str, at: Any, offset: tuple[float, float], **how: Any) -> Any:
+    """Small text beside a point of the data, so many points of type away."""
+    style = {"va": "center", "fontsize": "small", "color": GREY}
+    return axes.annotate(said, at, xytext=offset, textcoords="offset points", **style | how)
 
 
 def cut(text: Any, pixels: float) -> None:

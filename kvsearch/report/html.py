@@ -2,12 +2,12 @@
 
 import base64
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.records import Example, Recheck, Row, Summary
+from kvsearch.records import Example, Row, Summary
 from kvsearch.report import facts
 from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.facts import STATES
@@ -35,25 +35,13 @@ _SHORT = {
 _GLYPH = {"full": "★☆", "method": "●○", "combined": "■□", "earlier": "▲△", "searched": "◆◇"}
 
 
-@dataclass(frozen=True)
-class Images:
-    """Pictures of the page, each wide and for phones; None where there is nothing to show.
+def draw_images(
+    summary: Summary, shape: ModelShape, info: Picture, wide: Any
+) -> dict[str, str | None]:
+    """The page's pictures by name, each wide and for phones; None where there is nothing to show.
 
-    Attributes:
-        pareto: an `<svg>` element, whose marks are links to rows of the table.
-        slots: PNG bytes, as are all others.
-    """
-
-    pareto: str
-    pareto_narrow: str
-    slots: bytes | None = None
-    slots_narrow: bytes | None = None
-    needles: bytes | None = None
-    needles_narrow: bytes | None = None
-
-
-def draw_images(summary: Summary, shape: ModelShape, info: Picture, wide: Any) -> Images:
-    """Draw the slot map of the recommended policy, the map of needles and what phones show.
+    `pareto` is an `<svg>` element, whose marks are links to rows of the table; the slot map of the
+    recommended policy and the map of needles are addresses with PNG data in them.
 
     Args:
         summary: what a run leaves behind.
@@ -65,19 +53,22 @@ def draw_images(summary: Summary, shape: ModelShape, info: Picture, wide: Any) -
     from kvsearch.report.pareto_figure import draw
     from kvsearch.report.slotmap_png import draw_slots
 
-    policy, facts_found = _mapped(summary), needle_map(summary)
-    slots = None if policy is None else slot_map(policy, shape, facts.context(summary))
-    return Images(
-        _linked(svg(wide, "pareto")),
-        _linked(svg(draw(info, narrow=True), "narrow")),
-        None if slots is None else draw_slots(slots),
-        None if slots is None else draw_slots(slots, narrow=True),
-        None if facts_found is None else draw_needles(facts_found),
-        None if facts_found is None else draw_needles(facts_found, narrow=True),
-    )
+    policy, found = _mapped(summary), needle_map(summary)
+    slots = None if policy is None else slot_map(policy, shape, summary.settings["context"])
+    images: dict[str, str | None] = {
+        "pareto": _linked(svg(wide, "pareto")),
+        "pareto_narrow": _linked(svg(draw(info, narrow=True), "narrow")),
+    }
+    for end, narrow in (("", False), ("_narrow", True)):
+        slot_image = None if slots is None else _data(draw_slots(slots, narrow=narrow))
+        needle_image = None if found is None else _data(draw_needles(found, narrow=narrow))
+        images |= {f"slots{end}": slot_image, f"needles{end}": needle_image}
+    return images
 
 
-def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -> str:
+def render(
+    summary: Summary, shape: ModelShape, images: Mapping[str, str | None], info: Picture
+) -> str:
     """The whole `report.html`; it loads nothing from anywhere.
 
     Args:
@@ -86,18 +77,12 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         images: from `draw_images`.
         info: the picture's numbers, of which the page repeats some.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    source = resources.files("kvsearch.report").joinpath("template.html.j2").read_text("utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, lstrip_blocks=True).from_string(
-        source
-    )
-    return page.render(
-        model=facts.model_name(summary),
+    return _template("template.html.j2").render(
+        model=summary.model["name"],
         open=summary.open,
         asked=_asked(summary, shape),
         recommendation=recommendation(summary, shape),
-        images={k: _data(v) if isinstance(v, bytes) else v for k, v in vars(images).items()},
+        images=images,
         beyond=", ".join(p.name for p in info.beyond),
         rows=_rows(summary),
         placed=info.placed,
@@ -112,11 +97,33 @@ def render(summary: Summary, shape: ModelShape, images: Images, info: Picture) -
         search_text=info.search_text,
         slots_caption=_slots_caption(summary, shape),
         reach=facts.reach(summary),
-        rechecks=[_recheck(r) for r in summary.rechecks],
+        rechecks=summary.rechecks,
+        interval_text=interval_text,
+        verdict=verdict,
         how=_how(summary),
         examples=[_example(e) for e in summary.examples],
         settings=facts.flat({"model": summary.model, "text": summary.text, **summary.settings}),
     )
+
+
+def pareto_page(info: Picture, picture: str) -> str:
+    """`pareto.html`: the Pareto picture alone, with the policy of the mark that is pointed at.
+
+    It loads nothing from anywhere; without scripts a mark leads to its policy.
+
+    Args:
+        info: what is drawn.
+        picture: an `<svg>` element, wide.
+    """
+    return _template("pareto.html.j2").render(info=info, svg=picture)
+
+
+def _template(name: str) -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    source = resources.files("kvsearch.report").joinpath(name).read_text("utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, lstrip_blocks=True)
+    return page.from_string(source)
 
 
 def _linked(picture: str) -> str:
@@ -129,27 +136,24 @@ def _data(image: bytes) -> str:
 
 
 def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
-    """The question in words, without what the summary does not say."""
-    s, full = summary.settings, facts.full_row(summary)
-    most = max((r.windows for r in summary.rows), default=0)
-    count = most or s.get("report_windows") or s.get("windows")
-    windows = "one window of " if count == 1 else f"{count or ''} windows of ".lstrip()
-    prompted = summary.prompted
-    start = f", scored from position {s['score_from']:,}" if s.get("score_from") else ""
-    if prompted:
-        windows, start = f"{count} contexts of up to ", f", question-{s['see']}"
-    rows = Counter(r.windows for r in summary.rows)
-    if len(rows) > 1:
-        windows = f"{min(rows)} to {most} {'contexts of up to' if prompted else 'windows of'} "
+    """The question in words."""
+    s, rows = summary.settings, Counter(r.windows for r in summary.rows)
+    several = len(rows) > 1
+    what = "contexts of up to" if summary.prompted else "windows of"
+    windows = f"{min(rows)} to {max(rows)} {what}" if several else f"{max(rows)} {what}"
+    windows = "one window of" if windows == "1 windows of" else windows
+    start = f"scored from position {s['score_from']:,}"
+    start = f"question-{s['see']}" if summary.prompted else start
+    if several:
         start += ": " + ", ".join(f"{n} on {w}" for w, n in sorted(rows.items()))
     return {
-        "text": facts.text_part(summary, "report").name,
+        "text": facts.text_name(summary),
         "bytes": bytes_text(summary.budget_bytes),
-        "slots": f"{facts.budget_slots(summary, shape.slot_bytes * shape.layers):,.4g}",
+        "slots": f"{summary.budget_bytes / shape.budget_bytes(1):,.4g}",
         "layers": shape.layers,
-        "full": None if full is None else bytes_text(full.bytes_peak),
-        "context": f"{facts.context(summary):,}",
-        "windows": f"{windows}{facts.context(summary):,} tokens{start}",
+        "full": bytes_text(summary.row("full").bytes_peak),
+        "context": f"{s['context']:,}",
+        "windows": f"{windows} {s['context']:,} tokens, {start}",
     }
 
 
@@ -238,18 +242,7 @@ def _slots_caption(summary: Summary, shape: ModelShape) -> str | None:
     policy = _mapped(summary)
     if policy is None:
         return None
-    return caption(slot_map(policy, shape, facts.context(summary)), policy)
-
-
-def _recheck(r: Recheck) -> dict[str, str]:
-    return {
-        "text": r.text,
-        "policy": r.policy,
-        "against": r.against,
-        "dnll": interval_text(r.dnll),
-        "verdict": verdict(r.dnll),
-        "tokens": f"{r.tokens:,}",
-    }
+    return caption(slot_map(policy, shape, summary.settings["context"]), policy)
 
 
 def _how(summary: Summary) -> dict[str, Any]:
@@ -275,7 +268,7 @@ def _how(summary: Summary) -> dict[str, Any]:
         "search_tokens": f"{sum(t.tokens for t in summary.trials):,}",
         "counts": counts,
         "shrink": shrink,
-        "parts": [facts.text_part(summary, p) for p in facts.PARTS if summary.text.get(p)],
+        "parts": [{"role": p, **summary.text[p]} for p in facts.PARTS],
         "seconds": facts.duration(summary.seconds),
         "resumed": summary.resumed,
         "impls": sorted({f"{op}: {impl}" for r in summary.rows for op, impl in r.impls.items()}),

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.records import Kind, Needle, Row, Summary
-from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, new_figure, png
+from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, new_figure, png, style
+from kvsearch.report.screen import shortened
 
 BINS = 5  # of the depth
 SCALE = ("#f4e3d7", "#2a6f8f")  # none and all of the answers exact; apart in grey print, too
@@ -78,14 +79,13 @@ def draw_needles(found: NeedleMap, *, narrow: bool = False) -> bytes:
         found: what to draw.
         narrow: for a screen of about 400 px: policies below each other.
     """
-    from matplotlib import rc_context
     from matplotlib.colors import LinearSegmentedColormap
 
     shades, many = LinearSegmentedColormap.from_list("exact", SCALE), len(found.panels)
     tall, size = 0.42 * len(found.rows), 4.3 if narrow else 10.4
     longest = max(len(name) for name, _ in found.rows)
     left = min(0.28 + (0.062 if narrow else 0.074) * max(longest, 12), 0.48 * size) / size
-    with rc_context({"font.size": 8 if narrow else 9.5, "text.color": INK}):
+    with style(8 if narrow else 9.5):
         if narrow:
             each = tall + 0.42
             height = many * each + 0.8
@@ -124,13 +124,12 @@ def _draw(panel: Panel, axes: Any, shades: Any) -> None:
     total = f"{panel.exact.sum()} of {panel.asked.sum()}"
     axes.set_title(f"{panel.name}: {total}", loc="left", fontsize="medium",
                    color=COLOUR[panel.kind])  # fmt: skip
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _label(found: NeedleMap, axes: Any, *, rows: bool, columns: bool) -> None:
     axes.tick_params(length=0, labelcolor=INK, pad=3)
-    names = [f"{_cut(name)}\n{length:,} tokens" for name, length in found.rows]
+    names = [f"{shortened(name, 30)}\n{length:,} tokens" for name, length in found.rows]
     axes.set_yticks([i + 0.5 for i in range(len(names))], names if rows else [""] * len(names),
                     fontsize="small")  # fmt: skip
     edges = [f"{100 * i // BINS}" for i in range(BINS + 1)] if columns else [""] * (BINS + 1)
@@ -139,18 +138,13 @@ def _label(found: NeedleMap, axes: Any, *, rows: bool, columns: bool) -> None:
         axes.set_xlabel("depth of the fact, % of the context", color=INK, labelpad=2)
 
 
-def _cut(name: str, most: int = 30) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
 def _key(figure: Any, shades: Any, left: float, height: float) -> None:
     """What the shades mean, at the bottom."""
     axes = figure.add_axes((left, 0.12 / height, 0.2, 0.1 / height))
     axes.imshow(np.linspace(0, 1, 64)[None], aspect="auto", cmap=shades, extent=(0, 1, 0, 1))
     axes.set_yticks([])
     axes.set_xticks([])
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
     for x, align, word in ((-0.03, "right", "none exact"), (1.03, "left", "all exact")):
         axes.text(x, 0.4, word, transform=axes.transAxes, ha=align, va="center", fontsize="small",
                   color=GREY)  # fmt: skip

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from kvsearch.report.comparison import LEAST, LONGEST, MOST, draw_comparison
+from kvsearch.report.comparison import LEAST, LONGEST, MOST, draw_comparison, draw_mark
 from kvsearch.report.figure import (
     COLOUR,
     FAINT,
@@ -15,6 +15,8 @@ from kvsearch.report.figure import (
     bare,
     cut,
     new_figure,
+    note,
+    style,
 )
 from kvsearch.report.labels import Box, gap, place
 from kvsearch.report.pareto_plot import Picture, Point, ppl_ticks
@@ -31,11 +33,7 @@ def draw(info: Picture, *, narrow: bool = False) -> Any:
         info: what to draw.
         narrow: for a screen of about 400 px, with larger type and fewer names.
     """
-    from matplotlib import rc_context
-
-    with rc_context(
-        {"font.size": 8.5 if narrow else 10, "axes.labelcolor": INK, "text.color": INK}
-    ):
+    with style(8.5 if narrow else 10):
         figure, top, low, beside = _panels(info, narrow)
         draw_comparison(info, beside)
         _frame(info, top, low, narrow)
@@ -102,7 +100,7 @@ def _frame(info: Picture, top: Any, low: Any, narrow: bool) -> None:
     unit = "" if narrow else ", in fp16-equivalent slots per layer and in bytes"
     lowest.set_xlabel(f"KV cache per sequence, peak{unit}")
     top.set_ylabel(w.above)
-    if marks := ppl_ticks(info, 7):
+    if marks := ppl_ticks(info):
         right = top.secondary_yaxis("right")
         right.set_yticks([y for y, _ in marks], [label for _, label in marks])
         right.set_ylabel("PPL on the report text")
@@ -151,18 +149,8 @@ def _report_panel(info: Picture, axes: Any) -> list[Box]:
             boxes.append((p.x, p.lo, p.x, p.hi))
         if p.recommended:
             axes.plot(p.x, min(p.y, edge), "o", ms=17, mfc="none", mec=INK, mew=1.3, zorder=4)
-        axes.plot(
-            p.x,
-            min(p.y, edge),
-            "^" if beyond else MARK[p.kind],
-            ms=size,
-            mec=colour,
-            mfc=colour if p.on_front else "white",
-            mew=1.4,
-            zorder=5,
-            clip_on=False,
-            url=f"#{p.anchor}",
-        )
+        mark = "^" if beyond else MARK[p.kind]
+        draw_mark(axes, p, (p.x, min(p.y, edge)), mark, ms=size, mew=1.4, zorder=5)
     boxes.append((info.x_range[0], 0.0, info.x_range[1], 0.0))
     return boxes
 
@@ -282,16 +270,8 @@ def _name_points(
 def _budget(info: Picture, axes: Any, width: float, narrow: bool) -> Any:
     """Name of the budget's line at the bottom, on the side that has room."""
     label = info.budget_label.partition(" =")[0] if narrow else info.budget_label
-    text = axes.annotate(
-        label,
-        (info.budget_bytes, 0),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 2),
-        textcoords="offset points",
-        va="bottom",
-        fontsize="small",
-        color=GREY,
-    )
+    where = ("data", "axes fraction")
+    text = note(axes, label, (info.budget_bytes, 0), (4, 2), xycoords=where, va="bottom")
     extent = text.get_window_extent(axes.figure.canvas.get_renderer())
     if extent.x1 > axes.get_window_extent().x0 + width:
         text.set(ha="right", position=(-4, 2))

@@ -110,7 +110,7 @@ class Picture:
 
 def picture(summary: Summary, shape: ModelShape) -> Picture:
     """Compute the picture of a summary on a model of `shape`."""
-    unit = shape.slot_bytes * shape.layers
+    unit = shape.budget_bytes(1)
     best = next((r.dnll_full.mean for r in summary.rows if r.name == summary.recommended), 0.0)
     words = words_of(summary)
     points = tuple(
@@ -124,14 +124,13 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
         for t in summary.trials
         if t.state == "complete" and t.dnll is not None and t.bytes_peak
     )
-    full = facts.full_row(summary)
+    full = next((r for r in summary.rows if r.kind == "full"), None)
     kinds = {p.name: p.kind for p in points}
     sized = [(float(x), y) for c in summary.curves for x, y in c.points]
     xs = [p.x for p in points + trials] + [float(max(1, summary.budget_bytes))]
     xs += [x for x, _ in sized]
     x_range = (min(xs) / 1.25, max(xs) * 1.3)
-    slots = facts.budget_slots(summary, unit)
-    search, report = facts.text_part(summary, "search"), facts.text_part(summary, "report")
+    slots = summary.budget_bytes / unit
     return Picture(
         points=points,
         stairs=staircase([(p.x, p.y) for p in points]),
@@ -146,12 +145,12 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
             [p.y for p in points] + [y for _, y in sized],
         ),
         trial_range=_y_range([p.y for p in trials], [p.y for p in trials]),
-        model=facts.model_name(summary),
-        report_text=report.name,
-        search_text=search.name,
+        model=summary.model["name"],
+        report_text=facts.text_name(summary),
+        search_text=facts.text_name(summary, "search"),
         tokens=facts.scored_tokens(summary),
         placed=facts.placed(summary),
-        words=words_of(summary),
+        words=words,
         curves=tuple((kinds[c.name], c) for c in summary.curves if c.name in kinds),
     )
 
@@ -175,12 +174,12 @@ def nice_steps(lo: float, hi: float, most: int) -> list[float]:
     return [i * step for i in range(math.ceil(lo / step), math.floor(hi / step) + 1)]
 
 
-def ppl_ticks(info: Picture, most: int) -> list[tuple[float, str]]:
+def ppl_ticks(info: Picture) -> list[tuple[float, str]]:
     """Round PPL values as (dNLL, label) inside the report panel."""
     if info.ppl_full is None:
         return []
     lo, hi = (info.ppl_full * math.exp(y) for y in info.y_range)
-    return [(math.log(v / info.ppl_full), f"{v:.4g}") for v in nice_steps(lo, hi, most) if v > 0]
+    return [(math.log(v / info.ppl_full), f"{v:.4g}") for v in nice_steps(lo, hi, 7) if v > 0]
 
 
 def _point(row: Row, anchor: str, recommended: bool, best: float, words: Words) -> Point:

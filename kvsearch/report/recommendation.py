@@ -66,13 +66,12 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
     if summary.recommended is None:
         return Recommendation(None, _nothing(summary, shape))
     row = facts.over_full(summary.row(summary.recommended), summary)
-    full = facts.full_row(summary)
     file = f"policies/{policy_files(summary.rows)[row.name]}"
     figures = (
         _level(row, words_of(summary)),
         _against_full(row, words_of(summary)),
         _against_best(row, summary),
-        _bytes(row, full),
+        _bytes(row, summary.row("full")),
         _speed(row),
     )
     return Recommendation(
@@ -87,7 +86,7 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
 
 
 def _nothing(summary: Summary, shape: ModelShape) -> str:
-    slots = facts.budget_slots(summary, shape.slot_bytes * shape.layers)
+    slots = summary.budget_bytes / shape.budget_bytes(1)
     limit = f"{bytes_text(summary.budget_bytes)} ({slots:,.4g} slots)"
     fit, all_rows = sum(r.within_budget for r in summary.rows), len(summary.rows)
     if fit:
@@ -100,9 +99,9 @@ def _nothing(summary: Summary, shape: ModelShape) -> str:
 
 def costs(summary: Summary) -> tuple[str, ...]:
     """What a person decides by: bytes, the loss, the best published method, sizes and facts."""
-    full = facts.full_row(summary)
-    if summary.recommended in (None, "full") or full is None:
+    if summary.recommended in (None, "full"):
         return ()
+    full = summary.row("full")
     row = facts.over_full(summary.row(summary.recommended), summary)
     text = words_of(summary) is TEXT
     saved = (
@@ -196,11 +195,9 @@ def _difference(n: int, d: Interval, short: str, opponent: str, words: Words) ->
     )
 
 
-def _bytes(row: Row, full: Row | None) -> Figure:
-    share = ""
-    if full is not None and full.bytes_peak:
-        share = f"{100 * row.bytes_peak / full.bytes_peak:.3g} % of the full cache's "
-        share += f"{bytes_text(full.bytes_peak)}; "
+def _bytes(row: Row, full: Row) -> Figure:
+    share = f"{100 * row.bytes_peak / full.bytes_peak:.3g} % of the full cache's "
+    share += f"{bytes_text(full.bytes_peak)}; "
     return Figure(
         "Memory per sequence",
         bytes_text(row.bytes_peak),

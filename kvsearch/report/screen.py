@@ -72,7 +72,7 @@ def table(
             widths[i] = max(len(row[i].rstrip()) for row in cells) + 2
     if over() > 0:
         widths[0] = max(NARROWEST, widths[0] - over())
-        cells = [[_cut(row[0], widths[0] - 1), *row[1:]] for row in cells]
+        cells = [[shortened(row[0], widths[0] - 1), *row[1:]] for row in cells]
     lines = []
     for row, note in zip(cells, ["", *(notes or [""] * len(rows))], strict=True):
         line = "".join(columns[i].cell(row[i], widths[i]) for i in kept).rstrip()
@@ -104,5 +104,6 @@ def _brief(row: Sequence[str], columns: Sequence[Column]) -> list[str]:
     return [short if c.brief else cell for c, cell, short in zip(columns, row, plain, strict=True)]
 
 
-def _cut(text: str, most: int) -> str:
+def shortened(text: str, most: int) -> str:
+    """Text of at most so many letters, with dots where some are missing."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

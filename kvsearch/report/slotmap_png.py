@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.report.figure import GREY, INK, bare, new_figure, png
+from kvsearch.report.figure import GREY, bare, new_figure, note, png, style
 from kvsearch.report.slotmap import CHOSEN, FIRST_TIER, GONE, NATIVE, AgeMap, SlotBars
 
 EMPTY = "#eceff2"
@@ -26,17 +26,8 @@ def draw_slots(found: AgeMap | SlotBars, *, narrow: bool = False) -> bytes:
         found: what to draw.
         narrow: for a screen of about 400 px.
     """
-    from matplotlib import rc_context
-
     layers = len(found.codes) if isinstance(found, AgeMap) else len(found.layers)
-    with rc_context(
-        {
-            "font.size": 8 if narrow else 9.5,
-            "axes.labelcolor": INK,
-            "text.color": INK,
-            "hatch.linewidth": 0.6,
-        }
-    ):
+    with style(8 if narrow else 9.5, **{"hatch.linewidth": 0.6}):
         width = 4.3 if narrow else 10.4
         height = min(8.0, 1.5 + (0.1 if narrow else 0.13) * max(8, layers))
         figure = new_figure(width, height)
@@ -96,26 +87,20 @@ def _draw_ages(found: AgeMap, figure: Any, narrow: bool) -> None:
         **margins,
     )
     main = figure.add_subplot(grid[0, -1])
+    rows: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
+    down = layers - 0.5, -0.5
     image = _mixed(found.codes, 330 if narrow else 900)
-    main.imshow(
-        image, aspect="auto", interpolation="nearest", extent=(tokens, 0, layers - 0.5, -0.5)
-    )
+    main.imshow(image, extent=(tokens, 0, *down), **rows)
     main.set_xlabel("tokens ago (the newest is at the right)")
     bare(main)
     left = main
     if zoom:
         left = figure.add_subplot(grid[0, 0])
-        left.imshow(
-            _mixed(found.codes[:, :first], first),
-            aspect="auto",
-            interpolation="nearest",
-            extent=(0, first, layers - 0.5, -0.5),
-        )
+        left.imshow(_mixed(found.codes[:, :first], first), extent=(0, first, *down), **rows)
         left.set_xticks([first / 2], [f"first {first}"])
         main.set_yticks([])
-        main.set_ylim(layers - 0.5, -0.5)
+        main.set_ylim(*down)
         bare(left)
-    if zoom:
         left.tick_params(axis="x", length=0)
     _layer_axis(left, layers, found.heads)
     _key(figure, found.legend, [Patch(color=EMPTY, label="gone")])
@@ -138,7 +123,7 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
     """Stacked slots per layer, aligned at the newest token."""
     from matplotlib.patches import Patch
 
-    axes = figure.add_axes(_rect(_margins(figure, narrow)))
+    axes = figure.add_subplot(figure.add_gridspec(1, 1, **_margins(figure, narrow))[0])
     most = max(sum(s.count for s in bar) for bar in found.layers)
     for y, bar in enumerate(found.layers):
         right = 0
@@ -156,16 +141,7 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
             )
             right += segment.count
         if y % (1 + len(found.layers) // 48) == 0:
-            axes.annotate(
-                f"{right:,}",
-                (right, y),
-                xytext=(-3, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=5.5,
-                color=GREY,
-            )
+            note(axes, f"{right:,}", (right, y), (-3, 0), ha="right", fontsize=5.5)
     axes.set_xlim(most * (1.09 if narrow else 1.05), 0)
     axes.set_xlabel(
         "slots (the newest token at the right)"
@@ -185,10 +161,6 @@ def _draw_bars(found: SlotBars, figure: Any, narrow: bool) -> None:
     _key(figure, found.legend, [hatched])
 
 
-def _rect(m: dict[str, float]) -> tuple[float, float, float, float]:
-    return m["left"], m["bottom"], m["right"] - m["left"], m["top"] - m["bottom"]
-
-
 def _roles(axes: Any, found: SlotBars) -> None:
     """Names above the first layer's segments, where there is room for them."""
     right = 0
@@ -198,13 +170,5 @@ def _roles(axes: Any, found: SlotBars) -> None:
             segment.role, f"{segment.count} {segment.role}"
         )
         if name and segment.count > 0.08 * axes.get_xlim()[0]:
-            axes.annotate(
-                name,
-                (middle, -0.5),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                fontsize="x-small",
-                color=GREY,
-            )
+            how = {"ha": "center", "va": "bottom", "fontsize": "x-small"}
+            note(axes, name, (middle, -0.5), (0, 2), **how)

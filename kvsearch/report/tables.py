@@ -1,7 +1,5 @@
 """Report rows as `front.csv` and as formatted cells: bytes, PPL, intervals and verdicts."""
 
-import csv
-import io
 import json
 import math
 import re
@@ -9,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
+from kvsearch.files import csv_text
 from kvsearch.records import Interval, Row, Summary, Throughput
 from kvsearch.report.describe import describe
 from kvsearch.student import quantile
@@ -164,23 +163,17 @@ def front_csv(rows: Sequence[Row]) -> str:
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
     """
     files = policy_files(rows)
-    out = io.StringIO()
     records = [_record(row, files[row.name]) for row in rows]
-    if any(row.stopped is not None for row in rows):
-        records = [
-            {**r, "windows": row.windows} | _three("stopped", row.stopped)
-            for r, row in zip(records, rows, strict=True)
-        ]
-    if any(row.speed is not None for row in rows):  # where speed was an objective
-        records = [{**r, "speed": row.speed} for r, row in zip(records, rows, strict=True)]
-    if any(row.workloads for row in rows):  # where policies were measured on prompts
-        records = [{**r, **_answers(row)} for r, row in zip(records, rows, strict=True)]
-    writer = csv.DictWriter(
-        out, fieldnames=list(records[0]) if records else ["name"], lineterminator="\n"
+    stopped, timed, prompted = (
+        any(row.stopped is not None for row in rows),
+        any(row.speed is not None for row in rows),  # where speed was an objective
+        any(row.workloads for row in rows),  # where policies were measured on prompts
     )
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
+    for cells, row in zip(records, rows, strict=True):
+        cells |= {"windows": row.windows, **_three("stopped", row.stopped)} if stopped else {}
+        cells |= {"speed": row.speed} if timed else {}
+        cells |= _answers(row) if prompted else {}
+    return csv_text(records, list(records[0]) if records else ["name"])
 
 
 def _record(row: Row, file: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from kvsearch.policy import HeadLosses
 from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
-from kvsearch.report.facts import STATES, left_out, placed, text_part
+from kvsearch.report.facts import STATES, left_out, placed, text_name
 from kvsearch.report.figure import LABEL
 from kvsearch.report.recommendation import costs, second_reading
 from kvsearch.report.screen import Column, columns_of, folded, printed, table
@@ -51,7 +51,7 @@ def closing(summary: Summary, folder: Path) -> str:
             note.append(f"off the front on {'these prompts' if summary.prompted else 'this text'}")
         notes.append("  ".join(note))
         cells.append(
-            [f"{mark}{r.name}", *[_level(r, w)] * known, f"  {_interval(r.dnll_full)}",
+            [f"{mark}{r.name}", *[_level(r, w)] * known, f"  {r.dnll_full}",
              f"{r.slots16:.1f}", f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         )  # fmt: skip
     found = ["", *folded([summary.open] if summary.open else [], width)]
@@ -67,8 +67,7 @@ def closing(summary: Summary, folder: Path) -> str:
         if c == summary.against("method"):
             continue  # said below
         lines.append(
-            f"  {c.policy} against {c.against} on {_on(c.text, summary)}: {_interval(c.dnll)} "
-            f"(n = {c.tokens})"
+            f"  {c.policy} against {c.against} on {_on(c.text, summary)}: {c.dnll} (n = {c.tokens})"
         )
     counts = ", ".join(f"{n} {STATES.get(k, k)}" for k, n in sorted(summary.counts.items()))
     if summary.importances:
@@ -128,7 +127,7 @@ def standing(summary: Summary) -> list[str]:
          f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         for title, r in shown.items()
     ]  # fmt: skip
-    width, where = columns_of(sys.stderr), text_part(summary, "report").name
+    width, where = columns_of(sys.stderr), text_name(summary)
     full = bytes_text(summary.row("full").bytes_peak)
     head = f"{w.loss}: loss over the full cache ({full}), {w.unit}, on {where}"
     if not text:
@@ -143,7 +142,7 @@ def _more_ppl(row: Row) -> str:
 def _on(text: str, summary: Summary) -> str:
     """A text by its name; of an unfinished run the part that was measured by then."""
     if text == REPORT and summary.open:
-        return text_part(summary, "report").name
+        return text_name(summary)
     return "report prompts" if summary.prompted and text == REPORT else text
 
 
@@ -174,7 +173,7 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
         unclear = best.dnll.lo <= 0 <= best.dnll.hi
         lines.append(
             f"  against the best published method, {best.against}: "
-            f"{'' if summary.prompted else change}{words_of(summary).loss} {_interval(best.dnll)}"
+            f"{'' if summary.prompted else change}{words_of(summary).loss} {best.dnll}"
             f"{' (no clear difference)' * unclear}, n = {best.tokens}"
         )
         if (d := summary.row(best.against).discordant) is not None:
@@ -211,16 +210,15 @@ def results_table(document: dict[str, Any]) -> str:
         Column("s", 7, drop=3),
     ]
     cells = [
-        [r["policy"], f"{r['ppl']:.3f}", f"  {_interval(Interval(**r['dnll_full']))}",
+        [r["policy"], f"{r['ppl']:.3f}", f"  {Interval(**r['dnll_full'])}",
          f"{r['slots16']:.1f}", f"{r['bytes_peak'] / 2**20:.2f}", f"{r['seconds']:.1f}"]
         for r in document["results"]
     ]  # fmt: skip
-    lines: list[str] = []
-    lines.append(
+    lines = [
         f"n = {document['tokens']} tokens of {document['text']['name']}, scored from position "
         f"{document['score_from']} of {document['windows']} x {document['context']}; "
         "dNLL in nats/token"
-    )
+    ]
     lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
     notes = ["over budget" if r["within_budget"] is False else "" for r in document["results"]]
     return "\n".join([*table(columns, cells, width, notes), *folded(lines, width)])
@@ -259,11 +257,10 @@ def answers_table(document: dict[str, Any]) -> str:
         if kl := [f"{r['policy']} {r['kl']:.3f}" for r in rows if r["kl"] is not None]:
             said = f"  KL divergence to the full cache, nats a token: {', '.join(kl)}"
             found += folded([said], width)
-    lines: list[str] = []
-    lines.append(
+    lines = [
         "context lost: rise of the answers' NLL over the full cache; 0 is the full cache, 100 no "
         "context"
-    )
+    ]
     lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
     return "\n".join([*found, *folded(lines, width)])
 
@@ -305,7 +302,3 @@ def bench_lines(name: str, t: Throughput) -> str:
             f"{100 * t.full_replayed:.0f} % of the full cache's"
         )
     return lines
-
-
-def _interval(d: Interval) -> str:
-    return str(d)

@@ -78,14 +78,14 @@ def _reach(loaded: LoadedModel, record: Record, tokens: int, of: str = "") -> No
 
 
 def _asked(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
-    context = _start(loaded, _encoded(loaded, record.context))
+    context = _start(loaded, encoded(loaded, record.context))
     asks = tuple(_ask(loaded, context, turn, record, greedy) for turn in record.turns)
     name = sha256(record.group.encode()).hexdigest()[:12]
     return Item(name, name, context, asks)
 
 
 def _ask(loaded: LoadedModel, context: Ids, turn: Turn, record: Record, greedy: Greedy) -> Ask:
-    question = ids(_encoded(loaded, turn.question))
+    question = ids(encoded(loaded, turn.question))
     if turn.answer is None:
         more = () if turn.tokens is None else (turn.tokens,)
         prompt = np.concatenate([context, question])
@@ -93,7 +93,7 @@ def _ask(loaded: LoadedModel, context: Ids, turn: Turn, record: Record, greedy: 
         return Ask(question, greedy(prompt, *more), about=turn.about)
     before = turn.question or record.context
     gap = "" if before[-1:].isspace() or turn.answer[:1].isspace() else " "
-    answer = ids(_encoded(loaded, gap + turn.answer))
+    answer = ids(encoded(loaded, gap + turn.answer))
     if not answer.size:
         raise TextError(f"{record.where}: field answer: the tokenizer finds nothing in it")
     return Ask(question, answer, about=turn.about)
@@ -149,15 +149,22 @@ def _templated(
             f"{record.where}: field messages: the chat template refuses them "
             f"({' '.join(str(e).split())[:150]})"
         ) from e
-    return ids(_encoded(loaded, text))
+    return ids(encoded(loaded, text))
 
 
-def _encoded(loaded: LoadedModel, text: str) -> list[int]:
+def encoded(loaded: LoadedModel, text: str) -> list[int]:
+    """Words as the model's token ids, without special tokens."""
     found: list[int] = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return found
 
 
-def _start(loaded: LoadedModel, tokens: list[int]) -> Ids:
+def start_of(loaded: LoadedModel) -> int | None:
+    """The token with which the tokenizer begins a text, if it does."""
     first = loaded.tokenizer("a")["input_ids"][:1]
-    bos = getattr(loaded.tokenizer, "bos_token_id", None)
-    return ids([bos, *tokens] if bos is not None and first == [bos] else tokens)
+    bos: int | None = getattr(loaded.tokenizer, "bos_token_id", None)
+    return bos if bos is not None and first == [bos] else None
+
+
+def _start(loaded: LoadedModel, tokens: list[int]) -> Ids:
+    bos = start_of(loaded)
+    return ids(tokens if bos is None else [bos, *tokens])

@@ -60,10 +60,10 @@ def main() -> None:
     if ("report", full := Policy().fingerprint(layers)) not in there:
         wanted[full] = Policy()
     for i, (key, policy) in enumerate(wanted.items(), start=1):
-        session.run(Job(i, "report", policy, setting.tokens))
+        session.run(Job(i, "report", policy))
         print(f"report text {i}/{len(wanted)} {key}", flush=True)
     if ("search", full) not in there:
-        session.run(Job(0, "search", Policy(), setting.tokens))
+        session.run(Job(0, "search", Policy()))
     keep(runs, memory, o.records, setting)
 
 

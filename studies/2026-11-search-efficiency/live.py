@@ -47,7 +47,7 @@ class Remembered:
         W, T = self.inner.parts[job.part].shape
         file = self.place / f"{job.part}-{key}.npy"
         if not file.exists():
-            whole = Job(job.key, job.part, job.policy, T)
+            whole = Job(job.key, job.part, job.policy)
             draft = file.with_suffix(f".{os.getpid()}.tmp")
             with draft.open("wb") as f:
                 np.save(f, self.inner.run(whole).nll)
@@ -56,9 +56,9 @@ class Remembered:
         windows = W if job.windows is None else job.windows
         if self.last != key:
             self.last, self.paid = key, [0] * W
-        tokens = sum(job.stop for p in self.paid[:windows] if p < job.stop)
-        self.paid[:windows] = [max(p, job.stop) for p in self.paid[:windows]]
-        return Measurement(np.load(file)[:windows, : job.stop - 1], tokens)
+        tokens = sum(T for p in self.paid[:windows] if p < T)
+        self.paid[:windows] = [T] * windows
+        return Measurement(np.load(file)[:windows], tokens)
 
     def forget(self) -> None:
         self.inner.forget()

@@ -137,8 +137,8 @@ class Simulated:
         ]
         if self.last != (key, job.first):
             self.last, self.seen = (key, job.first), 0
-        tokens, self.seen = len(nll) * job.stop - self.seen, len(nll) * job.stop
-        return Measurement(nll[:, : job.stop - 1], tokens)
+        tokens, self.seen = len(nll) * CONTEXT - self.seen, len(nll) * CONTEXT
+        return Measurement(nll, tokens)
 
     def _blocks(self, policy: Policy, number: int, w: int) -> np.ndarray:
         """Nats per token of each block of a window; windows beyond the records repeat theirs."""

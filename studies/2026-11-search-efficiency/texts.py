@@ -57,12 +57,12 @@ def main() -> None:
     sampler = make_sampler(o.sampler, space, setting)
     task = Task(setting, BUDGET, space, free, 1, sampler, WINDOWS, warm_start=True, racing=True)
     trials = search(task, session, o.place / o.text / "runs" / o.sampler)
-    full = session.run(Job(0, "report", Policy(), CONTEXT)).nll[:, BUDGET - 1 :]
+    full = session.run(Job(0, "report", Policy())).nll[:, BUDGET - 1 :]
     found: dict[str, float] = {}
     for count in checkpoints([t.tokens for t in trials]).values():
         for t in reported(trials[:count]):
             if t.fingerprint not in found:
-                nll = session.run(Job(0, "report", t.policy, CONTEXT)).nll[:, BUDGET - 1 :]
+                nll = session.run(Job(0, "report", t.policy)).nll[:, BUDGET - 1 :]
                 found[t.fingerprint] = float((nll - full).mean())
     keys = ("name", "state", "fingerprint", "bytes_peak", "dnll", "tokens")
     rows = [{k: getattr(t, k) for k in keys} for t in trials]

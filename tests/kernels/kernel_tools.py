@@ -1,6 +1,6 @@
-"""Poisoned memory and the error rule that the interpreter tests share."""
+"""Poisoned memory, the error rule, and a token that follows parts, which tests of kernels share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.budget import over_budget
+from kvsearch_kernels.decode_step import Heads, Stores
+from kvsearch_kernels.packed_attention import Part
+from kvsearch_kernels.quantize_kv import Packed
 
 BAND = 256  # elements around every tensor
 INT_POISON = 120  # fits every integer type; as a token index or code it is wrong enough to show
@@ -22,6 +25,22 @@ def arena(x: Tensor) -> Tensor:
     room = torch.full((x.numel() + 2 * BAND,), _fill(x.dtype), dtype=x.dtype)
     inner = room[BAND : BAND + x.numel()].view(x.shape)
     return inner.copy_(x)
+
+
+def asked(
+    q: Tensor, parts: Sequence[Part], dtype: torch.dtype, room: int = 1
+) -> tuple[Tensor, Tensor, Tensor, Stores]:
+    """Arguments of `decode_step`: a token comes to heads that hold `parts` and an empty pool."""
+    keys, values = parts[0].keys, parts[0].values
+    B, H = (keys.codes if isinstance(keys, Packed) else keys).shape[:2]
+    wide = values.shape[-1] if isinstance(values, Tensor) else values.codes.shape[-1] * 8
+    if (fmt := parts[0].value_format) is not None:
+        wide //= fmt.bits
+    draw = torch.Generator().manual_seed(1)
+    k, v = (torch.randn(B, H, 1, n, generator=draw).to(dtype) for n in (q.shape[-1], wide))
+    pools = (arena(torch.zeros(B, H, room, x.shape[-1], dtype=dtype)) for x in (k, v))
+    pool = Part(*pools, lengths=torch.zeros(B, H, dtype=torch.int32))
+    return q, k, v, Stores([Heads([*parts, pool])])
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from test_references import TRITON, call
 
 from kvsearch_kernels import launch
 from kvsearch_kernels.configs import DECODE, DECODE_WARPS
-from kvsearch_kernels.decode_attention import Part, splits, triton_impl
-from kvsearch_kernels.decode_attention.splits import cost_of
 from kvsearch_kernels.decode_step import table
 from kvsearch_kernels.decode_step.reference import Heads, Stores
+from kvsearch_kernels.packed_attention import Part, splits, triton_args
+from kvsearch_kernels.packed_attention.splits import cost_of
 from kvsearch_kernels.quantize_kv import Format
 from tests.launches import KERNELS
 
@@ -24,7 +24,7 @@ RUNS = {
     "lifetime_attention": ["attend"],
     "scored_attention": ["attend", "score"], "quantize_kv": ["quantize"],
     "dequantize_kv": ["dequantize"],
-    "decode_attention": ["decode", "combine"], "repack_kv": ["repack"],
+    "repack_kv": ["repack"],
     "choose_slots": ["choose"],
     "decode_step": ["enter", "attend_heads", "combine_heads", "count"],
     "evict_in_place": ["evict"],
@@ -91,7 +91,7 @@ def test_every_kernel_is_launched_on_the_device_of_its_tensors_and_fused(op, mon
 @pytest.mark.parametrize("many", [10, 132])
 def test_programs_of_decoding_go_by_the_gpu(many, monkeypatch):
     """Until November 2026 there were those of an H200 everywhere."""
-    monkeypatch.setattr(triton_impl, "multiprocessors", lambda device: many)
+    monkeypatch.setattr(triton_args, "multiprocessors", lambda device: many)
     pools = [torch.zeros(2, 2, 40000, 64, dtype=torch.float16) for _ in range(4)]
     lengths = torch.ones(2, 2, dtype=torch.int32)
     heads = [Heads([Part(*pools[:2]), Part(*pools[2:], lengths=lengths)])]

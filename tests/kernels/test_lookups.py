@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
-from kvsearch_kernels.decode_attention.lookup_asm import SCALE, lookups, tables
+from kvsearch_kernels.packed_attention.lookup_asm import SCALE, lookups, tables
 from kvsearch_kernels.quantize_kv.reference import Format, dequantize, quantize
 
 WORD = 0xFFFFFFFF

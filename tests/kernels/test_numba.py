@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_tools import asked
 from test_references import OPS, WIDTHS, call
 from test_trust import PROVEN
 
 from kvsearch_kernels import numba_loops
 from kvsearch_kernels.budget import HARDWARE, over_budget
 from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
-from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.decode_step import probe as step_probe
 from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.numba_args import LEVELS
 from kvsearch_kernels.op import UnsupportedError
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.quantize_kv import Format, dequantize_kv, quantize_kv, triton_impl
 from kvsearch_kernels.quantize_kv.reference import quantize
 from kvsearch_kernels.trust import holds, prove
@@ -110,14 +111,14 @@ def test_a_codebook_needs_no_loop_and_no_kernel(monkeypatch):
     read = dequantize_kv(packed, fmt, dtype=F32)
     assert torch.equal(read, (2 * x).round().clamp(-8, 7) / 2)
     parts = [Part(packed, packed, fmt, fmt)]
-    plain = decode_attention(query, [Part(read, read)], **args)
-    for got, want in zip(decode_attention(query, parts, **args), plain, strict=True):
-        assert torch.allclose(got, want, atol=1e-6)
-    for impl, op, asked in (
-        ("numba", dequantize_kv, (packed, fmt)), ("numba", decode_attention, (query, parts)),
-    ):  # fmt: skip
-        with pytest.raises(UnsupportedError, match="no loop for levels 'halves'"):
-            op.run(impl, *asked, **(args if op is decode_attention else {}))
+    got, want = (
+        decode_step(*asked(query, some, F16), **args) for some in (parts, [Part(read, read)])
+    )
+    assert torch.allclose(got, want, atol=1e-6)
+    with pytest.raises(UnsupportedError, match="no loop for levels 'halves'"):
+        dequantize_kv.run("numba", packed, fmt)
+    with pytest.raises(UnsupportedError, match="no loop for levels 'halves'"):
+        decode_step.run("numba", *asked(query, parts, F16), **args)
     assert "halves" in triton_impl.why_not_format(fmt, 64)
 
 
@@ -156,7 +157,7 @@ def test_decoding_is_that_of_the_reference(bits, levels, softcap):
             parts.append(part(50, fmt, fmt, native, along="tokens"))  # its first group is short
         used = torch.tensor([[5, 0], [1, 9]], dtype=torch.int32)
         for some in (parts, [replace(parts[0], lengths=used), replace(parts[2], lengths=used)]):
-            agree(torch.randn(2, 6, 64), some, softcap)
+            agree(torch.randn(2, 6, 64), some, softcap, native)
 
 
 def test_decoding_values_of_another_width_and_nothing():
@@ -167,15 +168,14 @@ def test_decoding_values_of_another_width_and_nothing():
     agree(torch.randn(2, 2, 64), [replace(p, lengths=none) for p in parts], None)
 
 
-def agree(q, parts, softcap):
+def agree(q, parts, softcap, native=F16):
     """In fp64 (where vectors are turned back as the reference does) and in fp32."""
     for dtype, room in ((F64, 1e-12), (F32, 2e-6)):
         args = {"scale": 0.2, "softcap": softcap}
-        want = decode_attention.reference(q.double(), parts, **args)
-        got = decode_attention.run("numba", q.to(dtype), parts, **args)
-        for a, b in zip(got, want, strict=True):
-            assert a.dtype is dtype
-            torch.testing.assert_close(a.double(), b, rtol=0, atol=room * 4)
+        want = decode_step.reference(*asked(q.double(), parts, native), **args)
+        got = decode_step.run("numba", *asked(q.to(dtype), parts, native), **args)
+        assert got.dtype is dtype
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=room * 4)
 
 
 def test_a_slot_that_receives_almost_nothing_is_still_right():
@@ -214,15 +214,15 @@ def test_what_cannot_be_taken_is_named():
 
 
 def test_a_second_process_compiles_nothing():
-    args, kwargs = call(decode_attention)
-    decode_attention.run("numba", args[0].float(), *args[1:], **kwargs)
+    args, kwargs = call(decode_step)
+    decode_step.run("numba", args[0].float(), *args[1:], **kwargs)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from test_references import call, decode_attention as op\n"
+        "from test_references import call, decode_step as op\n"
         "args, kwargs = call(op)\n"
         "op.run('numba', args[0].float(), *args[1:], **kwargs)\n"
-        "from kvsearch_kernels.numba_loops.attending import attend\n"
-        "print(sum(attend.stats.cache_hits.values()), sum(attend.stats.cache_misses.values()))\n"
+        "from kvsearch_kernels.numba_loops.step import step\n"
+        "print(sum(step.stats.cache_hits.values()), sum(step.stats.cache_misses.values()))\n"
     )
     here = __file__.rsplit("test_numba", 1)[0]
     run = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True)

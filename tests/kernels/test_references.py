@@ -12,11 +12,11 @@ from kvsearch_kernels.choose_slots import Ask, choose_slots
 from kvsearch_kernels.codebooks import CODEBOOKS
 from kvsearch_kernels.codebooks.gaussian import lloyd_levels
 from kvsearch_kernels.codebooks.nearest import nearest_codes
-from kvsearch_kernels.decode_attention import Part, decode_attention
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 from kvsearch_kernels.op import Op, UnsupportedError
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.quantize_kv import (
     Format,
     dequantize_kv,
@@ -31,7 +31,7 @@ from kvsearch_kernels.scored_attention import scored_attention
 
 OPS = [
     lifetime_attention, scored_attention, quantize_kv, dequantize_kv,
-    decode_attention, repack_kv, choose_slots, decode_step, evict_in_place,
+    repack_kv, choose_slots, decode_step, evict_in_place,
 ]  # fmt: skip
 TRITON = [op for op in OPS if "triton" in op.impls]
 NEVER = 1 << 40
@@ -57,7 +57,6 @@ def call(op, device="cpu"):
         "scored_attention": ((q, k, k, weights), {"scale": 0.1}),
         "quantize_kv": ((k, FMT), {}),
         "dequantize_kv": ((packed, FMT), {}),
-        "decode_attention": ((q[:, :, 0], parts), {"scale": 0.1}),
         "repack_kv": (
             ([NewPool(birth, parts, 1, (FMT, FMT))],),
             {"dtype": k.dtype, "native": k.dtype},
@@ -198,18 +197,17 @@ def test_decoding_equals_attention_over_what_is_read_back():
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 6, 64), torch.randn(2, 2, 30, 64), torch.randn(2, 2, 30, 64)
     fmt = Format(4, 64, "lloyd", True)
-    parts = [
-        Part(k[:, :, :10], v[:, :, :10]),
-        Part(quantize(k[:, :, 10:], fmt), quantize(v[:, :, 10:], fmt), fmt, fmt),
-    ]
-    out, lse = decode_attention.reference(q, parts, scale=0.125)
+    pool = Part(*(x[:, :, :10].clone() for x in (k, v)),
+                lengths=torch.full((2, 2), 9, dtype=torch.int32))  # fmt: skip
+    tier = Part(quantize(k[:, :, 10:], fmt), quantize(v[:, :, 10:], fmt), fmt, fmt)
+    new = (x[:, :, 9:10] for x in (k, v))
+    out = decode_step.reference(q, *new, Stores([Heads([tier, pool])]), scale=0.125)
     kk, vv = (torch.cat([x[:, :, :10], fake_quantize(x[:, :, 10:], fmt)], 2) for x in (k, v))
     birth, death = torch.zeros(30, dtype=torch.long), torch.full((30,), NEVER)
     want = lifetime_attention.reference(
         q.unsqueeze(2), kk, vv, birth, death, first_query=0, scale=0.125
     )
     torch.testing.assert_close(out, want[0].squeeze(2))
-    torch.testing.assert_close(lse, want[1].squeeze(2))
 
 
 def test_what_a_slot_received_is_what_scored_attention_says():
@@ -241,12 +239,13 @@ def test_bad_slots_are_found_on_request(bad, monkeypatch):
 @pytest.mark.parametrize("bad", [-1, 7])
 def test_bad_lengths_are_found_on_request(bad, monkeypatch):
     monkeypatch.setenv("KVSEARCH_CHECK", "1")
-    (q, (plain, packed)), kwargs = call(decode_attention)
+    (*qkv, stores), kwargs = call(decode_step)
     for i in range(2):
-        used = [torch.tensor([[6, bad if i == j else 0]], dtype=torch.int32) for j in range(2)]
-        parts = [replace(p, lengths=n) for p, n in zip((plain, packed), used, strict=True)]
+        used = [torch.tensor([[5, bad if i == j else 0]], dtype=torch.int32) for j in range(2)]
+        held = zip(stores.heads[0].parts, used, strict=True)
+        parts = [replace(part, lengths=n) for part, n in held]
         with pytest.raises(IndexError, match=f"lengths of part {i} must be in 0 to 6.*{bad}"):
-            decode_attention(q, parts, **kwargs)
+            decode_step(*qkv, Stores([Heads(parts)]), **kwargs)
 
 
 def test_turning_by_nothing_is_a_copy_and_there_and_back_is_close():

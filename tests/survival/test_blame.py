@@ -214,7 +214,7 @@ def test_in_the_drivers_own_process_it_ends_the_run_which_goes_on_when_asked(
 def test_an_evaluator_killed_while_idle_is_replaced_in_silence(tmp_path: Path) -> None:
     executor = Processes(Toy(tmp_path / "log", 0.0), 1)
     for key in range(3):
-        executor.submit(0, Job(key, "search", Policy(), 100))
+        executor.submit(0, Job(key, "search", Policy()))
         slot, outcome = executor.wait()
         assert (slot, outcome.key, outcome.status) == (0, key, "ok")
         process = executor._children[0].process
@@ -233,7 +233,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_no_process(tmp_path: Path) -> N
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGINT, _interrupt)\n"
         "    e = Processes(toy.Toy(Path(sys.argv[1]), 60.0), 2)\n"
-        "    for i in range(2): e.submit(i, Job(i, 'search', Policy(), 100))\n"
+        "    for i in range(2): e.submit(i, Job(i, 'search', Policy()))\n"
         "    try: e.wait()\n"
         "    except KeyboardInterrupt: print('first', flush=True); time.sleep(60)\n"
     )

@@ -69,7 +69,7 @@ def test_every_way_to_fail_is_an_outcome_and_the_session_stays(
             self.forgot += 1
 
     session = Broken()
-    outcome = attempt(session, Job(4, "search", Policy(slots=9), 100))
+    outcome = attempt(session, Job(4, "search", Policy(slots=9)))
     assert (outcome.key, outcome.status, outcome.measured) == (4, status, None)
     assert outcome.error and "\n" not in outcome.error and session.forgot == 1
 

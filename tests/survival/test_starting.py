@@ -30,7 +30,7 @@ from kvsearch.policy_search.work import Job
 Path(sys.argv[1]).open("a").write("imported\\n")
 if GUARD:
     e = Processes(toy.Toy(Path(sys.argv[1] + ".log"), 0.0), 1)
-    e.submit(0, Job(0, "search", Policy(), 100))
+    e.submit(0, Job(0, "search", Policy()))
     print(e.wait()[1].error)
     e.close()
 """
@@ -143,7 +143,7 @@ def test_what_an_evaluator_says_is_passed_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     executor = Processes(Warns(tmp_path / "log", 0.0), 1)
-    executor.submit(0, Job(0, "search", Policy(), 100))
+    executor.submit(0, Job(0, "search", Policy()))
     assert executor.wait()[1].status == "ok"
     executor.close()
     assert capfd.readouterr().err == "a warning of a library\n"

@@ -100,7 +100,7 @@ class Session:
     def run(self, job: Job) -> Measurement:
         self._write("start", job)
         time.sleep(self.toy.seconds)
-        found = nll(job.policy, _windows(job), job.stop, job.first)
+        found = nll(job.policy, _windows(job), TOKENS, job.first)
         if self.toy.bad and self._misbehaves(job.policy):
             if self.toy.bad == "kill" or (self.toy.bad == "kill-late" and job.part != "search"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -111,14 +111,14 @@ class Session:
             if self.toy.bad in ("nan", "inf"):
                 found[:] = float(self.toy.bad)
         self._write("end", job)
-        return Measurement(found, _windows(job) * job.stop)
+        return Measurement(found, _windows(job) * TOKENS)
 
     def forget(self) -> None:
         self.forgot += 1
 
     def _write(self, what: str, job: Job) -> None:
         key = job.policy.fingerprint(SHAPE.layers)
-        tokens = f"{_windows(job) * job.stop}{f'from{job.first}' if job.first else ''}"
+        tokens = f"{_windows(job) * TOKENS}{f'from{job.first}' if job.first else ''}"
         self._say(what, job.key, key, tokens)
 
     def _say(self, *words: object) -> None:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.addresses import rows_at
-from kvsearch_kernels.decode_attention.reference import Part, slots_of
-from kvsearch_kernels.decode_attention.triton_impl import why_not_parts, why_not_turned
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, why_not_alike
 from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, sides_of
 from kvsearch_kernels.decode_step.turned import Turned
 from kvsearch_kernels.launch import why_not_here
+from kvsearch_kernels.packed_attention.limits import why_not_parts, why_not_turned
+from kvsearch_kernels.packed_attention.reference import Part, slots_of
 from kvsearch_kernels.repack_kv.limits import MOST_KINDS as MOST_REPACKED
 
 # Head size -> pairs of formats in a layer, at most: each is code of its own in one kernel, and with
@@ -38,7 +38,7 @@ def why_not(
             return reason
         count = heads.parts[-1].keys.shape[1]  # type: ignore[union-attr]
         mine = q[:, first * group : (first + count) * group]
-        if reason := why_not_parts(mine, heads.parts, scale, softcap, grouped=True):
+        if reason := why_not_parts(mine, heads.parts, scale, softcap):
             return reason
         if reason := next(filter(None, map(_why_not_rows, heads.parts)), None):
             return reason

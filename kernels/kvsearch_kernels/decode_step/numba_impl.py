@@ -12,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention.numba_impl import row_of_part
-from kvsearch_kernels.decode_attention.numba_impl import why_not as why_not_attend
-from kvsearch_kernels.decode_attention.reference import check_lengths, slots_of
 from kvsearch_kernels.decode_step.reference import Heads, Stores, why_not_alike
 from kvsearch_kernels.decode_step.turned import Turned, plain_waves
 from kvsearch_kernels.launch import checking
 from kvsearch_kernels.numba_args import KINDS, Integers, slots_at, why_not_memory
+from kvsearch_kernels.packed_attention.numba_parts import row_of_part, why_not_parts
+from kvsearch_kernels.packed_attention.reference import check_lengths, slots_of
 
 __all__ = ["forward", "why_not"]
 
@@ -42,8 +41,7 @@ def why_not(
     for heads in stores.heads:
         count = _count(heads)
         mine = q[:, first * group : (first + count) * group]
-        more = {"scale": scale, "softcap": softcap}
-        if reason := why_not_attend(mine, heads.parts, **more) or _why_not(heads, mine, v):  # type: ignore[arg-type]
+        if reason := why_not_parts(mine, heads.parts, softcap) or _why_not(heads, mine, v):
             return reason
         first += count
     if first != k.shape[1]:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention.reference import Part, attend
 from kvsearch_kernels.decode_step.turned import Turned, arrived, as_read
 from kvsearch_kernels.launch import checking
+from kvsearch_kernels.packed_attention.reference import Part, attend
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def reference(
         new = (x.to(pool.keys.dtype) for x in (key, v[:, mine]))
         append(pool.keys, pool.values, pool.lengths, *new)
         parts = heads.parts if how is None else as_read(heads.parts, how, q.dtype)
-        out, _, p = attend(query, parts, scale, softcap)
+        out, p = attend(query, parts, scale, softcap)
         if found is not None:
             tally(
                 found.sums, p.mean(2), found.order, pool.lengths, held=found.held, end=found.end,

@@ -21,7 +21,7 @@ A head's query heads share its programs and slots; products `[G, slots]` of a he
 the head before. Keys that carry no angle are unpacked and turned before they are attended to, and
 lie like products: then a program's keys are counted from there, in numbers, and have no scales.
 Heads with many slots get more programs than those with few, so that all take about equally long,
-see `decode_attention/splits.py`.
+see `packed_attention/splits.py`.
 """
 
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ from torch import Tensor
 
 from kvsearch_kernels.addresses import Rows, rows_at
 from kvsearch_kernels.configs import Tile
-from kvsearch_kernels.decode_attention.reference import Part, slots_of
-from kvsearch_kernels.decode_attention.splits import cost_of, splits
-from kvsearch_kernels.decode_attention.triton_impl import lengths_of, programs_at_once
 from kvsearch_kernels.decode_step.reference import Heads, Stores
 from kvsearch_kernels.host_to_device import send
 from kvsearch_kernels.launch import ceil_div
+from kvsearch_kernels.packed_attention.reference import Part, slots_of
+from kvsearch_kernels.packed_attention.splits import cost_of, splits
+from kvsearch_kernels.packed_attention.triton_args import lengths_of, programs_at_once
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 
 PROGRAM, HEAD, VOTER = 13, 8, 8  # columns; those of a head without its parts

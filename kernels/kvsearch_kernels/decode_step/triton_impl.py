@@ -20,13 +20,6 @@ from kvsearch_kernels.configs import (
     Tile,
     repack_warps,
 )
-from kvsearch_kernels.decode_attention.reference import check_lengths, slots_of
-from kvsearch_kernels.decode_attention.triton_impl import (
-    constants,
-    levels_on,
-    tile_of,
-    turns_of,
-)
 from kvsearch_kernels.decode_step.limits import why_not
 from kvsearch_kernels.decode_step.reference import Stores, check_room
 from kvsearch_kernels.decode_step.table import Table, kinds_of, made
@@ -37,6 +30,9 @@ from kvsearch_kernels.launch import (
     on,
     rows_last,
 )
+from kvsearch_kernels.packed_attention.limits import turns_of
+from kvsearch_kernels.packed_attention.reference import check_lengths, slots_of
+from kvsearch_kernels.packed_attention.triton_args import constants, levels_on, tile_of
 from kvsearch_kernels.quantize_kv.triton_impl import steps_of
 from kvsearch_kernels.repack_kv.table import constants as as_repacked
 

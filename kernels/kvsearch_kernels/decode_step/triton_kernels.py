@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from kvsearch_kernels.address_kernels import pointer
-from kvsearch_kernels.decode_attention.read_kernels import bits_of
-from kvsearch_kernels.decode_attention.triton_kernels import _part, _store, join
 from kvsearch_kernels.decode_step.turn_kernels import back, turn_heads
+from kvsearch_kernels.packed_attention.attend_kernels import attend_split, store_split
+from kvsearch_kernels.packed_attention.read_kernels import bits_of
 from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
 
 __all__ = ["attend_heads", "combine_heads", "count", "enter", "turn_heads"]
@@ -87,15 +87,14 @@ def _split(
     length = tl.load(row + 8).to(tl.pointer_type(tl.int32))
     products += tl.load(row + 9)
     width = tl.load(row + 10).to(tl.int32)
-    own = at * 0  # addresses are those of the head: it is number 0, whatever a pool's capacity
-    acc, total, top = _part(
-        q, k, ks, v, vs, length, levels, products, own, split, splits, own,
-        tl.load(row + 12) if KG < 0 else own, G, width, scale, cap,
+    acc, total, top = attend_split(
+        q, k, ks, v, vs, length, levels, products, split, splits,
+        tl.load(row + 12) if KG < 0 else 0, G, width, scale, cap,
         D, GP, BN if KF and VF else BN // 2, HAS_CAP, SCORES, KB, KG, KL, KF, VB, VG, VL, VF, ASM,
         STAGES,
     )  # fmt: skip
     S: tl.constexpr = D * bits_of(VB, VF) // 16 if VF else 0
-    _store(acc, total, top, partial, bits, at.to(tl.int64), G, D, GP, S)
+    store_split(acc, total, top, partial, bits, at.to(tl.int64), G, D, GP, S)
 
 
 @triton.jit(do_not_specialize=["G"])
@@ -107,9 +106,9 @@ def attend_heads(
 ):  # fmt: skip
     """One program: one split of one part of one KV head, for all its query heads.
 
-    `KINDS` are the formats of a layer's parts, each the constants of `_part` and whether keys are
-    rotated. Each is a branch of its own, and a program takes one. With TURNS, all keys lie in
-    `turned`, in the type of the queries.
+    `KINDS` are the formats of a layer's parts, each the constants of `attend_split` and whether
+    keys are rotated. Each is a branch of its own, and a program takes one. With TURNS, all keys lie
+    in `turned`, in the type of the queries.
     """
     at = tl.program_id(0)
     row = programs + at * PROGRAM
@@ -129,15 +128,44 @@ def combine_heads(
     partial, bits, out, lse, programs, heads, G,
     D: tl.constexpr, HEAD: tl.constexpr, SP: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one query head. A head's programs follow one another."""
+    """One program: one query head, whose splits it joins. A head's programs follow one another.
+
+    Some splits have rotated values; STEPS is 0 where none have.
+    """
     bh = tl.program_id(0).to(tl.int64)
+    g = tl.program_id(1)
     first = tl.load(heads + bh * HEAD)
     splits = tl.load(heads + bh * HEAD + 1).to(tl.int32)
     turned = programs + first * PROGRAM + 11
-    join(
-        partial, bits, out, lse, turned, PROGRAM, first, bh, tl.program_id(1), G, splits, D, SP,
-        STEPS,
-    )  # fmt: skip
+    every = tl.arange(0, SP)
+    d = tl.arange(0, D)
+    c = tl.arange(0, 16)
+    b = tl.load(bits + (first + every) * G + g, mask=every < splits, other=float("-inf"))
+    top = tl.max(b, 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2(b - base), 0)
+    safe = tl.where(total > 0, total, 1.0)
+    plain = tl.zeros([16, D], tl.float32)
+    spun = tl.zeros([16, D], tl.float32)
+    for start in range(0, splits, 16):
+        i = start + c
+        there = i < splits
+        at = (first + i) * G + g
+        w = tl.exp2(tl.load(bits + at, mask=there, other=float("-inf")) - base) / safe
+        rows = tl.load(partial + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
+        rows = rows * w[:, None]
+        if STEPS:
+            spin = tl.load(turned + i * PROGRAM, mask=there, other=0) != 0
+            spun += tl.where(spin[:, None], rows, 0.0)
+            rows = tl.where(spin[:, None], 0.0, rows)
+        plain += rows
+    result = tl.sum(plain, 0)
+    if STEPS:  # rotating is linear: once for the sum of all splits
+        back = hadamard(tl.sum(spun, 0)[None, :], 1, D, STEPS)
+        result += tl.sum(back, 0)
+    tl.store(out + (bh * G + g) * D + d, result.to(out.dtype.element_ty))
+    bits_all = tl.where(total > 0, base + tl.log2(safe), float("-inf"))
+    tl.store(lse + bh * G + g, bits_all * 0.6931471805599453)
 
 
 @triton.jit(do_not_specialize=["G"])

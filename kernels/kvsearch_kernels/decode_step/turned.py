@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention.reference import Part, slots_of
+from kvsearch_kernels.packed_attention.reference import Part, slots_of
 from kvsearch_kernels.quantize_kv.reference import Packed, dequantize
 from kvsearch_kernels.rotary import angles, turned
 

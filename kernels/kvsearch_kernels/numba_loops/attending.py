@@ -15,8 +15,8 @@ from kvsearch_kernels.numba_loops.weighing import products, softmax, weigh
 
 
 @compiled()
-def attend(q, parts, heads, turn, scale, softcap, plain, out, lse, received):
-    """Attention of one query token, see `decode_attention.reference`.
+def attend(q, parts, heads, turn, scale, softcap, plain, out, received):
+    """Attention of one query token, see `packed_attention/reference.py`.
 
     Args:
         q: queries `[B, Hq, D]` fp32 or fp64.
@@ -26,7 +26,6 @@ def attend(q, parts, heads, turn, scale, softcap, plain, out, lse, received):
         scale, softcap: see there; no softcap is 0.
         plain: turn every vector back, instead of the query and the sum of values.
         out: `[B, Hq, Dv]`, zeros.
-        lse: `[B, Hq]`.
         received: `[B, H, N]`, or of no size if nobody asks.
     """
     group, kind = q.shape[1] // heads, q.dtype.type
@@ -68,8 +67,7 @@ def attend(q, parts, heads, turn, scale, softcap, plain, out, lse, received):
                             s[g, i] = kind(softcap) * math.tanh(s[g, i] / kind(softcap))
                 first += part[SLOTS]
             for g in range(group):
-                largest, weight = softmax(s[g])
-                lse[b, h * group + g] = largest + math.log(weight) if weight > 0 else -np.inf
+                weight = softmax(s[g])
                 inverse = kind(1) / weight if weight > 0 else kind(0)
                 for i in range(slots):
                     s[g, i] *= inverse

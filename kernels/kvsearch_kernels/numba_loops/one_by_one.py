@@ -58,7 +58,7 @@ def one_by_one(q, new, kept, slots, sums, born, numbers, weight, carry, divisors
                     if softcap > 0:
                         for i in range(n + 1):
                             row[i] = kind(softcap) * math.tanh(row[i] / kind(softcap))
-                    _, total = softmax(row)
+                    total = softmax(row)
                     inverse = kind(1) / total
                     for i in range(n + 1):
                         row[i] *= inverse

@@ -90,10 +90,7 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
                 for d in range(out.shape[2]):
                     mean[b, g, d] = 0
         received = np.empty((batch, heads, slots_of(mine) if row[3] else 0), q.dtype)
-        lse = np.empty((batch, heads * group), q.dtype)
-        attend(
-            query, mine, heads, row[HEADS:], scale, softcap, plain, mean, lse, received
-        )  # fmt: skip
+        attend(query, mine, heads, row[HEADS:], scale, softcap, plain, mean, received)
         for b in range(batch):
             for g in range(heads * group):
                 for d in range(out.shape[2]):

@@ -89,12 +89,12 @@ def _largest(s):
 
 @compiled(LOOSE)
 def softmax(s):
-    """Products of one query to weights, in place; the largest product and the sum of weights."""
+    """Products of one query to weights, in place; returns the sum of weights."""
     largest, total = _largest(s), s.dtype.type(0)
     if largest == -np.inf:
         s[:] = 0
-        return largest, total
+        return total
     for i in range(s.shape[0]):
         s[i] = _exp(s[i] - largest)
         total += s[i]
-    return largest, total
+    return total

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention.reference import slots_of
-from kvsearch_kernels.decode_attention.triton_impl import MOST_PARTS
 from kvsearch_kernels.launch import DTYPES, HEAD_DIMS, why_not_here, why_not_slots
+from kvsearch_kernels.packed_attention.limits import MOST_PARTS
+from kvsearch_kernels.packed_attention.reference import slots_of
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.quantize_kv.triton_impl import why_not_format
 from kvsearch_kernels.quantize_kv.triton_inverse import why_not_packed

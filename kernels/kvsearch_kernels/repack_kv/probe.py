@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kvsearch_kernels.decode_attention.reference import Part, slots_of
+from kvsearch_kernels.packed_attention.reference import Part, slots_of
 from kvsearch_kernels.probing import Case, Draw
 from kvsearch_kernels.quantize_kv.probe import MOST_WRONG, steady
 from kvsearch_kernels.quantize_kv.reference import Format, quantize

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention.reference import Part, slots_of
 from kvsearch_kernels.launch import check_slots
+from kvsearch_kernels.packed_attention.reference import Part, slots_of
 from kvsearch_kernels.picking import first_of, gather
 from kvsearch_kernels.quantize_kv import Format, Packed, dequantize_kv, quantize_kv
 

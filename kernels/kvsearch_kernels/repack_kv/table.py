@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from kvsearch_kernels.addresses import Rows, readable, rows_at
-from kvsearch_kernels.decode_attention.reference import slots_of
-from kvsearch_kernels.decode_attention.triton_impl import MOST_PARTS
 from kvsearch_kernels.launch import rows_last
+from kvsearch_kernels.packed_attention.limits import MOST_PARTS
+from kvsearch_kernels.packed_attention.reference import slots_of
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.quantize_kv.triton_impl import steps_of, tables
 from kvsearch_kernels.repack_kv.reference import Held, NewPool

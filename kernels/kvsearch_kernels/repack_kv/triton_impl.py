@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kvsearch_kernels.configs import REPACK_ROWS, repack_warps
-from kvsearch_kernels.decode_attention.reference import slots_of
-from kvsearch_kernels.decode_attention.triton_impl import levels_on
 from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.launch import FUSED, ceil_div, check_slots, emulated, on
+from kvsearch_kernels.packed_attention.reference import slots_of
+from kvsearch_kernels.packed_attention.triton_args import levels_on
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 from kvsearch_kernels.repack_kv.limits import why_not
 from kvsearch_kernels.repack_kv.reference import Held, NewPool

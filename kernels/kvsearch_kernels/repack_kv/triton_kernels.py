@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from kvsearch_kernels.address_kernels import pointer
-from kvsearch_kernels.decode_attention.read_kernels import values_of
+from kvsearch_kernels.packed_attention.read_kernels import values_of
 from kvsearch_kernels.quantize_kv.triton_kernels import hadamard, write_codes
 
 COLUMNS = tl.constexpr(29)

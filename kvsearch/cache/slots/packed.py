@@ -11,7 +11,7 @@ from kvsearch.cache.slots.formats import Held, Ran, as_held, codecs, entering
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.choose_slots import Choice
-from kvsearch_kernels.decode_attention import Part
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.picking import first_slots, gather
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 

@@ -1,7 +1,5 @@
 """Jobs in this very process: the default, and the one that is easiest to debug."""
 
-from collections import deque
-
 from kvsearch.errors import RunError
 from kvsearch.policy_search.work import Job, Outcome, Session, Unusable, attempt
 
@@ -15,7 +13,7 @@ class Inline:
 
     def __init__(self, session: Session) -> None:
         self.session, self.slots = session, 1
-        self._jobs: deque[tuple[int, Job]] = deque()
+        self._job: tuple[int, Job] | None = None
         self._refusal = ""
 
     def open(self) -> None:
@@ -23,10 +21,10 @@ class Inline:
 
     def submit(self, slot: int, job: Job) -> None:
         """Remember the job."""
-        self._jobs.append((slot, job))
+        self._job = slot, job
 
     def wait(self) -> tuple[int, Outcome]:
-        """Run the oldest job.
+        """Run the job.
 
         A job that leaves the device unusable ends as `died`, which counts against it.
 
@@ -35,7 +33,8 @@ class Inline:
         """
         if self._refusal:
             raise RunError(self._refusal)
-        slot, job = self._jobs.popleft()
+        assert self._job is not None, "nothing was submitted"
+        slot, job = self._job
         try:
             return slot, attempt(self.session, job)
         except Unusable as e:
@@ -46,5 +45,5 @@ class Inline:
             return slot, died
 
     def close(self) -> None:
-        """Forget jobs that did not run."""
-        self._jobs.clear()
+        """Forget a job that did not run."""
+        self._job = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsearch.errors import KvsearchError, nearest, one_line, quoted
 from kvsearch.knobs import Setting
-from kvsearch.policy_search.samplers.pricing import Context, Priced, Pricer, Speed
+from kvsearch.policy_search.samplers.pricing import Context, Priced
 from kvsearch.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ __all__ = [
     "SAMPLERS",
     "Context",
     "Priced",
-    "Pricer",
     "check_name",
     "check_space",
     "make",
@@ -191,11 +190,9 @@ def make(sampler: "str | BaseSampler", seed: int, context: Context) -> "BaseSamp
     return SAMPLERS[sampler](seed % 2**32, context)
 
 
-def make_sampler(
-    name: str, space: SearchSpace, setting: Setting, speed: Speed | None = None
-) -> Callable[[int], "BaseSampler"]:
+def make_sampler(name: str, space: SearchSpace, setting: Setting) -> Callable[[int], "BaseSampler"]:
     """From a seed to a sampler; all of them share one context."""
     check_name(name)
     check_space(name, space)
-    context = Context(space, setting, speed)
+    context = Context(space, setting)
     return lambda seed: make(name, seed, context)

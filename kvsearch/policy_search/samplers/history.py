@@ -7,7 +7,7 @@ from math import isfinite
 from optuna.trial import FrozenTrial, TrialState
 
 from kvsearch.pareto import front
-from kvsearch.policy_search.samplers.pricing import Priced, Pricer
+from kvsearch.policy_search.samplers.pricing import Context, Priced
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class History:
         return sorted((s for s in self.done if s.point.feasible), key=lambda s: s.dnll)
 
 
-def read(trials: Iterable[FrozenTrial], price: Pricer, asking: int) -> History:
+def read(trials: Iterable[FrozenTrial], context: Context, asking: int) -> History:
     """Sort `trials`, without the one numbered `asking`, for which a proposal is made.
 
     Directions are (dnll, bytes, ...). Trials whose parameters build no policy are left out.
@@ -58,7 +58,7 @@ def read(trials: Iterable[FrozenTrial], price: Pricer, asking: int) -> History:
         knobs = trial.system_attrs.get("fixed_params", {}) if waiting else trial.params
         if trial.number == asking or not knobs:
             continue
-        point = price.look(knobs)
+        point = context.look(knobs)
         if point is None:
             continue
         known = point.fingerprint in out.tried

@@ -20,7 +20,7 @@ from kvsearch.policy_search.samplers.history import History, read
 from kvsearch.policy_search.samplers.one_at_a_time import next_move
 from kvsearch.policy_search.samplers.point import PointSampler, usable
 from kvsearch.policy_search.samplers.pool import mutant, neighbours
-from kvsearch.policy_search.samplers.pricing import Context, Priced
+from kvsearch.policy_search.samplers.pricing import Priced
 from kvsearch.policy_search.samplers.size_probes import size_probe
 from kvsearch.policy_search.samplers.surrogate import Surrogate
 
@@ -38,22 +38,7 @@ REFERENCE_MARGIN = 0.5  # decades between the best loss and the reference, at le
 
 
 class Kvei(PointSampler):
-    """Proposes the policy with the largest expected gain, see the module.
-
-    Args:
-        seed: of the candidate pool.
-        context: space and setting.
-        reference: how far right of the budget the reference point lies, in decades of bytes: the
-            weight of the best loss within the budget, the policy that is deployed. At the default,
-            a factor of two as in `log_hypervolume`, it counts about as much as the whole front
-            below the budget.
-    """
-
-    def __init__(
-        self, seed: int, context: Context, reference: float = log10(REFERENCE_BYTES)
-    ) -> None:
-        super().__init__(seed, context)
-        self.reference = reference
+    """Proposes the policy with the largest expected gain, see the module."""
 
     def propose(self, history: History, rng: random.Random) -> Mapping[str, Value] | None:
         """The best candidate, once `FIRST` trials are complete and the first steps are done.
@@ -106,7 +91,7 @@ class Kvei(PointSampler):
         Args:
             study: trials so far, those under way included.
         """
-        history = read(study.get_trials(deepcopy=False), self.context.price, -1)
+        history = read(study.get_trials(deepcopy=False), self.context, -1)
         if len(history.done) < FIRST or not history.best():
             return float("inf")
         model, rng = Surrogate(history), random.Random(self.seed)
@@ -128,7 +113,7 @@ class Kvei(PointSampler):
 
         Empty before there are enough completed trials. The shares add up to 1.
         """
-        history = read(study.get_trials(deepcopy=False), self.context.price, -1)
+        history = read(study.get_trials(deepcopy=False), self.context, -1)
         if len(history.done) < FIRST:
             return {}
         moved, _ = self._moved(Surrogate(history), history, random.Random(self.seed))
@@ -201,10 +186,13 @@ class Kvei(PointSampler):
         ruins the model does not open an area of no use. Where even the best policy is near the
         point or beyond it, it moves up, so that better ones still gain.
 
-        Bytes beyond the budget are out of reach, so a point `reference` to the right of it is the
-        same as a point mass of that width at the budget.
+        Bytes beyond the budget are out of reach, so a point to the right of it is the same as a
+        point mass of that width at the budget: the best loss within the budget, the policy that is
+        deployed, counts about as much as the whole front below it.
         """
         budget = self.context.setting.budget_bytes
         x = log10(budget) if budget is not None else max((p[0] for p in points), default=0.0)
         best = min(model.heights)
-        return x + self.reference, max(model.height(REFERENCE_LOSS), best + REFERENCE_MARGIN)
+        return x + log10(REFERENCE_BYTES), max(
+            model.height(REFERENCE_LOSS), best + REFERENCE_MARGIN
+        )

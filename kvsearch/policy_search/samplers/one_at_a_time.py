@@ -5,39 +5,32 @@ show says what those are worth, and a model that has seen nothing there is as li
 One move on every axis settles it for the price of about a dozen evaluations on a window each.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvsearch.knobs import Value
 from kvsearch.policy_search.samplers.history import History
-from kvsearch.policy_search.samplers.pool import values
+from kvsearch.policy_search.samplers.pool import Draw, values
 from kvsearch.policy_search.samplers.pricing import Context, Priced
 from kvsearch.policy_search.samplers.size_probes import AXIS as SIZE
 from kvsearch.policy_search.samplers.surrogate import Surrogate
-from kvsearch.space import SearchSpace, drawn
+from kvsearch.space import SearchSpace
 
 
 class Middle:
-    """Stands in for an Optuna trial: the wished value, or the middle one where none is wished.
+    """Draws the middle.
 
     A move may open further axes, such as the exponent of budgets per layer. Their ends are extreme;
     from the middle the parent gets a fair hearing.
     """
 
-    def __init__(self, wished: Mapping[str, Value]) -> None:
-        self.wished = wished
+    def random(self) -> float:
+        """Of a range."""
+        return 0.5
 
-    def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
-        """A wished or the middle choice."""
-        return self.wished.get(name, choices[len(choices) // 2])
-
-    def suggest_int(self, name: str, low: int, high: int, step: int = 1, log: bool = False) -> Any:
-        """A wished or the middle whole number."""
-        return self.wished.get(name, drawn(0.5, low, high, step, log))
-
-    def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> Any:
-        """A wished or the middle number."""
-        return self.wished.get(name, drawn(0.5, low, high, None, log))
+    def choice(self, choices: Sequence[Any]) -> Any:
+        """Of several."""
+        return choices[len(choices) // 2]
 
 
 def next_move(history: History, context: Context, model: Surrogate) -> Mapping[str, Value] | None:
@@ -57,7 +50,7 @@ def next_move(history: History, context: Context, model: Surrogate) -> Mapping[s
         if axis == SIZE or axis not in space.axes or _moved(axis, done, others, space):
             continue
         for value in values(space.axes[axis], base[axis]):
-            point = context.price(space.suggest(Middle({**base, axis: value})))
+            point = context.price(space.suggest(Draw({**base, axis: value}, Middle())))
             if point is not None and point.fingerprint not in history.tried:
                 moves.append(point)
     if not moves:

@@ -57,7 +57,7 @@ class PointSampler(BaseSampler):
         A point lacks a value only when part of the trial was enqueued.
         """
         if self._point is None or self._point[0] != trial.number:
-            history = read(study.get_trials(deepcopy=False), self.context.price, trial.number)
+            history = read(study.get_trials(deepcopy=False), self.context, trial.number)
             rng = random.Random(self.seed)
             point = self.propose(history, rng) or self.fresh(history, rng).knobs
             self._point = (trial.number, dict(point))

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from kvsearch.knobs import Value
 from kvsearch.space import Axis, SearchSpace, drawn, on_grid
@@ -13,10 +13,20 @@ NEAR, FAR = 0.08, 0.3  # steps along an axis of numbers, as shares of its range
 LOCAL = 0.5  # share of new numbers at most `FAR` away from the old one; the rest are from anywhere
 
 
+class Drawing(Protocol):
+    """What `Draw` needs of a `random.Random`."""
+
+    def random(self) -> float:
+        """A number from 0 to 1."""
+
+    def choice(self, choices: Sequence[Any], /) -> Any:
+        """One of several."""
+
+
 class Draw:
     """Stands in for an Optuna trial: gives the wished value, or draws one where none is wished."""
 
-    def __init__(self, wished: Mapping[str, Value], rng: random.Random) -> None:
+    def __init__(self, wished: Mapping[str, Value], rng: Drawing) -> None:
         self.wished, self.rng = wished, rng
 
     def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
@@ -25,15 +35,16 @@ class Draw:
 
     def suggest_int(self, name: str, low: int, high: int, step: int = 1, log: bool = False) -> Any:
         """A wished or random whole number."""
-        if name in self.wished:
-            return self.wished[name]
-        return drawn(self.rng.random(), low, high, step, log)
+        return self._number(name, low, high, step, log)
 
     def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> Any:
         """A wished or random number."""
+        return self._number(name, low, high, None, log)
+
+    def _number(self, name: str, low: float, high: float, step: int | None, log: bool) -> Any:
         if name in self.wished:
             return self.wished[name]
-        return drawn(self.rng.random(), low, high, None, log)
+        return drawn(self.rng.random(), low, high, step, log)
 
 
 def anything(space: SearchSpace, rng: random.Random) -> Knobs:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from kvsearch.errors import PolicyError
@@ -38,15 +38,24 @@ class Priced:
     speed: float = 0.0
 
 
-class Pricer:
-    """Prices points and remembers the prices, which saves time and changes no price."""
+@dataclass(frozen=True)
+class Context:
+    """The task as samplers see it, with prices that it remembers; one per study, shared by all.
 
-    def __init__(self, space: SearchSpace, setting: Setting, speed: Speed | None = None) -> None:
-        self.space, self.setting, self.speed = space, setting, speed
-        self.feature_names = names_for(space)
-        self._known: dict[frozenset[tuple[str, Value]], Priced | None] = {}
+    Attributes:
+        space: where to look.
+        setting: model shape, budget and length that policies are sized for.
+        speed: modelled decode speed of a policy over the full cache's, if it is an objective.
+    """
 
-    def __call__(self, knobs: Mapping[str, Value]) -> Priced | None:
+    space: SearchSpace
+    setting: Setting
+    speed: Speed | None = None
+    _known: dict[frozenset[tuple[str, Value]], Priced | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def price(self, knobs: Mapping[str, Value]) -> Priced | None:
         """The price of a point that may be proposed, or None if it may not."""
         if self.space.forbidden(knobs) is not None:  # known without building the policy
             return None
@@ -62,6 +71,20 @@ class Pricer:
             self._known[key] = self._price(dict(knobs))
         return self._known[key]
 
+    @cached_property
+    def anywhere(self) -> list[Priced]:
+        """Random points that may be proposed, the same for all proposals of every run.
+
+        To price new ones each time would take most of the time of a proposal.
+        """
+        rng = random.Random(0)
+        points = [self.price(anything(self.space, rng)) for _ in range(ANYWHERE)]
+        return [p for p in points if p is not None]
+
+    @cached_property
+    def _features(self) -> tuple[str, ...]:
+        return names_for(self.space)
+
     def _price(self, knobs: dict[str, Value]) -> Priced | None:
         setting, shape = self.setting, self.setting.shape
         try:
@@ -74,37 +97,7 @@ class Pricer:
             knobs,
             policy.fingerprint(shape.layers),
             peak,
-            features(policy, setting, self.feature_names),
+            features(policy, setting, self._features),
             feasible and self.space.forbidden(knobs) is None,
             0.0 if self.speed is None else self.speed(policy),
         )
-
-
-@dataclass(frozen=True)
-class Context:
-    """The task as samplers see it; one per study, shared by its samplers.
-
-    Attributes:
-        space: where to look.
-        setting: model shape, budget and length that policies are sized for.
-        speed: modelled decode speed of a policy over the full cache's, if it is an objective.
-    """
-
-    space: SearchSpace
-    setting: Setting
-    speed: Speed | None = None
-
-    @cached_property
-    def price(self) -> Pricer:
-        """The pricer of all samplers of this study."""
-        return Pricer(self.space, self.setting, self.speed)
-
-    @cached_property
-    def anywhere(self) -> list[Priced]:
-        """Random points that may be proposed, the same for all proposals of every run.
-
-        To price new ones each time would take most of the time of a proposal.
-        """
-        rng = random.Random(0)
-        points = [self.price(anything(self.space, rng)) for _ in range(ANYWHERE)]
-        return [p for p in points if p is not None]

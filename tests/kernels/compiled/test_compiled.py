@@ -22,10 +22,10 @@ from triton.runtime import driver
 
 from kvsearch_kernels import ahead
 from kvsearch_kernels.choose_slots import Ask, choose_slots
-from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.evict_in_place import triton_impl as evict
 from kvsearch_kernels.lifetime_attention import triton_impl as attend
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.quantize_kv import Format, quantize
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
@@ -141,7 +141,7 @@ def test_a_sum_over_warps_that_are_not_neighbours_is_found(warps, found):
 OPS = ahead.ops()
 WIDTHS = (8, 5, 4, 3, 2, 1)
 # of an op's probe, compiled here; of the others the last
-CASES = {"decode_step": (6, 9), "decode_attention": (12,), "repack_kv": (6,)}
+CASES = {"decode_step": (6, 7, 13, 18), "repack_kv": (6,)}
 QUICK = ("lifetime_attention", "quantize_kv", "choose_slots")
 
 

@@ -2,13 +2,15 @@ import dataclasses
 
 import pytest
 import torch
-from kernel_tools import arena, close, poisoned
+from kernel_tools import arena, asked, close, poisoned
 
-from kvsearch_kernels.decode_attention import Part, decode_attention, probe, triton_impl
+from kvsearch_kernels.decode_step import decode_step, table
+from kvsearch_kernels.decode_step.probe import plainly
 from kvsearch_kernels.op import UnsupportedError
+from kvsearch_kernels.packed_attention import Part, triton_args
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
 
-F16, F32 = torch.float16, torch.float32
+F16 = torch.float16
 
 
 def uniform(bits, D, group=None):
@@ -36,24 +38,14 @@ def build(G, D, dtype, formats, *, H=2, spread=1.0):
     return q, parts
 
 
-def widened(part, kind):
-    """The part as tensors of another type."""
-    k, v = probe.widened(part, kind)
-    return dataclasses.replace(part, keys=k, values=v, key_format=None, value_format=None)
-
-
 def verify(q, parts, scale, softcap=None):
+    more = {"scale": scale, "softcap": softcap}
     with poisoned():
-        out, lse = decode_attention.run("triton", q, parts, scale=scale, softcap=softcap)
-    wide = [widened(p, torch.float64) for p in parts]
-    exact = decode_attention.reference(q.double(), wide, scale=scale, softcap=softcap)
+        out = decode_step.run("triton", *asked(q, parts, q.dtype), **more)
     assert out.dtype is q.dtype
-    assert lse.dtype is F32
-    close(out, probe.eager(q, parts, scale=scale, softcap=softcap)[0], exact[0])
-    # q is rounded once more where it is scaled or rotated before the product
-    room = torch.finfo(q.dtype).eps * q.float().norm(dim=-1).max() * scale * 4
-    assert torch.equal(lse.isinf(), exact[1].isinf())
-    torch.testing.assert_close(lse.double(), exact[1], rtol=1e-6, atol=float(room))
+    q, k, v, stores = asked(q, parts, q.dtype)
+    exact = decode_step.reference(*asked(q.double(), parts, q.dtype), **more)
+    close(out, plainly(q, k, v, stores, **more), exact)
 
 
 # The op's probe (`test_probes.py`) has every width, kind of level, group and head size, flat and
@@ -74,7 +66,7 @@ def test_few_and_many_bits_of_wide_heads(bits):
 )
 def test_values_next_to_an_attention_sink(value, share, monkeypatch):
     # one split: the sink's weight is what those of many other slots are relative to
-    monkeypatch.setattr(triton_impl, "programs_at_once", lambda *_: 0)
+    monkeypatch.setattr(table, "programs_at_once", lambda *_: 0)
     q, (part,) = build(1, 64, F16, [(None, None, 1500)], H=1)
     k, v = part.keys.clone(), part.values.clone()
     s = (k[0, 0].float() @ q[0, 0].float()) / 8
@@ -88,7 +80,7 @@ def test_values_next_to_an_attention_sink(value, share, monkeypatch):
 
 def direct(key, value, D):
     """Whether both sides take a path without expanding to values."""
-    found = triton_impl.constants(key, value, D, F16)
+    found = triton_args.constants(key, value, D, F16)
     return bool(found["KF"] and found["VF"])
 
 
@@ -144,55 +136,32 @@ def test_slots_not_in_use_may_hold_anything():
     q, parts = build(2, 64, F16, [(None, None, 100), (fmt, fmt, 100)])
     used = torch.tensor([[10, 0]], dtype=torch.int32)
     parts = [dataclasses.replace(p, lengths=used) for p in parts]
-    want = decode_attention.run("triton", q, parts, scale=0.1)
+    want = decode_step.run("triton", *asked(q, parts, F16), scale=0.1)
     parts[0].keys[:, :, 10:] = float("nan")
     parts[0].values[:, :, 10:] = float("nan")
     parts[1].keys.scales[:, :, 10:] = float("nan")
     parts[1].values.scales[:, :, 10:] = float("inf")
     parts[1].values.scales[:, 1] = float("nan")
-    got = decode_attention.run("triton", q, parts, scale=0.1)
-    assert torch.equal(got[0][:, :2], want[0][:, :2])
-    assert (got[0][:, 2:] == 0).sum() == (want[0][:, 2:] == 0).sum()
-    assert not decode_attention.reference(q, parts, scale=0.1)[0].isnan().any()
-
-
-def test_nothing_held():
-    q, parts = build(2, 64, F16, [(None, None, 0)])
-    out, lse = decode_attention.run("triton", q, parts, scale=0.1)
-    assert (out == 0).all()
-    assert (lse == float("-inf")).all()
-
-
-def test_fronts_of_longer_pools_are_read_in_place(monkeypatch):
-    fmt = uniform(2, 64)
-    q, (part,) = build(1, 64, F16, [(fmt, fmt, 200)])
-    front = [Packed(x.codes[:, :, :70], x.scales[:, :, :70]) for x in (part.keys, part.values)]
-    cut = Part(front[0], front[1], fmt, fmt)
-    monkeypatch.setattr(torch.Tensor, "contiguous", refuse_to_copy(torch.Tensor.contiguous))
-    verify(q, [cut], 0.125)
-
-
-def refuse_to_copy(real):
-    def contiguous(x):
-        assert x.numel() < 70 * 16 or x.is_contiguous(), "a pool was copied"
-        return real(x)
-
-    return contiguous
+    assert torch.equal(decode_step.run("triton", *asked(q, parts, F16), scale=0.1), want)
+    assert not decode_step.reference(*asked(q, parts, F16), scale=0.1).isnan().any()
 
 
 def test_what_cannot_be_taken_is_named():
     q, parts = build(1, 64, F16, [(None, None, 5)])
-    with pytest.raises(UnsupportedError, match="got 5"):
-        decode_attention.run("triton", q, parts * 5, scale=1.0)
+
+    def taken(q, parts):
+        decode_step.run("triton", *asked(q, parts, F16), scale=1.0)
+
+    taken(q, parts * 3)
+    with pytest.raises(UnsupportedError, match="1 to 4 parts, got 5"):
+        taken(q, parts * 4)
     with pytest.raises(UnsupportedError, match=r"float16.*float32"):
-        wide = dataclasses.replace(parts[0], keys=parts[0].keys.float())
-        decode_attention.run("triton", q, [wide], scale=1.0)
+        taken(q, [dataclasses.replace(parts[0], keys=parts[0].keys.float())])
     with pytest.raises(UnsupportedError, match="96"):
-        decode_attention.run("triton", torch.randn(1, 2, 96).half(), parts, scale=1.0)
-    some, other = (Format(4, 64, rotate=True, block=b) for b in (16, None))
-    _, parts = build(1, 64, F16, [(some, None, 5), (other, None, 5)])
-    with pytest.raises(UnsupportedError, match=r"keys must mix .* all parts, got \[16, 64\]"):
-        decode_attention.run("triton", q, parts, scale=1.0)
+        taken(torch.randn(1, 2, 96).half(), parts)
+    for bad in ({"scale": 0.0}, {"scale": 1.0, "softcap": 0.0}):
+        with pytest.raises(UnsupportedError, match=r"(scale|softcap) must be above 0, got 0.0"):
+            decode_step.run("triton", *asked(q, parts, F16), **bad)
 
 
 def test_lengths_are_checked_on_request(monkeypatch):
@@ -200,4 +169,4 @@ def test_lengths_are_checked_on_request(monkeypatch):
     q, parts = build(1, 64, F16, [(None, None, 5)])
     bad = dataclasses.replace(parts[0], lengths=torch.tensor([[5, 6]], dtype=torch.int32))
     with pytest.raises(IndexError, match="6"):
-        decode_attention.run("triton", q, [bad], scale=1.0)
+        decode_step.run("triton", *asked(q, [bad], F16), scale=1.0)

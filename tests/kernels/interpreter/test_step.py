@@ -13,11 +13,11 @@ from kvsearch.cache.layers import advance
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.state import LayerState
 from kvsearch.policy import ModelShape, layout
-from kvsearch_kernels.decode_attention import Part
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step
 from kvsearch_kernels.decode_step.probe import plainly
 from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, placed
 from kvsearch_kernels.op import UnsupportedError
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.quantize_kv import Format, Packed, quantize
 
 D, F16, F32 = 64, torch.float16, torch.float32

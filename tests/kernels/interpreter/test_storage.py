@@ -1,9 +1,10 @@
 import pytest
 import torch
-from kernel_tools import arena, poisoned
+from kernel_tools import arena, asked, poisoned
 
-from kvsearch_kernels.decode_attention import Part, decode_attention
+from kvsearch_kernels.decode_step import decode_step
 from kvsearch_kernels.op import UnsupportedError
+from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.quantize_kv import (
     Format,
     Packed,
@@ -84,7 +85,7 @@ def test_wrong_formats_are_named():
             dequantize_kv.run("triton", packed, fmt)
         part = Part(packed, packed, fmt, fmt)
         with pytest.raises(UnsupportedError, match="levels must be"):
-            decode_attention.run("triton", x[:, :, 0], [part], scale=1.0)
+            decode_step.run("triton", *asked(x[:, :, 0], [part], x.dtype), scale=1.0)
 
 
 def test_more_places_than_32_bits_count_are_refused():

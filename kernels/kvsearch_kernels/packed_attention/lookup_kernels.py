@@ -20,7 +20,7 @@ replaces it there, and `tests/kernels/test_lookups.py` carries the asm out.
 import triton
 import triton.language as tl
 
-from kvsearch_kernels.decode_attention import lookup_asm
+from kvsearch_kernels.packed_attention import lookup_asm
 
 EVEN = 6  # evenly spaced levels of 3 bits, behind Lloyd levels of 2 to 5
 ASM_OF = {

@@ -1,15 +1,31 @@
-"""A run folder for Optuna's tools."""
+"""What exports write for no runtime: a conformance kit, and trials for Optuna's tools."""
 
 from os import PathLike
 from pathlib import Path
 
 from kvsearch.errors import RunError
 from kvsearch.exporters.optuna_storage import sqlite
-from kvsearch.files import write_atomic
+from kvsearch.files import write_all, write_atomic
+from kvsearch.models.shared import policy_file
+from kvsearch.policy import Policy
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
 
 FILE = "optuna.db"
+
+
+def write_other(
+    source: str | PathLike[str],
+    to: str,
+    out: str | PathLike[str] | None,
+    *,
+    force: bool,
+    prompt: int,
+) -> tuple[Path, ...]:
+    """Write `vectors` of a policy file, or of a folder with one; or `optuna` of a run folder."""
+    if to == "optuna":
+        return (optuna_storage(source, out, force=force),)
+    return vectors(policy_file(str(source)), out, prompt=prompt, force=force)
 
 
 def optuna_storage(
@@ -44,9 +60,38 @@ def optuna_storage(
     about = {
         "model": asked["model"]["name"],
         "settings": asked["settings"],
-        "text": {part: about.get("name") for part, about in asked["text"].items() if about},
+        "text": {part: about["name"] for part, about in asked["text"].items()},
         "versions": asked["versions"],
     }
     return write_atomic(
         file, sqlite(folder.resolve().name, about, trials, asked["settings"]["budget_bytes"])
     )
+
+
+def vectors(
+    policy: str | PathLike[str],
+    out: str | PathLike[str] | None = None,
+    *,
+    prompt: int = 0,
+    force: bool = False,
+) -> tuple[Path, ...]:
+    """Write what a runtime must compute under a policy, see `docs/vectors.md`.
+
+    Args:
+        policy: a policy file.
+        out: folder; by default one beside the policy file.
+        prompt: tokens that arrive in one call; 0 chooses.
+        force: overwrite existing files.
+
+    Returns:
+        The files.
+
+    Raises:
+        KvsearchError: the policy cannot be read, needs a text, or other files exist; nothing was
+            written.
+    """
+    from kvsearch.exporters.vectors import kit  # loads torch
+
+    asked = Policy.from_json(policy)
+    folder = Path(policy).with_name(f"{Path(policy).stem}-vectors") if out is None else Path(out)
+    return write_all(folder, kit(asked, prompt), force=force)

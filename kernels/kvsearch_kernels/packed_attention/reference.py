@@ -1,4 +1,4 @@
-"""Meaning of `decode_attention`."""
+"""What `decode_step` attends to, and what that means."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,8 +53,8 @@ def check_lengths(parts: Sequence[Part]) -> None:
             raise IndexError(f"lengths of part {i} must be in 0 to {n}, got {used.tolist()}")
 
 
-def reference(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
+def attend(
+    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attend from one query token to all slots of all parts.
 
@@ -65,19 +65,9 @@ def reference(
         softcap: Gemma 2's `cap * tanh(x / cap)` on the scaled products.
 
     Returns:
-        Output `[B, Hq, Dv]` in the type of `q` and log-sum-exp `[B, Hq]` in fp32 (fp64 of fp64);
-        computed in fp32. With nothing held the output is zero, the log-sum-exp minus infinity.
-    """
-    out, lse, _ = attend(q, parts, scale, softcap)
-    return out, lse
-
-
-def attend(
-    q: Tensor, parts: Sequence[Part], scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output and log-sum-exp as `reference` returns them, and probabilities `[B, H, G, N]`.
-
-    The N slots are those of all parts, one part after the other.
+        Output `[B, Hq, Dv]` in the type of `q`, and probabilities `[B, H, G, N]` in fp32 (fp64 of
+        fp64), in which all is computed; the N slots are those of all parts, one part after the
+        other. With nothing held both are zero.
     """
     check_lengths(parts)
     B, Hq, D = q.shape
@@ -95,7 +85,7 @@ def attend(
         values = values.masked_fill(~held.transpose(-1, -2), 0.0)
     lse = s.logsumexp(-1)
     p = (s - lse.clamp_min(torch.finfo(kind).min).unsqueeze(-1)).exp()
-    return (p @ values).view(B, Hq, -1).to(q.dtype), lse.view(B, Hq), p
+    return (p @ values).view(B, Hq, -1).to(q.dtype), p
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

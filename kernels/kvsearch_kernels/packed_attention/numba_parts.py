@@ -1,12 +1,10 @@
-"""Implementation of `decode_attention` for a CPU; importing it imports no numba."""
+"""What the loops for a CPU are given of parts, and which they cannot read; imports no numba."""
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from kvsearch_kernels.decode_attention.reference import Part, check_lengths, slots_of
 from kvsearch_kernels.numba_args import (
     KINDS,
     Integers,
@@ -14,15 +12,12 @@ from kvsearch_kernels.numba_args import (
     why_not_memory,
     why_not_packed,
 )
+from kvsearch_kernels.packed_attention.reference import Part, slots_of
 from kvsearch_kernels.quantize_kv.reference import Format, Packed
 
-__all__ = ["forward", "why_not"]
 
-
-def why_not(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
-) -> str | None:
-    """Reason why these arguments cannot be taken, or None."""
+def why_not_parts(q: Tensor, parts: Sequence[Part], softcap: float | None) -> str | None:
+    """Reason why queries `[B, Hq, D]` cannot attend to these parts, or None."""
     if reason := why_not_memory(q):
         return reason
     if q.dtype not in KINDS or q.dim() != 3:
@@ -70,33 +65,6 @@ def _why_not_held(
         return why_not_memory(held)
     assert fmt is not None
     return why_not_packed(held, fmt)
-
-
-def forward(
-    q: Tensor, parts: Sequence[Part], *, scale: float, softcap: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `reference`.
-
-    In fp64 every vector is turned back, as the reference does. In fp32 the query is turned
-    instead, and the sum of rotated values once.
-    """
-    from kvsearch_kernels.numba_loops.attending import attend as loop
-    from kvsearch_kernels.numba_loops.rows import TURN
-
-    check_lengths(parts)
-    B, Hq, _ = q.shape
-    heads, width = _tensor(parts[0].keys).shape[1], _width(parts[0].values, parts[0].value_format)
-    kind = torch.float64 if q.dtype is torch.float64 else torch.float32
-    table = np.array([row_of_part(part) for part in parts])
-    out = torch.zeros(B, Hq, width, dtype=kind, device="cpu")
-    lse = torch.empty(B, Hq, dtype=kind, device="cpu")
-    nobody = np.empty((B, heads, 0), lse.numpy().dtype)  # asks what slots received
-    loop(
-        q.detach().to(kind).contiguous().numpy(), table, heads, np.zeros(TURN, np.int64),
-        float(scale), float(softcap or 0.0), kind is torch.float64, out.numpy(), lse.numpy(),
-        nobody,
-    )  # fmt: skip
-    return out.to(q.dtype), lse
 
 
 def row_of_part(part: Part) -> Integers:

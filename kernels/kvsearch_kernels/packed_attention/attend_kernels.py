@@ -1,16 +1,17 @@
 # mypy: ignore-errors
-# ruff: noqa: E501, RUF005, SIM102
-"""Kernels of `decode_attention`: one launch over all splits of all parts, and one that joins them."""
+# ruff: noqa: RUF005
+"""What a program of `decode_step` does with its split of a part, whatever the formats."""
 
 import triton
 import triton.language as tl
 
-from kvsearch_kernels.decode_attention.lookup_kernels import (
+from kvsearch_kernels.lifetime_attention.triton_kernels import soften
+from kvsearch_kernels.packed_attention.lookup_kernels import (
     levels_at,
     shifts_of,
     tables_of,
 )
-from kvsearch_kernels.decode_attention.read_kernels import (
+from kvsearch_kernels.packed_attention.read_kernels import (
     affine,
     bits_of,
     channels_of,
@@ -24,20 +25,18 @@ from kvsearch_kernels.decode_attention.read_kernels import (
     values_of,
     words,
 )
-from kvsearch_kernels.lifetime_attention.triton_kernels import soften
-from kvsearch_kernels.quantize_kv.triton_kernels import hadamard
 
 
 @triton.jit
-def _part(
-    q, k, ks, v, vs, lengths, levels, products, capacity, split, splits, bh, lead, G, width, scale,
-    cap, D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
+def attend_split(
+    q, k, ks, v, vs, length, levels, products, split, splits, lead, G, width, scale, cap,
+    D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
     SCORES: tl.constexpr,
     KB: tl.constexpr, KG: tl.constexpr, KL: tl.constexpr, KF: tl.constexpr,
     VB: tl.constexpr, VG: tl.constexpr, VL: tl.constexpr, VF: tl.constexpr, ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attend to split `split` of one part.
+    """Attend to split `split` of one part of a KV head, at whose rows the pointers point.
 
     Keys are the rows of the scores `[BN, GP]` and channels those of the output: the few heads of a
     group are padded to 8 that way, not to 16. KF and VF say how keys and values are read: 0 as
@@ -48,18 +47,13 @@ def _part(
     `[GP]`: the largest weight, with VF the largest product of a weight and a step.
     """
     kind: tl.constexpr = q.dtype.element_ty
-    length = tl.load(lengths + bh)
+    length = tl.load(length)
     share = tl.cdiv(tl.cdiv(length, BN), splits) * BN
     begin = split * share
     end = tl.minimum(begin + share, length)
-    k += bh.to(tl.int64) * capacity * (D * KB // 8 if KB < 16 else D)
-    v += bh.to(tl.int64) * capacity * (D * VB // 8 if VB < 16 else D)
-    ks += bh.to(tl.int64) * capacity * (D // KG * (1 if KL else 2))
-    vs += bh.to(tl.int64) * capacity * (D // VG * (1 if VL else 2))
     g = tl.arange(0, GP)
     d = tl.arange(0, D)
     n = tl.arange(0, BN)
-    q += bh.to(tl.int64) * G * D
     qt = tl.load(q + g[None, :] * D + d[:, None], mask=(g < G)[None, :], other=0.0)
 
     UNIT: tl.constexpr = 16777216.0  # codes are in units of fp16's least number, see `mantissa`
@@ -237,7 +231,7 @@ def _part(
 
 
 @triton.jit
-def _store(
+def store_split(
     acc, total, top, partial, bits, at, G, D: tl.constexpr, GP: tl.constexpr, S: tl.constexpr
 ):
     """Write one split: normalised output and log2-sum-exp2; S words make a row, 0 of values."""
@@ -251,137 +245,3 @@ def _store(
         channel = channels_of(S, W, i // 2, i % 2) if S else tl.arange(0, D)
         to = partial + (at * G + g)[None, :] * D + channel[:, None]
         tl.store(to, acc[i] / safe[None, :], mask=heads[None, :])
-
-
-@triton.jit(
-    do_not_specialize=[
-        "c0",
-        "s0",
-        "o0",
-        "c1",
-        "s1",
-        "o1",
-        "c2",
-        "s2",
-        "o2",
-        "c3",
-        "s3",
-        "o3",
-        "G",
-        "splits",
-        "width",
-    ]
-)
-def decode(
-    q0, k0, ks0, v0, vs0, n0, c0, s0, o0, q1, k1, ks1, v1, vs1, n1, c1, s1, o1,
-    q2, k2, ks2, v2, vs2, n2, c2, s2, o2, q3, k3, ks3, v3, vs3, n3, c3, s3, o3,
-    partial, bits, products, levels, G, splits, width, scale, cap,
-    D: tl.constexpr, GP: tl.constexpr, BN: tl.constexpr, HAS_CAP: tl.constexpr,
-    SCORES: tl.constexpr, PARTS: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
-    KB0: tl.constexpr, KG0: tl.constexpr, KL0: tl.constexpr, KF0: tl.constexpr,
-    VB0: tl.constexpr, VG0: tl.constexpr, VL0: tl.constexpr, VF0: tl.constexpr,
-    KB1: tl.constexpr, KG1: tl.constexpr, KL1: tl.constexpr, KF1: tl.constexpr,
-    VB1: tl.constexpr, VG1: tl.constexpr, VL1: tl.constexpr, VF1: tl.constexpr,
-    KB2: tl.constexpr, KG2: tl.constexpr, KL2: tl.constexpr, KF2: tl.constexpr,
-    VB2: tl.constexpr, VG2: tl.constexpr, VL2: tl.constexpr, VF2: tl.constexpr,
-    KB3: tl.constexpr, KG3: tl.constexpr, KL3: tl.constexpr, KF3: tl.constexpr,
-    VB3: tl.constexpr, VG3: tl.constexpr, VL3: tl.constexpr, VF3: tl.constexpr,
-):  # fmt: skip
-    """One program: one split of one part of one KV head, for all its query heads.
-
-    Part i has `s_i` splits, pools of capacity `c_i`, lengths `n_i` `[B * H]` on the device, and
-    its own `q_i`, rotated where its keys are. `o_i` is where its slots start in `products`
-    `[B * H, G, width]`.
-    """
-    split = tl.program_id(0)
-    bh = tl.program_id(1)
-    at = bh.to(tl.int64) * splits + split
-    products += bh.to(tl.int64) * G * width
-    if split < s0:
-        acc, total, top = _part(
-            q0, k0, ks0, v0, vs0, n0, levels, products + o0, c0, split, s0, bh, 0, G, width, scale, cap, D, GP,
-            BN if KF0 and VF0 else BN // 2, HAS_CAP, SCORES, KB0, KG0, KL0, KF0, VB0, VG0, VL0, VF0, ASM, STAGES,
-        )  # fmt: skip
-        _store(acc, total, top, partial, bits, at, G, D, GP, D * bits_of(VB0, VF0) // 16 if VF0 else 0)  # fmt: skip
-    if PARTS > 1:
-        if (split >= s0) & (split < s0 + s1):
-            acc, total, top = _part(
-                q1, k1, ks1, v1, vs1, n1, levels, products + o1, c1, split - s0, s1, bh, 0, G, width, scale, cap, D, GP,
-                BN if KF1 and VF1 else BN // 2, HAS_CAP, SCORES, KB1, KG1, KL1, KF1, VB1, VG1, VL1, VF1, ASM, STAGES,
-            )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D * bits_of(VB1, VF1) // 16 if VF1 else 0)  # fmt: skip
-    if PARTS > 2:
-        if (split >= s0 + s1) & (split < s0 + s1 + s2):
-            acc, total, top = _part(
-                q2, k2, ks2, v2, vs2, n2, levels, products + o2, c2, split - s0 - s1, s2, bh, 0, G, width, scale, cap, D, GP,
-                BN if KF2 and VF2 else BN // 2, HAS_CAP, SCORES, KB2, KG2, KL2, KF2, VB2, VG2, VL2, VF2, ASM, STAGES,
-            )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D * bits_of(VB2, VF2) // 16 if VF2 else 0)  # fmt: skip
-    if PARTS > 3:
-        if split >= s0 + s1 + s2:
-            acc, total, top = _part(
-                q3, k3, ks3, v3, vs3, n3, levels, products + o3, c3, split - s0 - s1 - s2, s3, bh, 0, G, width, scale, cap, D, GP,
-                BN if KF3 and VF3 else BN // 2, HAS_CAP, SCORES, KB3, KG3, KL3, KF3, VB3, VG3, VL3, VF3, ASM, STAGES,
-            )  # fmt: skip
-            _store(acc, total, top, partial, bits, at, G, D, GP, D * bits_of(VB3, VF3) // 16 if VF3 else 0)  # fmt: skip
-
-
-@triton.jit
-def turn(q, rotated, D: tl.constexpr, STEPS: tl.constexpr):
-    """One program: the query of one head, rotated as packed keys are."""
-    at = tl.program_id(0).to(tl.int64) * D + tl.arange(0, D)
-    x = hadamard(tl.load(q + at).to(tl.float32)[None, :], 1, D, STEPS)
-    tl.store(rotated + at, tl.sum(x, 0).to(rotated.dtype.element_ty))
-
-
-@triton.jit(do_not_specialize=["G", "splits"])
-def combine(
-    partial, bits, out, lse, turned, G, splits,
-    D: tl.constexpr, SP: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
-    """One program: one query head. `turned` `[splits]` says whose values are rotated."""
-    bh = tl.program_id(0).to(tl.int64)
-    join(
-        partial, bits, out, lse, turned, 1, bh * splits, bh, tl.program_id(1), G, splits, D, SP,
-        STEPS,
-    )  # fmt: skip
-
-
-@triton.jit
-def join(
-    partial, bits, out, lse, turned, apart, first, bh, g, G, splits,
-    D: tl.constexpr, SP: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
-    """Join the splits from `first` on for query head g of KV head bh.
-
-    `turned` says whose values are rotated, in numbers that lie `apart`; STEPS is 0 where none are.
-    """
-    every = tl.arange(0, SP)
-    d = tl.arange(0, D)
-    c = tl.arange(0, 16)
-    b = tl.load(bits + (first + every) * G + g, mask=every < splits, other=float("-inf"))
-    top = tl.max(b, 0)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(b - base), 0)
-    safe = tl.where(total > 0, total, 1.0)
-    plain = tl.zeros([16, D], tl.float32)
-    spun = tl.zeros([16, D], tl.float32)
-    for start in range(0, splits, 16):
-        i = start + c
-        there = i < splits
-        at = (first + i) * G + g
-        w = tl.exp2(tl.load(bits + at, mask=there, other=float("-inf")) - base) / safe
-        rows = tl.load(partial + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
-        rows = rows * w[:, None]
-        if STEPS:
-            spin = tl.load(turned + i * apart, mask=there, other=0) != 0
-            spun += tl.where(spin[:, None], rows, 0.0)
-            rows = tl.where(spin[:, None], 0.0, rows)
-        plain += rows
-    result = tl.sum(plain, 0)
-    if STEPS:  # rotating is linear: once for the sum of all splits
-        back = hadamard(tl.sum(spun, 0)[None, :], 1, D, STEPS)
-        result += tl.sum(back, 0)
-    tl.store(out + (bh * G + g) * D + d, result.to(out.dtype.element_ty))
-    bits_all = tl.where(total > 0, base + tl.log2(safe), float("-inf"))
-    tl.store(lse + bh * G + g, bits_all * 0.6931471805599453)

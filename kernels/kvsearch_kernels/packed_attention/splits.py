@@ -1,6 +1,6 @@
 """How many programs share the slots of a part.
 
-A multiprocessor runs some programs at once, and those of `decode_attention` wait for memory and for
+A multiprocessor runs some programs at once, and those of `decode_step` wait for memory and for
 their own results more than for each other: so how long all take is a matter of how many waves there
 are, and of the longest program of a wave. On a GPU with room for 1056 programs, 700 heads with a
 program each leave a third of the room empty; with two each, 344 programs are left for a second

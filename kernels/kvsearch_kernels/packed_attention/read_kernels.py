@@ -1,17 +1,17 @@
 # mypy: ignore-errors
-"""How `decode_attention` reads packed rows: as values, or as tensor-core operands in registers.
+"""How `decode_step` reads packed rows: as values, or as tensor-core operands in registers.
 
 For affine formats with one scale a token that needs one AND per pair of channels: a code left in
 place, with nothing else in its 16 bits, is the subnormal number code * 2**(place - 24) in fp16. It
 is exact, and the power of two leaves outside the loop. NVIDIA's tensor cores take subnormal numbers
 as they are (Fasi et al., PeerJ Computer Science 7:e330); on a device that flushes them to zero, the
-probe of `decode_attention` fails and `auto` does not use these kernels.
+probe of `decode_step` fails and `auto` does not use these kernels.
 """
 
 import triton
 import triton.language as tl
 
-from kvsearch_kernels.decode_attention.lookup_kernels import scale_of
+from kvsearch_kernels.packed_attention.lookup_kernels import scale_of
 from kvsearch_kernels.quantize_kv.triton_kernels import read_codes
 
 
