@@ -318,7 +318,7 @@ class Summary:
         recommended: name of the row to deploy at the budget, or None.
         counts: trials by state.
         rechecks: comparisons printed beside the table, whatever their outcome.
-        seconds: wall time of the run, or of its last part where `resumed`.
+        seconds: wall time of the run, or of its last part where `resumed`; None of a killed run.
         resumed: whether the run was begun before, by another process or call.
         importances: share of each axis in what is expected to change around the best policies.
         behind: name -> how far a baseline was behind the recommended policy on the search text,
@@ -342,7 +342,7 @@ class Summary:
     recommended: str | None
     counts: dict[str, int]
     rechecks: list[Recheck] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     resumed: bool = False
     importances: dict[str, float] = field(default_factory=dict)
     behind: dict[str, Interval] = field(default_factory=dict)

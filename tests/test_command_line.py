@@ -230,6 +230,9 @@ def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
     again = strict(printed)
     assert code == 0 and (tmp_path / "stopped/report.html").exists(), err
     assert all(again[key] == found[key] for key in ("open", "rows", "recommended"))
+    assert again["seconds"] is None and "run took" not in (
+        tmp_path / "stopped/report.html"
+    ).read_text("utf-8")
     both = run("stopped"), run("whole")
     same = [[(r["name"], r["nll"], r["windows"]) for r in found["rows"]] for found in both]
     assert same[0] == same[1] and both[0]["open"] == ""

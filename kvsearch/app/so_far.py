@@ -24,7 +24,7 @@ OPEN = {
 }
 
 
-def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
+def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float | None = None) -> Summary:
     """What an unfinished run knows.
 
     Rows are those of the report text once the recommended policy was measured there; before that,
@@ -34,7 +34,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float) -> Summary:
     Args:
         folder: of the run.
         asked: its `study.json`.
-        seconds: since it began.
+        seconds: since it began; None where it was not measured, as of a killed run.
     """
     shape, trials = summary.shape_from(asked["model"]), folder.trials()
     names = {"full": Trial.full(shape.layers)}
@@ -71,7 +71,7 @@ def _has(folder: RunFolder, part: str, names: Mapping[str, Trial], *wanted: str)
     return all(n in names and folder.has_nll(part, names[n].fingerprint) for n in wanted)
 
 
-def _empty(asked: dict[str, Any], trials: list[Trial], seconds: float) -> Summary:
+def _empty(asked: dict[str, Any], trials: list[Trial], seconds: float | None) -> Summary:
     """Before any policy could be compared with the full cache."""
     return Summary(
         model=asked["model"],

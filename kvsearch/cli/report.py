@@ -33,8 +33,7 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
         try:
             summary = read(folder)
         except Unfinished:
-            spent = sum(t.seconds or 0.0 for t in folder.trials())
-            summary = so_far(folder, study(run_dir / "study.json"), spent)
+            summary = so_far(folder, study(run_dir / "study.json"))
         write(summary, run_dir)
     finally:
         folder.close()

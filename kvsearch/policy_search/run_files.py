@@ -109,7 +109,7 @@ class Measured:
     rows: list[MeasuredRow]
     compared: list[str]
     recommended: str | None = None
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     resumed: bool = False
     extra_text: dict[str, ExtraText] = field(default_factory=dict)
     behind: dict[str, Interval] = field(default_factory=dict)

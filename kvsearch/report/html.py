@@ -269,7 +269,8 @@ def _how(summary: Summary) -> dict[str, Any]:
         "counts": counts,
         "shrink": shrink,
         "parts": [{"role": p, **summary.text[p]} for p in facts.PARTS],
-        "seconds": facts.duration(summary.seconds),
+        "seconds": None if summary.seconds is None else facts.duration(summary.seconds),
+        "open": bool(summary.open),
         "resumed": summary.resumed,
         "impls": sorted({f"{op}: {impl}" for r in summary.rows for op, impl in r.impls.items()}),
     }

@@ -75,8 +75,9 @@ def closing(summary: Summary, folder: Path) -> str:
         lines.append(f"  axes that matter most around the best policies: {', '.join(top)}")
     tokens = sum(t.tokens for t in summary.trials)
     lines.append(
-        f"  {len(summary.trials)} policies tried: {counts}; {tokens:,} search tokens; "
-        f"{summary.seconds:.0f} s" + (" since the run was resumed" if summary.resumed else "")
+        f"  {len(summary.trials)} policies tried: {counts}; {tokens:,} search tokens"
+        + ("" if summary.seconds is None else f"; {summary.seconds:.0f} s")
+        + (" since the run was resumed" if summary.resumed else "")
     )
     if absent := behind_text(summary.behind):
         lines.append(

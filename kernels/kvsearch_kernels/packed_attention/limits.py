@@ -15,16 +15,17 @@ MOST_PARTS = 4
 
 
 def _why_not_held(
-    what: str, held: Tensor | Packed, fmt: Format | None, q: Tensor, shape: tuple[int, int, int]
-) -> str | None:
-    """Reason why the keys or values of a part cannot be read, or None."""
+    what: str, held: Tensor | Packed, fmt: Format | None, q: Tensor, shape: tuple[int, int, int],
+    *, keys: bool,
+) -> str | None:  # fmt: skip
+    """Reason why the keys or values of a part cannot be read, or None; keys may be in groups."""
     if isinstance(held, Packed) != (fmt is not None):
         return f"{what} must be packed exactly when they have a format, got format {fmt}"
     D = q.shape[-1]
     if isinstance(held, Packed):
         assert fmt is not None
         reason = why_not_here(q, held.codes, held.scales)
-        if reason or (reason := why_not_packed(held, fmt, grouped=what.startswith("keys"))):
+        if reason or (reason := why_not_packed(held, fmt, grouped=keys)):
             return f"{what}: {reason}"
         if held.codes.data_ptr() % 2 or held.scales.data_ptr() % 4:  # read as words
             return f"{what} must start at an even address, and their scales at a multiple of 4"
@@ -67,12 +68,13 @@ def why_not_parts(
         first = parts[0].keys.codes if isinstance(parts[0].keys, Packed) else parts[0].keys
         if held.shape[1] != first.shape[1]:
             return f"parts differ in KV heads, {first.shape[1]} and {held.shape[1]}"
-        for what, x, fmt in (
-            (f"keys of part {i}", part.keys, part.key_format),
-            (f"values of part {i}", part.values, part.value_format),
-        ):
-            if reason := _why_not_held(what, x, fmt, q, shape):
-                return reason
+        reason = _why_not_held(
+            f"keys of part {i}", part.keys, part.key_format, q, shape, keys=True
+        ) or _why_not_held(
+            f"values of part {i}", part.values, part.value_format, q, shape, keys=False
+        )
+        if reason:
+            return reason
         if part.lengths is not None and part.lengths.shape != shape[:2]:
             return f"lengths must have shape {shape[:2]}, got {tuple(part.lengths.shape)}"
     if reason := why_not_turned(parts, q.shape[-1]):
