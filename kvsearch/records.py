@@ -22,6 +22,11 @@ class Interval:
     lo: float
     hi: float
 
+    @property
+    def undecided(self) -> bool:
+        """Whether 0 is inside; also where there are no limits."""
+        return not (self.lo > 0 or self.hi < 0)
+
     def __str__(self) -> str:
         if not math.isfinite(self.lo) or not math.isfinite(self.hi):  # a single block has none
             return f"{self.mean:+z.4f} [no interval]"

@@ -6,15 +6,17 @@ blocks of about 1024 tokens, or whole windows where those are shorter, as indepe
 below. There are few of them; the limits are quantiles of Student's t. Where many policies were
 measured on the same text, each interval takes in what their differences say together of the
 variance of one of them (`Spread`). `studies/2026-11-coverage` has how often such intervals hold on
-other windows of the text.
+other windows of the text. Of prompts, documents count as independent: neither the contexts of one,
+nor the asks of a context.
 
 All of it follows from the sums over blocks, so every function takes losses per token or as
 `Blocks`, with the same result for 256 tokens or more.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import comb, hypot
+from dataclasses import dataclass, replace
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -38,10 +40,13 @@ class Blocks:
     Args:
         sums: `[windows, blocks]` float64, nats.
         tokens: `[blocks]` tokens of each block, the same in every window; the last may have fewer.
+        groups: the document of each window, of those that have one: then documents count as
+            independent, and neither their windows nor blocks do.
     """
 
     sums: NDArray[np.float64]
     tokens: NDArray[np.int64]
+    groups: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -50,30 +55,46 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """Blocks in all windows together."""
-        return int(self.sums.size)
+        """What counts as independent: documents, or blocks in all windows together."""
+        return len({*self.groups}) if self.groups else int(self.sums.size)
 
     def mean(self) -> float:
         """Mean loss in nats per token."""
         return float(self.sums.sum() / self.size)
 
+    def first(self, windows: int | None) -> "Blocks":
+        """The first windows; all with None."""
+        return Blocks(self.sums[:windows], self.tokens, self.groups[:windows])
+
+    def less(self, other: "Blocks") -> "Blocks":
+        """Differences on the same windows and tokens.
+
+        Raises:
+            ValueError: the other has other ones.
+        """
+        if self.sums.shape != other.sums.shape or (self.tokens != other.tokens).any():
+            shapes = f"{self.sums.shape} and {other.sums.shape} blocks"
+            raise ValueError(f"paired differences need the same windows and tokens, got {shapes}")
+        return Blocks(self.sums - other.sums, self.tokens, self.groups)
+
 
 Losses = Array | Blocks
 
 
-def blocks(x: Losses, block: int = BLOCK) -> Blocks:
+def blocks(x: Losses, block: int = BLOCK, groups: Sequence[str] = ()) -> Blocks:
     """Losses in blocks of `block` tokens.
 
     Args:
         x: losses per token `[windows, tokens]`, or in blocks of which `block` is a multiple.
         block: tokens.
+        groups: the document of each window, of losses per token.
 
     Raises:
         ValueError: `x` is in blocks that do not fit into these.
     """
     if not isinstance(x, Blocks):
         each = np.atleast_2d(x).astype(np.float64)
-        per_token = Blocks(each, np.ones(each.shape[1], dtype=np.int64))
+        per_token = Blocks(each, np.ones(each.shape[1], dtype=np.int64), tuple(groups))
         return _merged(per_token, np.arange(0, each.shape[1], block))
     have = int(x.tokens[0])
     if block < have or (block % have and len(x.tokens) > 1):
@@ -178,17 +199,13 @@ def corrected(rows: int, level: float = 0.95) -> float:
 
 def paired(a: Losses, b: Losses, *, level: float = 0.95, spread: Spread | None = None) -> Interval:
     """Interval of the mean of `a - b` on the same tokens; below 0 says that `a` is better."""
-    one, other = _fine(a), _fine(b)
-    if one.sums.shape != other.sums.shape or (one.tokens != other.tokens).any():
-        shapes = f"{one.sums.shape} and {other.sums.shape} blocks"
-        raise ValueError(f"paired differences need the same windows and tokens, got {shapes}")
-    return interval(Blocks(one.sums - other.sums, one.tokens), level=level, spread=spread)
+    return interval(_fine(a).less(_fine(b)), level=level, spread=spread)
 
 
 def common(a: Blocks, b: Blocks) -> tuple[Blocks, Blocks]:
     """Both on the first windows that both have."""
     windows = min(len(a.sums), len(b.sums))
-    return Blocks(a.sums[:windows], a.tokens), Blocks(b.sums[:windows], b.tokens)
+    return a.first(windows), b.first(windows)
 
 
 def through(a: Blocks, middle: Blocks, b: Blocks | None = None) -> tuple[Blocks, ...]:
@@ -206,14 +223,14 @@ def through(a: Blocks, middle: Blocks, b: Blocks | None = None) -> tuple[Blocks,
         Parts on different windows, for `interval`; the sum of their means is the answer. There is
         one part where `a` has all windows.
     """
-    middle, b = common(middle, b or Blocks(np.zeros_like(middle.sums), middle.tokens))
+    middle, b = common(middle, b or replace(middle, sums=np.zeros_like(middle.sums)))
     a, its = common(a, middle)
     have, windows = len(a.sums), len(middle.sums)
     if have == windows:
-        return (Blocks(a.sums - b.sums, a.tokens),)
+        return (a.less(b),)
     gap, share = middle.sums - b.sums, have / windows
-    both = Blocks(a.sums - its.sums + share * gap[:have], a.tokens)
-    return both, Blocks((1 - share) * gap[have:], a.tokens)
+    both = replace(a, sums=a.sums - its.sums + share * gap[:have])
+    return both, Blocks((1 - share) * gap[have:], a.tokens, middle.groups[have:])
 
 
 def spread_of(rows: Iterable[Blocks], middle: Blocks, full: Blocks) -> Spread | None:
@@ -233,7 +250,15 @@ def _standard_error(x: Blocks) -> float:
     n, residual = x.count, x.sums - x.mean() * x.tokens
     if n < 2:
         return float("nan")
+    if x.groups:
+        residual = _by_group(residual.sum(1), x.groups)
     return float(np.sqrt(n / (n - 1) * (residual**2).sum()) / x.size)
+
+
+def _by_group(values: Array, groups: Sequence[str]) -> NDArray[np.float64]:
+    """Sums of values over the members of each group."""
+    _, at = np.unique(np.asarray(groups), return_inverse=True)
+    return np.bincount(at, weights=values).astype(np.float64)
 
 
 def _fine(x: Losses) -> Blocks:
@@ -243,7 +268,8 @@ def _fine(x: Losses) -> Blocks:
 
 def _merged(x: Blocks, starts: NDArray[np.int64]) -> Blocks:
     """Blocks joined; each of the new ones begins with the block at one of `starts`."""
-    return Blocks(np.add.reduceat(x.sums, starts, axis=1), np.add.reduceat(x.tokens, starts))
+    sums, tokens = np.add.reduceat(x.sums, starts, axis=1), np.add.reduceat(x.tokens, starts)
+    return Blocks(sums, tokens, x.groups)
 
 
 def clustered(values: Array, groups: Sequence[str], level: float = 0.95) -> Interval:
@@ -254,31 +280,58 @@ def clustered(values: Array, groups: Sequence[str], level: float = 0.95) -> Inte
         groups: the document of each.
         level: of the two-sided interval; Student's t with a degree of freedom less than groups.
     """
-    mean, known = float(values.mean()), sorted({*groups})
-    at = np.array([known.index(g) for g in groups])
-    sums = np.bincount(at, weights=values - mean, minlength=len(known))
-    n = len(known)
-    if n < 2:
-        return Interval(mean, float("nan"), float("nan"))
-    error = float(np.sqrt(n / (n - 1) * (sums**2).sum()) / len(values))
-    half = quantile((1 + level) / 2, n - 1) * error
-    return Interval(mean, mean - half, mean + half)
+    return interval(blocks(values[:, None], groups=groups), level=level)
 
 
 def wilson(successes: int, n: int) -> Interval:
     """A share with its 95 % interval by Wilson (1927), which holds near 0 and 1 as well."""
-    z, share = 1.959964, successes / n
+    return _wilson(successes / n, n)
+
+
+def wilson_by_group(hits: Sequence[bool], groups: Sequence[str]) -> Interval:
+    """A share with its 95 % interval, in which groups count as independent, not their members.
+
+    It is Wilson's interval of as many independent asks as have the variance of these (Rao and Scott
+    1992, doi:10.2307/2532311). If all hits are alike, that is the number of groups; if every ask is
+    a group, that of asks.
+
+    Args:
+        hits: of each ask.
+        groups: the document of each.
+    """
+    asks, known = len(hits), len({*groups})
+    share, independent = sum(hits) / asks, float(known)
+    if known > 1 and 0 < share < 1:
+        sums = _by_group(np.asarray(hits, float) - share, groups)
+        variance = known / (known - 1) * float((sums**2).sum())
+        if_alone = asks / (asks - 1) * asks * share * (1 - share)
+        independent = asks * if_alone / max(variance, if_alone)
+    return _wilson(share, independent)
+
+
+def _wilson(share: float, n: float) -> Interval:
+    z = 1.959964
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * float(np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)))
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def mcnemar(only_one: int, only_other: int) -> float:
-    """McNemar's exact test, two-sided: how likely are counts as unequal, if both are as good.
+def mcnemar(gaps: Sequence[int]) -> float:
+    """McNemar's exact test by document, two-sided: are sums as large likely of equal policies?
+
+    If two policies are as good, each document's difference is as likely to have the other sign.
+    With an ask a document it is McNemar's test.
 
     Args:
-        only_one, only_other: asks that one of two policies answers and the other does not.
+        gaps: of each document: asks that one of two policies answers and the other does not, less
+            those that only the other answers.
     """
-    n, least = only_one + only_other, min(only_one, only_other)
-    tail = sum(comb(n, k) for k in range(least + 1)) / 2**n
-    return min(1.0, 2 * tail)
+    ways = {0: 1}  # of every sum: how many choices of signs give it
+    for gap in filter(None, gaps):
+        more = Counter[int]()
+        for total, count in ways.items():
+            more[total + gap] += count
+            more[total - gap] += count
+        ways = dict(more)
+    found = abs(sum(gaps))
+    return sum(n for total, n in ways.items() if abs(total) >= found) / sum(ways.values())

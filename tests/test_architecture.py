@@ -94,5 +94,5 @@ def test_files_are_small() -> None:
         for f in (ROOT / "kvsearch").rglob("*.py")
         if f.name != "__init__.py"
     )
-    assert sizes[-1] <= 400
+    assert sizes[-1] <= 500
     assert sizes[len(sizes) // 2] <= 150

@@ -159,7 +159,7 @@ def test_losses_that_do_not_belong_together_are_one_sentence(tmp_path: Path) -> 
 def test_what_was_measured_comes_back_from_its_file_and_pieces_make_one(tmp_path: Path) -> None:
     (tmp_path / "nll").mkdir()
     folder, nll = RunFolder(tmp_path, write=False), np.ones((1, 1), np.float32)
-    answered = [Answered("qa", 0.5, [True, False], [[3, 4], [5]], kl, needle=(640, 0.5))
+    answered = [Answered("qa", "one", 0.5, [True, False], [[3, 4], [5]], kl, needle=(640, 0.5))
                 for kl in ([0.25, 0.5], None)]  # fmt: skip
     pieces = [Measurement(nll, 5, 7, 1.5, {"attention": "sdpa"}, (a,)) for a in answered]
     for first, piece in enumerate(pieces):

@@ -1,6 +1,7 @@
 """Intervals: paired, blocked, and of the right width."""
 
 from dataclasses import astuple
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from kvsearch.stats import (
     standard_error,
     through,
     wilson,
+    wilson_by_group,
 )
 from kvsearch.student import quantile
 
@@ -124,8 +126,20 @@ def test_differences_of_a_run_lend_each_other_their_variance() -> None:
 
 
 def test_mcnemars_test_is_binomial() -> None:
-    assert [mcnemar(0, 5), mcnemar(5, 0), mcnemar(3, 3), mcnemar(0, 0)] == [1 / 16, 1 / 16, 1, 1]
-    assert mcnemar(1, 9) == pytest.approx(2 * (1 + 10) / 2**10)
+    def single(one: int, other: int) -> float:
+        return mcnemar([1] * one + [-1] * other + [0])
+
+    assert [single(0, 5), single(5, 0), single(3, 3), single(0, 0)] == [1 / 16, 1 / 16, 1, 1]
+    assert single(1, 9) == pytest.approx(2 * (1 + 10) / 2**10)
+
+
+def test_mcnemars_test_counts_documents() -> None:
+    """Four questions on each of two articles are two observations, not eight."""
+    assert mcnemar([4, 4]) == 0.5 and mcnemar([1] * 8) == 2 / 2**8
+    gaps = [3, -1, 2, 0, 1, -2]
+    sums = [abs(sum(s * g for s, g in zip(signs, gaps, strict=True)))
+            for signs in product((1, -1), repeat=len(gaps))]  # fmt: skip
+    assert mcnemar(gaps) == np.mean([s >= abs(sum(gaps)) for s in sums])
 
 
 def test_intervals_count_groups_and_shares_stay_inside() -> None:
@@ -138,3 +152,22 @@ def test_intervals_count_groups_and_shares_stay_inside() -> None:
     assert (none.lo, all_of.hi) == pytest.approx((0, 1)) and none.hi == pytest.approx(
         0.2775, abs=1e-3
     )
+
+
+def test_a_share_of_asks_is_as_sure_as_its_documents_are_many() -> None:
+    hits = [True] * 5 + [False] * 3
+    assert astuple(wilson_by_group(hits, list("abcdefgh"))) == pytest.approx(astuple(wilson(5, 8)))
+    for n in (8, 5, 0):  # asks of a document have one answer: four of each say what one says
+        few = [i < n for i in range(8)]
+        found = wilson_by_group(np.repeat(few, 4).tolist(), np.repeat(list("abcdefgh"), 4).tolist())
+        assert found.mean == n / 8 and found.hi - found.lo >= wilson(n, 8).hi - wilson(n, 8).lo
+        assert found.hi - found.lo <= wilson(n, 8).hi - wilson(n, 8).lo + 0.03
+    rng, held = np.random.default_rng(3), 0  # 20 documents with 1 to 6 asks, alike in part
+    for _ in range(1000):
+        sizes = rng.integers(1, 7, size=20)
+        hits = np.repeat(rng.beta(1.4, 0.6, size=20), sizes) > rng.random(sizes.sum())
+        found = wilson_by_group(hits.tolist(), np.repeat(np.arange(20).astype(str), sizes).tolist())
+        held += found.lo <= 0.7 <= found.hi
+    assert 920 <= held <= 970
+    alone = wilson_by_group([True, False, True], ["a"] * 3)
+    assert alone.hi - alone.lo > wilson(2, 3).hi - wilson(2, 3).lo

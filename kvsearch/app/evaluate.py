@@ -1,12 +1,11 @@
 """Named methods and policy files on one text, paired with the full cache: `kvsearch eval`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
@@ -284,7 +283,7 @@ def _row(
         fingerprint=policy.fingerprint(setting.shape.layers),
         nll=mean,
         nll_se=standard_error(nll),
-        ppl=float(np.exp(mean)),
+        ppl=math.exp(mean),
         dnll_full=paired(nll, full.nll[:, start - 1 :]),
         bytes_peak=peak,
         bytes_peak_text=peak if found is None else found.bytes.peak,

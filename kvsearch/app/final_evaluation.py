@@ -21,13 +21,15 @@ from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.fidelity import comparable
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.run_files import ExtraText, Frozen, Measured, MeasuredRow, Size, Sizes
-from kvsearch.records import Trial
+from kvsearch.policy_search.run_files import ExtraText, Frozen, Measured, Size, Sizes
+from kvsearch.records import Kind, Trial
+from kvsearch.results.compare import Comparison
 
 Nll = NDArray[np.float32]
 
 FINALISTS = 4  # policies that are measured again on the select text
-OPPONENTS = 3  # of each kind, for checks on further texts
+# of the best of each kind, for checks on further texts
+OPPONENTS: dict[Kind, int] = {"method": 3, "combined": 3, "earlier": 1, "searched": 1}
 FRONT = 6  # members of the search front that go to the report
 SMALLER, LARGER = (0.25, 0.375, 0.5), (2.0, 3.0)  # other sizes, as shares of the budget
 CHOICE = 0.25  # share of the search's tokens that the selection may cost; one pass at least
@@ -90,14 +92,15 @@ class FinalEvaluation:
         write_atomic(self.folder.path / "frozen.json", frozen.text())
         rows, absent, dropped = report.rows(chosen, recommended)
         named = {r.name for r in rows}
-        sizes = self._sizes(trials, rows, recommended)
+        recommended = recommended if recommended in named else None
         chosen = [c for c in chosen if c.name in named]
+        stopped = {r.fingerprint for r in rows if r.stopped is not None}
+        of = report.compared(chosen, recommended, stopped)
         return Measured(
             rows=rows,
-            recommended=recommended if recommended in named else None,
-            sizes=sizes,
-            extra_text=self._extra_texts(report, chosen, recommended),
-            compared=[c.name for c in chosen if c.kind != "full"],
+            recommended=recommended,
+            sizes=self._sizes(trials, of),
+            extra_text=self._extra_texts(chosen, of),
             behind=absent,
             dropped=dropped,
         )
@@ -136,19 +139,15 @@ class FinalEvaluation:
         full = Trial.full(self.setting.shape.layers)
         return [full, *(t for t in trials if t.name in baselines | keep)]
 
-    def _sizes(
-        self, trials: list[Trial], rows: list[MeasuredRow], recommended: str | None
-    ) -> list[Sizes]:
+    def _sizes(self, trials: list[Trial], of: Comparison) -> list[Sizes]:
         """The recommended policy and the best published method at other sizes, on first windows."""
         known = {t.name: t for t in trials}
-        published = [r for r in rows if r.kind == "method" and r.stopped is None]
-        lead = min(published, key=lambda r: self._loss(("report",), r.fingerprint, 1), default=None)
-        wanted: dict[str | None, tuple[float, ...]] = {}
-        if recommended in known:
-            wanted[recommended] = SMALLER + LARGER[:1]
-        if lead is not None and lead.name not in wanted:
-            wanted[lead.name] = LARGER
-        made = {n: _resized(known[n], self.setting, shares) for n, shares in wanted.items() if n}
+        wanted: dict[str, tuple[float, ...]] = {}
+        if of.recommended in known:
+            wanted[of.recommended] = SMALLER + LARGER[:1]
+        if (lead := of.best("method")) is not None:
+            wanted.setdefault(lead, LARGER)
+        made = {n: _resized(known[n], self.setting, shares) for n, shares in wanted.items()}
         policies = [p for some in made.values() for p in some]
         windows = min(self.together, self.each or self.windows["report"])  # as all rows have
         failures = self._measure("report", "other sizes", policies, windows=windows, resident=False)
@@ -167,29 +166,20 @@ class FinalEvaluation:
             found.append(Sizes(name=name, sizes=sizes))
         return found
 
-    def _extra_texts(
-        self, report: ReportWindows, chosen: list[Trial], recommended: str | None
-    ) -> dict[str, ExtraText]:
+    def _extra_texts(self, chosen: list[Trial], of: Comparison) -> dict[str, ExtraText]:
         """The recommended policy, the best searched one and their opponents on further texts."""
         out: dict[str, ExtraText] = {}
-        wanted = self._opponents(report, chosen, recommended)
+        names = {
+            "full",
+            of.recommended,
+            *(n for k, c in OPPONENTS.items() for n in of.ranked(k)[:c]),
+        }
+        wanted = [c for c in chosen if c.name in names]
         for part, (label, digest) in self.extra.items():
             self._measure(part, f"extra text {label}", [c.policy for c in wanted], resident=False)
-            names = [c.name for c in wanted if self.folder.has_nll(part, c.fingerprint)]
-            out[part] = ExtraText(label, names, digest)
+            there = [c.name for c in wanted if self.folder.has_nll(part, c.fingerprint)]
+            out[part] = ExtraText(label, there, digest)
         return out
-
-    def _opponents(
-        self, report: ReportWindows, chosen: list[Trial], recommended: str | None
-    ) -> list[Trial]:
-        """Full cache, recommended policy, and the best of each kind on the report text."""
-        best = [c for c in chosen if c.kind == "full" or c.name == recommended]
-        most = best[-1]  # the recommended one, if there is one
-        counts = {"method": OPPONENTS, "combined": OPPONENTS, "earlier": 1, "searched": 1}
-        for kind, count in counts.items():
-            mine = [c for c in chosen if c.kind == kind]
-            best += sorted(mine, key=lambda c: report.reported(c, most))[:count]
-        return list({c.name: c for c in best}.values())
 
     def _measure(
         self, part: str, title: str, policies: list[Policy], resident: bool = True,

@@ -1,6 +1,6 @@
 """How many windows of the report text each row gets: more where they decide."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,27 +10,24 @@ from numpy.typing import NDArray
 from kvsearch.knobs import Setting
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.run_files import MeasuredRow
-from kvsearch.records import Interval, Trial
-from kvsearch.stats import (
-    BLOCK,
-    Blocks,
-    blocks,
-    common,
-    corrected,
-    paired,
-    spread_of,
-    standard_error,
-)
+from kvsearch.records import Interval, Kind, Trial
+from kvsearch.results.compare import Comparison, Entry
+from kvsearch.stats import BLOCK, blocks, corrected, standard_error
 from kvsearch.student import quantile
 
 Nll = NDArray[np.float32]
 
 FALSE = 0.05  # chance that any of the rows called behind is not
-COMPARED = {"method": 3, "combined": 4}  # of the best on the search text, which have a row
+COMPARED: dict[Kind, int] = {
+    "method": 3,
+    "combined": 4,
+}  # of the best on the search text, which have a row
 PARTS = 16  # blocks of a window, of at least `BLOCK` tokens, that a row is called behind by
 
 
-def behind(nll: Nll, rival: Nll, *, score_from: int, false: float) -> Interval | None:
+def behind(
+    nll: Nll, rival: Nll, groups: Sequence[str] = (), *, score_from: int, false: float
+) -> Interval | None:
     """How far a policy is behind another on the windows that it has, if it certainly is.
 
     The quantile is Student's over the blocks of the windows seen; that so many blocks are not too
@@ -39,6 +36,7 @@ def behind(nll: Nll, rival: Nll, *, score_from: int, false: float) -> Interval |
     Args:
         nll: of the policy on the first windows `[windows, T - 1]`.
         rival: of the other, on as many windows or more.
+        groups: of prompts, the document of each window of the policy.
         score_from: first scored position.
         false: how often a policy that is as good may be called behind.
 
@@ -46,8 +44,8 @@ def behind(nll: Nll, rival: Nll, *, score_from: int, false: float) -> Interval |
         The mean difference in nats per token, with the limits by which it was judged.
     """
     less = (nll - rival[: len(nll)])[:, score_from - 1 :]
-    block = max(BLOCK, -(-less.shape[1] // PARTS))
-    half = quantile(1 - false, blocks(less, block).count - 1) * standard_error(less, block)
+    found = blocks(less, max(BLOCK, -(-less.shape[1] // PARTS)), groups)
+    half = quantile(1 - false, found.count - 1) * standard_error(found, int(found.tokens[0]))
     mean = float(less.mean())
     return Interval(mean, mean - half, mean + half) if mean > half else None
 
@@ -123,7 +121,7 @@ class ReportWindows:
                 stopped |= self._stopped(left, best, windows, false)
                 continue
             kept = [c for c in chosen if c.fingerprint not in failures]
-            self._headline(kept, chosen[0], best)
+            self._headline(kept, chosen[0], best, stopped)
         measured = [c for c in chosen if c.fingerprint not in failures]
         rows = [
             MeasuredRow.of(
@@ -134,42 +132,58 @@ class ReportWindows:
         why = {c.name: failures[c.fingerprint] for c in chosen if c.fingerprint in failures}
         return rows, absent, why
 
+    def compared(
+        self,
+        rows: Sequence[Trial],
+        recommended: str | None,
+        stopped: Collection[str] = (),
+        windows: int | None = None,
+        part: str = "report",
+    ) -> Comparison:
+        """Policies on the windows of a part that they have, or on the first of these.
+
+        Args:
+            rows: the policies; each was measured there.
+            recommended: name of the policy through which they are compared.
+            stopped: fingerprints of those that are certainly behind.
+            windows: the first of so many; None: all.
+            part: of the text.
+        """
+        entries = {
+            c.name: Entry(
+                c.kind,
+                c.bytes_peak or 0,
+                self.folder.losses(part, c.fingerprint, self.score_from - 1).first(windows),
+                stopped=c.fingerprint in stopped,
+            )
+            for c in rows
+        }
+        return Comparison(entries, recommended, self.setting.budget_bytes or 0)
+
     def _absent(self, chosen: list[Trial], best: Trial) -> dict[str, Interval]:
         """Methods and combinations that were not among the best few on the search text."""
-        found: dict[str, Interval] = {}
-        for kind, count in COMPARED.items():
-            mine = {c.name: c.fingerprint for c in chosen if c.kind == kind and c != best}
-            gaps = {name: self._searched(key, best.fingerprint) for name, key in mine.items()}
-            found |= dict(sorted(gaps.items(), key=lambda kv: kv[1].mean)[count:])
-        return found
-
-    def _searched(self, key: str, other: str) -> Interval:
-        """Loss over another policy on the windows of the search text that both have."""
-        a, b = (self.folder.losses("search", k, self.score_from - 1) for k in (key, other))
-        return paired(*common(a, b))
+        rivals = [c for c in chosen if c.kind in COMPARED and c != best]
+        of = self.compared([best, *rivals], best.name, part="search")
+        last = [n for kind, count in COMPARED.items() for n in of.ranked(kind)[count:]]
+        return {name: of.difference(name, best.name) for name in last}
 
     def _stopped(
         self, left: list[Trial], best: Trial, windows: int, false: float
     ) -> dict[str, Interval]:
         """Baselines that are certainly behind on so many report windows and the search text."""
         found: dict[str, Interval] = {}
+        leads = _opponents(self.compared(left, best.name, windows=windows))
         for c in left:
-            if c.kind in ("full", "searched") or c in (best, *self._leads(left, best, windows)):
+            if c.kind in ("full", "searched") or c == best or c.name in leads:
                 continue
-            mine, its = self._both(c.fingerprint, best.fingerprint, windows)
-            gap = behind(mine, its, score_from=self.score_from, false=false)
+            mine, its, groups = self._both(c.fingerprint, best.fingerprint, windows)
+            gap = behind(mine, its, groups, score_from=self.score_from, false=false)
             found |= {} if gap is None else {c.fingerprint: gap}
         return found
 
-    def _leads(self, left: list[Trial], best: Trial, windows: int | None = None) -> list[Trial]:
-        """The opponents of the headline so far: the best published method and combination."""
-        found = []
-        for kind in ("method", "combined"):
-            rivals = [c for c in left if c.kind == kind and c != best]
-            found += sorted(rivals, key=lambda c: self.reported(c, best, windows))[:1]
-        return found
-
-    def _headline(self, rows: list[Trial], full: Trial, best: Trial) -> None:
+    def _headline(
+        self, rows: list[Trial], full: Trial, best: Trial, stopped: Collection[str]
+    ) -> None:
         """Further windows where the headline is undecided on those that every row has.
 
         Every look is at the level at which all of them hold together, and at all opponents: further
@@ -179,13 +193,9 @@ class ReportWindows:
         at = looks(self.each, self.headline)
         level = corrected(len(at))
         for _, more in pairwise(at):
-            undecided, kept = [], {c.fingerprint: self._blocks(c.fingerprint) for c in rows}
-            spread = spread_of(kept.values(), kept[best.fingerprint], kept[full.fingerprint])
-            for c in self._leads(rows, best):
-                mine, its = common(kept[best.fingerprint], kept[c.fingerprint])
-                gap = paired(mine, its, level=level, spread=spread)
-                if gap.lo <= 0 <= gap.hi:
-                    undecided.append(c)
+            of = self.compared(rows, best.name, stopped)
+            gaps = {n: of.difference(best.name, n, level) for n in _opponents(of)}
+            undecided = [c for c in rows if c.name in gaps and gaps[c.name].undecided]
             if not undecided:
                 return
             failures = self._go_on([full, best, *undecided], more)
@@ -196,7 +206,7 @@ class ReportWindows:
     def _go_on(self, rows: list[Trial], windows: int) -> dict[str, str]:
         """Measure rows up to so many windows, each from where it stands; failures by key."""
         failures: dict[str, str] = {}
-        done = {c.fingerprint: len(self._losses("report", c.fingerprint)) for c in rows}
+        done = {c.fingerprint: len(self.folder.load_nll("report", c.fingerprint).nll) for c in rows}
         for first in sorted({*done.values()}):
             policies = [c.policy for c in rows if done[c.fingerprint] == first < windows]
             if policies:
@@ -204,32 +214,23 @@ class ReportWindows:
                 failures |= self.measure("report", title, policies, windows=windows, first=first)
         return failures
 
-    def _losses(self, part: str, key: str, windows: int | None = None) -> Nll:
-        """NLL of a policy on a part, or on its first windows: a resumed run may have more."""
-        return self.folder.load_nll(part, key).nll[:windows]
+    def _both(self, key: str, other: str, windows: int) -> tuple[Nll, Nll, tuple[str, ...]]:
+        """NLL of two policies on the search text, and on the first windows of the report text.
 
-    def _blocks(self, key: str) -> Blocks:
-        """Scored losses of a policy on the report text, as the report compares them."""
-        return self.folder.losses("report", key, self.score_from - 1)
-
-    def reported(self, c: Trial, over: Trial, windows: int | None = None) -> float:
-        """Loss over another policy on the report text, on the first windows or all that both have.
-
-        Of policies with different numbers of windows the order is that of the report only if
-        `over` is the recommended one.
+        A resumed run may have more of these. Of prompts, the document of each is there, too.
         """
-        nll, its = (self._losses("report", k, windows) for k in (c.fingerprint, over.fingerprint))
-        both = min(len(nll), len(its))
-        return float((nll[:both] - its[:both])[:, self.score_from - 1 :].mean())
-
-    def _both(self, key: str, other: str, windows: int) -> tuple[Nll, Nll]:
-        """NLL of two policies on the search text, and on the first windows of the report text."""
-        mine, its = [], []
+        mine, its, groups = [], [], list[str]()
         for part in ("search", "report"):
             if self.folder.has_nll(part, key) and self.folder.has_nll(part, other):
-                most = windows if part == "report" else None
-                a, b = (self._losses(part, k, most) for k in (key, other))
-                both = min(len(a), len(b))
-                mine.append(a[:both])
-                its.append(b[:both])
-        return np.concatenate(mine), np.concatenate(its)
+                a, b = (self.folder.load_nll(part, k) for k in (key, other))
+                both = min(len(a.nll), len(b.nll), *([windows] if part == "report" else []))
+                mine.append(a.nll[:both])
+                its.append(b.nll[:both])
+                groups += a.groups[:both]
+        return np.concatenate(mine), np.concatenate(its), tuple(groups)
+
+
+def _opponents(of: Comparison) -> list[str]:
+    """Whom the headline compares with: the best published method and combination so far."""
+    kinds: tuple[Kind, ...] = ("method", "combined")
+    return [n for n in map(of.best, kinds) if n is not None]

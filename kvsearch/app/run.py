@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -160,11 +160,13 @@ class Run:
             self.loaded = evaluators.unpark(self.loaded)
             compiled()
             self._bench(measured)
-            self._examples(measured)
-            self._needles(measured)
+            asked = run_files.study(self.folder.path / "study.json")  # of a resumed run, its first
+            leads = summary.comparison(self.folder, asked, measured).leads()
+            policies = {row.name: row.policy for row in measured.rows}
+            self._examples(measured, {n: policies[n] for n in leads})
+            self._needles(measured, {n: policies[n] for n in leads})
             measured.seconds, measured.resumed = time.perf_counter() - self.start, self.resumed
             write_atomic(self.folder.path / "measured.json", measured.text())
-            asked = run_files.study(self.folder.path / "study.json")  # of a resumed run, its first
             result = summary.build(self.folder, asked, measured)
             with shown.step("report", 1) as step:
                 summary.write(result, self.folder.path)
@@ -302,9 +304,9 @@ class Run:
                 decode = speed.measure(self.loaded, row.policy, ids, self.shown, title)
                 measured.rows[i] = replace(row, decode=decode)
 
-    def _examples(self, measured: Measured) -> None:
+    def _examples(self, measured: Measured, policies: Mapping[str, Policy]) -> None:
         """Answers to prompts of the report, to be read beside each other."""
-        part, policies = self.text.windows["report"], self._leads(measured)
+        part = self.text.windows["report"]
         if not isinstance(part, Part) or not policies:
             return
         with self.shown.step("examples", min(EXAMPLES, len(part)) * len(policies)) as step:
@@ -312,9 +314,9 @@ class Run:
                 self.loaded, part, policies, EXAMPLES, step.advance
             )
 
-    def _needles(self, measured: Measured) -> None:
+    def _needles(self, measured: Measured, policies: Mapping[str, Policy]) -> None:
         """Facts that are asked for after a context, hidden in the report text."""
-        rows, policies = self.text.windows["report"], self._leads(measured)
+        rows = self.text.windows["report"]
         if isinstance(rows, Part) or not policies:
             return
         prose, title = rows[:, 1:].reshape(-1), "facts asked for"
@@ -325,17 +327,6 @@ class Run:
                 )
             except KvsearchError as e:  # short windows, anchors put into a text, a full device
                 self.shown.say(f"{title}: left out: {e}")
-
-    def _leads(self, measured: Measured) -> dict[str, Policy]:
-        """The full cache, the recommended policy and the best published method; none without."""
-        best, rows = measured.recommended, {row.name: row for row in measured.rows}
-        if best is None:
-            return {}
-        published = [n for n in rows if rows[n].kind == "method" and n != best]
-        nll = {n: self.folder.load_nll("report", rows[n].fingerprint).nll for n in published}
-        most = max(map(len, nll.values()), default=0)  # the others are certainly behind
-        last = sorted((n for n in nll if len(nll[n]) == most), key=lambda n: nll[n].mean())[:1]
-        return {name: rows[name].policy for name in dict.fromkeys(["full", best, *last])}
 
     @property
     def _aside(self) -> str:

@@ -60,8 +60,7 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float | None = Non
         rows.append(row)
     if len(rows) < 2 or rows[0].name != "full":
         return _empty(asked, trials, seconds)
-    compared = [r.name for r in rows if r.kind != "full"]
-    measured = Measured(rows=rows, recommended=best, compared=compared, seconds=seconds)
+    measured = Measured(rows=rows, recommended=best, seconds=seconds)
     text = {**asked["text"], "report": asked["text"][part]}
     known = {**asked, "text": text}
     return replace(summary.build(folder, known, measured, part), open=OPEN[stage])

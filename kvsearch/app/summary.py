@@ -1,9 +1,9 @@
 """From the files of a run to the summary that reports draw. Nothing is measured here."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
-from math import hypot
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,9 +12,7 @@ import pyarrow as pa
 
 from kvsearch.app.report_windows import looks
 from kvsearch.errors import RunError
-from kvsearch.evaluation.measurement import Answered, kept
 from kvsearch.files import write_atomic, write_parquet
-from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, check, layout
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
@@ -22,8 +20,7 @@ from kvsearch.policy_search.run_files import Measured, MeasuredRow
 from kvsearch.records import (
     REPORT,
     Curve,
-    Discordant,
-    Interval,
+    Kind,
     MeasuredPolicy,
     Needle,
     Recheck,
@@ -33,20 +30,8 @@ from kvsearch.records import (
     columns,
 )
 from kvsearch.report import write_report
-from kvsearch.stats import (
-    Blocks,
-    Spread,
-    common,
-    corrected,
-    interval,
-    long_blocks,
-    mcnemar,
-    paired,
-    spread_of,
-    standard_error,
-    through,
-    wilson,
-)
+from kvsearch.results.compare import Comparison, Entry
+from kvsearch.stats import Blocks, corrected
 
 
 class Unfinished(RunError):
@@ -89,7 +74,7 @@ def build(
         measured: its `measured.json`, or what of it there is.
         part: where the rows were measured.
     """
-    of, trials = _Comparison(folder, asked, measured, part), folder.trials()
+    of, trials = _Report(folder, asked, measured, part), folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
     rows = [of.row(m, searched.get(m.fingerprint)) for m in measured.rows]
     return Summary(
@@ -117,15 +102,13 @@ def build(
     )
 
 
-class _Comparison:
-    """The rows of a report, and what they are compared by.
+def comparison(folder: RunFolder, asked: dict[str, Any], measured: Measured) -> Comparison:
+    """The rows that were measured on the report part, compared; arguments are those of `build`."""
+    return _Report(folder, asked, measured, "report").compared
 
-    Attributes:
-        nll: losses of every row, by name.
-        middle: losses of the recommended policy; through it all rows are compared.
-        points: peak bytes and loss of every row, by name.
-        level, spread: of the intervals of rows.
-    """
+
+class _Report:
+    """The rows of a report, and what they are compared by."""
 
     def __init__(
         self, folder: RunFolder, asked: dict[str, Any], measured: Measured, part: str
@@ -135,66 +118,49 @@ class _Comparison:
         self.budget, self.start = settings["budget_bytes"], int(settings["score_from"]) - 1
         self.tokens = settings["context"], settings.get("prompt", 0)
         self.rows = {m.name: m for m in measured.rows}
-        self.nll = {n: self._losses(part, m.fingerprint) for n, m in self.rows.items()}
-        _alike(self.nll, folder.path)
-        self.middle = self.nll[measured.recommended or "full"]
-        self.points = {
-            n: (
-                layout(m.policy, self.shape).bytes_peak(*self.tokens),
-                sum(x.mean() for x in through(self.nll[n], self.middle)),
-            )
-            for n, m in self.rows.items()
-        }
-        names = list(self.points)
-        self._front = {names[i] for i in front([self.points[n] for n in names])}
-        self.level = corrected(len(names) - 1)
-        self.spread = spread_of(self.nll.values(), self.middle, self.nll["full"])
+        self.compared = self._comparison(part, list(self.rows), answers=True)
 
     def row(self, m: MeasuredRow, search_dnll: float | None) -> Row:
         """A row with its figures."""
-        name, mine, full = m.name, self.nll[m.name], self.nll["full"]
-        parts = through(mine, self.middle)
-        peak, mean = self.points[name]
-        best = self._best(name)
-        over_full = interval(
-            *through(mine, self.middle, full), level=self.level, spread=self.spread
-        )
-        over_best = None
-        if best is not None:
-            a, b = common(mine, self.nll[best])
-            over_best = paired(a, b, level=self.level, spread=self.spread)
+        name, of = m.name, self.compared
+        mine, mean, best = of.entries[name], of.loss[name], of.best("method", name)
+        error, blocks = of.error(name)
         return Row(
             **{f.name: getattr(m, f.name) for f in fields(MeasuredPolicy)},
-            tokens=mine.size,
+            tokens=mine.losses.size,
             nll=mean,
-            nll_se=hypot(*(standard_error(x) for x in parts)),
-            blocks=min(long_blocks(x).count for x in parts),
-            ppl=float(np.exp(mean)),
-            dnll_full=over_full if name != "full" else Interval(0.0, 0.0, 0.0),
-            dnll_best=over_best,
+            nll_se=error,
+            blocks=blocks,
+            ppl=math.exp(mean),
+            dnll_full=of.over_full(name),
+            dnll_best=None if best is None else of.difference(name, best, of.level),
             best=best,
             search_dnll=search_dnll,
-            bytes_peak=peak,
+            bytes_peak=mine.bytes_peak,
             bytes_mean=layout(m.policy, self.shape).bytes_mean(*self.tokens),
-            slots16=peak / self.shape.budget_bytes(1),
-            on_front=name in self._front,
-            within_budget=peak <= self.budget,
-            windows=len(mine.sums),
-            **self._answers(m),
+            slots16=mine.bytes_peak / self.shape.budget_bytes(1),
+            on_front=name in of.front,
+            within_budget=mine.bytes_peak <= self.budget,
+            windows=len(mine.losses.sums),
+            exact=of.exact(name),
+            workloads=of.kept(name),
+            discordant=of.discordant(name),
+            needles=tuple(Needle(a.of, *a.needle, a.exact[0]) for a in m.answers if a.needle),
         )
 
     def curves(self) -> tuple[Curve, ...]:
         """Policies at several sizes, all on the windows that every size has."""
-        found = []
+        found, full = [], self.compared.entries["full"].losses
         for m in self.measured.sizes:
             sized = {x.bytes: self._losses(self.part, x.fingerprint) for x in m.sizes}
-            sized |= {self.points[m.name][0]: self.nll[m.name]}
-            few = min(sized.values(), key=lambda x: len(x.sums))
-            at = []
-            for size, losses in sized.items():
-                mine, _ = common(losses, few)
-                at.append((size, mine.mean() - common(self.nll["full"], few)[0].mean()))
-            found.append(Curve(m.name, tuple(sorted(at))))
+            own = self.compared.entries[m.name]
+            sized |= {own.bytes_peak: own.losses}
+            few = min(len(x.sums) for x in sized.values())
+            points = [
+                (size, losses.first(few).mean() - full.first(few).mean())
+                for size, losses in sized.items()
+            ]
+            found.append(Curve(m.name, tuple(sorted(points))))
         return tuple(found)
 
     def rechecks(self, often: int) -> list[Recheck]:
@@ -203,56 +169,45 @@ class _Comparison:
         Args:
             often: how often the headline may have been looked at.
         """
-        best, extra = self.measured.recommended, self.measured.extra_text
+        best = self.measured.recommended
         if best is None:
             return []
-        out = self._rechecks(best, REPORT, self.nll, self.spread, often)
-        for part, text in extra.items():
-            keys = {n: self.rows[n].fingerprint for n in text.names}
-            there = [n for n in text.names if self.folder.has_losses(part, keys[n])]
-            nll = {n: self._losses(part, keys[n]) for n in there}
-            _alike(nll, self.folder.path)
-            both = {best, "full"} <= nll.keys()
-            its = spread_of(nll.values(), nll[best], nll["full"]) if both else None
-            out += self._rechecks(best, text.label, nll, its, 1)
+        out = _rechecks(self.compared, best, REPORT, often)
+        for part, text in self.measured.extra_text.items():
+            names = [
+                n for n in text.names if self.folder.has_losses(part, self.rows[n].fingerprint)
+            ]
+            if {best, "full"} <= {*names}:
+                out += _rechecks(self._comparison(part, names), best, text.label, 1)
         return out
 
-    def _rechecks(
-        self, best: str, text: str, nll: dict[str, Blocks], spread: Spread | None, often: int
-    ) -> list[Recheck]:
-        """The recommended policy against the best of each kind on one text."""
-        out = []
-        for kind in ("method", "combined", "earlier"):
-            rivals = [n for n in nll if self.rows[n].kind == kind and n != best]
-            rivals = _longest([n for n in rivals if n in self.measured.compared], nll)
-            if best in nll and rivals:
-                rival = min(rivals, key=lambda n: nll[n].mean())
-                a, b = common(nll[best], nll[rival])
-                level = corrected(often if kind != "earlier" else 1)
-                found = paired(a, b, level=level, spread=spread)
-                out.append(Recheck(text, best, rival, found, a.size))
-        if best in nll and "full" in nll and best != "full":
-            a, b = common(nll[best], nll["full"])
-            out.append(Recheck(text, best, "full", paired(a, b, spread=spread), a.size))
-        return out
-
-    def _best(self, name: str) -> str | None:
-        """The best published method within the budget, or within the row's bytes if more."""
-        limit = max(self.points[name][0], self.budget)
-        methods = [n for n, m in self.rows.items() if m.kind == "method" and n != name]
-        rivals = _longest([n for n in methods if self.points[n][0] <= limit], self.nll)
-        return min(rivals, key=lambda n: self.points[n][1], default=None)
-
-    def _answers(self, m: MeasuredRow) -> dict[str, Any]:
-        """Fields of a row on prompts; none on a text."""
-        full, best = self.rows["full"], self.rows.get(self.measured.recommended or "")
-        found = _answered(m.answers, self.nll[m.name], self.nll["full"], full.answers)
-        if best is not None and best.answers and best is not m:
-            found["discordant"] = _discordant(m.answers, best.answers)
-        return found
+    def _comparison(self, part: str, names: list[str], *, answers: bool = False) -> Comparison:
+        found = {}
+        for m in (self.rows[n] for n in names):
+            found[m.name] = Entry(
+                m.kind,
+                layout(m.policy, self.shape).bytes_peak(*self.tokens),
+                self._losses(part, m.fingerprint),
+                m.answers if answers else (),
+                stopped=m.stopped is not None and part == self.part,
+            )
+        _alike({n: e.losses for n, e in found.items()}, self.folder.path)
+        return Comparison(found, self.measured.recommended, self.budget)
 
     def _losses(self, part: str, fingerprint: str) -> Blocks:
         return self.folder.losses(part, fingerprint, self.start)
+
+
+def _rechecks(of: Comparison, best: str, text: str, often: int) -> list[Recheck]:
+    """The recommended policy against the best of each kind on one text."""
+    kinds: tuple[Kind, ...] = ("method", "combined", "earlier")
+    levels = {of.best(kind): corrected(1 if kind == "earlier" else often) for kind in kinds}
+    levels |= {"full": corrected(1)} if best != "full" else {}
+    return [
+        Recheck(text, best, rival, of.difference(best, rival, level), of.tokens(best, rival))
+        for rival, level in levels.items()
+        if rival is not None
+    ]
 
 
 def write(summary: Summary, folder: Path) -> None:
@@ -303,50 +258,6 @@ def _alike(nll: Mapping[str, Blocks], folder: Path) -> None:
                 f"{next(iter(nll))}; restore its files in nll, or run the search again with "
                 "another --out"
             )
-
-
-def _longest(names: list[str], nll: Mapping[str, Blocks]) -> list[str]:
-    """Those on the most windows: the others are certainly behind, and little is known of them."""
-    most = max((len(nll[n].sums) for n in names), default=0)
-    return [n for n in names if len(nll[n].sums) == most]
-
-
-def _answered(
-    answers: Sequence[Answered],
-    mine: Blocks,
-    full: Blocks,
-    full_answers: Sequence[Answered],
-) -> dict[str, Any]:
-    """Answers of a row on prompts, in all and by workload; nothing on a text.
-
-    An item's loss is a share of its context times the weight of its workload, and the mean over
-    all items is the weighted one over workloads.
-    """
-    if not answers:
-        return {}
-    gap = (mine.sums - full.sums[: len(mine.sums)])[:, 0]
-    names = list(dict.fromkeys(a.of for a in answers))
-    found = []
-    for name in names:
-        at = [i for i, a in enumerate(answers) if a.of == name]
-        lost = paired(gap[at, None] / answers[at[0]].weight, np.zeros((len(at), 1)))
-        found.append(kept(name, lost, [answers[i] for i in at], [full_answers[i] for i in at]))
-    exact = [x for a in answers for x in a.exact]
-    needles = tuple(Needle(a.of, *a.needle, a.exact[0]) for a in answers if a.needle)
-    return {
-        "exact": wilson(sum(exact), len(exact)), "workloads": tuple(found), "needles": needles
-    }  # fmt: skip
-
-
-def _discordant(mine: Sequence[Answered], best: Sequence[Answered]) -> Discordant:
-    """Exact answers of a row against the recommended one's, on contexts that both have."""
-    pairs = [
-        (x, y)
-        for a, b in zip(mine, best, strict=False)
-        for x, y in zip(a.exact, b.exact, strict=True)
-    ]
-    row, its = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
-    return Discordant(row, its, mcnemar(row, its))
 
 
 def _looks(asked: dict[str, Any]) -> int:

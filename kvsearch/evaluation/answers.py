@@ -141,6 +141,7 @@ def answered(asked: Prompts, found: Answers) -> tuple[Answered, ...]:
     return tuple(
         Answered(
             of=name,
+            group=item.group,
             weight=weight,
             exact=found.exact[mine].tolist(),
             first=[x.tolist() for x in found.first[mine]],

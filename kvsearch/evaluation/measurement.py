@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvsearch.policy.sequences import TextBytes
 from kvsearch.records import Interval, Kept
-from kvsearch.stats import wilson
+from kvsearch.stats import wilson_by_group
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Answered:
 
     Attributes:
         of: its workload.
+        group: its document, which statistics count as independent.
         weight: of the workload.
         exact: whether greedy decoding gives each of the answers.
         first: most likely tokens of each, given the answer before.
@@ -41,6 +42,7 @@ class Answered:
     """
 
     of: str
+    group: str
     weight: float
     exact: list[bool]
     first: list[list[int]]
@@ -58,6 +60,7 @@ def kept(workload: str, lost: Interval, mine: Sequence[Answered], full: Sequence
         full: the same items under the full cache.
     """
     exact = [x for a in mine for x in a.exact]
+    groups = [a.group for a in mine for _ in a.exact]
     pairs = [
         (x, y)
         for a, b in zip(mine, full, strict=True)
@@ -68,7 +71,7 @@ def kept(workload: str, lost: Interval, mine: Sequence[Answered], full: Sequence
     return Kept(
         workload=workload,
         lost=lost,
-        exact=wilson(sum(exact), len(exact)),
+        exact=wilson_by_group(exact, groups),
         flips=sum(x != y for x, y in pairs) / len(pairs),
         asks=len(exact),
         kl=sum(kl) / len(kl) if len(kl) == len(exact) else None,
@@ -100,6 +103,11 @@ class Measurement:
     impls: dict[str, str] = field(default_factory=dict)
     answers: tuple[Answered, ...] = ()
     anchored: Anchored | None = None
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Of prompts, the document of every item."""
+        return tuple(a.group for a in self.answers)
 
     @classmethod
     def joined(cls, parts: Sequence["Measurement"]) -> "Measurement":

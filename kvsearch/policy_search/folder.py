@@ -212,14 +212,15 @@ class RunFolder:
             RunError: they are missing or damaged, or stored without other tokens than these.
         """
         if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
-            return blocks(self.load_nll(part, fingerprint).nll[:, start:])
-        kept_from, found = self._blocks[part, fingerprint]
+            found = self.load_nll(part, fingerprint)
+            return blocks(found.nll[:, start:], groups=found.groups)
+        kept_from, kept = self._blocks[part, fingerprint]
         if kept_from != start:
             raise RunError(
                 f"{self.path / BLOCKS} holds losses scored from token {kept_from + 1} on, not from "
                 f"{start + 1}"
             )
-        return found
+        return kept
 
     def shrink(self, start: int) -> None:
         """Replace every per-token NLL by sums over blocks of scored tokens.
@@ -238,6 +239,8 @@ class RunFolder:
             "window_tokens": pa.array([int(b.tokens.sum()) for b in found.values()]),
             "sums": pa.array([b.sums.tolist() for b in found.values()]),  # of each window
         }
+        if any(b.groups for b in found.values()):
+            columns["groups"] = pa.array([list(b.groups) for b in found.values()])
         about = {"block": str(BLOCK), "start": str(start)}
         write_parquet(
             self.path / BLOCKS,
@@ -263,8 +266,8 @@ class RunFolder:
             block, start = (int(table.schema.metadata[k]) for k in (b"block", b"start"))
             for row in table.to_pylist():
                 tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
-                sums = np.array(row["sums"])
-                found[row["part"], row["fingerprint"]] = start, Blocks(sums, tokens)
+                sums, groups = np.array(row["sums"]), tuple(row.get("groups") or ())
+                found[row["part"], row["fingerprint"]] = start, Blocks(sums, tokens, groups)
         except _DAMAGE as e:
             raise RunError(f"cannot read {file}: {' '.join(str(e).split())[:300]}") from e
         return found

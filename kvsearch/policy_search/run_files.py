@@ -107,7 +107,6 @@ class Measured:
     """Of `measured.json`, by the present names; `records.Summary` says what they mean."""
 
     rows: list[MeasuredRow]
-    compared: list[str]
     recommended: str | None = None
     seconds: float | None = 0.0
     resumed: bool = False

@@ -109,10 +109,12 @@ def standing(summary: Summary) -> list[str]:
     if summary.recommended is None or not summary.rows:
         return []
     w, best = words_of(summary), summary.row(summary.recommended)
+    opponents = {
+        "best published": summary.against("method"),
+        "best combination": summary.against("combined"),
+    }
     shown = {"recommended": best}
-    for title, kind in (("best published", "method"), ("best combination", "combined")):
-        rows = [r for r in summary.rows if r.kind == kind and r.within_budget and r != best]
-        shown |= {title: min(rows, key=lambda r: r.nll)} if rows else {}
+    shown |= {title: summary.row(r.against) for title, r in opponents.items() if r is not None}
     text = w is TEXT
     level, known = "PPL" if text else "exact", text or best.exact is not None
     columns = [
@@ -171,11 +173,10 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
     best = summary.against("method")
     if best is not None:
         change = f"PPL {100 * (math.exp(best.dnll.mean) - 1):+z.1f} %, "
-        unclear = best.dnll.lo <= 0 <= best.dnll.hi
         lines.append(
             f"  against the best published method, {best.against}: "
             f"{'' if summary.prompted else change}{words_of(summary).loss} {best.dnll}"
-            f"{' (no clear difference)' * unclear}, n = {best.tokens}"
+            f"{' (no clear difference)' * best.dnll.undecided}, n = {best.tokens}"
         )
         if (d := summary.row(best.against).discordant) is not None:
             lines.append(

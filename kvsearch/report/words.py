@@ -73,7 +73,7 @@ PROMPTS = Words(
     material="prompts",
     count="contexts",
     paired="both caches are asked the same, and the loss is subtracted context by context",
-    blocks="contexts",
+    blocks="documents",
     terms=(
         (
             "context lost",
@@ -92,7 +92,7 @@ PROMPTS = Words(
         (
             "it alone, the recommended alone",
             "answers that one of the two gives and the other does not, with McNemar's exact test "
-            "of equal counts; asks of one context are counted as independent",
+            "of equal counts, by document",
         ),
         (
             "question-agnostic, question-aware",

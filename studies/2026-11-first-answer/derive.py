@@ -20,14 +20,18 @@ from importlib import resources
 from pathlib import Path
 
 from kvsearch.app import summary
+from kvsearch.app.report_windows import looks
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses
+from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.samplers import Context
 from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.study import Study
+from kvsearch.records import REPORT, Recheck
 from kvsearch.space import load
+from kvsearch.stats import corrected
 
 HERE = Path(__file__).parent
 FIRST_COMMAND = HERE.parent / "2026-11-first-command"
@@ -77,14 +81,40 @@ def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
 def said(run: Path) -> dict[str, object]:
     """What the first command said of one text."""
     sys.path.insert(0, str(FIRST_COMMAND))
-    from derive import row as first_command  # of that study
+    from derive import difference  # of that study
+    from derive import row as first_command
 
     exact = json.loads((run / "measured.json").read_text())["needles"]["exact"]
-    trials = summary.read(RunFolder(run, write=False)).trials
+    folder = RunFolder(run, write=False)
+    trials = summary.read(folder).trials
     names = ("facts_full", "facts_recommended", "facts_published")
     found = first_command(run) | dict(zip(names, exact.values(), strict=True))
+    for label, recheck in headline(folder).items():
+        found |= difference(label, recheck)
     found["proposals"] = sum(t.kind == "searched" and t.state == "complete" for t in trials)
     del found["seconds"]  # other work ran beside these
+    return found
+
+
+def headline(folder: RunFolder) -> dict[str, Recheck]:
+    """Opponents as the run chose them: the best of a kind among those on the most windows."""
+    asked = run_files.study(folder.path / "study.json")
+    of = summary.comparison(folder, asked, run_files.measured(folder.path / "measured.json"))
+    looked = looks(asked["settings"]["report_windows"], asked["settings"]["headline_windows"])
+    found, best = {}, of.recommended or ""
+    for kind, label in {
+        "method": "published",
+        "combined": "combination",
+        "earlier": "earlier",
+    }.items():
+        mine = [n for n, e in of.entries.items() if e.kind == kind and n != best]
+        most = max((of.tokens(n) for n in mine), default=0)
+        last = min(
+            (n for n in mine if of.tokens(n) == most), key=lambda n: of.loss[n], default=None
+        )
+        if last is not None:
+            level = corrected(1 if kind == "earlier" else len(looked))
+            found[label] = Recheck(REPORT, best, last, of.difference(best, last, level), most)
     return found
 
 
