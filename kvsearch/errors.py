@@ -44,6 +44,10 @@ class RunError(KvsearchError):
     """A run folder that cannot be written, read or resumed."""
 
 
+class ExtensionWarning(UserWarning):
+    """Something that another package adds and that is left out, and why."""
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that a device has too little memory, in whatever form."""
     from kvsearch_kernels.launch import lacks_memory as says_so  # imports torch, so not before

@@ -1,6 +1,7 @@
 """The example rule of docs/adding.md works as the page says."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -113,25 +114,86 @@ def test_a_rule_that_is_listed_late_is_no_knob_and_no_method(rule: type[Rule]) -
     assert "page-fading" not in str(Policy.model_json_schema())
 
 
-def test_a_rule_that_is_listed_first_is_all_of_it(source: Path) -> None:
+ENTRY_POINTS = """
+[kvsearch.rules]
+page-fading = fading:Fading
+attention = fading:Fading
+gone = fading_gone:Rule
+nothing = fading:CARRIED
+
+[kvsearch.tasks]
+page-needle = extras:TASK
+
+[kvsearch.samplers]
+page-random = extras:sampler
+
+[kvsearch.targets]
+page-target = extras:TARGET
+"""
+EXTRAS = """
+from dataclasses import replace
+from kvsearch.exporters.config_only import SGLANG
+from kvsearch.workloads.tasks.needle import TASK
+TARGET = replace(SGLANG, name="page-target")
+def sampler(seed, context):
+    from optuna.samplers import RandomSampler
+    return RandomSampler(seed=seed)
+"""
+
+
+def test_what_a_package_declares_is_known_everywhere_and_what_is_broken_is_named(
+    source: Path, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    (about := site / "fading_kv-0.1.dist-info").mkdir(parents=True)
+    (site / "fading.py").write_text(source.read_text() + "\nCARRIED = 0.5\n")
+    (site / "extras.py").write_text(EXTRAS)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fading-kv\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    (tmp_path / "mine.json").write_text(
+        '{"schema": "kvsearch.policy/2", "slots": 40, "rule": {"name": "page-fading"}}'
+    )
     code = (
-        "from fading import Fading\n"
-        "from kvsearch.rules import RULES\n"
-        "RULES['page-fading'] = Fading\n"
+        "import multiprocessing\n"
         "from kvsearch.knobs import KNOBS\n"
         "from kvsearch.named_methods import METHODS\n"
         "from kvsearch.policy import Policy\n"
+        "from kvsearch.rules import read\n"
         "assert {'page-fading', 'page-fading-slow'} <= set(KNOBS['rule'].names)\n"
         "assert (KNOBS['rule.carry'].low, KNOBS['rule.carry'].high) == (0.0, 1.0)\n"
         "assert METHODS['page-fading'].knobs['rule'] == 'page-fading'\n"
         "assert 'page-fading' in str(Policy.model_json_schema())\n"
         "import sys; assert 'torch' not in sys.modules\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as evaluator:\n"
+        "        assert evaluator.apply(read, [{'name': 'page-fading'}]).carry == 0.5\n"
+        "    from kvsearch.exporters import find\n"
+        "    from kvsearch.policy_search.samplers import check_name\n"
+        "    from kvsearch.workloads import parse\n"
+        "    check_name('page-random'), parse('page-needle:4')\n"
+        "    assert find('page-target').runtime == 'sglang'\n"
+        "    from kvsearch.cli import main\n"
+        "    main(['validate', 'mine.json'])\n"
     )
-    path = [str(source.parent), *sys.path]
+    (tmp_path / "user.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}\n{code}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+        [sys.executable, "-W", "ignore", "user.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    told = subprocess.run(
+        [sys.executable, "-m", "kvsearch", "methods"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert told.returncode == 0 and "page-fading" in told.stdout
+    lines = told.stderr.splitlines()
+    head = "kvsearch: {!r} of the package fading-kv (kvsearch.rules) is left out: "
+    for name, why in {
+        "attention": "the name is taken",
+        "gone": "ModuleNotFoundError: No module named 'fading_gone'",
+        "nothing": "it is no class of kvsearch.rules.Rule: 0.5",
+    }.items():
+        assert head.format(name) + why in lines
+    assert len(lines) == 3

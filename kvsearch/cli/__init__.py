@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from typing import Any, NoReturn
 
 import click
 
-from kvsearch.errors import KvsearchError, nearest, one_line, quoted
+from kvsearch.errors import ExtensionWarning, KvsearchError, nearest, one_line, quoted
 
 # Threads that wait for each other spin for a moment and then sleep, which leaves the core to other
 # work (studies/2026-11-busy-machine). Read by GNU's OpenMP when torch is loaded: not yet, here.
@@ -35,6 +36,7 @@ COMMANDS = {
     "validate": "check policy and space files",
     "schema": "the JSON schema of a policy file",
 }
+_show = warnings.showwarning
 STOPS = (signal.SIGINT, signal.SIGTERM)  # from people, and from schedulers and containers
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RESUME = ("run", "adapt")  # commands that go on where they were interrupted
@@ -84,6 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
     before = {number: signal.signal(number, _interrupt) for number in STOPS}
+    warnings.showwarning = _warn
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
     try:
@@ -113,6 +116,14 @@ def main(argv: list[str] | None = None) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """A sentence about another package is for people; other warnings are as Python shows them."""
+    if issubclass(category, ExtensionWarning):
+        click.echo(f"kvsearch: {message}", err=True)
+    else:
+        _show(message, category, *where, **more)
 
 
 def _bug(error: BaseException, debug: bool) -> NoReturn:

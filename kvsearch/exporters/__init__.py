@@ -1,13 +1,15 @@
-"""Policies for other people's runtimes. One file a target, one line in `TARGETS`."""
+"""Policies for other people's runtimes. One line a target in `TARGETS`, and a file if it is run."""
 
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib import import_module
+from pkgutil import resolve_name
+from typing import Any
 
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.exporters.fields import Verdict, verdicts
 from kvsearch.exporters.project import project, proof_of
 from kvsearch.exporters.target import PROOFS, Artefact, Job, Proof, Target, unknown_options
+from kvsearch.extensions import extend
 
 __all__ = [
     "OTHERS",
@@ -28,18 +30,27 @@ __all__ = [
 POLICY = "policy.json"  # beside which other files of the policy lie
 
 TARGETS: dict[str, str] = {
-    "transformers": "kvsearch.exporters.transformers",
-    "llamacpp": "kvsearch.exporters.llamacpp",
-    "vllm": "kvsearch.exporters.vllm",
-    "sglang": "kvsearch.exporters.sglang",
-    "tensorrt_llm": "kvsearch.exporters.tensorrt_llm",
-    "openvino": "kvsearch.exporters.openvino",
-    "onnxruntime_genai": "kvsearch.exporters.onnxruntime_genai",
-    "executorch": "kvsearch.exporters.executorch",
-    "mlx": "kvsearch.exporters.mlx",
-    "ollama": "kvsearch.exporters.ollama",
-    "kvpress": "kvsearch.exporters.kvpress",
+    "transformers": "kvsearch.exporters.transformers:TARGET",
+    "llamacpp": "kvsearch.exporters.llamacpp:TARGET",
+    "vllm": "kvsearch.exporters.vllm:TARGET",
+    "sglang": "kvsearch.exporters.config_only:SGLANG",
+    "tensorrt_llm": "kvsearch.exporters.config_only:TENSORRT_LLM",
+    "openvino": "kvsearch.exporters.openvino:TARGET",
+    "onnxruntime_genai": "kvsearch.exporters.config_only:ONNXRUNTIME_GENAI",
+    "executorch": "kvsearch.exporters.config_only:EXECUTORCH",
+    "mlx": "kvsearch.exporters.config_only:MLX",
+    "ollama": "kvsearch.exporters.config_only:OLLAMA",
+    "kvpress": "kvsearch.exporters.kvpress:TARGET",
 }
+
+
+def _wrong(name: str, target: Any) -> str | None:
+    if not isinstance(target, Target):
+        return "it is no Target of kvsearch.exporters"
+    return None if target.name == name else f"the target calls itself {quoted(target.name)}"
+
+
+extend(TARGETS, "targets", _wrong, by_name=True)
 
 # what `kvsearch export --to` writes beside them, for no runtime
 OTHERS: dict[str, str] = {
@@ -60,7 +71,7 @@ def find(name: str, beside: Iterable[str] = ()) -> Target:
     """
     if name not in TARGETS:
         raise KvsearchError(f"unknown target {quoted(name)}{nearest(name, [*TARGETS, *beside])}")
-    target: Target = import_module(TARGETS[name]).TARGET
+    target: Target = resolve_name(TARGETS[name])
     return target
 
 

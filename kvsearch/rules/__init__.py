@@ -1,5 +1,7 @@
 """Retention rules: which slots stay when a layer is full. A new one is a file and a line here.
 
+Other packages add theirs by an entry point of the group `kvsearch.rules` (`kvsearch.extensions`).
+
 Importing this package imports no torch; scorers import it when they are made.
 """
 
@@ -8,9 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvsearch.errors import nearest, quoted
+from kvsearch.extensions import extend
 from kvsearch.frozen import why
 from kvsearch.rules.attention import Attention
-from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots
+from kvsearch.rules.base import Need, Place, Rule, Scorer, Segment, Slots, ranked_by
 from kvsearch.rules.chunks import Chunks
 from kvsearch.rules.critical import Critical
 from kvsearch.rules.defensive import Defensive
@@ -46,6 +49,7 @@ __all__ = [
     "ValueAttention",
     "json_schema",
     "presets",
+    "ranked_by",
     "read",
 ]
 
@@ -64,6 +68,16 @@ RULES: dict[str, type[Rule]] = {
     "reread": Reread,
     "kvzap": KVzap,
 }
+
+
+def _wrong(name: str, rule: Any) -> str | None:
+    if not (isinstance(rule, type) and issubclass(rule, Rule)):
+        return f"it is no class of kvsearch.rules.Rule: {quoted(rule)}"
+    own = rule.model_fields["name"].default
+    return None if own == name else f"the rule calls itself {quoted(own)}"
+
+
+extend(RULES, "rules", _wrong)
 DEFAULT = "attention"  # of data that name no rule, as earlier files do
 
 

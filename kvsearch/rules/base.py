@@ -5,7 +5,7 @@ the rule reads, what it holds per slot and per layer in bytes, how a search reac
 words for people. Its scorer sees every segment of the stream and ranks the slots at a compaction.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -254,3 +254,28 @@ class Rule(Frozen):
     def scorer(self, place: Place) -> Scorer:
         """A fresh scorer for one layer."""
         raise NotImplementedError
+
+
+def ranked_by(ranks: "Callable[[Slots], Tensor]", needs: Collection[Need] = ()) -> type[Rule]:
+    """A rule of one function, named as the function is; it holds nothing and learns nothing.
+
+    Args:
+        ranks: `[B, V, N]` fp32 of all slots at a compaction, higher stays; see `Scorer.ranks`.
+        needs: what it reads, of `keys` and `values`.
+    """
+
+    reads = frozenset(needs)
+
+    class RankedScorer(Scorer):
+        def ranks(self, slots: Slots) -> "Tensor":
+            return ranks(slots)
+
+    class RankedBy(Rule):
+        name: str = ranks.__name__.replace("_", "-")
+        needs: ClassVar[frozenset[Need]] = reads
+
+        def scorer(self, place: Place) -> Scorer:
+            return RankedScorer()
+
+    RankedBy.__doc__ = ranks.__doc__
+    return RankedBy

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kvsearch.errors import KvsearchError, nearest, one_line, quoted
+from kvsearch.extensions import extend
 from kvsearch.knobs import Setting
 from kvsearch.policy_search.samplers.pricing import Context, Priced
 from kvsearch.space import SearchSpace
@@ -116,6 +117,11 @@ SAMPLERS: dict[str, Callable[[int, Context], "BaseSampler"]] = {
 }
 
 
+def _wrong(name: str, made: Any) -> str | None:
+    return None if callable(made) else "it is no function of a seed and a context"
+
+
+extend(SAMPLERS, "samplers", _wrong)
 NAMES = tuple(SAMPLERS)
 DEFAULT = "kvei"
 

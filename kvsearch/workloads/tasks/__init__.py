@@ -1,5 +1,8 @@
-"""The tasks that ship, by name: a further one is a file and a line here."""
+"""Tasks by name: a further one is a file and a line here, or an entry point of `kvsearch.tasks`."""
 
+from typing import Any
+
+from kvsearch.extensions import extend
 from kvsearch.workloads.tasks import (
     chains,
     chat,
@@ -24,5 +27,12 @@ TASKS: dict[str, Task] = {
     **ruler_lists.TASKS,
     **ruler_qa.TASKS,
 }
+
+
+def _wrong(name: str, task: Any) -> str | None:
+    return None if isinstance(task, Task) else "it is no Task of kvsearch.workloads.tasks"
+
+
+extend(TASKS, "tasks", _wrong)
 
 __all__ = ["TASKS", "Material", "Task"]
