@@ -20,16 +20,16 @@ from kvsearch.app import (
     summary,
     workloads,
 )
-from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.learn import with_learned
 from kvsearch.app.loops import compiling
-from kvsearch.app.options import RunOptions
 from kvsearch.app.policies import values_of
 from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
 from kvsearch.app.study_file import default_folder, study_document
 from kvsearch.app.target import aim, starts, stepped
+from kvsearch.config.budget import sized_for
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
@@ -62,7 +62,7 @@ LOOK_EVERY = 1.0  # seconds between looks at what is known while a search runs
 class Run:
     """One run from options to a written report."""
 
-    def __init__(self, options: RunOptions, shown: Shown) -> None:
+    def __init__(self, options: RunConfig, shown: Shown) -> None:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
         self._looked, self._first_answer = 0.0, False
         # before the model, so that a typo shows at once
@@ -78,19 +78,16 @@ class Run:
             if options.warm_start
             else {}
         )
-        options.check()
+        evaluators.require(options)
+        records = workloads.records(options)
         inputs.require_files(options.text, options.report_text, options.extra_text)
+        first = evaluators.first(options.device, options.gpus_per_evaluator)
         self.loaded = inputs.model(
-            options.model,
-            dtype=options.dtype,
-            device=evaluators.first(options.device, options.gpus_per_evaluator),
-            context=options.longest,
-            say=shown.say,
+            replace(options, device=first), context=options.longest, say=shown.say
         )
-        budget = in_both_units(self.loaded.shape, options.budget_slots, options.budget_bytes)
-        assert budget is not None, "`RunOptions` sets one of the two"
+        budget = options.budget(self.loaded.shape)
         if options.prompted:
-            self.text = workloads.measured_on(self.loaded, options, shown)
+            self.text = workloads.measured_on(self.loaded, options, records, shown)
             lengths = workloads.lengths(self.text)
             self.setting = sized_for(self.loaded.shape, budget, *lengths, prompts=True)
             self.score_from = 1
@@ -118,8 +115,7 @@ class Run:
         self.workers = self._workers()
         self.work = evaluators.work(  # before the folder is written: it may be refused
             self.loaded, self.text.windows, batch=options.batch, workers=self.workers,
-            ray=options.engine == "tune" or options.ray is not None, device=options.device,
-            gpus=options.gpus_per_evaluator,
+            ray=options.on_ray, device=options.device, gpus=options.gpus_per_evaluator,
         )  # fmt: skip
         self.asked = study_document(
             options, self.loaded, self.text, self.setting, self.space, budget=budget,
@@ -185,7 +181,7 @@ class Run:
     def _workers(self) -> int:
         """Processes, or actors, that were asked for, or that suit the machine."""
         o = self.options
-        if o.workers is not None or o.ray is not None or o.engine == "tune":
+        if o.workers is not None or o.on_ray:
             return o.workers or 0
         each = o.together * self.setting.tokens
         return evaluators.processes(self.loaded, 2 * self._policies * each)  # search and report
@@ -201,7 +197,7 @@ class Run:
             return self.setting
         file, o = self.folder.path / "heads.json", self.options
         if not file.exists():
-            found = heads.found(self.loaded, self.shown, file=o.heads, anew=o.measure_heads)
+            found = heads.found(self.loaded, self.shown, o)
             write_atomic(file, head_losses.document(self.loaded, found))
         return replace(self.setting, heads=head_losses.read(file, self.loaded)[0])
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.app import inputs
-from kvsearch.app.budget import Budget
-from kvsearch.app.options import RunOptions
+from kvsearch.config.budget import Budget
+from kvsearch.config.run_config import RunConfig
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy_search.folder import question
@@ -19,7 +19,7 @@ from kvsearch.space import SearchSpace
 
 
 def study_document(
-    options: RunOptions,
+    options: RunConfig,
     loaded: LoadedModel,
     text: inputs.MeasuredOn,
     setting: Setting,
