@@ -26,10 +26,11 @@ from kvsearch.app.loops import compiling
 from kvsearch.app.policies import values_of
 from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
-from kvsearch.app.study_file import default_folder, study_document
+from kvsearch.app.study_file import default_folder, study_of
 from kvsearch.app.target import aim, starts, stepped
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
+from kvsearch.config.study import Study
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
@@ -39,7 +40,6 @@ from kvsearch.knobs import Setting, needs_heads
 from kvsearch.knobs.channels import needs
 from kvsearch.named_methods import SELDOM, at, find
 from kvsearch.policy import Policy
-from kvsearch.policy_search import run_files
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.folder import RunFolder
@@ -117,13 +117,13 @@ class Run:
             self.loaded, self.text.windows, batch=options.batch, workers=self.workers,
             ray=options.on_ray, device=options.device, gpus=options.gpus_per_evaluator,
         )  # fmt: skip
-        self.asked = study_document(
+        self.study = study_of(
             options, self.loaded, self.text, self.setting, self.space, budget=budget,
             score_from=self.score_from, portfolio=[name for name, _ in self.portfolio],
         )  # fmt: skip
-        self.folder = RunFolder(options.out or default_folder(self.asked))
+        self.folder = RunFolder(options.out or default_folder(self.study.document()))
         try:
-            self.resumed = self.folder.claim(self.asked)
+            self.resumed = self.folder.claim(self.study.document())
         except KvsearchError:
             self.folder.close()
             raise
@@ -160,8 +160,8 @@ class Run:
             self._needles(measured)
             measured.seconds, measured.resumed = time.perf_counter() - self.start, self.resumed
             write_atomic(self.folder.path / "measured.json", measured.text())
-            asked = run_files.study(self.folder.path / "study.json")  # of a resumed run, its first
-            result = summary.build(self.folder, asked, measured)
+            first = Study.read(self.folder.path / "study.json")  # of a resumed run
+            result = summary.build(self.folder, first, measured)
             with shown.step("report", 1) as step:
                 summary.write(result, self.folder.path)
                 step.advance()
@@ -188,7 +188,7 @@ class Run:
 
     def so_far(self) -> Summary:
         """What an unfinished run knows by now, see `app/so_far.py`."""
-        return so_far(self.folder, self.asked, time.perf_counter() - self.start)
+        return so_far(self.folder, self.study, time.perf_counter() - self.start)
 
     # -- stages --------------------------------------------------------------------------------
 

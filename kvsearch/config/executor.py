@@ -4,7 +4,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from kvsearch.config.checks import at_least, known
-from kvsearch.config.option import Config, option, part
+from kvsearch.config.option import CHANGED, Config, option, part
 from kvsearch.errors import KvsearchError
 
 Engine = Literal["kvsearch", "tune"]
@@ -40,6 +40,7 @@ class ExecutorConfig(Config):
         "kvsearch",
         "tune runs the evaluations in Ray Tune: every policy on all windows, Tune's own tables",
         check=known("engine", get_args(Engine)),
+        recorded=CHANGED,
     )
 
     def check(self) -> None:

@@ -11,6 +11,7 @@ G = TypeVar("G")
 V = TypeVar("V")
 T = TypeVar("T")
 JOINED = ","  # between words that the command line takes as one
+ALWAYS, CHANGED = "always", "changed"  # when an option is among the settings of study.json
 
 
 class Given(Generic[G, V]):
@@ -58,7 +59,8 @@ def option(
         how: `flags`, the spellings if not the name; `metavar`; `word`, a `Word`; `shell`, another
             default there; `group`, a heading of the help; `instead`, the option that it excludes;
             `python`, what is said in Python beyond the help; `required`, on the command line;
-            `hidden`, which is for Python only.
+            `hidden`, which is for Python only; `recorded`, whether it makes a run another one as
+            it is: `ALWAYS`, or `CHANGED`, where it is not the default.
     """
     return field(
         default=default, metadata={"help": told, "convert": convert, "check": check, **how}
@@ -120,7 +122,7 @@ class Config:
             value = getattr(self, f.name)
             joined = isinstance(value, tuple) and isinstance(f.metadata.get("shell"), str)
             if (value != f.default or value != there(f)) and not f.metadata.get("hidden"):
-                found[f.name] = JOINED.join(value) if joined else _plain(value)
+                found[f.name] = JOINED.join(value) if joined else in_json(value)
         return found
 
     @classmethod
@@ -156,12 +158,12 @@ def spellings(of: Field[Any]) -> list[str]:
     return flags.split()
 
 
-def _plain(value: Any) -> Any:
+def in_json(value: Any) -> Any:
     """A value of an option in JSON."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple):
-        return [_plain(v) for v in value]
+        return [in_json(v) for v in value]
     if isinstance(value, PathLike):
         return str(value)
     # a model, a text or a sampler in memory

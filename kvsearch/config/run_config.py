@@ -1,10 +1,13 @@
 """One search: all options of `kvsearch.search` and `kvsearch run`, and what follows from them."""
 
+from dataclasses import fields
+from typing import Any
+
 from kvsearch.config.budget import Budget, BudgetConfig
 from kvsearch.config.checks import path
 from kvsearch.config.executor import ExecutorConfig
 from kvsearch.config.model import File, HeadLossConfig, ModelConfig
-from kvsearch.config.option import again, option, part
+from kvsearch.config.option import ALWAYS, CHANGED, again, in_json, option, part
 from kvsearch.config.report import ReportConfig
 from kvsearch.config.search import DEFAULT_SPACE, SearchConfig
 from kvsearch.config.workload import BatchConfig, WorkloadConfig
@@ -46,6 +49,16 @@ class RunConfig(
             raise KvsearchError("--batch is for a search on a text, not on prompts")
         if not self.prompted and (self.score_from is not None or self.budget_bytes is None):
             self.first_scored(self.budget_slots or SLOTS)
+
+    def recorded(self) -> dict[str, Any]:
+        """What `study.json` has of these options among its settings, as JSON."""
+        found = {}
+        for f in fields(self):
+            when, value = f.metadata.get("recorded"), getattr(self, f.name)
+            mine = self.prompted or f.name != "see"
+            if mine and (when == ALWAYS or (when == CHANGED and value != f.default)):
+                found[f.name] = in_json(value)
+        return found
 
     def budget(self, shape: ModelShape) -> Budget:
         """The budget in both units; `shape` says what a slot costs."""

@@ -5,7 +5,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from kvsearch.config.checks import at_least, names
-from kvsearch.config.option import JOINED, Config, Given, Word, option, part
+from kvsearch.config.option import ALWAYS, CHANGED, JOINED, Config, Given, Word, option, part
 from kvsearch.config.workload import Words
 from kvsearch.errors import KvsearchError, named
 from kvsearch.policy_search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
@@ -53,21 +53,27 @@ class SearchConfig(Config):
         None,
         "search only what this runtime can execute, see `kvsearch targets`",
         metavar="RUNTIME",
+        recorded=CHANGED,
     )
     sampler: "str | BaseSampler" = _search(
         DEFAULT_SAMPLER,
         ", ".join(NAMES),
+        recorded=ALWAYS,
         python="; or an object such as `optuna.samplers.TPESampler(seed=1)`, with which `seed` has "
         "no effect and a run that was killed goes on with other proposals than an uninterrupted "
         "one, since the state of the object is not kept",
     )
     objectives: Words = _search(
         OBJECTIVES[:2], "nll,bytes or nll,bytes,throughput", names,
-        check=_objectives, shell=JOINED.join(OBJECTIVES[:2]),
+        check=_objectives, shell=JOINED.join(OBJECTIVES[:2]), recorded=ALWAYS,
     )  # fmt: skip
-    warm_start: bool = _search(True, "start from the published methods")
+    warm_start: bool = _search(True, "start from the published methods", recorded=ALWAYS)
     exclude_method: Words = _search(
-        (), "leave a method out of the warm start; repeatable", names, metavar="METHOD"
+        (),
+        "leave a method out of the warm start; repeatable",
+        names,
+        metavar="METHOD",
+        recorded=ALWAYS,
     )
     all_methods: bool = _search(
         False,
@@ -80,7 +86,7 @@ class SearchConfig(Config):
         str,
         metavar="FILE|none",
     )
-    seed: int = _search(0, "of the sampler")
+    seed: int = _search(0, "of the sampler", recorded=ALWAYS)
 
     def check(self) -> None:
         """Refuse a space beside that of a target."""

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from kvsearch.config.checks import at_least, one_of, paths, several, texts
-from kvsearch.config.option import Config, Given, again, option, ordered, part
+from kvsearch.config.option import ALWAYS, Config, Given, again, option, ordered, part
 from kvsearch.errors import KvsearchError, TextError
 from kvsearch.text import TextLike
 from kvsearch.workloads import SEES, See, TaskSpec, expanded, parse
@@ -66,6 +66,7 @@ class TasksConfig(Config):
         "agnostic",
         "whether a question arrives after the context was compressed, or is part of the prompt",
         check=one_of(SEES),
+        recorded=ALWAYS,
         python="; `aware` is the latter",
     )
 
