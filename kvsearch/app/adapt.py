@@ -39,9 +39,7 @@ def adapt(config: AdaptConfig) -> Adapted:
     The folder gets its name when all of it is written. Until then checkpoints are in
     `OUT.training`; the same call again goes on from the newest.
 
-    Args:
-        policy: a method, a policy file or a policy. Channels that it removes are taken out of the
-            weights first, as `kvsearch prune` does.
+    Channels that the policy removes are taken out of the weights first, as `kvsearch prune` does.
 
     Returns:
         The losses on the held-out text before and after, with their paired difference.

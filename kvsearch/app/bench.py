@@ -38,9 +38,6 @@ class Benched(NamedTuple):
 def bench(config: BenchConfig) -> Benched:
     """Measure decode tokens/s and bytes of a deployed policy against the full cache, in pairs.
 
-    Args:
-        policy: a method, a policy file or a policy.
-
     Returns:
         The policy's name, and tokens/s and bytes of both caches.
 

@@ -130,11 +130,8 @@ class NotWritten(RunError):
 def evaluate(config: EvaluateConfig) -> EvaluateResult:
     """Measure policies against the full cache, paired token by token.
 
-    The options are those of `kvsearch eval`.
-
-    Args:
-        policies: method names, `.json` files or `Policy` objects; one or several. Of several,
-            methods that model or budget refuse are left out.
+    The options are those of `kvsearch eval`. Of several policies, methods that model or budget
+    refuse are left out.
 
     Returns:
         A row per policy, with paired differences to the full cache, and what was left out.

@@ -71,9 +71,7 @@ def _typed(
 def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
     """Write what a runtime needs to run a policy, or the policy nearest to it.
 
-    Args:
-        policy: a policy file, a run folder, a policy, or the name of a method, which is sized to a
-            budget.
+    The policy may also be a run folder, whose recommended one it is then.
 
     Returns:
         What became of each field, bytes and losses; of `vectors` and `optuna` the files.

@@ -90,9 +90,6 @@ def with_learned(setting: Setting, loaded: LoadedModel) -> Setting:
 def learn(config: LearnConfig) -> Fitted:
     """Fit the weights of a rule to a model, and write them beside a policy with the rule.
 
-    Args:
-        rule: `kvzap`.
-
     Returns:
         What was fitted, and how well it predicts.
 

@@ -107,9 +107,6 @@ class PromptsResult:
 def evaluate_prompts(config: EvaluatePromptsConfig) -> PromptsResult:
     """Measure policies on prompts and answers, paired with the full cache.
 
-    Args:
-        policies: method names, `.json` files or `Policy` objects; one or several.
-
     Returns:
         A row per workload and policy, and what each workload is for this model.
 

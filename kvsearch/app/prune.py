@@ -53,8 +53,7 @@ def prune(config: PruneConfig) -> Pruned:
 
     The folder gets its name when all of it is written; an interrupted call leaves none.
 
-    Args:
-        policy: a policy, a policy file, or a method, which is measured on the text first.
+    A method is measured on the text first.
 
     Returns:
         The folder, and numbers of weights and bytes of keys and values before and after.

@@ -21,12 +21,13 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
 
     Running the same command again goes on where it stopped.
     """
+    config = RunConfig(**given, progress=not quiet)
     try:
         with loading(quiet):
             from kvsearch.app.search import search
             from kvsearch.report.terminal import closing
 
-        found = search(RunConfig(**given, progress=not quiet))
+        found = search(config)
     except KeyboardInterrupt as stopped:
         begun: Any = stopped if hasattr(stopped, "trials") else None  # `Interrupted`, in a folder
         if as_json:

@@ -72,7 +72,11 @@ def within(test: Callable[[Any], bool], told: str) -> Callable[[str, Any], None]
     """A range, and what a value in it is."""
 
     def check(option: str, value: Any) -> None:
-        if not test(value):
+        try:
+            inside = test(value)
+        except TypeError:  # of another type
+            inside = False
+        if not inside:
             got = f"{value:g}" if isinstance(value, float) else quoted(value)
             raise KvsearchError(f"{option} must be {told}, got {got}")
 

@@ -49,14 +49,14 @@ class AnyModelConfig(Config):
 
 @ordered
 class PolicyConfig(Config):
-    """Which policy."""
+    """A method, a policy file or a `Policy`."""
 
     policy: PolicyLike
 
 
 @ordered
 class PoliciesConfig(Config):
-    """Which policies."""
+    """Methods, policy files or `Policy` objects; one or several."""
 
     policies: PolicyLike | Sequence[PolicyLike]
 
@@ -190,7 +190,7 @@ class AdaptConfig(PromptConfig, TrainedConfig, PolicyConfig):
 
 @ordered
 class RuleConfig(Config):
-    """Which rule."""
+    """A rule with weights: `kvzap`."""
 
     rule: str
 

@@ -27,8 +27,7 @@ class Command(Protocol[P, CIn, R]):
 def takes(kind: Callable[P, C]) -> Callable[[Callable[[C], R]], Command[P, C, R]]:
     """Have a function of a config take its options as arguments as well.
 
-    Type checkers, `inspect.signature` and `help` see those of the config; what a docstring says of
-    arguments, beside its own, is their help.
+    Type checkers, `inspect.signature` and `help` see those of the config, with their help.
 
     Raises:
         KvsearchError: in the function: there is no such option, or a value is out of range.
@@ -62,13 +61,17 @@ def _signature(config: type[Config], told: Any) -> inspect.Signature:
 
 
 def documented(doc: str, config: type[Config]) -> str:
-    """A docstring in Google style with the options of a config among its arguments."""
-    head, returns, tail = doc.partition("\nReturns:")
-    told = [] if "\nArgs:" in head else ["", "Args:"]
-    by_name = {f.name: f.metadata for f in fields(config) if "help" in f.metadata}
+    """A docstring in Google style with the options of a config as arguments.
+
+    What has no help has the docstring of the class that declares it.
+    """
+    head, returns, tail = doc.partition("Returns:")
+    lines = [head.rstrip(), "", "Args:"]
+    by_name = {f.name: f.metadata for f in fields(config)}
     for name in _signature(config, None).parameters:
-        if name in by_name:
-            how = by_name[name]
-            text = f"{name}: {how['help'].rstrip('.')}{how.get('python', '')}."
-            told.append(fill(text, 96, initial_indent=" " * 4, subsequent_indent=" " * 8))
-    return "\n".join([head.rstrip(), *told, ""]) + returns + tail
+        how = by_name[name]
+        of = next(c for c in reversed(config.__mro__) if name in vars(c).get("__annotations__", ()))
+        told = how.get("help", of.__doc__).rstrip(".") + how.get("python", "")
+        begin, rest = " " * 4, " " * 8
+        lines.append(fill(f"{name}: {told}.", 96, initial_indent=begin, subsequent_indent=rest))
+    return "\n".join([*lines, "", returns + tail])

@@ -56,7 +56,7 @@ def option(
         told: the help of the command line, and the beginning of that in Python.
         convert: from what a caller may give to the value of the field.
         check: raises a `KvsearchError` for a value out of range; None is in every range.
-        how: `flags`, the spellings if not the name; `metavar`; `word`, a `Word`; `shell`, another
+        how: `flags`, the flags_of if not the name; `metavar`; `word`, a `Word`; `shell`, another
             default there; `group`, a heading of the help; `instead`, the option that it excludes;
             `python`, what is said in Python beyond the help; `required`, on the command line;
             `hidden`, which is for Python only; `recorded`, whether it makes a run another one as
@@ -106,7 +106,7 @@ class Config:
                 value = how["convert"](value)
                 object.__setattr__(self, f.name, value)
             if value is not None and how.get("check") is not None:
-                how["check"](spellings(f)[0], value)
+                how["check"](flags_of(f)[0], value)
         self.check()
 
     def check(self) -> None:
@@ -152,8 +152,8 @@ def there(of: Field[Any]) -> Any:
     return value
 
 
-def spellings(of: Field[Any]) -> list[str]:
-    """Flags of the command line, such as `--budget --budget-slots`; the first is told in errors."""
+def flags_of(of: Field[Any]) -> list[str]:
+    """Spellings on the command line, the first of which errors name."""
     flags: str = of.metadata.get("flags", f"--{of.name.replace('_', '-')}")
     return flags.split()
 

@@ -126,6 +126,6 @@ class Study(_Record):
         found = read_as(file, TypeAdapter(cls), SCHEMA)
         try:
             _ = found.config
-        except KvsearchError as e:
+        except (KvsearchError, TypeError) as e:
             raise RunError(f"{file} is of a run that this kvsearch cannot read: {e}") from e
         return found

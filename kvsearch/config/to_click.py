@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from kvsearch.config.option import Config, Word, spellings
+from kvsearch.config.option import Config, Word, flags_of
 
 F = Callable[..., Any]
 OUTPUT = "Output"  # the heading of options without one
@@ -80,14 +80,14 @@ def options(*configs: type[Config]) -> Callable[[F], F]:
 
 
 def _flags(field: Field[Any]) -> list[str]:
-    flags = spellings(field)
+    flags = flags_of(field)
     if field.default is True:
         return [f"{flags[0]}/--no-{flags[0][2:]}"]
     return flags
 
 
 def _how(field: Field[Any]) -> dict[str, Any]:
-    """What `click.option` takes beside the spellings of an option."""
+    """What `click.option` takes beside the flags_of of an option."""
     told, kinds = field.metadata, set(_kinds(field.type))
     default = None if told.get("required") else told.get("shell", field.default)
     how = {k: told[k] for k in ("help", "metavar", "required", "group", "instead") if k in told}
