@@ -92,7 +92,7 @@ WRONG = [
     ("study.json", ("options",), {"trails": 3}, "no option 'trails'; did you mean 'trials'"),
     ("study.json", ("options",), {"windows": "x"}, "--windows must be at least 1, got 'x'"),
     ("study.json", ("options",), {"text": 3}, "a text is a path"),
-    ("study.json", ("options",), {"exclude_method": 3}, "cannot read: 'int' object"),
+    ("study.json", ("settings", "exclude_method"), 3, "cannot read: 'int' object"),
     ("measured.json", ("rows",), [], "not one row of each name"),
     ("measured.json", ("rows", 1, "policy"), 3, "field rows.1.policy: expected an object"),
     ("measured.json", ("rows", 1, "policy"), {"slotz": 3}, "policy.slotz: there is no such field"),
