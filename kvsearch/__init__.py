@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvsearch.app.search import SearchResult, search
     from kvsearch.app.tables import methods, targets, tasks
     from kvsearch.cache.huggingface import PolicyCache
+    from kvsearch.config.run_config import RunConfig
     from kvsearch.errors import KvsearchError
     from kvsearch.models.load import LoadedModel, load_model
     from kvsearch.policy import Policy
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from kvsearch.text import Text
 
 __all__ = [
-    "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "SearchResult", "SearchSpace",
-    "Text", "adapt", "bench", "evaluate", "evaluate_prompts", "export", "heads", "learn",
-    "load_model", "methods", "prune", "push", "search", "targets", "tasks",
+    "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "RunConfig", "SearchResult",
+    "SearchSpace", "Text", "adapt", "bench", "evaluate", "evaluate_prompts", "export", "heads",
+    "learn", "load_model", "methods", "prune", "push", "search", "targets", "tasks",
 ]  # fmt: skip
 _MODULES = {
     "KvsearchError": "kvsearch.errors",
@@ -43,6 +44,7 @@ _MODULES = {
     "Policy": "kvsearch.policy",
     "PolicyCache": "kvsearch.cache.huggingface",
     "Rule": "kvsearch.rules",
+    "RunConfig": "kvsearch.config.run_config",
     "SearchResult": "kvsearch.app.search",
     "SearchSpace": "kvsearch.space",
     "Text": "kvsearch.text",

@@ -13,8 +13,8 @@ from typing import Any
 from huggingface_hub.utils.tqdm import tqdm
 from torch import Tensor
 
-from kvsearch.app.budget import bytes_of, check_budget
 from kvsearch.app.policies import check_names, is_method, method
+from kvsearch.config.budget import BudgetConfig, bytes_of
 from kvsearch.errors import KvsearchError, PolicyError, quoted
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -86,8 +86,8 @@ class KVSearchLM(HFLM):
         for name in CASTS:
             if options.get(name) is not None:
                 raise KvsearchError(f"the model {NAME} does not take {name}; choose with dtype")
-        slots, size = _size(budget, budget_bytes)
-        read = _read(policy, sized=slots is not None or size is not None)
+        size = _size(budget, budget_bytes)
+        read = _read(policy, sized=size.sized)
         model, name = pretrained, "model"
         if isinstance(pretrained, str):
             name = pretrained
@@ -96,9 +96,7 @@ class KVSearchLM(HFLM):
         super().__init__(pretrained=model, **options)
         self._loaded = LoadedModel.of(self.model, self.tokenizer, name)
         shape, longest = self._loaded.shape, self.max_length
-        self.policy = read or method(
-            str(policy), shape, slots, size, context=longest, prompt=longest - 1
-        )
+        self.policy = read or method(str(policy), shape, size, context=longest, prompt=longest - 1)
         check(self.policy, shape, prompt=longest)
         if self.policy.anchors is not None and self.policy.anchors.insert:
             raise PolicyError("field anchors.insert: lm-eval's prompts have no inserted anchors")
@@ -160,13 +158,12 @@ class KVSearchLM(HFLM):
         return {**info, "policy": json.loads(self.policy.to_json())}
 
 
-def _size(budget: Any, budget_bytes: Any) -> tuple[float | None, int | None]:
+def _size(budget: Any, budget_bytes: Any) -> BudgetConfig:
     """A method's budget in slots or bytes; lm-eval's arguments are numbers or texts."""
     if budget is not None and not isinstance(budget, int | float):
         raise KvsearchError(f"budget must be a number of slots, got {quoted(budget)}")
     size = None if budget_bytes is None else bytes_of(budget_bytes)
-    check_budget(budget, size)
-    return budget, size
+    return BudgetConfig(budget_slots=budget, budget_bytes=size)
 
 
 def _read(policy: Policy | str | None, *, sized: bool) -> Policy | None:

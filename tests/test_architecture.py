@@ -41,6 +41,7 @@ LIGHT = (
     ("kvsearch.space", "torch transformers optuna"),
     ("kvsearch.records", "torch transformers optuna"),
     ("kvsearch.text", "torch transformers datasets"),
+    ("kvsearch.config.commands", "torch transformers optuna"),
     ("kvsearch.cli", "torch transformers optuna matplotlib"),
     ("kvsearch.report", "torch transformers matplotlib jinja2"),
     ("kvsearch_kernels", "torch triton"),

@@ -7,9 +7,9 @@ from typing import Any
 import click
 import pytest
 
-from kvsearch.app.options import RunOptions
-from kvsearch.cli.config import template
 from kvsearch.cli.run import command as run
+from kvsearch.config.from_yaml import template
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import SpaceError
 from kvsearch.space import load
 from kvsearch.yaml_file import read_mapping
@@ -72,8 +72,8 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_the_options_in_a_study_json_are_read_back(argv: str, tmp_path: Path) -> None:
-    def asked(*given: str) -> RunOptions:
-        return RunOptions(
+    def asked(*given: str) -> RunConfig:
+        return RunConfig(
             **{k: v for k, v in parsed(*given).items() if k not in ("as_json", "quiet")}
         )
 
@@ -81,7 +81,7 @@ def test_the_options_in_a_study_json_are_read_back(argv: str, tmp_path: Path) ->
     document = {"schema": "kvsearch.run/3", "settings": {"seed": 9}, "options": mine.plain()}
     file.write_text(json.dumps(document, indent=2))
     assert asked("--config", str(file)) == mine
-    assert mine == RunOptions(**mine.plain())
+    assert mine == RunConfig(**mine.plain())
 
 
 @pytest.mark.parametrize(
@@ -150,5 +150,6 @@ def test_spaces_are_read_by_the_same_reader(tmp_path: Path) -> None:
 
 def test_a_step_of_short_windows_has_a_thousand_tokens() -> None:
     """On two windows of 640 tokens a search chose what lost three times as much elsewhere."""
-    steps = [RunOptions(context=n).together for n in (1536, 1024, 640, 192)]
-    assert steps == [1, 1, 2, 6] and RunOptions(context=192, batch=3).together == 3
+    steps = [RunConfig(context=n, budget_slots=64).together for n in (1536, 1024, 640, 192)]
+    assert steps == [1, 1, 2, 6]
+    assert RunConfig(context=192, budget_slots=64, batch=3).together == 3

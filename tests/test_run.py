@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from kvsearch.app import evaluators
-from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.app.run import Run
 from kvsearch.app.study_file import default_folder
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.models import load_model
 from kvsearch.named_methods import SELDOM
@@ -54,7 +54,7 @@ def test_a_run_with_more_trials_chooses_on_more_windows(
     tiny_folder: Path, prose: Path, tmp_path: Path
 ) -> None:
     for trials, select in ((3, "select1"), (30, "select2")):
-        options = RunOptions(
+        options = RunConfig(
             model=str(tiny_folder), budget_slots=96, text=(str(prose),), context=256, windows=1,
             trials=trials, out=tmp_path / select,
         )  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvsearch.app.study import check, rebuild
+from kvsearch.config.study import Study
 from kvsearch.errors import RunError
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy_search.folder import RunFolder
@@ -24,6 +25,23 @@ STUDIES = sorted(  # one without a README is still being made
 
 def test_there_is_a_study() -> None:
     assert STUDIES
+
+
+def test_kept_runs_are_read_back_as_their_options() -> None:
+    files = sorted(FOLDER.rglob("study.json"))
+    assert len(files) > 30
+    for file in files:
+        study, there = Study.read(file), json.loads(file.read_text())
+        assert study.document() == there, file
+        config, settings = study.config, there["settings"]
+        assert config.recorded().items() <= settings.items(), file
+        assert config.budget(study.shape).bytes == settings["budget_bytes"], file
+        assert config.exclude_method == tuple(settings["exclude_method"]), file
+        if "options" not in there:
+            assert (config.context, config.score_from) == (
+                settings["context"],
+                settings["score_from"],
+            )
 
 
 @pytest.mark.slow

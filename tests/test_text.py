@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvsearch.app.inputs import report_windows, search_windows, text
-from kvsearch.app.options import RunOptions
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import TextError
 from kvsearch.text import (
     DATASETS,
@@ -205,7 +205,7 @@ def test_a_part_too_short_says_the_numbers_and_what_to_do(tokens):
 )
 def test_a_short_text_gives_fewer_windows_and_says_so(tokens, asked, found, own):
     said: list[str] = []
-    options = RunOptions(context=2048, windows=asked)
+    options = RunConfig(context=2048, windows=asked)
     assert search_windows(tokens, options, said.append) == (found, own)
     assert bool(said) is (found < asked)
     if said:
@@ -216,7 +216,7 @@ def test_a_short_text_gives_fewer_windows_and_says_so(tokens, asked, found, own)
 
 def test_a_short_report_text_has_fewer_windows_and_says_so(tokens):
     said: list[str] = []
-    options = RunOptions(context=2048, report_windows=5)
+    options = RunConfig(context=2048, report_windows=5)
     assert report_windows(tokens, options, said.append) == 5 and not said
     assert report_windows(tokens, replace(options, report_windows=8), said.append) == 5
     assert "room for 5 of 8 windows of 2,048 tokens" in said[0]
@@ -229,7 +229,7 @@ def test_a_part_without_a_window_says_once_what_would_do_for_all(own, tiny_token
 
     def windowed(context, search, report):
         given = dict(text=search, report_text=() if own else report)
-        found = text(loaded, RunOptions(**given, context=context), said.append)
+        found = text(loaded, RunConfig(**given, context=context, budget_slots=1), said.append)
         return {name: len(rows) for name, rows in found.windows.items()}
 
     said, loaded = [], with_model(tiny_tokenizer)
@@ -260,7 +260,7 @@ def test_no_window_of_a_text_of_its_own_is_in_the_search_text(option, tiny_token
     loaded = with_model(tiny_tokenizer)
     for begin, end in ((0, 3000), (500, 900), (2500, 4000), (3000, 4000)):
         given = {"text": squares(0, 3000), option: squares(begin, end)}
-        options = RunOptions(**given, context=256, windows=1, report_windows=4)
+        options = RunConfig(**given, context=256, budget_slots=1, windows=1, report_windows=4)
         if begin == 3000:
             assert len(text(loaded, options, lambda _: None).windows["report"]) == 4
             continue

@@ -1,32 +1,27 @@
 """Named methods and policy files on one text, paired with the full cache: `kvsearch eval`."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
-from kvsearch.app.arguments import check_batch, check_counts
-from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.importance import with_importance
 from kvsearch.app.nll_table import write_nll
-from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
+from kvsearch.app.policies import check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
+from kvsearch.config.budget import sized_for
+from kvsearch.config.commands import EvaluateConfig
+from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.evaluation.quality import Evaluator, check_finite
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
-from kvsearch.models.aliases import DEFAULT
-from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Interval, columns, plain
 from kvsearch.stats import paired, standard_error
-from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
 
 if TYPE_CHECKING:
@@ -130,52 +125,12 @@ class NotWritten(RunError):
         self.result = result
 
 
-def evaluate(
-    policies: PolicyLike | Sequence[PolicyLike],
-    model: str | PathLike[str] | LoadedModel = DEFAULT,
-    text: TextLike | Sequence[TextLike] | None = None,
-    *,
-    budget_slots: float | None = None,
-    budget_bytes: int | None = None,
-    dataset: str | None = None,
-    tokens: int | None = None,
-    context: int | None = None,
-    windows: int | None = None,
-    score_from: int | None = None,
-    prompt: int = 0,
-    heads: str | PathLike[str] | None = None,
-    measure_heads: bool = False,
-    dtype: str = "auto",
-    device: str = "auto",
-    batch: int | None = None,
-    nll_out: str | PathLike[str] | None = None,
-    progress: bool = False,
-) -> EvaluateResult:
+@takes(EvaluateConfig)
+def evaluate(config: EvaluateConfig) -> EvaluateResult:
     """Measure policies against the full cache, paired token by token.
 
-    The options are those of `kvsearch eval`.
-
-    Args:
-        policies: method names, `.json` files or `Policy` objects; one or several. Of several,
-            methods that model or budget refuse are left out.
-        model: as for `kvsearch.search`.
-        text: as for `kvsearch.search`.
-        budget_slots: size methods to this many fp16 slots per layer.
-        budget_bytes: size methods to this many bytes per sequence, instead.
-        dataset: a named dataset from the Hugging Face hub, instead of a text.
-        tokens: in all; by default `windows` times `context`.
-        context: tokens of a window; by default 2048, or `tokens` if fewer.
-        windows: how many; by default 1, or as many as `tokens` are.
-        score_from: first scored position; by default the budget in slots, or 1; at least `prompt`.
-        prompt: tokens that arrive in one call, for policies triggered by a prompt; not scored.
-        heads: the `heads.json` of `kvsearch heads` or of a run; without it, what the KV heads lose
-            is shipped with kvsearch, kept on disk, or measured once, where a method follows it.
-        measure_heads: measure it, whatever is shipped or kept.
-        dtype: `auto`, `float32`, `bfloat16` or `float16`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        batch: windows per forward pass; None: as many as fit on a GPU, one on a CPU.
-        nll_out: write per-token NLL to this `.parquet` file: policy, window, pos, token, nll.
-        progress: print progress to stderr.
+    The options are those of `kvsearch eval`. Of several policies, methods that model or budget
+    refuse are left out.
 
     Returns:
         A row per policy, with paired differences to the full cache, and what was left out.
@@ -184,34 +139,25 @@ def evaluate(
         KvsearchError: something that the caller can mend, in one sentence.
         NotWritten: such an error after all was measured; it has the result.
     """
-    shown, asked = Shown(quiet=not progress), listed(policies)
-    check_budget(budget_slots, budget_bytes)
-    check_batch(batch)
-    check_names(asked, sized=budget_slots is not None or budget_bytes is not None)
-    inputs.require_files(text)
-    W, T = _extent(tokens, context, windows)
-    if not 0 <= prompt < T:
-        raise KvsearchError(
-            f"--prompt {prompt} must be at least 0 and below the {T} tokens of a window; lower it "
-            "or raise --context"
-        )
-    if nll_out is not None:
-        require_writable(Path(nll_out))
-    loaded = inputs.model(
-        model,
-        dtype=dtype, device=device, context=T, say=shown.say,
-    )  # fmt: skip
-    budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
-    setting = sized_for(loaded.shape, budget, T, prompt)
-    start = max(1, int(budget.slots if budget else 1)) if score_from is None else score_from
-    if not 1 <= start < T:
+    shown, asked = Shown(quiet=not config.progress), listed(config.policies)
+    check_names(asked, sized=config.sized)
+    inputs.require_files(config.text)
+    W, T = _extent(config.tokens, config.context, config.windows)
+    config.check_prompt(T)
+    if config.nll_out is not None:
+        require_writable(config.nll_out)
+    loaded = inputs.model(config, context=T, say=shown.say)
+    budget = config.budget(loaded.shape)
+    setting = sized_for(loaded.shape, budget, T, config.prompt)
+    start = config.score_from or max(1, int(budget.slots if budget else 1))
+    if start >= T:
         raise KvsearchError(f"--score-from {start} lies outside a window of {T}")
-    start = max(start, prompt)
-    source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
+    start = max(start, config.prompt)
+    source = inputs.tokenized(loaded, inputs.source(config.text, config.dataset, shown.say))
     ids = cut_windows(source, count=W, length=T)
     inputs.kernels(loaded, shown.say)
-    evaluator = Evaluator(loaded, batch=batch)
-    setting = of_heads.for_policies(setting, asked, loaded, shown, file=heads, anew=measure_heads)
+    evaluator = Evaluator(loaded, batch=config.batch)
+    setting = of_heads.for_policies(setting, asked, loaded, shown, config)
     setting = with_importance(setting, asked, evaluator, source, count=W, length=T, shown=shown)
     chosen, left_out = resolve_some(asked, setting)
     for policy in chosen:
@@ -221,7 +167,7 @@ def evaluate(
         full = evaluator.quality(Policy(name="full"), ids)
         step.advance()
         for policy in chosen:
-            quality = evaluator.quality(policy, ids, prompt=prompt)
+            quality = evaluator.quality(policy, ids, prompt=config.prompt)
             check_finite(policy.name or "policy", quality.nll)
             measured.append((policy, quality))
             if (found := quality.anchored) is not None:
@@ -245,9 +191,9 @@ def evaluate(
         full_nll=float(full.nll[:, start - 1 :].mean()),
         left_out=left_out,
     )
-    if nll_out is not None:
+    if config.nll_out is not None:
         try:
-            write_nll(Path(nll_out), [(p.name or "", q.nll) for p, q in measured], ids)
+            write_nll(config.nll_out, [(p.name or "", q.nll) for p, q in measured], ids)
         except RunError as e:
             raise NotWritten(str(e), result) from e
     return result
@@ -255,7 +201,6 @@ def evaluate(
 
 def _extent(tokens: int | None, context: int | None, windows: int | None) -> tuple[int, int]:
     """Windows and tokens of each, from any of the three options."""
-    check_counts(tokens=tokens, context=context, windows=windows)
     if context is None:
         total = CONTEXT if tokens is None else tokens
         context = min(total, MOST) if windows is None else total // windows

@@ -1,22 +1,44 @@
 """Where the evaluations of a run happen, and what evaluators in other processes load."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
-from kvsearch.errors import ModelError
+from kvsearch.config.executor import ExecutorConfig
+from kvsearch.errors import KvsearchError, ModelError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.models.memory import free_memory
 from kvsearch.policy_search.executors import Executor
+from kvsearch.policy_search.executors.cluster import require_ray
 from kvsearch.policy_search.executors.inline import Inline
-from kvsearch.policy_search.executors.spawning import can_spawn
+from kvsearch.policy_search.executors.spawning import can_spawn, require_main
 from kvsearch.policy_search.model_work import ModelSession, ModelWork
 from kvsearch.workloads.parts import Rows
 
 LONG = 1e12  # operations of a run that is worth the start of processes: half a minute of one core
 MOST = 4  # processes on a CPU, unless more are asked for
+
+
+def require(config: ExecutorConfig) -> None:
+    """Raise a `KvsearchError` where this machine cannot have the processes asked for, or no Ray."""
+    if config.on_ray:
+        require_ray()
+    else:
+        check_workers(config.workers or 0)
+        require_main(config.workers)
+
+
+def check_workers(count: int) -> None:
+    """Raise a `KvsearchError` for more processes than this machine can have a use for."""
+    cores = os.cpu_count() or 1
+    if count > (most := max(8, 4 * cores)):
+        raise KvsearchError(
+            f"--workers {count} are more processes than the {cores} cores of this machine can run; "
+            f"give at most {most}"
+        )
 
 
 def work(

@@ -1,25 +1,26 @@
 """A policy for a runtime: what becomes of each field, what that costs, and the files."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app import inputs
-from kvsearch.app.arguments import check_counts
-from kvsearch.app.budget import check_budget
 from kvsearch.app.exported import Exported, Loss
 from kvsearch.app.learn import learns
 from kvsearch.app.others import write_other
 from kvsearch.app.policies import is_method, method
 from kvsearch.app.progress import Shown
-from kvsearch.app.prompts import ITEMS, PromptsResult, evaluate_prompts
-from kvsearch.errors import KvsearchError, RunError, TextError
+from kvsearch.app.prompts import PromptsResult, evaluate_prompts
+from kvsearch.config.commands import ExportConfig
+from kvsearch.config.function import takes
+from kvsearch.config.model import ModelConfig
+from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.quality import Evaluator, check_finite
 from kvsearch.exporters import (
@@ -44,99 +45,33 @@ from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.policy_search.folder import run_of
 from kvsearch.stats import paired
-from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
-from kvsearch.workloads import See
 
-CONTEXT = 2048  # tokens, for bytes and losses
 ANY_MODEL = "MODEL"  # in artefacts, where no model was named
+P = ParamSpec("P")
 
 
-@overload
-def export(  # type: ignore[overload-overlap]
-    policy: str | PathLike[str],
-    to: Literal["optuna", "vectors"],
-    out: str | PathLike[str] | None = None,
-    *,
-    force: bool = False,
-    prompt: int = 0,
-) -> tuple[Path, ...]: ...
+class _Export(Protocol[P]):
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, policy: str | PathLike[str], to: Literal["optuna", "vectors"],
+        out: str | PathLike[str] | None = None, *, force: bool = False, prompt: int = 0,
+    ) -> tuple[Path, ...]: ...  # fmt: skip
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Exported: ...
 
 
-@overload
-def export(
-    policy: str | PathLike[str] | Policy,
-    to: str = "transformers",
-    out: str | PathLike[str] | None = None,
-    *,
-    strict: bool = False,
-    force: bool = False,
-    budget_slots: float | None = None,
-    budget_bytes: int | None = None,
-    model: str | LoadedModel | None = None,
-    text: TextLike | Sequence[TextLike] | None = None,
-    dataset: str | None = None,
-    tasks: Sequence[str] = (),
-    prompts: Sequence[str | PathLike[str]] = (),
-    see: See = "agnostic",
-    items: int = ITEMS,
-    context: int = CONTEXT,
-    windows: int = 1,
-    prompt: int = 0,
-    verify: bool = False,
-    dtype: str = "auto",
-    device: str = "auto",
-    progress: bool = False,
-) -> Exported: ...
+def _typed(
+    kind: Callable[P, ExportConfig],
+) -> Callable[[Callable[[ExportConfig], Any]], _Export[P]]:
+    return cast(Any, takes(kind))
 
 
-def export(
-    policy: str | PathLike[str] | Policy,
-    to: str = "transformers",
-    out: str | PathLike[str] | None = None,
-    *,
-    strict: bool = False,
-    force: bool = False,
-    budget_slots: float | None = None,
-    budget_bytes: int | None = None,
-    model: str | LoadedModel | None = None,
-    text: TextLike | Sequence[TextLike] | None = None,
-    dataset: str | None = None,
-    tasks: Sequence[str] = (),
-    prompts: Sequence[str | PathLike[str]] = (),
-    see: See = "agnostic",
-    items: int = ITEMS,
-    context: int = CONTEXT,
-    windows: int = 1,
-    prompt: int = 0,
-    verify: bool = False,
-    dtype: str = "auto",
-    device: str = "auto",
-    progress: bool = False,
-) -> Exported | tuple[Path, ...]:
+@_typed(ExportConfig)
+def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
     """Write what a runtime needs to run a policy, or the policy nearest to it.
 
-    Args:
-        policy: a policy file, a run folder, a policy, or the name of a method, which is sized to a
-            budget.
-        to: name of the target, see `kvsearch.targets`; or `vectors`, a conformance kit for a
-            runtime of one's own; or `optuna`, the trials of a run folder for optuna-dashboard.
-        out: folder; by default one beside the policy file.
-        strict: refuse anything but an exact mapping.
-        force: overwrite existing files.
-        budget_slots: of a method, in fp16 slots per layer.
-        budget_bytes: of a method, in bytes per sequence, instead.
-        model: whose shape counts; by default that of the run that the policy file lies in.
-        text: predict losses on this text.
-        dataset: a named dataset instead.
-        tasks, prompts, see, items: predict what answers to prompts lose instead, as
-            `evaluate_prompts` does; tasks hide their facts in `text`.
-        context: tokens of a window, for bytes and losses.
-        windows: of the text, for losses.
-        prompt: tokens that arrive in one call, for policies triggered by a prompt; not scored.
-        verify: run the runtime on the text too.
-        dtype, device: of the model, for losses.
-        progress: print progress to stderr.
+    The policy may also be a run folder, whose recommended one it is then.
 
     Returns:
         What became of each field, bytes and losses; of `vectors` and `optuna` the files.
@@ -144,12 +79,13 @@ def export(
     Raises:
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
+    policy, to, prompt, context = config.policy, config.to, config.prompt, config.context
+    text, dataset, verify = config.text, config.dataset, config.verify
     if to in OTHERS:
         if isinstance(policy, Policy):
             raise KvsearchError(f"export to {to} needs a file or folder, not a Policy object")
-        return write_other(policy, to, out, force=force, prompt=prompt)
-    shown, target = Shown(quiet=not progress), find(to, OTHERS)
-    check_budget(budget_slots, budget_bytes)
+        return write_other(policy, to, config.out, force=config.force, prompt=prompt)
+    shown, target = Shown(quiet=not config.progress), find(to, OTHERS)
     if not isinstance(policy, Policy) and Path(policy).is_dir():
         policy = policy_file(str(policy))
     asked: Policy | None = None  # of a method, which is sized when the model is known
@@ -157,54 +93,41 @@ def export(
         asked = policy
     elif not is_method(policy):
         asked = Policy.from_json(policy)
-    if asked is not None and (budget_slots is not None or budget_bytes is not None):
+    if asked is not None and config.sized:
         raise KvsearchError("--budget sizes a named method; this policy already fixes its size")
     file = None if isinstance(policy, Policy) else Path(policy)
-    folder = _folder(file, out, target)
+    folder = _folder(file, config.out, target)
     if verify:
         require(target)
     inputs.require_files(text)
-    check_counts(windows=windows)
-    prompted = bool(tasks or prompts)
+    prompted = config.prompted
     if prompted and (verify or dataset is not None):
         what = "--verify compares" if verify else "--dataset is for losses"
         raise KvsearchError(f"{what} on a text; leave --task and --prompts out")
-    if context < 2:
-        raise TextError(f"--context must be at least 2 tokens, got {context}")
-    if not 0 <= prompt < context:
-        raise TextError(
-            f"--prompt {prompt} must be at least 0 and below the {context} tokens of a window; "
-            "lower it or raise --context"
-        )
-    name, shape = _model(file, model)
+    config.check_prompt(context)
+    name, shape = _model(file, config.model)
+    own = name or DEFAULT if isinstance(config.model, str | None) else config.model
+    model = ModelConfig(model=own, dtype=config.dtype, device=config.device)
     if asked is None:
         learned = None
         if shape is not None and learns(str(policy)):
-            model = inputs.model(
-                str(name) if not isinstance(model, LoadedModel) else model,
-                dtype=dtype, device=device, context=1, say=shown.say,
-            )  # fmt: skip
-            learned = newest(model.model) or ""
-        asked = method(
-            str(policy), shape, budget_slots, budget_bytes, context=context, prompt=prompt,
-            learned=learned,
-        )  # fmt: skip
+            there = inputs.model(model, context=1, say=shown.say)
+            learned, model = newest(there.model) or "", ModelConfig(model=there)
+        asked = method(str(policy), shape, config, context=context, prompt=prompt, learned=learned)
     loaded = None
-    if prompted or verify or text is not None or dataset is not None:
+    if prompted or verify or text or dataset is not None:
         require_writable(folder / "policy.json" if folder.exists() else folder)
-        loaded = inputs.model(
-            name or DEFAULT if isinstance(model, str | None) else model,
-            dtype=dtype, device=device, context=1 if prompted else context, say=shown.say,
-        )  # fmt: skip
+        loaded = inputs.model(model, context=1 if prompted else context, say=shown.say)
         name, shape = loaded.name, loaded.shape
         check(asked, shape, prompt=None if prompted else prompt)
         require_anchors(loaded, asked)
     given = project(asked, target, shape)
     found = verdicts(asked, given, None if shape is None else shape.layers)
-    if strict and (lost := [f"{v.field} is {v.verdict}" for v in found if v.verdict != "exact"]):
+    lost = [f"{v.field} is {v.verdict}" for v in found if v.verdict != "exact"]
+    if config.strict and lost:
         raise RunError(f"--strict: for {target.name} {', '.join(lost)}; nothing was written")
     made = artefact(Job(given, shape, hub_id(name or ANY_MODEL)), target)
-    if not force:
+    if not config.force:
         require_free(folder, made.files)
     loss: Loss | None = None
     measured: dict[str, int] = {}
@@ -212,12 +135,13 @@ def export(
     if loaded is not None and prompted:
         both = [p.model_copy(update={"name": n}) for n, p in (("asked", asked), ("given", given))]
         answered = evaluate_prompts(
-            both[: 1 + (asked.canonical() != given.canonical())], loaded, tasks=tasks,
-            prompts=prompts, text=text, see=see, items=items, progress=progress,
+            both[: 1 + (asked.canonical() != given.canonical())], loaded, text,
+            tasks=config.tasks, prompts=config.prompts, see=config.see, items=config.items,
+            progress=config.progress,
         )  # fmt: skip
     elif loaded is not None:
         source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
-        ids = cut_windows(source, count=windows, length=context)
+        ids = cut_windows(source, count=config.windows, length=context)
         loss, measured = _losses(
             asked, given, target, made, loaded, ids, source.name, prompt, verify, shown
         )
@@ -225,7 +149,7 @@ def export(
         None if shape is None else layout(p, shape).bytes_peak(context, prompt)
         for p in (asked, given)
     ]
-    files = write_all(folder, made.files, force=force)
+    files = write_all(folder, made.files, force=config.force)
     for path in files:
         if path.suffix == ".sh":
             path.chmod(0o755)
@@ -247,9 +171,9 @@ def _of_others(given: Policy, target: Target, shape: ModelShape | None) -> list[
     ]
 
 
-def _folder(file: Path | None, out: str | PathLike[str] | None, target: Target) -> Path:
+def _folder(file: Path | None, out: Path | None, target: Target) -> Path:
     if out is not None:
-        return Path(out)
+        return out
     if file is None:
         raise KvsearchError("a Policy object has no folder: give one with out, or -o DIR")
     return file.with_name(f"{file.stem}-{target.name}")

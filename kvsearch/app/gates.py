@@ -1,17 +1,16 @@
 """Which tasks a model can do with every token kept: `kvsearch tasks --model M`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 
 from kvsearch.app import inputs
-from kvsearch.app.arguments import check_counts, several
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import context_worth, from_tasks
+from kvsearch.config.commands import GatesConfig
+from kvsearch.config.model import ModelConfig
 from kvsearch.errors import KvsearchError
-from kvsearch.models.load import LoadedModel, max_context
-from kvsearch.text import TextLike, tokenize
-from kvsearch.workloads import TASKS, See, expanded, parse
+from kvsearch.models.load import max_context
+from kvsearch.text import tokenize
+from kvsearch.workloads import TASKS, parse
 
 
 @dataclass(frozen=True)
@@ -36,36 +35,24 @@ class Gate:
     why: str | None = None
 
 
-def gates(
-    model: str | PathLike[str] | LoadedModel,
-    tasks: str | Sequence[str],
-    text: TextLike | Sequence[TextLike] | None,
-    dataset: str | None,
-    see: See,
-    items: int,
-    dtype: str,
-    device: str,
-    progress: bool,
-) -> list[Gate]:
+def gates(config: GatesConfig) -> list[Gate]:
     """Try tasks on the contexts with which a search on them begins; see `tables.tasks`."""
-    shown = Shown(quiet=not progress)
-    check_counts(items=items)
-    asked = expanded(several(tasks))
-    for spec in asked:
-        parse(spec)
-    inputs.require_files(text)
-    loaded = inputs.model(
-        model,
-        dtype=dtype, device=device, context=1, say=shown.say,
-    )  # fmt: skip
-    prose = tokenize(loaded.tokenizer, inputs.source(text, dataset, shown.say, tasks=True))
+    shown = Shown(quiet=not config.progress)
+    config.specs()  # which raises for a task that there is not
+    inputs.require_files(config.text)
+    assert config.model is not None, "without one, tasks are listed"
+    asked = ModelConfig(model=config.model, dtype=config.dtype, device=config.device)
+    loaded = inputs.model(asked, context=1, say=shown.say)
+    prose = tokenize(
+        loaded.tokenizer, inputs.source(config.text, config.dataset, shown.say, tasks=True)
+    )
     most = max_context(loaded.model.config)
 
     def gate(name: str) -> Gate:
         try:
             spec = parse(name)
             (workload,) = from_tasks(
-                loaded, [spec], prose.ids, prose.start, see, items, 0, "search"
+                loaded, [spec], prose.ids, prose.start, config.see, config.items, 0, "search"
             )
         except KvsearchError as e:  # data that are not installed, or contexts too short for it
             return Gate(name, why=str(e))
@@ -77,4 +64,4 @@ def gates(
             spec.label, len(workload.items), workload.asks, worth.full, worth.empty, worth.passes
         )
 
-    return [gate(name) for name in asked or TASKS]
+    return [gate(name) for name in config.tasks or TASKS]

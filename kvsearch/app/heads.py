@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
 
 from kvsearch.app import inputs
 from kvsearch.app.learn import learns, with_learned
-from kvsearch.app.policies import PolicyLike, values_of
+from kvsearch.app.policies import values_of
 from kvsearch.app.progress import Shown
+from kvsearch.config.commands import HeadsConfig, PolicyLike
+from kvsearch.config.function import takes
+from kvsearch.config.model import HeadLossConfig, MeasureHeadsConfig
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.knobs import Setting, needs_heads
-from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import HeadLosses
 
@@ -33,24 +33,9 @@ class Heads:
     text: str
 
 
-def heads(
-    model: str | PathLike[str] | LoadedModel = DEFAULT,
-    *,
-    out: str | PathLike[str] | None = None,
-    measure_heads: bool = False,
-    dtype: str = "auto",
-    device: str = "auto",
-    progress: bool = False,
-) -> Heads:
+@takes(HeadsConfig)
+def heads(config: HeadsConfig) -> Heads:
     """Measure what every KV head of a model loses, once; budgets per head follow it.
-
-    Args:
-        model: as for `kvsearch.search`.
-        out: write the losses to this file, for `--heads` and for others.
-        measure_heads: measure, even where they are shipped or kept on disk.
-        dtype: `auto`, `float32`, `bfloat16` or `float16`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        progress: print progress to stderr.
 
     Returns:
         The losses, where they are from, and the text of the file.
@@ -58,18 +43,15 @@ def heads(
     Raises:
         KvsearchError: the model cannot be loaded, or the file cannot be written.
     """
-    shown = Shown(quiet=not progress)
-    if out is not None:
-        require_writable(Path(out))
-    loaded = inputs.model(
-        model,
-        dtype=dtype, device=device, context=head_losses.FEWEST, say=shown.say,
-    )  # fmt: skip
-    found, where = head_losses.of_model(Evaluator(loaded), shown.step, anew=measure_heads)
-    text = head_losses.document(loaded, found)
-    if out is not None:
-        write_atomic(Path(out), text)
-    return Heads(found, where, text)
+    shown = Shown(quiet=not config.progress)
+    if config.out is not None:
+        require_writable(config.out)
+    loaded = inputs.model(config, context=head_losses.FEWEST, say=shown.say)
+    losses, where = _known(loaded, shown, config)
+    text = head_losses.document(loaded, losses)
+    if config.out is not None:
+        write_atomic(config.out, text)
+    return Heads(losses, where, text)
 
 
 def for_policies(
@@ -77,9 +59,7 @@ def for_policies(
     policies: Sequence[PolicyLike],
     loaded: LoadedModel,
     shown: Shown,
-    *,
-    file: str | PathLike[str] | None = None,
-    anew: bool = False,
+    config: HeadLossConfig | None = None,
 ) -> Setting:
     """The setting with what policies follow: what heads lose, and weights that rules learned.
 
@@ -88,45 +68,42 @@ def for_policies(
         policies: that are evaluated.
         loaded: the model.
         shown: for progress, and a sentence that says where the losses are from.
-        file: a `heads.json` to read instead.
-        anew: measure, whatever is kept.
+        config: whether they are read from a file or measured anew.
 
     Raises:
         KvsearchError: the file is wrong.
     """
+    config = config or HeadLossConfig()
     if any(map(learns, policies)):
         setting = with_learned(setting, loaded)
     names = [str(p) for p in policies if needs_heads(values_of(p))]
-    if not names and file is None:
+    if not names and config.heads is None:
         return setting
-    return replace(setting, heads=found(loaded, shown, file=file, anew=anew, of=", ".join(names)))
+    return replace(setting, heads=found(loaded, shown, config, of=", ".join(names)))
 
 
-def found(
-    loaded: LoadedModel,
-    shown: Shown,
-    *,
-    file: str | PathLike[str] | None = None,
-    anew: bool = False,
-    of: str = "",
-) -> HeadLosses:
+def found(loaded: LoadedModel, shown: Shown, config: HeadLossConfig, *, of: str = "") -> HeadLosses:
     """Losses of the heads, from a file, shipped, kept or measured; says which.
 
     Args:
         loaded: the model.
         shown: for progress and the sentence.
-        file: a `heads.json` to read.
-        anew: measure, whatever is kept.
+        config: whether they are read from a file or measured anew.
         of: names of the policies that follow them.
 
     Raises:
         KvsearchError: the file is wrong.
     """
-    if file is not None:
-        losses, said = head_losses.read(Path(file), loaded)
+    if config.heads is not None:
+        losses, said = head_losses.read(config.heads, loaded)
         if said is not None:
             shown.say(said)
         return losses
-    losses, where = head_losses.of_model(Evaluator(loaded), shown.step, anew=anew)
+    losses, where = _known(loaded, shown, config)
     shown.say(f"{of + ': ' if of else ''}losses of the {len(losses.slots)} KV heads: {where}")
     return losses
+
+
+def _known(loaded: LoadedModel, shown: Shown, config: MeasureHeadsConfig) -> tuple[HeadLosses, str]:
+    """Losses of the heads, shipped, kept or measured, and where they are from."""
+    return head_losses.of_model(Evaluator(loaded), shown.step, anew=config.measure_heads)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app.policies import PolicyLike, values_of
+from kvsearch.app.policies import values_of
 from kvsearch.app.progress import Shown
+from kvsearch.config.commands import PolicyLike
 from kvsearch.errors import RunError
 from kvsearch.evaluation import importance, ppl_rise
 from kvsearch.evaluation.quality import Evaluator

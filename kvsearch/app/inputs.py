@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.app.arguments import texts, which
-from kvsearch.app.options import RunOptions
+from kvsearch.config.checks import texts
+from kvsearch.config.model import ModelConfig
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import ModelError, TextError
 from kvsearch.models.load import LoadedModel, load_model, require_context
 from kvsearch.models.vocabulary import require_ids
@@ -75,8 +75,6 @@ def source(
 ) -> Source:
     """The text asked for; without any, the built-in one, said as what `tasks` take or as a text."""
     files = texts(given)
-    if files and dataset is not None:
-        raise TextError("give --text or --dataset, not both")
     if dataset is not None:
         found = read_dataset(dataset, announce=say)
     else:
@@ -91,16 +89,14 @@ def source(
     return found
 
 
-def model(
-    given: str | PathLike[str] | LoadedModel, *, dtype: str, device: str, context: int, say: Say
-) -> LoadedModel:
+def model(config: ModelConfig, *, context: int, say: Say) -> LoadedModel:
     """A model that can be run over `context` tokens, loaded where it is not yet.
 
     Raises:
         TextError: its positions end before that.
         ModelError: it is none, or cannot be loaded, or has another `dtype` or `device` already.
     """
-    name = which(given)
+    name, dtype, device = config.model, config.dtype, config.device
     if isinstance(name, LoadedModel):
         loaded = name
         if dtype != "auto" or device != "auto":
@@ -159,7 +155,7 @@ def held_out(
     return first, last
 
 
-def text(loaded: LoadedModel, options: RunOptions, say: Say, select_windows: int = 1) -> MeasuredOn:
+def text(loaded: LoadedModel, options: RunConfig, say: Say, select_windows: int = 1) -> MeasuredOn:
     """Tokenise, split and window the text.
 
     Args:
@@ -236,7 +232,7 @@ def fitting(tokens: Tokens, length: int) -> int:
     return tokens.ids.size // (length - (tokens.start is not None))
 
 
-def report_windows(tokens: Tokens, options: RunOptions, say: Say) -> int:
+def report_windows(tokens: Tokens, options: RunConfig, say: Say) -> int:
     """Windows of the report; says so if the text has room for fewer."""
     found = max(1, min(options.report_windows, fitting(tokens, options.context)))
     if found < options.report_windows:
@@ -247,7 +243,7 @@ def report_windows(tokens: Tokens, options: RunOptions, say: Say) -> int:
     return found
 
 
-def search_windows(tokens: Tokens, options: RunOptions, say: Say) -> tuple[int, int]:
+def search_windows(tokens: Tokens, options: RunConfig, say: Say) -> tuple[int, int]:
     """Windows of the search, and of the sensitivity beside them; says so if they are fewer."""
     wanted = options.windows
     if not options.grows:

@@ -2,28 +2,24 @@
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
-from pathlib import Path
 
 import numpy as np
 
 from kvsearch.app import inputs
-from kvsearch.app.arguments import check_counts
-from kvsearch.app.budget import check_budget, in_both_units, sized_for
 from kvsearch.app.progress import Shown
+from kvsearch.config.budget import BudgetConfig, sized_for
+from kvsearch.config.commands import LearnConfig
+from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, ModelError, TextError, nearest, quoted
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
 from kvsearch.knobs import Setting
 from kvsearch.models import learned
-from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import METHODS, at
 from kvsearch.rules import RULES, KVzap
 from kvsearch.rules.kvzap import file_of
-from kvsearch.text import TextLike
 from kvsearch.text import windows as cut_windows
 from kvsearch.train.kvzap import fit
 from kvsearch.train.work import saving
@@ -90,41 +86,9 @@ def with_learned(setting: Setting, loaded: LoadedModel) -> Setting:
     return replace(setting, learned=found or "")
 
 
-def learn(
-    rule: str,
-    model: str | PathLike[str] | LoadedModel = DEFAULT,
-    text: TextLike | Sequence[TextLike] | None = None,
-    out: str | PathLike[str] = "learned",
-    *,
-    dataset: str | None = None,
-    held_out: TextLike | Sequence[TextLike] | None = None,
-    budget_slots: float | None = None,
-    budget_bytes: int | None = None,
-    context: int = 512,
-    windows: int | None = None,
-    steps: int | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    progress: bool = False,
-) -> Fitted:
+@takes(LearnConfig)
+def learn(config: LearnConfig) -> Fitted:
     """Fit the weights of a rule to a model, and write them beside a policy with the rule.
-
-    Args:
-        rule: `kvzap`.
-        model: an alias, hub id, folder or `.gguf` file, or a loaded model.
-        text: files or texts to learn from; by default the built-in one.
-        out: a folder that does not exist yet.
-        dataset: a named dataset, instead of a text.
-        held_out: predict scores on these, instead of on the last tenth of the text.
-        budget_slots: size the policy to this many fp16 slots per layer; by default to a quarter of
-            the context.
-        budget_bytes: size it to this many bytes per sequence, instead.
-        context: tokens of a context.
-        windows: held-out contexts; by default a tenth as many as others.
-        steps: contexts that are learned from; by default 64, or as many as there are.
-        dtype: of the weights of the model.
-        device: `auto`, `cpu` or `cuda`.
-        progress: print progress to stderr.
 
     Returns:
         What was fitted, and how well it predicts.
@@ -132,23 +96,22 @@ def learn(
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
     """
+    rule, context = config.rule, config.context
     if rule not in RULES or "hidden" not in RULES[rule].needs:
         raise KvsearchError(f"rule {quoted(rule)} has no weights{nearest(rule, ('kvzap',))}")
-    shown, folder = Shown(quiet=not progress), Path(out)
+    shown, folder = Shown(quiet=not config.progress), config.out
     require_new(folder)
-    check_budget(budget_slots, budget_bytes)
-    inputs.require_files(text, held_out)
-    check_counts(context=context, windows=windows, steps=steps)
+    inputs.require_files(config.text, config.held_out)
     require_writable(folder)
-    loaded = inputs.model(model, dtype=dtype, device=device, context=context, say=shown.say)
-    limit = in_both_units(loaded.shape, budget_slots, budget_bytes)
-    if limit is None:
-        limit = in_both_units(loaded.shape, context / SIZE, None)
-    policy = at(rule, sized_for(loaded.shape, limit, context))
-    tokens, held = inputs.held_out(loaded, text, dataset, held_out, HELD_OUT, shown.say)
+    loaded = inputs.model(config, context=context, say=shown.say)
+    budget = config if config.sized else BudgetConfig(budget_slots=context / SIZE)
+    policy = at(rule, sized_for(loaded.shape, budget.budget(loaded.shape), context))
+    tokens, held = inputs.held_out(
+        loaded, config.text, config.dataset, config.held_out, HELD_OUT, shown.say
+    )
     span = context - (tokens.start is not None)
-    count = min(steps or CONTEXTS, tokens.ids.size // span)
-    others = min(windows or max(1, round(HELD_OUT * count)), held.ids.size // span)
+    count = min(config.steps or CONTEXTS, tokens.ids.size // span)
+    others = min(config.windows or max(1, round(HELD_OUT * count)), held.ids.size // span)
     if not count or not others:
         raise TextError(
             f"the text has no {context} tokens to learn from and as many to predict; give a longer "

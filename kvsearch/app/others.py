@@ -3,12 +3,12 @@
 from os import PathLike
 from pathlib import Path
 
+from kvsearch.config.study import Study
 from kvsearch.errors import RunError
 from kvsearch.exporters.optuna_storage import sqlite
 from kvsearch.files import write_all, write_atomic
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import Policy
-from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
 
 FILE = "optuna.db"
@@ -46,7 +46,7 @@ def optuna_storage(
     """
     folder = Path(run)
     try:
-        asked = run_files.study(folder / "study.json")
+        study = Study.read(folder / "study.json")
     except (FileNotFoundError, NotADirectoryError) as e:
         raise RunError(f"{folder} is no run folder; --to optuna needs that of a run") from e
     file = folder / FILE if out is None else Path(out)
@@ -58,13 +58,13 @@ def optuna_storage(
     if not trials:
         raise RunError(f"{folder} holds no trials yet")
     about = {
-        "model": asked["model"]["name"],
-        "settings": asked["settings"],
-        "text": {part: about["name"] for part, about in asked["text"].items()},
-        "versions": asked["versions"],
+        "model": study.model.name,
+        "settings": study.settings.plain(),
+        "text": {part: about["name"] for part, about in study.text.plain().items()},
+        "versions": study.versions,
     }
     return write_atomic(
-        file, sqlite(folder.resolve().name, about, trials, asked["settings"]["budget_bytes"])
+        file, sqlite(folder.resolve().name, about, trials, study.settings.budget_bytes)
     )
 
 

@@ -6,15 +6,14 @@ from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 
-from kvsearch.app.budget import in_both_units, sized_for
+from kvsearch.config.budget import BudgetConfig, sized_for
+from kvsearch.config.commands import PolicyLike
 from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
 from kvsearch.knobs import Setting, Value, needs_heads
 from kvsearch.knobs.channels import needs
 from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import ModelShape, Policy, check
 from kvsearch.space import SearchSpace
-
-PolicyLike = str | PathLike[str] | Policy
 
 
 def listed(policies: PolicyLike | Sequence[PolicyLike]) -> tuple[PolicyLike, ...]:
@@ -97,8 +96,7 @@ def resolve(policies: Sequence[PolicyLike], setting: Setting) -> list[Policy]:
 def method(
     name: str,
     shape: ModelShape | None,
-    slots: float | None,
-    size: int | None,
+    budget: BudgetConfig,
     *,
     context: int,
     prompt: int = 0,
@@ -109,8 +107,7 @@ def method(
     Args:
         name: of a method.
         shape: the model's, or None where no model was named.
-        slots: budget in fp16 slots per layer.
-        size: in bytes per sequence, instead.
+        budget: that it is sized to.
         context: tokens of the stream that the budget is for.
         prompt: of these, tokens that arrive in one call.
         learned: of a method that `learns`, as in `Setting`.
@@ -119,7 +116,7 @@ def method(
         KvsearchError: there is no model or budget, the budget is too small, or the method follows
             what must be measured of the model.
     """
-    check_names((name,), sized=slots is not None or size is not None)
+    check_names((name,), sized=budget.sized)
     if shape is None:
         raise KvsearchError(f"method {name} is sized for a model: give --model")
     follows = values_of(name)
@@ -128,7 +125,7 @@ def method(
             f"method {name} follows what `kvsearch run` measures of a model; export the policy of "
             "a run"
         )
-    setting = sized_for(shape, in_both_units(shape, slots, size), context, prompt)
+    setting = sized_for(shape, budget.budget(shape), context, prompt)
     (policy,) = resolve((name,), replace(setting, learned=learned))
     return policy
 

@@ -2,35 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from kvsearch.app import heads as of_heads
 from kvsearch.app import inputs
-from kvsearch.app.arguments import check_counts, check_see, several
-from kvsearch.app.budget import Budget, check_budget, in_both_units, sized_for
 from kvsearch.app.kvpress_results import Predicted, predicted, require_prompts, write
-from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
+from kvsearch.app.policies import check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import Worth, bare, from_tasks, groups
+from kvsearch.config.budget import Budget, sized_for
+from kvsearch.config.commands import EvaluatePromptsConfig
+from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import Answers, answered, answers, fits
 from kvsearch.evaluation.measurement import kept
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
-from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Interval, Kept, plain
 from kvsearch.stats import clustered
-from kvsearch.text import TextLike, tokenize
-from kvsearch.workloads import Prompts, See, TaskSpec, expanded, parse
+from kvsearch.text import tokenize
+from kvsearch.workloads import Prompts, See, TaskSpec
 from kvsearch.workloads.encode import greedy_of, items_of
 from kvsearch.workloads.files import read
-
-ITEMS = 25  # of a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,46 +103,9 @@ class PromptsResult:
         }  # fmt: skip
 
 
-def evaluate_prompts(
-    policies: PolicyLike | Sequence[PolicyLike],
-    model: str | PathLike[str] | LoadedModel = DEFAULT,
-    *,
-    tasks: str | Sequence[str] = (),
-    prompts: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
-    text: TextLike | Sequence[TextLike] | None = None,
-    see: See = "agnostic",
-    items: int = ITEMS,
-    budget_slots: float | None = None,
-    budget_bytes: int | None = None,
-    heads: str | PathLike[str] | None = None,
-    measure_heads: bool = False,
-    dtype: str = "auto",
-    device: str = "auto",
-    seed: int = 0,
-    kvpress_out: str | PathLike[str] | None = None,
-    progress: bool = False,
-) -> PromptsResult:
+@takes(EvaluatePromptsConfig)
+def evaluate_prompts(config: EvaluatePromptsConfig) -> PromptsResult:
     """Measure policies on prompts and answers, paired with the full cache.
-
-    Args:
-        policies: method names, `.json` files or `Policy` objects.
-        model: as for `kvsearch.search`.
-        tasks: such as `needle:4,tokens=2000`; `kvsearch tasks` lists them, and `ruler` is all
-            of RULER.
-        prompts: files of prompts, see `kvsearch.workloads.files`.
-        text: in which tasks hide facts; by default Python's own reference.
-        see: `agnostic`: a question arrives after the context was compressed; `aware`: both are one
-            prompt.
-        items: contexts of a task.
-        budget_slots: size methods to this many fp16 slots per layer.
-        budget_bytes: size methods to this many bytes per sequence, instead.
-        heads, measure_heads: as for `kvsearch.evaluate`.
-        dtype: `auto`, `float32`, `bfloat16` or `float16`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        seed: of what tasks draw.
-        kvpress_out: also let every policy generate the answers, and write them below this folder
-            as kvpress' evaluation does, see `kvsearch.app.kvpress_results`.
-        progress: print progress to stderr.
 
     Returns:
         A row per workload and policy, and what each workload is for this model.
@@ -153,34 +113,29 @@ def evaluate_prompts(
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
     """
-    shown, names = Shown(quiet=not progress), listed(policies)
-    check_budget(budget_slots, budget_bytes)
-    check_counts(items=items)
-    check_see(see)
-    check_names(names, sized=budget_slots is not None or budget_bytes is not None)
-    specs = [parse(spec) for spec in expanded(several(tasks))]
-    records = {Path(fspath(f)).name: read(Path(fspath(f))) for f in several(prompts)}
+    shown, names = Shown(quiet=not config.progress), listed(config.policies)
+    check_names(names, sized=config.sized)
+    specs, see, kvpress_out = config.specs(), config.see, config.kvpress_out
+    records = {file.name: read(file) for file in config.prompts}
     if not specs and not records:
         raise KvsearchError("give a task or a file of prompts")
-    inputs.require_files(text)
+    inputs.require_files(config.text)
     least = max((spec.tokens for spec in specs), default=1)
-    loaded = inputs.model(model, dtype=dtype, device=device, context=least, say=shown.say)
+    loaded = inputs.model(config, context=least, say=shown.say)
     asked = [
-        *_made(loaded, specs, text, see, items, seed, shown),
+        *_made(loaded, specs, config, shown),
         *(items_of(loaded, name, rows, see, greedy_of(loaded)) for name, rows in records.items()),
     ]
     if kvpress_out is not None:
         require_prompts(asked)
-        require_writable(Path(fspath(kvpress_out)) / "config.yaml")
+        require_writable(kvpress_out / "config.yaml")
     evaluator, rows, known = Evaluator(loaded), list[Asked](), list[Known]()
     generated = list[Predicted]()
     left_out: dict[str, str] = {}
     for workload in asked:
-        budget = in_both_units(loaded.shape, budget_slots, budget_bytes)
+        budget = config.budget(loaded.shape)
         setting = sized_for(loaded.shape, budget, workload.longest, workload.prompt, True)
-        setting = of_heads.for_policies(
-            setting, names, loaded, shown, file=heads, anew=measure_heads
-        )
+        setting = of_heads.for_policies(setting, names, loaded, shown, config)
         chosen, refused = resolve_some(names, setting)
         left_out |= refused
         passes = (len(chosen) + 2) * (1 if kvpress_out is None else 2)
@@ -211,7 +166,7 @@ def evaluate_prompts(
                     )
     folders = list[Path]()
     if kvpress_out is not None:
-        folders = write(Path(fspath(kvpress_out)), loaded.name, loaded.device, see, generated)
+        folders = write(kvpress_out, loaded.name, loaded.device, see, generated)
     return PromptsResult(rows, known, inputs.about(loaded), left_out, folders)
 
 
@@ -227,17 +182,16 @@ def _saved(policy: Policy, setting: Setting) -> float:
 def _made(
     loaded: LoadedModel,
     specs: Sequence[TaskSpec],
-    text: TextLike | Sequence[TextLike] | None,
-    see: See,
-    count: int,
-    seed: int,
+    config: EvaluatePromptsConfig,
     shown: Shown,
 ) -> list[Prompts]:
     """The prompts of tasks, of the part that no search sees."""
     if not specs:
         return []
-    tokens = tokenize(loaded.tokenizer, inputs.source(text, None, shown.say, tasks=True))
-    return from_tasks(loaded, specs, tokens.ids, tokens.start, see, count, seed)
+    tokens = tokenize(loaded.tokenizer, inputs.source(config.text, None, shown.say, tasks=True))
+    return from_tasks(
+        loaded, specs, tokens.ids, tokens.start, config.see, config.items, config.seed
+    )
 
 
 def _known(workload: Prompts, full: Answers, empty: Answers) -> Known:

@@ -1,16 +1,16 @@
 """A smaller checkpoint without the channels that a policy removes: `kvsearch prune`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 
 import torch
 
 from kvsearch.app import inputs
 from kvsearch.app.importance import with_importance
-from kvsearch.app.policies import PolicyLike, check_names, prunes, resolve, values_of
+from kvsearch.app.policies import check_names, prunes, resolve, values_of
 from kvsearch.app.progress import Shown
+from kvsearch.config.commands import PruneConfig
+from kvsearch.config.function import takes
 from kvsearch.errors import PolicyError, TextError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable, write_atomic
@@ -18,13 +18,11 @@ from kvsearch.folders import drafted, require_new
 from kvsearch.knobs import Setting
 from kvsearch.knobs.channels import needs
 from kvsearch.models import surgery
-from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.models.pruned import PrunedForCausalLM
 from kvsearch.models.read import quiet
 from kvsearch.policy import Channels, Policy
-from kvsearch.text import TextLike
 from kvsearch.train.work import saving
 
 CONTEXT = 512  # tokens of the windows that a method is measured on
@@ -49,30 +47,13 @@ class Pruned:
     removed: tuple[int, ...]
 
 
-def prune(
-    policy: PolicyLike,
-    model: str | PathLike[str] | LoadedModel = DEFAULT,
-    out: str | PathLike[str] = "pruned",
-    *,
-    text: TextLike | Sequence[TextLike] | None = None,
-    dataset: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    progress: bool = False,
-) -> Pruned:
+@takes(PruneConfig)
+def prune(config: PruneConfig) -> Pruned:
     """Write a Hugging Face checkpoint that has lost the channels of `policy`.
 
     The folder gets its name when all of it is written; an interrupted call leaves none.
 
-    Args:
-        policy: a policy, a policy file, or a method, which is measured on the text first.
-        model: an alias, hub id, folder or `.gguf` file, or a loaded model.
-        out: a folder that does not exist yet.
-        text: files or texts that a method is measured on; by default the built-in one.
-        dataset: a named dataset instead.
-        dtype: of the weights written; of a CPU, float32 by default.
-        device: where a method is measured.
-        progress: print progress to stderr.
+    A method is measured on the text first.
 
     Returns:
         The folder, and numbers of weights and bytes of keys and values before and after.
@@ -80,21 +61,18 @@ def prune(
     Raises:
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
-    shown, folder = Shown(quiet=not progress), Path(out)
+    shown, folder, policy = Shown(quiet=not config.progress), config.out, config.policy
     require_new(folder)
     check_names((policy,), sized=True)  # sizes are of what is evicted, and nothing is here
     if not prunes(policy):
         raise PolicyError("field channels: the policy keeps every channel, so nothing is pruned")
-    inputs.require_files(text)
+    inputs.require_files(config.text)
     require_writable(folder)
-    loaded = inputs.model(
-        model,
-        dtype=dtype, device=device, context=0, say=shown.say,
-    )  # fmt: skip
+    loaded = inputs.model(config, context=0, say=shown.say)
     require_plain(loaded.model, "kvsearch prune")
     setting = Setting(loaded.shape, None, CONTEXT)
     if needs(values_of(policy)):
-        source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
+        source = inputs.tokenized(loaded, inputs.source(config.text, config.dataset, shown.say))
         there = source.ids.size + (source.start is not None)
         length = min(CONTEXT, max_context(loaded.model.config) or CONTEXT, there)
         if length < 2:

@@ -20,16 +20,17 @@ from kvsearch.app import (
     summary,
     workloads,
 )
-from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.app.learn import with_learned
 from kvsearch.app.loops import compiling
-from kvsearch.app.options import RunOptions
 from kvsearch.app.policies import values_of
 from kvsearch.app.progress import Shown
 from kvsearch.app.so_far import so_far
-from kvsearch.app.study_file import default_folder, study_document
+from kvsearch.app.study_file import default_folder, study_of
 from kvsearch.app.target import aim, starts, stepped
+from kvsearch.config.budget import sized_for
+from kvsearch.config.run_config import RunConfig
+from kvsearch.config.study import Study
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
@@ -39,7 +40,6 @@ from kvsearch.knobs import Setting, needs_heads
 from kvsearch.knobs.channels import needs
 from kvsearch.named_methods import SELDOM, at, find
 from kvsearch.policy import Policy
-from kvsearch.policy_search import run_files
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.folder import RunFolder
@@ -62,7 +62,7 @@ LOOK_EVERY = 1.0  # seconds between looks at what is known while a search runs
 class Run:
     """One run from options to a written report."""
 
-    def __init__(self, options: RunOptions, shown: Shown) -> None:
+    def __init__(self, options: RunConfig, shown: Shown) -> None:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
         self._looked, self._first_answer = 0.0, False
         # before the model, so that a typo shows at once
@@ -78,19 +78,16 @@ class Run:
             if options.warm_start
             else {}
         )
-        options.check()
+        evaluators.require(options)
+        records = workloads.records(options)
         inputs.require_files(options.text, options.report_text, options.extra_text)
+        first = evaluators.first(options.device, options.gpus_per_evaluator)
         self.loaded = inputs.model(
-            options.model,
-            dtype=options.dtype,
-            device=evaluators.first(options.device, options.gpus_per_evaluator),
-            context=options.longest,
-            say=shown.say,
+            replace(options, device=first), context=options.longest, say=shown.say
         )
-        budget = in_both_units(self.loaded.shape, options.budget_slots, options.budget_bytes)
-        assert budget is not None, "`RunOptions` sets one of the two"
+        budget = options.budget(self.loaded.shape)
         if options.prompted:
-            self.text = workloads.measured_on(self.loaded, options, shown)
+            self.text = workloads.measured_on(self.loaded, options, records, shown)
             lengths = workloads.lengths(self.text)
             self.setting = sized_for(self.loaded.shape, budget, *lengths, prompts=True)
             self.score_from = 1
@@ -118,16 +115,15 @@ class Run:
         self.workers = self._workers()
         self.work = evaluators.work(  # before the folder is written: it may be refused
             self.loaded, self.text.windows, batch=options.batch, workers=self.workers,
-            ray=options.engine == "tune" or options.ray is not None, device=options.device,
-            gpus=options.gpus_per_evaluator,
+            ray=options.on_ray, device=options.device, gpus=options.gpus_per_evaluator,
         )  # fmt: skip
-        self.asked = study_document(
+        self.study = study_of(
             options, self.loaded, self.text, self.setting, self.space, budget=budget,
             score_from=self.score_from, portfolio=[name for name, _ in self.portfolio],
         )  # fmt: skip
-        self.folder = RunFolder(options.out or default_folder(self.asked))
+        self.folder = RunFolder(options.out or default_folder(self.study.document()))
         try:
-            self.resumed = self.folder.claim(self.asked)
+            self.resumed = self.folder.claim(self.study.document())
         except KvsearchError:
             self.folder.close()
             raise
@@ -160,14 +156,14 @@ class Run:
             self.loaded = evaluators.unpark(self.loaded)
             compiled()
             self._bench(measured)
-            asked = run_files.study(self.folder.path / "study.json")  # of a resumed run, its first
-            leads = summary.comparison(self.folder, asked, measured).leads()
+            first = Study.read(self.folder.path / "study.json")  # of a resumed run
+            leads = summary.comparison(self.folder, first, measured).leads()
             policies = {row.name: row.policy for row in measured.rows}
             self._examples(measured, {n: policies[n] for n in leads})
             self._needles(measured, {n: policies[n] for n in leads})
             measured.seconds, measured.resumed = time.perf_counter() - self.start, self.resumed
             write_atomic(self.folder.path / "measured.json", measured.text())
-            result = summary.build(self.folder, asked, measured)
+            result = summary.build(self.folder, first, measured)
             with shown.step("report", 1) as step:
                 summary.write(result, self.folder.path)
                 step.advance()
@@ -187,14 +183,14 @@ class Run:
     def _workers(self) -> int:
         """Processes, or actors, that were asked for, or that suit the machine."""
         o = self.options
-        if o.workers is not None or o.ray is not None or o.engine == "tune":
+        if o.workers is not None or o.on_ray:
             return o.workers or 0
         each = o.together * self.setting.tokens
         return evaluators.processes(self.loaded, 2 * self._policies * each)  # search and report
 
     def so_far(self) -> Summary:
         """What an unfinished run knows by now, see `app/so_far.py`."""
-        return so_far(self.folder, self.asked, time.perf_counter() - self.start)
+        return so_far(self.folder, self.study, time.perf_counter() - self.start)
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -203,7 +199,7 @@ class Run:
             return self.setting
         file, o = self.folder.path / "heads.json", self.options
         if not file.exists():
-            found = heads.found(self.loaded, self.shown, file=o.heads, anew=o.measure_heads)
+            found = heads.found(self.loaded, self.shown, o)
             write_atomic(file, head_losses.document(self.loaded, found))
         return replace(self.setting, heads=head_losses.read(file, self.loaded)[0])
 

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from kvsearch.app import summary
+from kvsearch.config.study import Study
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.fidelity import comparable, contenders
 from kvsearch.policy_search.folder import RunFolder
@@ -24,7 +24,7 @@ OPEN = {
 }
 
 
-def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float | None = None) -> Summary:
+def so_far(folder: RunFolder, study: Study, seconds: float | None = None) -> Summary:
     """What an unfinished run knows.
 
     Rows are those of the report text once the recommended policy was measured there; before that,
@@ -33,10 +33,10 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float | None = Non
 
     Args:
         folder: of the run.
-        asked: its `study.json`.
+        study: its `study.json`.
         seconds: since it began; None where it was not measured, as of a killed run.
     """
-    shape, trials = summary.shape_from(asked["model"]), folder.trials()
+    shape, trials = study.shape, folder.trials()
     names = {"full": Trial.full(shape.layers)}
     names |= {t.name: t for t in trials if t.state == "complete"}
     try:
@@ -47,10 +47,10 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float | None = Non
     part = "report" if best and _has(folder, "report", names, "full", best) else "search"
     stage = "selected" if best in names and part == "search" else part
     if part == "search":
-        done = comparable(trials, asked["settings"]["budget_bytes"])
+        done = comparable(trials, study.settings.budget_bytes)
         if stage == "search":
             best = min(done, key=lambda t: t.dnll or 0.0).name if done else None
-        leads = {t.name for t in contenders(trials, asked["settings"]["budget_bytes"])}
+        leads = {t.name for t in contenders(trials, study.settings.budget_bytes)}
         chosen = [n for n, t in names.items() if t.kind != "searched" or n in leads]
     rows = list[MeasuredRow]()
     for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
@@ -59,10 +59,10 @@ def so_far(folder: RunFolder, asked: dict[str, Any], seconds: float | None = Non
             row = replace(row, bytes_resident=None, impls={}, answers=())
         rows.append(row)
     if len(rows) < 2 or rows[0].name != "full":
-        return _empty(asked, trials, seconds)
+        return _empty(study, trials, seconds)
     measured = Measured(rows=rows, recommended=best, seconds=seconds)
-    text = {**asked["text"], "report": asked["text"][part]}
-    known = {**asked, "text": text}
+    text = study.text.model_copy(update={"report": getattr(study.text, part)})
+    known = study.model_copy(update={"text": text})
     return replace(summary.build(folder, known, measured, part), open=OPEN[stage])
 
 
@@ -70,13 +70,13 @@ def _has(folder: RunFolder, part: str, names: Mapping[str, Trial], *wanted: str)
     return all(n in names and folder.has_nll(part, names[n].fingerprint) for n in wanted)
 
 
-def _empty(asked: dict[str, Any], trials: list[Trial], seconds: float | None) -> Summary:
+def _empty(study: Study, trials: list[Trial], seconds: float | None) -> Summary:
     """Before any policy could be compared with the full cache."""
     return Summary(
-        model=asked["model"],
-        text=asked["text"],
-        settings={**asked["settings"], "versions": asked["versions"]},
-        budget_bytes=asked["settings"]["budget_bytes"],
+        model=study.model.plain(),
+        text=study.text.plain(),
+        settings={**study.settings.plain(), "versions": study.versions},
+        budget_bytes=study.settings.budget_bytes,
         rows=[],
         trials=trials,
         recommended=None,

@@ -1,4 +1,4 @@
-"""The content of `study.json`, and the default folder that follows from it."""
+"""What a run asks, for its `study.json`, and the default folder that follows from it."""
 
 import hashlib
 import json
@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.app import inputs
-from kvsearch.app.budget import Budget
-from kvsearch.app.options import RunOptions
+from kvsearch.config.budget import Budget
+from kvsearch.config.run_config import RunConfig
+from kvsearch.config.study import Model, Settings, Study, Text, Texts
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy_search.folder import question
-from kvsearch.policy_search.run_files import SCHEMA
-from kvsearch.policy_search.samplers import name_of
 from kvsearch.space import SearchSpace
 
 
-def study_document(
-    options: RunOptions,
+def study_of(
+    options: RunConfig,
     loaded: LoadedModel,
     text: inputs.MeasuredOn,
     setting: Setting,
@@ -28,8 +27,8 @@ def study_document(
     budget: Budget,
     score_from: int,
     portfolio: list[str],
-) -> dict[str, Any]:
-    """The content of `study.json`.
+) -> Study:
+    """What a run asks.
 
     Args:
         options: of the run.
@@ -42,46 +41,38 @@ def study_document(
         portfolio: names of the policies of earlier searches that are evaluated first.
     """
     o, headline = options, len(text.windows["report"])
-    return {
-        "schema": SCHEMA,
-        "model": {
-            "name": loaded.name,
-            "origin": loaded.origin,
-            "digest": loaded.digest,
-            "revision": loaded.revision,
-            "dtype": loaded.dtype,
-            "device": loaded.devices,
-            "shape": loaded.shape.plain(),
-        },
-        "text": text.described,
-        "settings": {
-            "budget_slots": budget.slots,
-            "budget_bytes": budget.bytes,
-            "context": setting.tokens,
-            "windows": o.searched,
-            "report_windows": text.report if o.prompted else o.report_windows,
-            **({"see": o.see, "prompt": setting.prompt} if o.prompted else {}),
-            **({"headline_windows": headline} if headline > text.report else {}),
-            "score_from": score_from,
-            "seed": o.seed,
-            **({"engine": o.engine} if o.engine == "tune" else {}),
-            "sampler": name_of(o.sampler),
-            "objectives": list(o.objectives),
-            "warm_start": o.warm_start,
-            "exclude_method": list(o.exclude_method),
-            **({"portfolio": portfolio} if portfolio else {}),
-            "extra_text": [t.token_sha256 for t in text.extra],
-            "space": space.name,
-            "space_digest": space.digest,
-            **({} if o.target is None else {"target": o.target}),
-        },
-        "options": o.plain(),
-        "trials": o.most_trials,
-        "versions": {
-            "python": platform.python_version(),
-            **{p: version(p) for p in ("kvsearch", "torch", "transformers", "optuna")},
-        },
+    model = {
+        "name": loaded.name,
+        "origin": loaded.origin,
+        "digest": loaded.digest,
+        "revision": loaded.revision,
+        "dtype": loaded.dtype,
+        "device": loaded.devices,
+        "shape": loaded.shape.plain(),
     }
+    settings = {
+        "budget_slots": budget.slots,
+        "budget_bytes": budget.bytes,
+        "context": setting.tokens,
+        "windows": o.searched,
+        "report_windows": text.report if o.prompted else o.report_windows,
+        **({"prompt": setting.prompt} if o.prompted else {}),
+        **({"headline_windows": headline} if headline > text.report else {}),
+        "score_from": score_from,
+        **({"portfolio": portfolio} if portfolio else {}),
+        "extra_text": [t.token_sha256 for t in text.extra],
+        "space": space.name,
+        "space_digest": space.digest,
+    }
+    packages = ("kvsearch", "torch", "transformers", "optuna")
+    return Study(
+        model=Model(**model),
+        text=Texts(**{part: Text(**about) for part, about in text.described.items()}),
+        settings=Settings(**o.recorded(), **settings),
+        options=o.plain(),
+        trials=o.most_trials,
+        versions={"python": platform.python_version(), **{p: version(p) for p in packages}},
+    )
 
 
 def default_folder(content: dict[str, Any]) -> Path:

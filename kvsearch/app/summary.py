@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvsearch.app.report_windows import looks
+from kvsearch.config.study import Settings, Study
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic, write_parquet
 from kvsearch.policy import ModelShape, check, layout
@@ -51,7 +52,7 @@ def read(folder: RunFolder) -> Summary:
         KvsearchError: it is damaged.
     """
     try:
-        asked = run_files.study(folder.path / "study.json")
+        study = Study.read(folder.path / "study.json")
         measured = run_files.measured(folder.path / "measured.json")
     except FileNotFoundError as e:
         raise Unfinished(
@@ -59,38 +60,36 @@ def read(folder: RunFolder) -> Summary:
             "same `kvsearch run` again to finish it"
         ) from e
     for m in measured.rows:
-        check(m.policy, shape_from(asked["model"]))
-    return build(folder, asked, measured)
+        check(m.policy, study.shape)
+    return build(folder, study, measured)
 
 
-def build(
-    folder: RunFolder, asked: dict[str, Any], measured: Measured, part: str = "report"
-) -> Summary:
+def build(folder: RunFolder, study: Study, measured: Measured, part: str = "report") -> Summary:
     """The summary of rows that were measured on a part of the text or prompts.
 
     Args:
         folder: of the run, with its losses.
-        asked: its `study.json`.
+        study: its `study.json`.
         measured: its `measured.json`, or what of it there is.
         part: where the rows were measured.
     """
-    of, trials = _Report(folder, asked, measured, part), folder.trials()
+    of, trials = _Report(folder, study, measured, part), folder.trials()
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
     rows = [of.row(m, searched.get(m.fingerprint)) for m in measured.rows]
     return Summary(
-        model=asked["model"],
-        text=asked["text"],
+        model=study.model.plain(),
+        text=study.text.plain(),
         settings={
-            **asked["settings"],
-            "versions": asked["versions"],
+            **study.settings.plain(),
+            "versions": study.versions,
             "intervals_corrected_for_rows": len(rows) - 1,
         },
-        budget_bytes=asked["settings"]["budget_bytes"],
+        budget_bytes=study.settings.budget_bytes,
         rows=sorted(rows, key=lambda r: r.nll),
         trials=trials,
         recommended=measured.recommended,
         counts=Counter(t.state for t in trials),
-        rechecks=of.rechecks(_looks(asked)),
+        rechecks=of.rechecks(_looks(study.settings)),
         seconds=measured.seconds,
         resumed=measured.resumed,
         importances=run_files.importances(folder.path / "importances.json"),
@@ -102,21 +101,19 @@ def build(
     )
 
 
-def comparison(folder: RunFolder, asked: dict[str, Any], measured: Measured) -> Comparison:
+def comparison(folder: RunFolder, study: Study, measured: Measured) -> Comparison:
     """The rows that were measured on the report part, compared; arguments are those of `build`."""
-    return _Report(folder, asked, measured, "report").compared
+    return _Report(folder, study, measured, "report").compared
 
 
 class _Report:
     """The rows of a report, and what they are compared by."""
 
-    def __init__(
-        self, folder: RunFolder, asked: dict[str, Any], measured: Measured, part: str
-    ) -> None:
+    def __init__(self, folder: RunFolder, study: Study, measured: Measured, part: str) -> None:
         self.folder, self.measured, self.part = folder, measured, part
-        settings, self.shape = asked["settings"], shape_from(asked["model"])
-        self.budget, self.start = settings["budget_bytes"], int(settings["score_from"]) - 1
-        self.tokens = settings["context"], settings.get("prompt", 0)
+        settings, self.shape = study.settings, study.shape
+        self.budget, self.start = settings.budget_bytes, settings.score_from - 1
+        self.tokens = settings.context, settings.prompt
         self.rows = {m.name: m for m in measured.rows}
         self.compared = self._comparison(part, list(self.rows), answers=True)
 
@@ -260,7 +257,6 @@ def _alike(nll: Mapping[str, Blocks], folder: Path) -> None:
             )
 
 
-def _looks(asked: dict[str, Any]) -> int:
+def _looks(of: Settings) -> int:
     """How often the headline may have been looked at, where there were windows for it alone."""
-    s = asked["settings"]
-    return len(looks(s["report_windows"], s["headline_windows"])) if "headline_windows" in s else 1
+    return 1 if of.headline_windows is None else len(looks(of.report_windows, of.headline_windows))

@@ -3,21 +3,22 @@
 Nothing here imports torch before a model is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from os import PathLike
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
+from kvsearch.config.commands import GatesConfig
+from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError
 from kvsearch.exporters import TARGETS, environments, find
 from kvsearch.exporters.target import Proof
 from kvsearch.named_methods import METHODS, Method
-from kvsearch.text import TextLike
-from kvsearch.workloads import TASKS, See, Task
+from kvsearch.workloads import TASKS, Task
 
 if TYPE_CHECKING:
     from kvsearch.app.gates import Gate
-    from kvsearch.models.load import LoadedModel
+
+P = ParamSpec("P")
 
 
 def methods() -> dict[str, Method]:
@@ -81,51 +82,23 @@ def targets(*, install: str | None = None, progress: bool = False) -> list[Targe
     ]  # fmt: skip
 
 
-@overload
-def tasks(model: None = None) -> dict[str, Task]: ...
+class _Tasks(Protocol[P]):
+    @overload
+    def __call__(self) -> dict[str, Task]: ...
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> "list[Gate]": ...
 
 
-@overload
-def tasks(
-    model: "str | PathLike[str] | LoadedModel",
-    *,
-    tasks: str | Sequence[str] = (),
-    text: TextLike | Sequence[TextLike] | None = None,
-    dataset: str | None = None,
-    see: See = "agnostic",
-    items: int = 8,
-    dtype: str = "auto",
-    device: str = "auto",
-    progress: bool = False,
-) -> "list[Gate]": ...
+def _typed(kind: Callable[P, GatesConfig]) -> Callable[[Callable[[GatesConfig], Any]], _Tasks[P]]:
+    return takes(kind)
 
 
-def tasks(
-    model: "str | PathLike[str] | LoadedModel | None" = None,
-    *,
-    tasks: str | Sequence[str] = (),
-    text: TextLike | Sequence[TextLike] | None = None,
-    dataset: str | None = None,
-    see: See = "agnostic",
-    items: int = 8,
-    dtype: str = "auto",
-    device: str = "auto",
-    progress: bool = False,
-) -> "dict[str, Task] | list[Gate]":
+@_typed(GatesConfig)
+def tasks(config: GatesConfig) -> "dict[str, Task] | list[Gate]":
     """The tasks that `search` and `evaluate_prompts` know; of a model, which of them it can do.
 
     With a model, each task is tried with the full cache: its answers must be likelier with the
     context than without, certainly and by 0.2 nats a token, or policies cannot be compared on it.
-
-    Args:
-        model: as for `kvsearch.search`.
-        tasks: these only, such as `needle:4,tokens=2000`; `ruler` is all of RULER.
-        text, dataset: in which tasks hide facts.
-        see: whether the question is seen before the context is compressed.
-        items: contexts of each task.
-        dtype: `auto`, `float32`, `bfloat16` or `float16`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        progress: print progress to stderr.
 
     Returns:
         Without a model, name -> task; with one, what became of each task.
@@ -133,10 +106,10 @@ def tasks(
     Raises:
         KvsearchError: there is no such task or option, or the model or text cannot be read.
     """
-    if model is None:
-        if tasks:
+    if config.model is None:
+        if config.tasks:
             raise KvsearchError("--task tries tasks on a model: give --model, too")
         return dict(TASKS)
     from kvsearch.app.gates import gates
 
-    return gates(model, tasks, text, dataset, see, items, dtype, device, progress)
+    return gates(config)

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.app import inputs
-from kvsearch.app.budget import in_both_units, sized_for
-from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
+from kvsearch.config.budget import sized_for
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import Answers, answers, spoken
 from kvsearch.evaluation.quality import Evaluator
@@ -23,8 +23,9 @@ from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
 from kvsearch.workloads.encode import encoded, greedy_of, items_of, start_of
+from kvsearch.workloads.files import Record, read
 from kvsearch.workloads.items import without_context
-from kvsearch.workloads.parts import SPLITS, Part, Rows, in_turn
+from kvsearch.workloads.parts import SPLITS, Part, Rows, divided, in_turn
 from kvsearch.workloads.tasks.base import SHARES, Split
 
 GATE = 0.2  # nats per token by which the context must help, at least
@@ -112,13 +113,41 @@ def from_tasks(
     ]
 
 
-def measured_on(loaded: LoadedModel, options: RunOptions, shown: Shown) -> inputs.MeasuredOn:
+def records(config: RunConfig) -> dict[str, dict[Split, list[Record]]]:
+    """Records of the files of prompts, by name and in disjoint parts.
+
+    Raises:
+        KvsearchError: a task or file cannot be used, or the files for the report do not fit these.
+    """
+    config.specs()  # which raises for a task that there is not
+    own = config.report_prompts
+    found: dict[str, dict[Split, list[Record]]] = {}
+    for i, file in enumerate(config.prompts):
+        if file.name in found:
+            raise KvsearchError(f"two files of prompts are called {file.name}; rename one")
+        report = (read(own[i]), own[i].name) if own else ()
+        found[file.name] = divided(file.name, read(file), *report)
+    return found
+
+
+def measured_on(
+    loaded: LoadedModel,
+    options: RunConfig,
+    files: Mapping[str, Mapping[Split, Sequence[Record]]],
+    shown: Shown,
+) -> inputs.MeasuredOn:
     """The parts of a search on prompts, without workloads that the model fails with every token.
+
+    Args:
+        loaded: the model.
+        options: of the run.
+        files: its `records`.
+        shown: for progress.
 
     Raises:
         KvsearchError: a file or task cannot be used, or none passes its gate.
     """
-    specs, files = options.specs(), options.records
+    specs = options.specs()
     counts = {"search": options.items, "select": options.items}
     counts |= {"report": HEADLINE * options.items}
     parts: dict[Split, list[Prompts]] = {split: [] for split in SPLITS}
@@ -144,8 +173,7 @@ def measured_on(loaded: LoadedModel, options: RunOptions, shown: Shown) -> input
     if len({*names}) < len(names):
         raise KvsearchError(f"two workloads have one name: {', '.join(names)}")
     longest = max(w.longest for some in parts.values() for w in some)
-    budget = in_both_units(loaded.shape, options.budget_slots, options.budget_bytes)
-    sized_for(loaded.shape, budget, longest, prompts=True)  # before anything is measured
+    sized_for(loaded.shape, options.budget(loaded.shape), longest, prompts=True)
     known = _passing(loaded, parts["search"], shown)
     weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
     worth = {name: w.nats for name, w in known.items()}

@@ -5,12 +5,13 @@ from dataclasses import asdict
 
 import click
 
-from kvsearch.cli.options import options, output_options
 from kvsearch.cli.output import answer
+from kvsearch.config.commands import CheckConfig
+from kvsearch.config.to_click import options, output_options
 
 
 @click.command("check")
-@options("device", "dtype", device={"help": "auto, cpu, cuda or cuda:N"})
+@options(CheckConfig)
 @output_options
 def command(device: str, dtype: str, as_json: bool, quiet: bool) -> None:
     """Test every kernel on this machine, and on a GPU CUDA graphs of tokens.

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from kvsearch.cli.options import (
-    PLACE,
-    budget_options,
-    options,
-    output_options,
-    prompt_options,
-    text_options,
-)
 from kvsearch.cli.output import answer
+from kvsearch.config.commands import ExportConfig
+from kvsearch.config.to_click import PLACE, options, output_options
 from kvsearch.errors import RunError
 
 if TYPE_CHECKING:
@@ -23,31 +17,11 @@ if TYPE_CHECKING:
     from kvsearch.records import Interval
 
 
-WHOSE = "whose shape counts, and for losses [default: that of the policy's run]"
-
-
 @click.command("export")
 @click.argument("policy", type=PLACE)
-@click.option("--to", default="transformers", show_default=True, help="runtime")
-@click.option("-o", "--out", type=PLACE, help="folder [default: beside the policy]")
-@click.option("--strict", is_flag=True, help="refuse anything but an exact mapping")
-@click.option("--force", is_flag=True, help="overwrite existing files")
-@budget_options("of a method")
-@options("model", model={"default": None, "help": WHOSE})
-@text_options
-@prompt_options
-@options("items", items={"default": 25, "help": "contexts of a task"})
-@click.option(
-    "--context", default=2048, show_default=True, help="tokens that bytes and losses are for"
-)
-@click.option("--windows", default=1, show_default=True, help="windows of so many, for losses")
-@click.option("--prompt", default=0, show_default=True, help="tokens of it that arrive in one call")
-@click.option("--verify", is_flag=True, help="run the runtime on the text and compare")
-@options("device", "dtype", device={"help": "auto, cpu, cuda, cuda:N"})
+@options(ExportConfig)
 @output_options
-def command(
-    policy: Path, to: str, text: tuple[str, ...], as_json: bool, quiet: bool, **given: Any
-) -> None:
+def command(policy: Path, to: str, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write what a runtime needs to run POLICY, and say what it cannot do.
 
     POLICY is a policy file, or a folder with one: a run folder's is its recommended policy. It may
@@ -79,7 +53,7 @@ def command(
     from kvsearch.app.export import export
     from kvsearch.exporters.proof import TOLERANCE
 
-    done = export(policy, to, text=text or None, **given, progress=not quiet)
+    done = export(policy, to, **given, progress=not quiet)
     answer(as_json, done.document(), _table(done))
     if done.loss is not None and done.loss.agrees is False:
         raise RunError(

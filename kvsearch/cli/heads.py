@@ -5,16 +5,13 @@ from typing import Any
 
 import click
 
-from kvsearch.cli.options import PLACE, model_options, output_options
 from kvsearch.cli.output import answer
+from kvsearch.config.commands import HeadsConfig
+from kvsearch.config.to_click import options, output_options
 
 
 @click.command("heads")
-@model_options
-@click.option("-o", "--out", type=PLACE, metavar="FILE", help="write the losses to this file")
-@click.option(
-    "--measure-heads", is_flag=True, help="measure, even where they are shipped or kept on disk"
-)
+@options(HeadsConfig)
 @output_options
 def command(as_json: bool, quiet: bool, **given: Any) -> None:
     """Measure what every KV head of a model loses in a small cache, once per model.

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import PLACE, output_options
 from kvsearch.cli.output import answer
+from kvsearch.config.to_click import PLACE, output_options
 
 
 @click.command("init")
@@ -14,8 +14,8 @@ from kvsearch.cli.output import answer
 @output_options
 def command(file: Path, force: bool, as_json: bool, quiet: bool) -> None:
     """Write FILE [run.yaml] with every option of `kvsearch run`, for its --config."""
-    from kvsearch.cli.config import template
     from kvsearch.cli.run import command as run
+    from kvsearch.config.from_yaml import template
     from kvsearch.errors import RunError
     from kvsearch.files import write_atomic
 

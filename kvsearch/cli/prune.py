@@ -5,15 +5,14 @@ from typing import Any
 
 import click
 
-from kvsearch.cli.options import PLACE, model_options, output_options, text_options
 from kvsearch.cli.output import answer
+from kvsearch.config.commands import PruneConfig
+from kvsearch.config.to_click import options, output_options
 
 
 @click.command("prune")
 @click.argument("policy", metavar="NAME_OR_FILE")
-@click.option("--out", type=PLACE, required=True, help="folder of the smaller model")
-@model_options
-@text_options
+@options(PruneConfig)
 @output_options
 def command(policy: str, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write a smaller model without the channels that a policy removes.

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from kvsearch.cli.options import PLACE, output_options
 from kvsearch.cli.output import answer
+from kvsearch.config.to_click import PLACE, output_options
 
 
 @click.command("push")

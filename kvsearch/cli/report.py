@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import PLACE, output_options
 from kvsearch.cli.output import answer
+from kvsearch.config.to_click import PLACE, output_options
 
 
 @click.command("report")
@@ -18,9 +18,9 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
     """
     from kvsearch.app.so_far import so_far
     from kvsearch.app.summary import Unfinished, read, write
+    from kvsearch.config.study import Study
     from kvsearch.errors import RunError
     from kvsearch.policy_search.folder import RunFolder
-    from kvsearch.policy_search.run_files import study
     from kvsearch.records import plain
     from kvsearch.report.terminal import closing
 
@@ -33,7 +33,7 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
         try:
             summary = read(folder)
         except Unfinished:
-            summary = so_far(folder, study(run_dir / "study.json"))
+            summary = so_far(folder, Study.read(run_dir / "study.json"))
         write(summary, run_dir)
     finally:
         folder.close()

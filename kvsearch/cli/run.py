@@ -4,28 +4,30 @@ from typing import Any
 
 import click
 
-from kvsearch.cli.config import Configured, config_option
-from kvsearch.cli.options import options, output_options
 from kvsearch.cli.output import answer, loading, print_json
+from kvsearch.config.from_yaml import Configured, config_option
+from kvsearch.config.run_config import RunConfig
+from kvsearch.config.to_click import options, output_options
 
 NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows": [], "trials": []}
 
 
 @click.command("run", cls=Configured)
 @config_option
-@options()
+@options(RunConfig)
 @output_options
 def command(as_json: bool, quiet: bool, **given: Any) -> None:
     """Search the policy space of a model and report the front.
 
     Running the same command again goes on where it stopped.
     """
+    config = RunConfig(**given, progress=not quiet)
     try:
         with loading(quiet):
             from kvsearch.app.search import search
             from kvsearch.report.terminal import closing
 
-        found = search(**given, progress=not quiet)
+        found = search(config)
     except KeyboardInterrupt as stopped:
         begun: Any = stopped if hasattr(stopped, "trials") else None  # `Interrupted`, in a folder
         if as_json:

@@ -2,8 +2,8 @@
 
 import click
 
-from kvsearch.cli.options import output_options
 from kvsearch.cli.output import print_json
+from kvsearch.config.to_click import output_options
 
 
 @click.command("schema")

@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import click
 
-from kvsearch.cli.options import output_options
 from kvsearch.cli.output import answer
+from kvsearch.config.to_click import output_options
 
 
 @click.command("targets")

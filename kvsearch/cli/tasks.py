@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsearch.cli.options import options, output_options, text_options
 from kvsearch.cli.output import answer
+from kvsearch.config.commands import GatesConfig
+from kvsearch.config.to_click import options, output_options
 
 if TYPE_CHECKING:
     from kvsearch.workloads import Task
@@ -14,15 +15,9 @@ TOKENS = 1000  # of most tasks' contexts
 
 
 @click.command("tasks")
-@options("model", "dtype", "device", model={"default": None})
-@options(
-    "tasks", "see", "items",
-    tasks={"help": "with --model: these only; repeatable; `ruler` is all of RULER"},
-    items={"default": 8, "help": "with --model: contexts of each task"},
-)  # fmt: skip
-@text_options
+@options(GatesConfig)
 @output_options
-def command(model: Any, tasks: tuple[str, ...], as_json: bool, quiet: bool, **given: Any) -> None:
+def command(as_json: bool, quiet: bool, **given: Any) -> None:
     """List the tasks that `--task` names, or say which of them a model can do.
 
     With --model, each task is tried with the full cache: its answers must be likelier with the
@@ -31,8 +26,8 @@ def command(model: Any, tasks: tuple[str, ...], as_json: bool, quiet: bool, **gi
     from kvsearch.app import tables
     from kvsearch.records import plain
 
-    found: Any = tables.tasks(model, tasks=tasks, progress=not quiet, **given)
-    if model is None:
+    found: Any = tables.tasks(**given, progress=not quiet)
+    if given["model"] is None:
         rows = _rows(found)
         answer(as_json, rows, _listed(rows, found))
         return
@@ -44,7 +39,7 @@ def command(model: Any, tasks: tuple[str, ...], as_json: bool, quiet: bool, **gi
             f"context, {gate.empty:.2f} without; {gate.asks} asks of {gate.items} contexts"
         )
         lines.append(f"{gate.task:<{width}}  {said}")
-    document = {"model": model, "see": given["see"], "gates": plain(found)}
+    document = {"model": given["model"], "see": given["see"], "gates": plain(found)}
     answer(as_json, document, "\n".join(lines))
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from kvsearch.cli.options import PLACE, output_options
 from kvsearch.cli.output import print_json
+from kvsearch.config.to_click import PLACE, output_options
 
 
 @click.command("validate")

@@ -1,64 +1,18 @@
-"""What `study.json`, `measured.json` and `frozen.json` hold; other fields are ignored."""
+"""What `measured.json` and `frozen.json` hold; other fields are ignored."""
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from kvsearch.errors import RunError, quoted
 from kvsearch.evaluation.measurement import Answered, Measurement
-from kvsearch.frozen import MOST, first_error
+from kvsearch.frozen import first_error
 from kvsearch.records import Example, Interval, MeasuredPolicy, Needles, Trial, plain
 
 SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
-Count = Annotated[int, Field(ge=1, le=MOST)]
-
-
-class _Shape(BaseModel):
-    layers: Count
-    kv_heads: Count
-    head_dim: Count
-    heads: Count
-    widths: tuple[tuple[int, int], ...] = ()
-    others: Annotated[int, Field(ge=0, le=MOST)] = 0
-
-
-class _Model(BaseModel):
-    name: str
-    digest: str
-    shape: _Shape
-
-
-class _Settings(BaseModel):
-    budget_slots: float
-    budget_bytes: Count
-    context: Count
-    score_from: Count
-    report_windows: Count = 1
-    headline_windows: Count = 1
-
-
-class _Text(BaseModel):
-    name: str
-    tokens: Count
-    token_sha256: str
-
-
-class _Texts(BaseModel):
-    search: _Text
-    select: _Text
-    report: _Text
-
-
-class Study(BaseModel):
-    """Of `study.json`, by the present names."""
-
-    model: _Model
-    settings: _Settings
-    text: _Texts
-    versions: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,24 +95,24 @@ class Frozen:
         return _text(self)
 
 
-_STUDY, _MEASURED = TypeAdapter(Study), TypeAdapter(Measured)
+_STUDY, _MEASURED = TypeAdapter(dict[str, Any]), TypeAdapter(Measured)
 _FROZEN, _IMPORTANCES = TypeAdapter(Frozen), TypeAdapter(dict[str, float])
 T = TypeVar("T")
 
 
 def study(file: Path) -> dict[str, Any]:
-    """What `study.json` holds, by the present names.
+    """What `study.json` holds, to be compared; `config.study` says what it means.
 
     Raises:
         FileNotFoundError: there is none.
-        RunError: it is damaged, or a newer version of kvsearch wrote it.
+        RunError: it is damaged, or another version of kvsearch wrote it.
     """
-    return _read(file, _STUDY, SCHEMA)[0]
+    return read_as(file, _STUDY, SCHEMA)
 
 
 def measured(file: Path) -> Measured:
     """What `measured.json` holds; raises as `study` does."""
-    found = _read(file, _MEASURED, SCHEMA)[1]
+    found = read_as(file, _MEASURED, SCHEMA)
     names = [row.name for row in found.rows]
     if "full" not in names or len({*names}) < len(names):
         raise RunError(f"{file} is damaged: field rows: not one row of each name, and `full`")
@@ -172,13 +126,13 @@ def measured(file: Path) -> Measured:
 
 def frozen(file: Path) -> Frozen:
     """What `frozen.json` holds; raises as `study` does."""
-    return _read(file, _FROZEN, SCHEMA)[1]
+    return read_as(file, _FROZEN, SCHEMA)
 
 
 def importances(file: Path) -> dict[str, float]:
     """What `importances.json` holds; nothing where there is none."""
     try:
-        return _read(file, _IMPORTANCES)[1]
+        return read_as(file, _IMPORTANCES)
     except FileNotFoundError:
         return {}
 
@@ -187,8 +141,18 @@ def _text(of: Measured | Frozen) -> str:
     return json.dumps({"schema": SCHEMA, **plain(of)}, indent=1) + "\n"
 
 
-def _read(file: Path, kind: TypeAdapter[T], schema: str | None = None) -> tuple[dict[str, Any], T]:
-    """What a file holds, as it is there and as a `kind`."""
+def read_as(file: Path, kind: TypeAdapter[T], schema: str | None = None) -> T:
+    """What a file holds.
+
+    Args:
+        file: JSON.
+        kind: of the whole.
+        schema: that it names.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RunError: it is damaged, or has another schema.
+    """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
@@ -198,7 +162,7 @@ def _read(file: Path, kind: TypeAdapter[T], schema: str | None = None) -> tuple[
                 f"{file} was written as {quoted(found['schema'])}, and this kvsearch reads "
                 f"{quoted(schema)}"
             )
-        return found, kind.validate_python(found)
+        return kind.validate_python(found)
     except (RunError, FileNotFoundError):
         raise
     except ValidationError as e:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from kvsearch.app import summary
 from kvsearch.app.report_windows import looks
+from kvsearch.config.study import Study
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses
@@ -28,7 +29,7 @@ from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.samplers import Context
 from kvsearch.policy_search.samplers.kvei import Kvei
-from kvsearch.policy_search.study import Study
+from kvsearch.policy_search.study import Study as OptunaStudy
 from kvsearch.records import REPORT, Recheck
 from kvsearch.space import load
 from kvsearch.stats import corrected
@@ -64,7 +65,7 @@ def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
             return
         last = [t.number for t in done if t.kind == "searched"][:n]
         known = [t for t in done if t.kind != "searched" or t.number in last]
-        study = Study(space, lambda seed: Kvei(seed, context), 0, budget)
+        study = OptunaStudy(space, lambda seed: Kvei(seed, context), 0, budget)
         study.restore(known)
         yield {
             "run": run.name,
@@ -98,9 +99,9 @@ def said(run: Path) -> dict[str, object]:
 
 def headline(folder: RunFolder) -> dict[str, Recheck]:
     """Opponents as the run chose them: the best of a kind among those on the most windows."""
-    asked = run_files.study(folder.path / "study.json")
+    asked = Study.read(folder.path / "study.json")
     of = summary.comparison(folder, asked, run_files.measured(folder.path / "measured.json"))
-    looked = looks(asked["settings"]["report_windows"], asked["settings"]["headline_windows"])
+    looked = looks(asked.settings.report_windows, asked.settings.headline_windows or 0)
     found, best = {}, of.recommended or ""
     for kind, label in {
         "method": "published",

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from kvsearch.app.inputs import text
-from kvsearch.app.options import RunOptions
+from kvsearch.config.run_config import RunConfig
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models import load_model
@@ -67,7 +67,7 @@ def main() -> None:
             continue
         run = RunFolder(FIRST / "four-windows" / name, write=False)
         asked = json.loads((run.path / "study.json").read_text())
-        given = RunOptions(text=tuple(options[1:]), windows=1, report_windows=WINDOWS)
+        given = RunConfig(text=tuple(options[1:]), windows=1, report_windows=WINDOWS)
         found = text(evaluator.loaded, given, print)
         same = found.parts.report.token_sha256 == asked["text"]["report"]["token_sha256"]
         assert same, f"{name} is not the text of the run"

@@ -26,7 +26,7 @@ from other_measurements import KINDS, on_text
 
 from kvsearch.app.heads import heads
 from kvsearch.app.inputs import text
-from kvsearch.app.options import RunOptions
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.evaluation.replay import deployed
@@ -88,7 +88,7 @@ def built(knobs: Knobs, evaluator: Evaluator, slots: int, T: int, of: HeadLosses
     return build(knobs, Setting(shape, shape.budget_bytes(slots), T, heads=of))
 
 
-class OneWindow(RunOptions):
+class OneWindow(RunConfig):
     """One search window, and those beside it that a longer search has."""
 
     grows = True

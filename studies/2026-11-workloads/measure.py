@@ -20,8 +20,8 @@ import numpy as np
 
 from kvsearch.app.heads import heads
 from kvsearch.app.inputs import text
-from kvsearch.app.options import RunOptions
 from kvsearch.app.workloads import bare, from_tasks, groups
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -92,7 +92,7 @@ def searched(part: int, setting: Setting) -> dict[str, Policy]:
 def on_text(loaded: LoadedModel, parts: list[int]) -> None:
     """NLL of what searches found on windows of the text, after as many tokens as a policy holds."""
     evaluator, file = Evaluator(loaded), HERE / "records" / "text.json"
-    given = RunOptions(context=TOKENS, windows=1, report_windows=WINDOWS)
+    given = RunConfig(context=TOKENS, windows=1, report_windows=WINDOWS)
     ids = text(loaded, given, lambda _: None).windows["report"][:WINDOWS]
     rows = json.loads(file.read_text()) if file.exists() else {}
     for part in parts:

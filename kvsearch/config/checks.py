@@ -1,13 +1,12 @@
-"""Arguments as callers give them, in one form; each is refused in one sentence if it is none."""
+"""Options as callers give them, in one form, and ranges; each is refused in one sentence."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvsearch.errors import KvsearchError, ModelError, TextError, quoted
+from kvsearch.errors import KvsearchError, ModelError, TextError, nearest, quoted
 from kvsearch.text import Text, TextLike
-from kvsearch.workloads import SEES
 
 if TYPE_CHECKING:
     from kvsearch.models.load import LoadedModel
@@ -41,6 +40,16 @@ def several(given: Place | Sequence[Place]) -> tuple[Place, ...]:
     return (given,) if isinstance(given, str | PathLike) else tuple(given)
 
 
+def paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[Path, ...]:
+    """One path or several."""
+    return tuple(map(Path, several(given)))
+
+
+def path(given: str | PathLike[str] | None) -> Path | None:
+    """A path, or None."""
+    return None if given is None else Path(given)
+
+
 def which(given: "str | PathLike[str] | LoadedModel") -> "str | LoadedModel":
     """A model as a caller gave it: a loaded one, or a name.
 
@@ -59,30 +68,36 @@ def which(given: "str | PathLike[str] | LoadedModel") -> "str | LoadedModel":
     )
 
 
-def check_counts(**given: int | None) -> None:
-    """Raise a `KvsearchError` for an option that was given and is below 1; None is not given."""
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise KvsearchError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+def within(test: Callable[[Any], bool], told: str) -> Callable[[str, Any], None]:
+    """A range, and what a value in it is."""
+
+    def check(option: str, value: Any) -> None:
+        try:
+            inside = test(value)
+        except TypeError:  # of another type
+            inside = False
+        if not inside:
+            got = f"{value:g}" if isinstance(value, float) else quoted(value)
+            raise KvsearchError(f"{option} must be {told}, got {got}")
+
+    return check
 
 
-def check_see(see: str) -> None:
-    """Raise a `KvsearchError` for another word than those of `--see`."""
-    if see not in SEES:
-        raise KvsearchError(f"--see must be one of {', '.join(SEES)}, got {quoted(see)}")
+def at_least(least: int, unit: str = "") -> Callable[[str, Any], None]:
+    """The range from `least` on."""
+    return within(lambda value: value >= least, f"at least {least}{unit}")
 
 
-def check_workers(count: int) -> None:
-    """Raise a `KvsearchError` for more processes than this machine can have a use for."""
-    cores = os.cpu_count() or 1
-    if count > (most := max(8, 4 * cores)):
-        raise KvsearchError(
-            f"--workers {count} are more processes than the {cores} cores of this machine can run; "
-            f"give at most {most}"
-        )
+def one_of(words: Collection[str]) -> Callable[[str, Any], None]:
+    """One of these words."""
+    return within(lambda value: value in words, f"one of {', '.join(words)}")
 
 
-def check_batch(batch: int | None) -> None:
-    """Raise a `KvsearchError` for less than one window a forward pass."""
-    if batch is not None and batch < 1:
-        raise KvsearchError(f"--batch must be at least 1 window, got {batch}")
+def known(what: str, words: Collection[str]) -> Callable[[str, Any], None]:
+    """One of these names of a `what`."""
+
+    def check(_: str, value: Any) -> None:
+        if value not in words:
+            raise KvsearchError(f"unknown {what} {quoted(value)}{nearest(value, words)}")
+
+    return check

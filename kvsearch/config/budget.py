@@ -3,7 +3,10 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
+from kvsearch.config.checks import within
+from kvsearch.config.option import Config, Word, option, part
 from kvsearch.errors import KvsearchError, TextError, quoted
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape
@@ -34,6 +37,14 @@ def bytes_of(value: object) -> int:
     return int(size)
 
 
+def _slots(value: Any) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        told = "is not a number of fp16 slots per layer; a size in bytes is --budget-bytes"
+        raise ValueError(f"{quoted(value)} {told}") from None
+
+
 @dataclass(frozen=True)
 class Budget:
     """Memory for one sequence, in both units.
@@ -47,36 +58,44 @@ class Budget:
     bytes: int
 
 
-def check_budget(slots: float | None, size: int | None) -> None:
-    """Contradictions that need no model.
+@part
+class BudgetConfig(Config):
+    """How much memory, in one of two units."""
 
-    Raises:
-        KvsearchError: both units are given, or one is nothing or not finite.
-    """
-    if slots is not None and size is not None:
-        raise KvsearchError("give --budget in slots or --budget-bytes, not both")
-    if slots is not None and not 0 < slots <= MOST:
-        raise KvsearchError(
-            f"--budget must be above 0 fp16 slots per layer and at most 2^60, got {slots:g}"
-        )
-    if size is not None and not 0 < size <= MOST:
-        raise KvsearchError(
-            f"--budget-bytes must be above 0 bytes per sequence and at most 2^60, got {size}"
-        )
+    budget_slots: float | None = option(
+        None,
+        "size a method to this, in fp16 slots per layer",
+        check=within(
+            lambda slots: 0 < slots <= MOST, "above 0 fp16 slots per layer and at most 2^60"
+        ),
+        word=Word("float", _slots, (int, float), "a number"),
+        metavar="SLOTS", flags="--budget --budget-slots", group="Budget and model",
+    )  # fmt: skip
+    budget_bytes: int | None = option(
+        None,
+        "the same per sequence in bytes, or as 5MB or 4.8MiB, instead",
+        check=within(lambda size: 0 < size <= MOST, "above 0 bytes per sequence and at most 2^60"),
+        word=Word("integer", bytes_of, (int, str), "a size in bytes"),
+        metavar="BYTES", group="Budget and model", instead="budget_slots",
+    )  # fmt: skip
 
+    def check(self) -> None:
+        """Refuse both units."""
+        super().check()
+        if self.budget_slots is not None and self.budget_bytes is not None:
+            raise KvsearchError("give --budget in slots or --budget-bytes, not both")
 
-def in_both_units(shape: ModelShape, slots: float | None, size: int | None) -> Budget | None:
-    """The budget in both units, or None without one.
+    @property
+    def sized(self) -> bool:
+        """Whether there is a budget."""
+        return self.budget_slots is not None or self.budget_bytes is not None
 
-    Args:
-        shape: the model's, which says what a slot costs.
-        slots: fp16 slots per layer.
-        size: bytes per sequence, instead.
-    """
-    check_budget(slots, size)
-    if slots is not None:
-        return Budget(slots, shape.budget_bytes(slots))
-    return None if size is None else Budget(size / shape.budget_bytes(1), size)
+    def budget(self, shape: ModelShape) -> Budget | None:
+        """The budget in both units, or None without one; `shape` says what a slot costs."""
+        if self.budget_bytes is not None:
+            return Budget(self.budget_bytes / shape.budget_bytes(1), self.budget_bytes)
+        slots = self.budget_slots
+        return None if slots is None else Budget(slots, shape.budget_bytes(slots))
 
 
 def sized_for(

@@ -13,29 +13,19 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from kvsearch.cli.options import BYTES, COUNT, PLACE, SLOTS, F
+from kvsearch.config.to_click import OUTPUT, PLACE, F, Option, Parsed
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.yaml_file import kind, read_mapping
 
-EXCLUSIVE = (("budget_slots", "budget_bytes"), ("text", "dataset"))  # only one of each is used
 _OUTSIDE = ("config", "debug", "help")
-HEADINGS = {  # of the help, by the first option below each
-    "config": "Budget and model",
-    "text": "Text",
-    "tasks": "Prompts, instead of a text",
-    "score_from": "Measurement",
-    "trials": "Search",
-    "workers": "Processes",
-    "bench": "Time",
-    "heads": "Losses of KV heads",
-    "out": "Output",
-}
 
 
 def config_option(f: F) -> F:
     """Options from a file."""
     return click.option(
         "--config",
+        cls=Option,
+        group="Budget and model",
         type=PLACE,
         metavar="FILE.yaml",
         is_eager=True,
@@ -87,9 +77,8 @@ class Configured(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every option, in order."""
         found: dict[str, list[tuple[str, str]]] = {}
-        heading = "Options"
         for param in self.get_params(ctx):
-            heading = HEADINGS.get(param.name or "", heading)
+            heading = param.group if isinstance(param, Option) else OUTPUT
             if (record := param.get_help_record(ctx)) is not None:
                 found.setdefault(heading, []).append(record)
         for heading, records in found.items():
@@ -99,7 +88,8 @@ class Configured(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As usual; of two options that exclude each other, the command line's one remains."""
         rest = super().parse_args(ctx, args)
-        for pair in EXCLUSIVE:
+        mine = [p for p in self.params if isinstance(p, Option)]
+        for pair in [(p.instead, p.name or "") for p in mine if p.instead is not None]:
             sources = [ctx.get_parameter_source(name) for name in pair]
             if set(sources) == {ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP}:
                 name = pair[sources.index(ParameterSource.DEFAULT_MAP)]
@@ -155,13 +145,12 @@ def _scalar(where: str, option: click.Option, value: Any) -> Any:
     wanted: tuple[type, ...]
     if isinstance(option.type, click.types.BoolParamType):
         wanted, words = (bool,), "true or false"
-    elif option.type is BYTES:
-        wanted, words = (int, str), "a size in bytes"
-    elif option.type is COUNT and value != "auto":
-        wanted, words = (int,), "a whole number or auto"
+    elif isinstance(option.type, Parsed):
+        wanted, words = option.type.word.types, option.type.word.words
+        wanted += (str,) if value == option.type.word.besides else ()
     elif isinstance(option.type, click.types.IntParamType):
         wanted, words = (int,), "a whole number"
-    elif option.type is SLOTS or isinstance(option.type, click.types.FloatParamType):
+    elif isinstance(option.type, click.types.FloatParamType):
         wanted, words = (int, float), "a number"
     else:
         wanted, words = (str,), "text"
