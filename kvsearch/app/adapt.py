@@ -47,16 +47,19 @@ def adapt(config: AdaptConfig) -> Adapted:
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
     """
-    shown, folder, policy, c = Shown(quiet=not config.progress), config.out, config.policy, config
-    lora, rank, channels_only, prompt = c.lora, c.rank, c.channels_only, c.prompt
+    shown, folder, policy = Shown(quiet=not config.progress), config.out, config.policy
+    lora, rank, prompt, channels_only = (
+        config.lora, config.rank, config.prompt, config.channels_only,
+    )  # fmt: skip
     how = Recipe(
-        lr=c.lr, warmup=c.warmup, steps=c.steps, minutes=c.minutes, batch=c.batch,
-        accumulate=c.accumulate, save_every=c.save_every, seed=c.seed,
+        lr=config.lr, warmup=config.warmup, steps=config.steps, minutes=config.minutes,
+        batch=config.batch, accumulate=config.accumulate, save_every=config.save_every,
+        seed=config.seed,
     )  # fmt: skip
     require_new(folder)
     check_names((policy,), sized=config.sized)
     inputs.require_files(config.text, config.held_out)
-    replace(how, lora=rank if lora or (lora is None and prunes(policy)) else None).check()
+    replace(how, lora=rank if lora or (lora is None and prunes(policy)) else None).require_package()
     require_writable(folder)
     if not channels_only:
         _check_file(policy)
@@ -68,7 +71,7 @@ def adapt(config: AdaptConfig) -> Adapted:
     _check_device(loaded.devices)
     require_plain(loaded.model, "kvsearch adapt")
     if lora is None and loaded.shape.widths:
-        replace(how, lora=rank).check()
+        replace(how, lora=rank).require_package()
     texts = _texts(loaded, config, shown)
     chosen = _chosen(config, loaded, texts, shown)
     if channels_only and not chosen.channels.active and not loaded.shape.widths:
@@ -78,7 +81,7 @@ def adapt(config: AdaptConfig) -> Adapted:
     if lora is None:
         lora = chosen.channels.active or bool(loaded.shape.widths)
     how = replace(how, lora=rank if lora else None)
-    how.check()
+    how.require_package()
     work, done = Work(folder), False
     try:
         work.claim(_asked(loaded, chosen, texts, how, prompt, channels_only))

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from kvsearch.config.budget import BudgetConfig
-from kvsearch.config.checks import at_least, path, texts, which
+from kvsearch.config.checks import at_least, path, texts, which, within
 from kvsearch.config.model import (
     AnyModel,
     DeviceConfig,
@@ -168,24 +169,36 @@ class TrainedConfig(BudgetConfig, DatasetConfig, ModelConfig):
 
 @part
 class AdaptConfig(PromptConfig, TrainedConfig, PolicyConfig):
-    """A policy that a model is trained under. `Recipe` has the ranges of numbers."""
+    """A policy that a model is trained under."""
 
-    minutes: float | None = option(None, "of training, at most")
-    batch: int = option(1, "windows per forward pass")
-    accumulate: int = option(8, "forward passes per step")
+    minutes: float | None = option(
+        None,
+        "of training, at most",
+        check=within(lambda minutes: 0 < minutes < inf, "above 0 and finite"),
+    )
+    batch: int = option(1, "windows per forward pass", check=at_least(1))
+    accumulate: int = option(8, "forward passes per step", check=at_least(1))
     lora: bool | None = option(
         None,
         "low-rank additions or all weights [default: additions where channels are gone]",
         flags="--lora/--no-lora",
     )
-    rank: int = option(8, "of the additions")
-    lr: float | None = option(None, "learning rate [default: 1e-4 with LoRA, else 2e-5]")
-    warmup: int = option(20, "steps before the full rate")
-    save_every: int = option(50, "steps between checkpoints")
+    rank: int = option(8, "of the additions", check=at_least(1))
+    lr: float | None = option(
+        None,
+        "learning rate [default: 1e-4 with LoRA, else 2e-5]",
+        check=within(lambda rate: 0 < rate < 1, "above 0 and below 1"),
+    )
+    warmup: int = option(20, "steps before the full rate", check=at_least(0))
+    save_every: int = option(50, "steps between checkpoints", check=at_least(1))
     channels_only: bool = option(
         False, "train what channels leave, under full attention, whatever the policy evicts"
     )
-    seed: int = option(0, "of the order of windows")
+    seed: int = option(
+        0,
+        "of the order of windows",
+        check=within(lambda seed: 0 <= seed < 2**32, "at least 0 and below 2^32"),  # NumPy's limits
+    )
 
 
 @ordered

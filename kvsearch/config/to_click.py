@@ -87,7 +87,7 @@ def _flags(field: Field[Any]) -> list[str]:
 
 
 def _how(field: Field[Any]) -> dict[str, Any]:
-    """What `click.option` takes beside the flags_of of an option."""
+    """What `click.option` takes beside the flags of an option."""
     told, kinds = field.metadata, set(_kinds(field.type))
     default = None if told.get("required") else told.get("shell", field.default)
     how = {k: told[k] for k in ("help", "metavar", "required", "group", "instead") if k in told}

@@ -1,6 +1,5 @@
 """How a model is trained: what of it, how long, and in which steps."""
 
-import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -37,20 +36,8 @@ class Recipe:
     save_every: int = 50
     seed: int = 0
 
-    def check(self) -> None:
-        """Raise a `KvsearchError` for a number out of range, or where LoRA has no package."""
-        least = dict(steps=1, batch=1, accumulate=1, save_every=1, warmup=0, lora=1)
-        for name, bound in least.items():
-            given = getattr(self, name)
-            if given is not None and given < bound:
-                option = "rank" if name == "lora" else name.replace("_", "-")
-                raise KvsearchError(f"--{option} must be at least {bound}, got {given}")
-        if not 0 <= self.seed < 2**32:  # NumPy's limits
-            raise KvsearchError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise KvsearchError(f"--minutes must be above 0 and finite, got {self.minutes:g}")
-        if self.lr is not None and not 0 < self.lr < 1:
-            raise KvsearchError(f"--lr must be above 0 and below 1, got {self.lr:g}")
+    def require_package(self) -> None:
+        """Raise a `KvsearchError` where LoRA has no package."""
         if self.lora is not None and find_spec("peft") is None:
             raise KvsearchError(
                 "LoRA needs peft: pip install 'kvsearch[train]'; --no-lora trains all weights"
