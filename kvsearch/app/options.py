@@ -33,8 +33,8 @@ from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.policy_search.samplers import NAMES, name_of
 from kvsearch.text import TextLike
 from kvsearch.workloads import See, TaskSpec, expanded, parse
-from kvsearch.workloads.files import Record, read
-from kvsearch.workloads.parts import divided
+from kvsearch.workloads.files import Record, read, read_all
+from kvsearch.workloads.parts import divided, require_names
 from kvsearch.workloads.tasks.base import Split
 
 if TYPE_CHECKING:
@@ -315,11 +315,9 @@ class RunOptions:
                 f"for {len(self.prompts)}"
             )
         found: dict[str, dict[Split, list[Record]]] = {}
-        for i, file in enumerate(self.prompts):
-            if file.name in found:
-                raise KvsearchError(f"two files of prompts are called {file.name}; rename one")
+        for i, (name, records) in enumerate(read_all(self.prompts).items()):
             report = (read(own[i]), own[i].name) if own else ()
-            found[file.name] = divided(file.name, read(file), *report)
+            found[name] = divided(name, records, *report)
         return found
 
     def check(self) -> None:
@@ -362,8 +360,7 @@ class RunOptions:
     def _check_prompts(self) -> None:
         check_counts(items=self.items)
         check_see(self.see)
-        self.specs()
-        _ = self.records  # which raises what is wrong with them
+        require_names([*(spec.label for spec in self.specs()), *self.records])
         given = {
             "--report-text": self.report_text, "--extra-text": self.extra_text,
             "--score-from": self.score_from, "--batch": self.batch,

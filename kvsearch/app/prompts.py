@@ -13,7 +13,14 @@ from kvsearch.app.budget import Budget, check_budget, in_both_units, sized_for
 from kvsearch.app.kvpress_results import Predicted, predicted, require_prompts, write
 from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
-from kvsearch.app.workloads import Worth, bare, from_tasks, groups
+from kvsearch.app.workloads import (
+    Worth,
+    bare,
+    from_tasks,
+    groups,
+    own_answers,
+    say_own,
+)
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import Answers, answered, answers, fits
 from kvsearch.evaluation.measurement import kept
@@ -28,7 +35,8 @@ from kvsearch.stats import clustered
 from kvsearch.text import TextLike, tokenize
 from kvsearch.workloads import Prompts, See, TaskSpec, expanded, parse
 from kvsearch.workloads.encode import greedy_of, items_of
-from kvsearch.workloads.files import read
+from kvsearch.workloads.files import read_all
+from kvsearch.workloads.parts import require_names
 
 ITEMS = 25  # of a task
 
@@ -66,6 +74,7 @@ class Known(Worth):
         name: of the task or file.
         see: `agnostic` or `aware`.
         items, asks: how many.
+        own: asks whose reference is the full cache's own answer, for want of another.
         tokens: of the longest sequence.
         digest: SHA-256 of its tokens.
         full_exact: share of answers that the full cache gives.
@@ -75,6 +84,7 @@ class Known(Worth):
     see: See
     items: int
     asks: int
+    own: int
     tokens: int
     digest: str
     full_exact: float
@@ -159,12 +169,15 @@ def evaluate_prompts(
     check_see(see)
     check_names(names, sized=budget_slots is not None or budget_bytes is not None)
     specs = [parse(spec) for spec in expanded(several(tasks))]
-    records = {Path(fspath(f)).name: read(Path(fspath(f))) for f in several(prompts)}
+    records = read_all(Path(fspath(f)) for f in several(prompts))
     if not specs and not records:
         raise KvsearchError("give a task or a file of prompts")
+    require_names([*(spec.label for spec in specs), *records])
     inputs.require_files(text)
     least = max((spec.tokens for spec in specs), default=1)
     loaded = inputs.model(model, dtype=dtype, device=device, context=least, say=shown.say)
+    for name, some in records.items():
+        say_own(shown, name, some)
     asked = [
         *_made(loaded, specs, text, see, items, seed, shown),
         *(items_of(loaded, name, rows, see, greedy_of(loaded)) for name, rows in records.items()),
@@ -192,7 +205,7 @@ def evaluate_prompts(
             log = full.log if few else None
             without = bare(workload, loaded)
             empty = answers(evaluator, Policy(), without, resident=False, progress=step.advance)
-            about = _known(workload, full, empty)
+            about = _known(workload, full, empty, own_answers(records.get(workload.name, ())))
             known.append(about)
             if not about.passes:
                 shown.say(
@@ -240,13 +253,14 @@ def _made(
     return from_tasks(loaded, specs, tokens.ids, tokens.start, see, count, seed)
 
 
-def _known(workload: Prompts, full: Answers, empty: Answers) -> Known:
+def _known(workload: Prompts, full: Answers, empty: Answers, own: int) -> Known:
     return Known(
         **vars(Worth.of(workload, full, empty)),
         name=workload.name,
         see=workload.see,
         items=len(workload.items),
         asks=workload.asks,
+        own=own,
         tokens=workload.longest,
         digest=workload.digest,
         full_exact=float(full.exact.mean()),

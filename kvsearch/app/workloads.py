@@ -23,6 +23,7 @@ from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
 from kvsearch.workloads.encode import encoded, greedy_of, items_of, start_of
+from kvsearch.workloads.files import Record
 from kvsearch.workloads.items import without_context
 from kvsearch.workloads.parts import SPLITS, Part, Rows, in_turn
 from kvsearch.workloads.tasks.base import SHARES, Split
@@ -81,6 +82,18 @@ def bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
     return Prompts(workload.name, items, "aware")
 
 
+def own_answers(records: Sequence[Record]) -> int:
+    """Asks whose reference is what the full cache answers."""
+    return sum(record.answers.count(None) for record in records)
+
+
+def say_own(shown: Shown, name: str, records: Sequence[Record]) -> None:
+    """Say of how many asks of a file the reference is what the full cache answers, if of any."""
+    if own := own_answers(records):
+        of = sum(len(record.answers) for record in records)
+        shown.say(f"{name}: the full cache's own answers are the references for {own} of {of}")
+
+
 def from_tasks(
     loaded: LoadedModel,
     specs: Sequence[TaskSpec],
@@ -137,12 +150,10 @@ def measured_on(loaded: LoadedModel, options: RunOptions, shown: Shown) -> input
                 split,
             )
     for name, its_parts in files.items():
+        say_own(shown, name, [r for some in its_parts.values() for r in some])
         for split, some in its_parts.items():
             few = some[: counts[split]]
             parts[split].append(items_of(loaded, name, few, options.see, greedy_of(loaded)))
-    names = [w.name for w in parts["search"]]
-    if len({*names}) < len(names):
-        raise KvsearchError(f"two workloads have one name: {', '.join(names)}")
     longest = max(w.longest for some in parts.values() for w in some)
     budget = in_both_units(loaded.shape, options.budget_slots, options.budget_bytes)
     sized_for(loaded.shape, budget, longest, prompts=True)  # before anything is measured
