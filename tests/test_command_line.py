@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from importlib import import_module
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy_search.executors import cluster
-from tests.command import call
+from tests.command import call, exit_code
 
 CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
 EMPTY = "the name is empty"
@@ -294,6 +295,31 @@ def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
         done = subprocess.run(argv, stdout=out, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "free some space" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "shown"),
+    [
+        ("cp1252", "вопрос", r"\u0432\u043e\u043f\u0440\u043e\u0441"),
+        ("latin-1", "資料", r"\u8cc7\u6599"),
+        ("utf-8", "half\udcff", r"half\udcff"),
+        ("cp1252", "é", "é"),
+    ],
+)
+def test_names_that_stdout_has_no_letters_for_are_printed_with_escapes(
+    encoding: str, name: str, shown: str, tiny_folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    policy, asked = tmp_path / f"{name}.json", tmp_path / f"{name}.jsonl"
+    policy.write_text('{"slots": 40}')
+    asked.write_text("\n".join(f'{{"prompt": "{"a " * 40}{i}", "answer": "b"}}' for i in "xyz"))
+    for argv in (
+        ["validate", policy],
+        ["eval", policy, "--model", tiny_folder, "--prompts", asked],
+    ):
+        out = TextIOWrapper(BytesIO(), encoding=encoding)
+        monkeypatch.setattr("sys.stdout", out)
+        assert exit_code(*argv) == 0
+        assert shown in out.buffer.getvalue().decode(encoding)
 
 
 def test_losses_that_cannot_be_written(

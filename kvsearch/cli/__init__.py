@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import traceback
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -83,6 +84,8 @@ def main(argv: list[str] | None = None) -> None:
     args = sys.argv[1:] if argv is None else argv
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
+    if isinstance(sys.stdout, TextIOWrapper):  # whose encoding may lack letters of a file's name
+        sys.stdout.reconfigure(errors="backslashreplace")
     before = {number: signal.signal(number, _interrupt) for number in STOPS}
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
