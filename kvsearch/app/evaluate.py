@@ -19,7 +19,7 @@ from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.measurement import Measurement
-from kvsearch.evaluation.quality import Evaluator, check_finite
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.models.aliases import DEFAULT
@@ -223,7 +223,6 @@ def evaluate(
         step.advance()
         for policy in chosen:
             quality = evaluator.quality(policy, ids, prompt=prompt)
-            check_finite(policy.name or "policy", quality.nll)
             measured.append((policy, quality))
             if (found := quality.anchored) is not None:
                 shown.say(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -263,6 +264,8 @@ def context_worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth
 
     def read_back(data: Any) -> Worth:
         full, empty, passes = data
+        if not isfinite(full + empty):
+            raise ValueError("no loss")
         return Worth(float(full), float(empty), bool(passes))
 
     words = f"worth/{loaded.digest}/{loaded.dtype}/{workload.see}"
