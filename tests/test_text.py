@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from kvsearch.text import (
     tokenize,
     windows,
 )
+from kvsearch.workloads.files import read_all
 
 
 def test_a_file_keeps_every_byte_and_its_hash(tmp_path):
@@ -146,6 +148,14 @@ def test_half_of_a_character_is_one_sentence(monkeypatch, tmp_path):
         with pytest.raises(TextError, match=re.escape(what)):
             read()
     assert read_text(Text("a \U0001f525")).text[-1] == "\U0001f525"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
+def test_a_name_that_is_no_text_has_escapes_in_records(tmp_path):
+    for name in ("half\udcff.txt", "half\udcff.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "a"}' if name.endswith("l") else "a b")
+    assert read_file(str(tmp_path / "half\udcff.txt")).name == r"half\udcff.txt"
+    assert list(read_all([tmp_path / "half\udcff.jsonl"])) == [r"half\udcff.jsonl"]
 
 
 def test_an_unreachable_or_unknown_dataset_gets_one_sentence(monkeypatch):

@@ -83,8 +83,8 @@ def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -
          "line 1: field instruction is not read beside the other fields"),
         ("a.jsonl", '{"context": "x", "input": "Which?", "answer": "c", "options": ["left", "up"]}',
          "field options is not read"),
-        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "w"}]}',
-         "field tools is not read"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}], "functions": [{"a": "w"}]}',
+         "field functions is not read"),
         ("a.jsonl", '{"prompt": "x", "id": "7", "final": "y"}', "no answer is given, and field "),
         ("a.jsonl", '{"prompt": "x", "gold_label": 2}', "and field 'gold_label'"),
         ("a.jsonl", '{"context": "x", "ask": "y", "answer": "z"}', "no question is given"),
@@ -240,13 +240,17 @@ def test_the_last_question_of_a_chat_is_asked(
     monkeypatch.setattr(loaded.tokenizer, "chat_template", TEMPLATE)
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"},
             {"role": "user", "content": "and?"}]  # fmt: skip
-    rows = [{"messages": said}, {"messages": said, "completion": "bye"}]
-    file = written(tmp_path, "chat.jsonl", "\n".join(map(json.dumps, rows)))
-    items = items_of(loaded, "chat", read(file), "agnostic", lambda _: ids([1])).items
+    bye: tuple[Any, ...] = ("bye", ["bye"], [{"role": "assistant", "content": "bye"}])
+    rows = [{"messages": said}, *({"messages": said, "completion": x} for x in bye)]
+    items = [
+        items_of(loaded, "chat", read(written(tmp_path, "chat.jsonl", json.dumps(row))), "agnostic",
+                 lambda _: ids([1])).items[0]
+        for row in rows
+    ]  # fmt: skip
     text = loaded.tokenizer.decode
     asked = [[text(a.question) + "|" + text(a.answer) for a in item.asks] for item in items]
     turn = "<user>and?\n<assistant>|"
-    assert asked == [["|hello\n", turn + text([1])], ["|hello\n", turn + "bye\n"]]
+    assert asked == [["|hello\n", turn + text([1])]] + 3 * [["|hello\n", turn + "bye\n"]]
 
 
 def test_without_answers_the_full_caches_own_is_the_reference(

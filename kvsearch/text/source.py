@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 from kvsearch.errors import TextError, quoted
-from kvsearch.frozen import has_half
+from kvsearch.frozen import has_half, whole
 
 
 @dataclass(frozen=True)
@@ -48,4 +48,4 @@ class Source:
                 f"the text {quoted(name)} has half of a character (\\ud800 to \\udfff), which "
                 "is no text: decode it again, or leave it out"
             )
-        return cls(name, text, hashlib.sha256(text.encode()).hexdigest(), announcement)
+        return cls(whole(name), text, hashlib.sha256(text.encode()).hexdigest(), announcement)

@@ -23,7 +23,7 @@ ANSWER = (  # beside `answer` and `answers`
 ASKED = frozenset(
     "prompt context question questions query input instruction instructions system system_prompt "
     "passage document documents article story options choices choice_a choice_b choice_c choice_d "
-    "tools functions".split()
+    "functions".split()
 )
 # Names that cannot be those of a question or an answer; where one is missing, any other might be.
 ABOUT = re.compile(
@@ -31,7 +31,7 @@ ABOUT = re.compile(
     r"title|url|link|source|dataset|config|subset|split|task|type|(sub_?)?(category|domain)|topic|"
     r"subject|difficulty|level|lang|language|locale|length|tokens|author|user|date|time|timestamp|"
     r"created|license|version|model|all_classes|meta|metadata|extra|extra_info|tags?|keywords|"
-    r"file|path|filename|hash|sha256|messages|answer_prefix"
+    r"file|path|filename|hash|sha256|messages|answer_prefix|answer_gap|chat_template_kwargs|tools"
 )
 NUMBERED = re.compile("answer|label|gold|truth|solution|expected")  # where a number may be one
 LISTS = {"answer", "answers", "questions", "messages", "options", "choices", *ANSWER}

@@ -8,7 +8,7 @@ which is taken in once.
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from os.path import exists
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.errors import TextError, named, quoted
-from kvsearch.frozen import has_half, named_once
+from kvsearch.frozen import has_half, named_once, whole
 from kvsearch.workloads import hub
 from kvsearch.workloads.fields import cell, fields, require_read
 from kvsearch.workloads.items import About
@@ -120,9 +120,10 @@ def read_all(files: Iterable[Path]) -> dict[str, list[Record]]:
     """
     found: dict[str, list[Record]] = {}
     for file in files:
-        if file.name in found:
-            raise TextError(f"two files of prompts are called {file.name}; rename one")
-        found[file.name] = read(file)
+        name = whole(file.name)
+        if name in found:
+            raise TextError(f"two files of prompts are called {name}; rename one")
+        found[name] = read(file)
     return found
 
 
@@ -133,7 +134,8 @@ def _record(row: Any, where: str) -> Record:
         raise TextError(f"{where}: half of a character (\\ud800 to \\udfff) is no text")
     found = fields(row, where)
     if found.get("messages"):
-        record, missing = _chat(_with_answer(found), where), []
+        found["messages"] = _with_answer(found, where)
+        record, missing = _chat(found["messages"], where), []
     elif found.get("context") or found.get("prompt"):
         record = _asked(found, where)
         asks = found.get("question") or found.get("questions") or not found.get("context")
@@ -163,13 +165,20 @@ def _asked(row: Mapping[str, Any], where: str) -> Record:
     return Record(context, turns, (), context, where)
 
 
-def _with_answer(row: Mapping[str, Any]) -> Any:
-    """Messages, and behind them an answer that is beside them."""
+def _with_answer(row: Mapping[str, Any], where: str) -> Any:
+    """Messages, and behind a last question an answer that is beside them."""
     messages, answer = row["messages"], row.get("answer")
-    if not isinstance(answer, str) or not isinstance(messages, list):
+    last = messages[-1] if isinstance(messages, list) else None
+    if answer is None or not isinstance(last, Mapping) or last.get("role") == "assistant":
         return messages
-    last = messages[-1].get("role") if isinstance(messages[-1], Mapping) else None
-    return messages + [{"role": "assistant", "content": answer}] * (last != "assistant")
+    if isinstance(answer, list) and _are_messages(answer):
+        return messages + answer
+    text = _first(answer, where)
+    return messages + ([] if text is None else [{"role": "assistant", "content": text}])
+
+
+def _are_messages(given: Sequence[Any]) -> bool:
+    return bool(given) and all(isinstance(m, Mapping) and "role" in m for m in given)
 
 
 def _turn(question: Any, prefix: str, answer: str | None, tokens: int | None, where: str) -> Turn:
