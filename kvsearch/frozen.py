@@ -72,6 +72,11 @@ def has_half(text: str) -> bool:
     return re.search("[\ud800-\udfff]", text) is not None
 
 
+def whole(text: str) -> str:
+    """A text with escapes for halves of characters, as names of files that are no UTF-8 have."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON text as a dict.
 

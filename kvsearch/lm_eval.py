@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvsearch.app.policies import check_names, is_method, method
 from kvsearch.config.budget import BudgetConfig, bytes_of
-from kvsearch.errors import KvsearchError, PolicyError, quoted
+from kvsearch.errors import SHORT, KvsearchError, PolicyError, quoted
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.evaluation.replay import deployed
@@ -27,6 +27,7 @@ from kvsearch.workloads.items import Ask, Item, Prompts, ids
 
 try:
     from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.instance import Instance
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
 except ModuleNotFoundError as _error:
@@ -102,6 +103,36 @@ class KVSearchLM(HFLM):
             raise PolicyError("field anchors.insert: lm-eval's prompts have no inserted anchors")
         self._evaluator = Evaluator(self._loaded)
 
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """As `_loglikelihood_tokens`, of texts."""
+        for context, continuation in (request.args for request in requests):
+            if not context:  # where lm-eval looks at the first token
+                own = self.tok_encode(continuation, add_special_tokens=False)
+                self._check((context, continuation), own)
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm)
+        return found
+
+    def _check(self, texts: tuple[str, str] | None, continuation: Sequence[int]) -> None:
+        """Raise where `hf` stops at an assertion: there is nothing to score, or too much."""
+        context, told = (quoted(text[-SHORT:]) for text in texts or ("", ""))
+        if not continuation and texts is not None and texts[1]:
+            raise KvsearchError(
+                f"the continuation {told} has no token of its own behind the context {context}: "
+                "one that begins there takes it in; let it begin with a space or another word, as "
+                "with `target_delimiter: ' '` in the task"
+            )
+        if not continuation:
+            raise KvsearchError(
+                f"the continuation of {context} is empty; leave it out of the choices"
+            )
+        if len(continuation) > self.max_length:
+            raise KvsearchError(
+                f"the continuation {told} has {len(continuation)} tokens, and the model takes "
+                f"{self.max_length}; leave it out of the task"
+            )
+
     def _loglikelihood_tokens(
         self,
         requests: Sequence[Request],
@@ -114,7 +145,12 @@ class KVSearchLM(HFLM):
             requests: texts (None of a window of a longer text), context and continuation.
             disable_tqdm: no progress.
             override_bs: without effect.
+
+        Raises:
+            KvsearchError: a continuation has no tokens of its own, or more than the model takes.
         """
+        for texts, _, continuation in requests:
+            self._check(texts, continuation)
         shared = dict[tuple[int, ...], list[int]]()  # requests by what of their context fits
         for i, (_, context, continuation) in enumerate(requests):
             most = self.max_length + 1 - len(continuation)  # the last token is not fed

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from importlib import import_module
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,23 @@ import click
 import pytest
 import torch
 
+from kvsearch import Text, evaluate
 from kvsearch.app import evaluators
+from kvsearch.app.prompts import evaluate_prompts
 from kvsearch.app.search import search
 from kvsearch.cli import COMMANDS, module_of
 from kvsearch.cli.output import print_json
 from kvsearch.errors import KvsearchError, ModelError, RunError
+from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy_search.executors import cluster
-from tests.command import call
+from kvsearch.rules import Attention
+from kvsearch.workloads.encode import items_of
+from kvsearch.workloads.files import read
+from kvsearch.workloads.items import ids
+from tests.command import call, exit_code
 
 CLI = Path(__file__).resolve().parent.parent / "kvsearch" / "cli"
 EMPTY = "the name is empty"
@@ -143,6 +151,36 @@ def test_a_model_that_gives_nan_is_called_that(tiny_folder: Path) -> None:
         next(loaded.model.parameters()).fill_(torch.nan)
     with pytest.raises(ModelError, match="logits are not finite: its weights are damaged"):
         Evaluator(loaded)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_logits_that_are_not_finite_on_some_text_are_called_that(
+    value: float, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One damaged row of the embeddings, which loading does not see."""
+    monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
+    loaded = load_model(str(tiny_folder), device="cpu")
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight[loaded.tokenizer("Z")["input_ids"]] = value
+    said = r"the model's logits are not finite: its weights are damaged, .* float32 holds the most"
+    text = Text("a word and another, " * 99 + "Z" + " and so on, and so on" * 99)
+    on_text: dict[str, Any] = dict(budget_slots=40, context=256)
+    with pytest.raises(ModelError, match=f"on the text {said}"):
+        evaluate(["h2o", "kivi4"], loaded, text, windows=14, **on_text)
+    file = tmp_path / "mine.jsonl"
+    for bad in ((3,), range(14)):
+        rows = [{"context": f"{i} lies there, " * 9 + "Z" * (i in bad), "question": "Where?",
+                 "answer": "mat"} for i in range(14)]  # fmt: skip
+        file.write_text("\n".join(map(json.dumps, rows)))
+        for policies in ("full", ["h2o", "streamingllm"]):
+            with pytest.raises(ModelError, match=f"on prompts of mine.jsonl {said}"):
+                evaluate_prompts(policies, loaded, prompts=file, budget_slots=60)
+    with pytest.raises(ModelError, match=said):
+        search(loaded, prompts=file, budget_slots=60, out=tmp_path / "run")
+    asked = items_of(loaded, "mine", read(file), "agnostic", lambda _: ids([1]))
+    for policy in (Policy(slots=40, rule=Attention()), Policy(slots=40, sinks=2)):
+        with pytest.raises(KvsearchError, match="not finite on prompts of mine"):
+            answers(Evaluator(loaded), policy, asked)
 
 
 def test_entries_that_a_model_hides_are_no_damage(tiny_folder: Path) -> None:
@@ -294,6 +332,31 @@ def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
         done = subprocess.run(argv, stdout=out, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "free some space" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "shown"),
+    [
+        ("cp1252", "вопрос", r"\u0432\u043e\u043f\u0440\u043e\u0441"),
+        ("latin-1", "資料", r"\u8cc7\u6599"),
+        ("utf-8", "half\udcff", r"half\udcff"),
+        ("cp1252", "é", "é"),
+    ],
+)
+def test_names_that_stdout_has_no_letters_for_are_printed_with_escapes(
+    encoding: str, name: str, shown: str, tiny_folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    policy, asked = tmp_path / f"{name}.json", tmp_path / f"{name}.jsonl"
+    policy.write_text('{"slots": 40}')
+    asked.write_text("\n".join(f'{{"prompt": "{"a " * 40}{i}", "answer": "b"}}' for i in "xyz"))
+    for argv in (
+        ["validate", policy],
+        ["eval", policy, "--model", tiny_folder, "--prompts", asked],
+    ):
+        out = TextIOWrapper(BytesIO(), encoding=encoding)
+        monkeypatch.setattr("sys.stdout", out)
+        assert exit_code(*argv) == 0
+        assert shown in out.buffer.getvalue().decode(encoding)
 
 
 def test_losses_that_cannot_be_written(

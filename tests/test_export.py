@@ -1,5 +1,6 @@
 """`kvsearch export`, `targets` and `run --target`: what they print, write and refuse."""
 
+import ctypes
 import json
 import os
 import runpy
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -325,6 +327,45 @@ def test_a_script_without_arguments_says_what_it_takes(
         monkeypatch.setattr(sys, "argv", [str(script), *given])
         with pytest.raises(SystemExit, match=rf'usage: python {script.name} MODEL "the prompt"'):
             runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "encoding", "said"),
+    [
+        ([bytes([b]) for b in " 你好, 🔥".encode()], "utf-8", " 你好, 🔥"),
+        ([b"\xf0\x9f", b"\x94\xa5!\xea\xb1", b"\xb0"], "utf-8", "🔥!거"),
+        ([b"\xff", b"a", b"\xe4\xbd"], "utf-8", "\ufffda\ufffd"),
+        (["ab🔥".encode() * 40, b"."], "utf-8", "ab🔥" * 40 + "."),
+        (["é🔥".encode()], "cp1252", "é\\U0001f525"),
+    ],
+)
+def test_llamacpp_prints_characters_of_several_tokens(
+    pieces: list[bytes], encoding: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to_piece(vocab: Any, token: int, space: Any, room: int, *_: Any) -> int:
+        found = pieces[token]
+        if len(found) > room:
+            return -len(found)
+        space[: len(found)] = found
+        return len(found)
+
+    lib, out = MagicMock(ctypes=ctypes), TextIOWrapper(BytesIO(), encoding=encoding)
+    lib.llama_token_to_piece = to_piece
+    lib.llama_vocab_is_eog = lambda vocab, token: token == len(pieces)
+    lib.llama_log_callback = lambda f: f
+    monkeypatch.setitem(sys.modules, "llama_cpp", lib)
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "")
+    export(Policy(slots=32), "llamacpp", tmp_path)
+    found = runpy.run_path(str(tmp_path / "run.py"))
+    rows = iter(np.eye(len(pieces) + 1))
+    monkeypatch.setattr(found["Cache"], "__init__", lambda self, *_: setattr(self, "vocab", None))
+    monkeypatch.setattr(found["Cache"], "tokenize", lambda self, text: [0])
+    monkeypatch.setattr(found["Cache"], "feed", lambda self, ids: next(rows)[None])
+    monkeypatch.setattr(sys, "argv", ["run.py", "a.gguf", "Say:"])
+    monkeypatch.setattr(sys, "stdout", out)
+    found["main"]()
+    out.flush()
+    assert out.buffer.getvalue().decode(encoding).rstrip("\r\n") == f"Say:{said}"
 
 
 @pytest.mark.parametrize(("slots", "most"), [(None, 4 + 8 + 50), (32, 32)])

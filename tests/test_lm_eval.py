@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import KvsearchError
@@ -103,6 +106,36 @@ def test_a_request_is_its_context_in_one_call_and_then_the_continuation(
     right = sum(float(row[x]) for row, x in zip(logits, answer, strict=True))
     pairs = [(CONTEXT, x) for x in CHOICES]
     assert model.loglikelihood(asked("loglikelihood", *pairs))[1][0] == pytest.approx(right, 1e-4)
+
+
+WORDS = "The Answer is here. The next is there, and is long. " * 9
+
+
+@pytest.mark.parametrize(
+    ("context", "choices", "says"),
+    [
+        ("The Ans", (" here", "wer"), "'wer' has no token of its own behind the context 'The Ans'"),
+        ("The next is the", ("re",), "'re' has no token of its own"),
+        ("The Answer", (" is", ""), "the continuation of 'The Answer' is empty"),
+        ("", ("The", ""), "the continuation of '' is empty"),
+        ("", ("<end>",), "'<end>' has no token of its own"),
+        ("", ("x" * 600,), "600 tokens, and the model takes 512"),
+    ],
+)
+def test_choices_that_have_no_likelihood_are_one_sentence(
+    context: str, choices: tuple[str, ...], says: str, lm: Any, tiny_folder: Path
+) -> None:
+    core = Tokenizer(BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.train_from_iterator([WORDS], BpeTrainer(vocab_size=200, initial_alphabet=["x"]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    pairs = asked("loglikelihood", *((context, choice) for choice in choices))
+    with pytest.warns(RuntimeWarning, match="the tokenizer has"):
+        made = lm(pretrained=model, tokenizer=tokenizer)
+    with pytest.raises(KvsearchError, match=re.escape(says)):
+        made.loglikelihood(pairs)
+    assert made.loglikelihood(asked("loglikelihood", ("The Answer", " is")))[0][0] < 0
 
 
 def test_generation_is_that_of_a_fresh_policy_cache(lm: Any, tiny_folder: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -25,10 +26,12 @@ from kvsearch.text import (
     read_dataset,
     read_file,
     read_files,
+    read_text,
     split,
     tokenize,
     windows,
 )
+from kvsearch.workloads.files import read_all
 
 
 def test_a_file_keeps_every_byte_and_its_hash(tmp_path):
@@ -128,6 +131,31 @@ def test_a_dataset_is_joined_and_limited(monkeypatch):
     assert source.name == "wikitext2/test"
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: [{"text": "x" * 50}] * 2)
     assert read_dataset("pg19", limit=60).text == "x" * 50 + "\n\n" + "x" * 8
+
+
+def test_half_of_a_character_is_one_sentence(monkeypatch, tmp_path):
+    """A lone surrogate, which JSON, `errors="surrogateescape"` and cut UTF-16 leave in a text."""
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *a, **k: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: [{"text": "ab\ude00c"}])
+    path = tmp_path / "wtf8.txt"
+    path.write_bytes("ab\ud83dc".encode("utf-8", "surrogatepass"))
+    for read, what in (
+        (lambda: read_text(Text("ab\udcff", "mine")), "'mine' has half of a character"),
+        (lambda: read_files([Text("a"), Text("b\ud800\ud800")]), "'text' has half of a"),
+        (lambda: read_dataset("pg19"), "'pg19/test' has half of a character"),
+        (lambda: read_file(str(path)), "not UTF-8 text (byte 2 is 0xed)"),
+    ):
+        with pytest.raises(TextError, match=re.escape(what)):
+            read()
+    assert read_text(Text("a \U0001f525")).text[-1] == "\U0001f525"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
+def test_a_name_that_is_no_text_has_escapes_in_records(tmp_path):
+    for name in ("half\udcff.txt", "half\udcff.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "a"}' if name.endswith("l") else "a b")
+    assert read_file(str(tmp_path / "half\udcff.txt")).name == r"half\udcff.txt"
+    assert list(read_all([tmp_path / "half\udcff.jsonl"])) == [r"half\udcff.jsonl"]
 
 
 def test_an_unreachable_or_unknown_dataset_gets_one_sentence(monkeypatch):

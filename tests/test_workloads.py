@@ -78,6 +78,24 @@ def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -
         ("a.csv", "context,question\na,b,c\n", "line 2: more cells than the 2 columns"),
         ("a.jsonl", '{"prompt": "\\ud800"}', "line 1: half of a character"),
         ("a.jsonl", '{"prompt": "x", "max_new_tokens": 0}', "field max_new_tokens: give a whole"),
+        ("a.jsonl", '{"context": "x", "prompt": "Who?", "answer": "c"}', "field prompt is not"),
+        ("a.jsonl", '{"instruction": "Do", "input": "x", "output": "y"}',
+         "line 1: field instruction is not read beside the other fields"),
+        ("a.jsonl", '{"context": "x", "input": "Which?", "answer": "c", "options": ["left", "up"]}',
+         "field options is not read"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}], "functions": [{"a": "w"}]}',
+         "field functions is not read"),
+        ("a.jsonl", '{"prompt": "x", "id": "7", "final": "y"}', "no answer is given, and field "),
+        ("a.jsonl", '{"prompt": "x", "gold_label": 2}', "and field 'gold_label'"),
+        ("a.jsonl", '{"context": "x", "ask": "y", "answer": "z"}', "no question is given"),
+        ("a.jsonl", '{"prompt": "x", "output": "y", "target": "z"}',
+         "fields output and target may both be the answer"),
+        ("a.jsonl", '{"prompt": "x", "Prompt": "y"}', "field prompt is given twice, as 'Prompt'"),
+        ("a.jsonl", '{"prompt": "x", "prompt": "y"}', "field 'prompt' is given twice"),
+        ("a.csv", "prompt,answer,answer\na,b,c\n", "line 1: two columns are called 'answer'"),
+        ("a.csv", "prompt,answer\na,\"['b' ... 'c']\"\n", "field answer: \"['b' ... 'c']\" looks"),
+        ("a.csv", "prompt,answer\na,[3 4]\n", "line 2: field answer: '[3 4]' looks like a list"),
+        ("a.csv", "prompt,answer\na,[]\n", "field answer: an answer is empty"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_sentence_with_line_and_field(
@@ -100,6 +118,71 @@ def test_what_files_of_others_have_is_read(tmp_path: Path) -> None:
     (record,) = read(written(tmp_path, "b.csv", cells))
     assert record.context == long
     assert (record.turns[0].answer, record.turns[0].tokens) == ("Ann", 7)
+
+
+NAN = float("nan")
+ANN, BOTH = ("It is Ann.", "Who?", "Ann"), ("It is Ann.", "", "Ann")
+FIELDS: dict[str, tuple[dict[str, Any], tuple[str, str, str | None]]] = {
+    "LongBench": ({"input": "Who?", "context": "It is Ann.", "answers": ["Ann", "A."],
+                   "length": 9, "dataset": "qasper", "all_classes": None, "_id": "1"}, ANN),
+    "LongBench without a question": ({"input": "", "context": "It is Ann.", "answers": ["Ann"],
+                                      "language": "en"}, BOTH),
+    "InfiniteBench": ({"id": 0, "context": "It is Ann.", "input": "Who?", "answer": ["Ann"],
+                       "options": []}, ANN),
+    "RULER": ({"index": 1, "input": "It is Ann.", "outputs": ["Ann"], "length": 7}, BOTH),
+    "SQuAD": ({"id": "5", "title": "A", "context": "It is Ann.", "question": "Who?",
+               "answers": {"text": ["Ann"], "answer_start": [6]}}, ANN),
+    "query": ({"context": "It is Ann.", "query": "Who?", "expected_answer": "Ann"}, ANN),
+    "heads of a table": ({"Context": "It is Ann.", " Question ": "Who?", "ANSWER": "Ann"}, ANN),
+    "completion": ({"prompt": "It is Ann.", "completion": "Ann"}, BOTH),
+    "response": ({"prompt": "It is Ann.", "response": "Ann", "model": "m", "prompt_id": "x"}, BOTH),
+    "a model's own answer": ({"prompt": "It is Ann.", "output": "Bob", "answer": "Ann"}, BOTH),
+    "choices in the question": ({"context": "It is Ann.", "question": "Who? Ann Bob",
+                                 "choices": ["Ann", "Bob"], "answer": "Ann"},
+                                ("It is Ann.", "Who? Ann Bob", "Ann")),
+    "NaN": ({"prompt": "It is Ann.", "context": NAN, "messages": NAN, "answer": NAN,
+             "max_new_tokens": NAN}, ("It is Ann.", "", None)),
+    "NaN beside others": ({"context": "It is Ann.", "question": "Who?", "input": NAN,
+                           "answer_prefix": NAN, "answers": NAN, "answer": "Ann"}, ANN),
+    "NaN in a list": ({"prompt": "It is Ann.", "answers": [NAN, "Ann"]}, BOTH),
+    "a list of NaN": ({"prompt": "It is Ann.", "answer": [NAN]}, ("It is Ann.", "", None)),
+    "a prefix of a prompt": ({"prompt": "It is Ann.", "answer_prefix": "So", "answer": "Ann"},
+                             ("It is Ann.", "So", "Ann")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_of_other_tools_and_missing_values(name: str, tmp_path: Path) -> None:
+    row, want = FIELDS[name]
+    (record,) = read(written(tmp_path, "a.jsonl", json.dumps(row)))
+    (turn,) = record.turns
+    assert (record.context, turn.question, turn.answer) == want
+
+
+def test_lists_in_cells_are_those_of_parquet(tmp_path: Path) -> None:
+    """As `datasets`, pandas and people write them: without commas, over several lines, NaN."""
+    import numpy as np
+    import pandas as pd
+
+    rows = [
+        {"context": "a", "questions": ["Who is it?", 'It\'s "where"?'], "answers": ["Ann", "x, y"]},
+        {"context": "b", "questions": ["word " * 30] * 9, "answers": ["a\nb", "\\"] * 4 + [None]},
+        {"context": "c", "questions": ["one"], "answers": ["first"]},
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    want = read(tmp_path / "a.parquet")
+    assert [len(r.turns) for r in want] == [2, 9, 1] and want[1].answers.count(None) == 1
+    frame = pd.read_parquet(tmp_path / "a.parquet")
+    assert "['Ann' 'x, y']" in frame.to_csv()
+    frame.to_csv(tmp_path / "numpy.csv")
+    pd.DataFrame(rows).to_csv(tmp_path / "python.csv")
+    spaced = frame.map(lambda x: str(x).replace("None", "nan") if isinstance(x, np.ndarray) else x)
+    spaced.to_csv(tmp_path / "nan.csv", index=False)
+    for name in ("numpy", "python", "nan"):
+        assert [r.turns for r in read(tmp_path / f"{name}.csv")] == [r.turns for r in want]
+    cells = 'prompt, answer, note\nIt is, "Ann, a", x\nThis, nan, y\n'
+    found = read(written(tmp_path, "people.csv", cells))
+    assert [(r.context, *r.answers) for r in found] == [("It is", "Ann, a"), ("This", None)]
 
 
 def test_a_set_of_the_hub_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +232,25 @@ def test_a_chat_is_turns_of_its_template(tmp_path: Path, loaded: LoadedModel) ->
     assert [text(a.answer) for a in item.asks] == ["hello\n", "bye\n"]
     assert text(item.asks[1].question) == "<user>and?\n<assistant>"
     assert [a.follows for a in item.asks] == [False, True]
+
+
+def test_the_last_question_of_a_chat_is_asked(
+    tmp_path: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded.tokenizer, "chat_template", TEMPLATE)
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"},
+            {"role": "user", "content": "and?"}]  # fmt: skip
+    bye: tuple[Any, ...] = ("bye", ["bye"], [{"role": "assistant", "content": "bye"}])
+    rows = [{"messages": said}, *({"messages": said, "completion": x} for x in bye)]
+    items = [
+        items_of(loaded, "chat", read(written(tmp_path, "chat.jsonl", json.dumps(row))), "agnostic",
+                 lambda _: ids([1])).items[0]
+        for row in rows
+    ]  # fmt: skip
+    text = loaded.tokenizer.decode
+    asked = [[text(a.question) + "|" + text(a.answer) for a in item.asks] for item in items]
+    turn = "<user>and?\n<assistant>|"
+    assert asked == [["|hello\n", turn + text([1])]] + 3 * [["|hello\n", turn + "bye\n"]]
 
 
 def test_without_answers_the_full_caches_own_is_the_reference(
@@ -227,6 +329,33 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
     ):
         assert exit_code("eval", "h2o", "--budget", "64", *more) == 2
         assert told in capsys.readouterr().err
+
+
+def test_references_that_the_full_cache_gives_are_counted(
+    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
+    rows = [{"prompt": f"{i} " * 40, "answer": NAN if i else "a"} for i in range(3)]
+    file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
+    assert exit_code("eval", "full", "--model", tiny_folder, "--prompts", file) == 0
+    out, err = capsys.readouterr()
+    assert "mine.jsonl: the full cache's own answers are the references for 2 of 3" in err
+    assert "3 answers on 3 contexts, 2 of them the full cache's own" in out
+
+
+def test_two_workloads_of_one_name_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.app.inputs.load_model", None)
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        written(tmp_path / folder, "test.jsonl", '{"prompt": "x", "answer": "y"}')
+    files = ["--prompts", tmp_path / "a/test.jsonl", "--prompts", tmp_path / "b/test.jsonl"]
+    tasks = ["--task", "needle", "--task", "needle"]
+    for command in (["eval", "full"], ["run", "--budget", "64"]):
+        for twice, said in ((files, "called test.jsonl; rename"), (tasks, "called needle; leave")):
+            assert exit_code(*command, *twice) == 2
+            assert said in capsys.readouterr().err
 
 
 def test_the_score_of_ruler_counts_references() -> None:

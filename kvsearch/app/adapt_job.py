@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvsearch.app.adapt_report import NLL, Adapted, compared
 from kvsearch.app.nll_table import write_nll
 from kvsearch.app.progress import Shown, Step
-from kvsearch.evaluation.quality import Evaluator, check_finite
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import finite, write_atomic
 from kvsearch.folders import drafted
 from kvsearch.models import given, surgery
@@ -96,7 +96,6 @@ class Job:
     def _nll(self, on: LoadedModel, policy: Policy, step: Step) -> NLL:
         """Nats per token `[W, T - 1]` of held-out text."""
         found = Evaluator(on).quality(policy, self.texts.test, prompt=self.prompt, resident=False)
-        check_finite(policy.name or "policy", found.nll)
         if found.anchored is not None and not found.anchored.count:
             self.shown.say("warning: the held-out text has no anchors, so no sequence closes")
         step.advance()

@@ -16,7 +16,7 @@ from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.measurement import Measurement
-from kvsearch.evaluation.quality import Evaluator, check_finite
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy, layout
@@ -168,7 +168,6 @@ def evaluate(config: EvaluateConfig) -> EvaluateResult:
         step.advance()
         for policy in chosen:
             quality = evaluator.quality(policy, ids, prompt=config.prompt)
-            check_finite(policy.name or "policy", quality.nll)
             measured.append((policy, quality))
             if (found := quality.anchored) is not None:
                 shown.say(

@@ -22,7 +22,7 @@ from kvsearch.config.function import takes
 from kvsearch.config.model import ModelConfig
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.fed import require_anchors
-from kvsearch.evaluation.quality import Evaluator, check_finite
+from kvsearch.evaluation.quality import Evaluator
 from kvsearch.exporters import (
     OTHERS,
     Artefact,
@@ -217,7 +217,6 @@ def _losses(
         for p in (asked, given):
             if (key := p.fingerprint(layers)) not in losses:
                 nll = evaluator.quality(p, ids, prompt=prompt, resident=False).nll
-                check_finite(p.name or "policy", nll)
                 losses[key] = nll[:, start - 1 :]
             step.advance()
         a, g = losses[asked.fingerprint(layers)], losses[given.fingerprint(layers)]

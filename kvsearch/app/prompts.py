@@ -10,7 +10,7 @@ from kvsearch.app import inputs
 from kvsearch.app.kvpress_results import Predicted, predicted, require_prompts, write
 from kvsearch.app.policies import check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
-from kvsearch.app.workloads import Worth, bare, from_tasks, groups
+from kvsearch.app.workloads import Worth, bare, from_tasks, groups, own_answers, say_own
 from kvsearch.config.budget import Budget, sized_for
 from kvsearch.config.commands import EvaluatePromptsConfig
 from kvsearch.config.function import takes
@@ -27,7 +27,8 @@ from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Prompts, See, TaskSpec
 from kvsearch.workloads.encode import greedy_of, items_of
-from kvsearch.workloads.files import read
+from kvsearch.workloads.files import read_all
+from kvsearch.workloads.parts import require_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class Known(Worth):
         name: of the task or file.
         see: `agnostic` or `aware`.
         items, asks: how many.
+        own: asks whose reference is the full cache's own answer, for want of another.
         tokens: of the longest sequence.
         digest: SHA-256 of its tokens.
         full_exact: share of answers that the full cache gives.
@@ -72,6 +74,7 @@ class Known(Worth):
     see: See
     items: int
     asks: int
+    own: int
     tokens: int
     digest: str
     full_exact: float
@@ -116,12 +119,15 @@ def evaluate_prompts(config: EvaluatePromptsConfig) -> PromptsResult:
     shown, names = Shown(quiet=not config.progress), listed(config.policies)
     check_names(names, sized=config.sized)
     specs, see, kvpress_out = config.specs(), config.see, config.kvpress_out
-    records = {file.name: read(file) for file in config.prompts}
+    records = read_all(config.prompts)
     if not specs and not records:
         raise KvsearchError("give a task or a file of prompts")
+    require_names([*(spec.label for spec in specs), *records])
     inputs.require_files(config.text)
     least = max((spec.tokens for spec in specs), default=1)
     loaded = inputs.model(config, context=least, say=shown.say)
+    for name, some in records.items():
+        say_own(shown, name, some)
     asked = [
         *_made(loaded, specs, config, shown),
         *(items_of(loaded, name, rows, see, greedy_of(loaded)) for name, rows in records.items()),
@@ -147,7 +153,7 @@ def evaluate_prompts(config: EvaluatePromptsConfig) -> PromptsResult:
             log = full.log if few else None
             without = bare(workload, loaded)
             empty = answers(evaluator, Policy(), without, resident=False, progress=step.advance)
-            about = _known(workload, full, empty)
+            about = _known(workload, full, empty, own_answers(records.get(workload.name, ())))
             known.append(about)
             if not about.passes:
                 shown.say(
@@ -194,13 +200,14 @@ def _made(
     )
 
 
-def _known(workload: Prompts, full: Answers, empty: Answers) -> Known:
+def _known(workload: Prompts, full: Answers, empty: Answers, own: int) -> Known:
     return Known(
         **vars(Worth.of(workload, full, empty)),
         name=workload.name,
         see=workload.see,
         items=len(workload.items),
         asks=workload.asks,
+        own=own,
         tokens=workload.longest,
         digest=workload.digest,
         full_exact=float(full.exact.mean()),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
 from kvsearch.workloads.encode import encoded, greedy_of, items_of, start_of
-from kvsearch.workloads.files import Record, read
+from kvsearch.workloads.files import Record, read, read_all
 from kvsearch.workloads.items import without_context
-from kvsearch.workloads.parts import SPLITS, Part, Rows, divided, in_turn
+from kvsearch.workloads.parts import SPLITS, Part, Rows, divided, in_turn, require_names
 from kvsearch.workloads.tasks.base import SHARES, Split
 
 GATE = 0.2  # nats per token by which the context must help, at least
@@ -82,6 +83,18 @@ def bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
     return Prompts(workload.name, items, "aware")
 
 
+def own_answers(records: Sequence[Record]) -> int:
+    """Asks whose reference is what the full cache answers."""
+    return sum(record.answers.count(None) for record in records)
+
+
+def say_own(shown: Shown, name: str, records: Sequence[Record]) -> None:
+    """Say of how many asks of a file the reference is what the full cache answers, if of any."""
+    if own := own_answers(records):
+        of = sum(len(record.answers) for record in records)
+        shown.say(f"{name}: the full cache's own answers are the references for {own} of {of}")
+
+
 def from_tasks(
     loaded: LoadedModel,
     specs: Sequence[TaskSpec],
@@ -119,14 +132,12 @@ def records(config: RunConfig) -> dict[str, dict[Split, list[Record]]]:
     Raises:
         KvsearchError: a task or file cannot be used, or the files for the report do not fit these.
     """
-    config.specs()  # which raises for a task that there is not
-    own = config.report_prompts
+    own, labels = config.report_prompts, [spec.label for spec in config.specs()]
     found: dict[str, dict[Split, list[Record]]] = {}
-    for i, file in enumerate(config.prompts):
-        if file.name in found:
-            raise KvsearchError(f"two files of prompts are called {file.name}; rename one")
+    for i, (name, some) in enumerate(read_all(config.prompts).items()):
         report = (read(own[i]), own[i].name) if own else ()
-        found[file.name] = divided(file.name, read(file), *report)
+        found[name] = divided(name, some, *report)
+    require_names([*labels, *found])
     return found
 
 
@@ -166,12 +177,10 @@ def measured_on(
                 split,
             )
     for name, its_parts in files.items():
+        say_own(shown, name, [r for some in its_parts.values() for r in some])
         for split, some in its_parts.items():
             few = some[: counts[split]]
             parts[split].append(items_of(loaded, name, few, options.see, greedy_of(loaded)))
-    names = [w.name for w in parts["search"]]
-    if len({*names}) < len(names):
-        raise KvsearchError(f"two workloads have one name: {', '.join(names)}")
     longest = max(w.longest for some in parts.values() for w in some)
     sized_for(loaded.shape, options.budget(loaded.shape), longest, prompts=True)
     known = _passing(loaded, parts["search"], shown)
@@ -280,6 +289,8 @@ def context_worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth
 
     def read_back(data: Any) -> Worth:
         full, empty, passes = data
+        if not isfinite(full + empty):
+            raise ValueError("no loss")
         return Worth(float(full), float(empty), bool(passes))
 
     words = f"worth/{loaded.digest}/{loaded.dtype}/{workload.see}"

@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 import warnings
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -85,6 +86,8 @@ def main(argv: list[str] | None = None) -> None:
     args = sys.argv[1:] if argv is None else argv
     debug = "--debug" in args
     args = [a for a in args if a != "--debug"]
+    if isinstance(sys.stdout, TextIOWrapper):  # whose encoding may lack letters of a file's name
+        sys.stdout.reconfigure(errors="backslashreplace")
     before = {number: signal.signal(number, _interrupt) for number in STOPS}
     warnings.showwarning = _warn
     for name, value in WAITING.items():

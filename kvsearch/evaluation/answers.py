@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.errors import OutOfMemory, PolicyError, lacks_memory
+from kvsearch.errors import KvsearchError, OutOfMemory, PolicyError, lacks_memory
 from kvsearch.evaluation.measurement import Answered
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.quality import Evaluator, check_finite
 from kvsearch.evaluation.replay import deployed
+from kvsearch.models.head import NOT_FINITE
 from kvsearch.policy import Policy
 from kvsearch.workloads.items import Ask, Item, Prompts, See
 from kvsearch.workloads.parts import Part
@@ -93,6 +94,7 @@ def answers(
 
     Raises:
         PolicyError: the policy inserts tokens into a text.
+        KvsearchError: a loss is not finite.
         OutOfMemory: the device has no room for the cache and activations.
     """
     if policy.anchors is not None and policy.anchors.insert:
@@ -112,6 +114,12 @@ def answers(
                         kl.append(float((there.exp() * (there - said)).sum(-1).double().mean()))
                     log += [said] if keep else []
                     rows.append(row)
+        except ZeroDivisionError as e:  # of a loop over sums of attention
+            name = policy.name or policy.fingerprint()
+            raise KvsearchError(
+                f"policy {name} met attention that is not finite on prompts of {asked.name}: "
+                f"{NOT_FINITE}"
+            ) from e
         except (RuntimeError, MemoryError) as e:
             if not lacks_memory(e):
                 raise
@@ -119,6 +127,11 @@ def answers(
                 f"out of memory with a prompt of {item.longest} tokens; shorten the prompts or "
                 "take a smaller model"
             ) from e
+        check_finite(
+            policy,
+            np.array([row[0] for row in rows[-len(item.asks) :]]),
+            f"prompts of {asked.name}",
+        )
         progress()
     return Answers(
         nll=np.array([row[0] for row in rows]),

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
+from kvsearch.errors import KvsearchError, ModelError, OutOfMemory, lacks_memory
 from kvsearch.evaluation.batches import Batches
 from kvsearch.evaluation.divergence import Divergence
 from kvsearch.evaluation.fed import feed
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.evaluation.replay import Replay, deployed
-from kvsearch.models.head import Head
+from kvsearch.models.head import NOT_FINITE, Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.vocabulary import require_ids
 from kvsearch.policy import Policy
@@ -88,10 +88,14 @@ class Evaluator:
             resident: also build the packed cache of the last window and measure its bytes.
             progress: called with the number of tokens done.
             options: passed to `PolicyCache`.
+
+        Raises:
+            KvsearchError: a loss is not finite; and what `Replay` raises.
         """
         start = time.perf_counter()
         replay = self.replay(policy, windows, prompt=prompt, **options)
         nll = replay.nll(progress)
+        check_finite(policy, nll)
         held = replay.bytes_resident() if resident else 0
         seconds = time.perf_counter() - start
         return Measurement(
@@ -130,7 +134,17 @@ def stepwise(
         return head.nll(torch.cat(hidden, 1)[:, before], own).cpu().numpy(), cache
 
 
-def check_finite(name: str, nll: NDArray[np.float32]) -> None:
-    """Raise if the NLL of a policy is not finite."""
-    if not np.isfinite(nll).all():
-        raise KvsearchError(f"policy {name} gave an NLL that is not finite")
+def check_finite(policy: Policy, nll: NDArray[np.floating[Any]], of: str = "the text") -> None:
+    """Raise if the NLL of a policy is not finite, which under the full cache is the model's fault.
+
+    Args:
+        policy: what was replayed.
+        nll: its losses, of any shape.
+        of: what was read.
+    """
+    if np.isfinite(nll).all():
+        return
+    if policy.evicts or policy.quantizes:
+        name = policy.name or policy.fingerprint()
+        raise KvsearchError(f"policy {name} gave an NLL that is not finite on {of}")
+    raise ModelError(f"on {of} {NOT_FINITE}")

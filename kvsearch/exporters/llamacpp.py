@@ -49,6 +49,7 @@ Needs: pip install llama-cpp-python=={version}
 """
 
 import argparse
+import codecs
 import json
 import os
 import sys
@@ -149,9 +150,14 @@ class Cache:
         return list(ids[:n])
 
     def piece(self, token):
-        space = (lib.ctypes.c_char * 64)()
-        n = lib.llama_token_to_piece(self.vocab, token, space, 64, 0, True)
-        return bytes(space[: max(0, n)])
+        """Bytes of a token, which may end within a character."""
+        room = 64
+        while True:
+            space = (lib.ctypes.c_char * room)()
+            n = lib.llama_token_to_piece(self.vocab, token, space, room, 0, True)
+            if n >= 0:
+                return bytes(space[:n])
+            room = -n
 
 
 def main():
@@ -183,14 +189,17 @@ def main():
     most = len(args.prompt.encode()) + 8 + args.tokens  # a token is a byte or more
     cache = Cache(args.model, most, args.threads)
     logs = cache.feed(cache.tokenize(args.prompt))
+    if hasattr(sys.stdout, "reconfigure"):  # its encoding may lack what the model says
+        sys.stdout.reconfigure(errors="backslashreplace")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     print(args.prompt, end="", flush=True)
     for _ in range(args.tokens):
         token = int(logs[-1].argmax())
         if lib.llama_vocab_is_eog(cache.vocab, token):
             break
-        print(cache.piece(token).decode(errors="replace"), end="", flush=True)
+        print(decoder.decode(cache.piece(token)), end="", flush=True)
         logs = cache.feed([token])
-    print()
+    print(decoder.decode(b"", True))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,12 @@ def _eagerly() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager")
 
 
+NOT_FINITE = (
+    "the model's logits are not finite: its weights are damaged, or too large for this dtype "
+    "(--dtype float32 holds the most)"
+)
+
+
 class Head:
     """Body and output layer of a causal language model.
 
@@ -71,10 +77,7 @@ class Head:
                 "models whose base_model returns hidden states of token ids"
             ) from error
         if not (theirs < float("inf")).all():  # minus infinity hides entries that are no tokens
-            raise ModelError(
-                "the model's logits are not finite: its weights are damaged, or too large for this "
-                "dtype (--dtype float32 holds the most)"
-            )
+            raise ModelError(NOT_FINITE)
         # the model scales and caps in its own type, rounding up to four times, the slices in fp32
         near = max(1e-3, 4 * torch.finfo(hidden.dtype).eps)
         largest = float(theirs.nan_to_num(neginf=0.0).abs().max())

@@ -242,8 +242,9 @@ def answers_table(document: dict[str, Any]) -> str:
     found: list[str] = []
     for w in document["workloads"]:
         head = (
-            f"{w['name']}, question-{w['see']}: {w['asks']} answers on {w['items']} contexts, up "
-            f"to {w['tokens']} tokens; full cache exact {100 * w['full_exact']:.0f} %, NLL "
+            f"{w['name']}, question-{w['see']}: {w['asks']} answers on {w['items']} contexts"
+            + (f", {w['own']} of them the full cache's own" if w["own"] else "")
+            + f", up to {w['tokens']} tokens; full cache exact {100 * w['full_exact']:.0f} %, NLL "
             f"{w['full']:.2f}, without the context {w['empty']:.2f}"
             + ("" if w["passes"] else "; NOT USABLE: this model does not need the context here")
         )

@@ -3,6 +3,9 @@
 import hashlib
 from dataclasses import dataclass
 
+from kvsearch.errors import TextError, quoted
+from kvsearch.frozen import has_half, whole
+
 
 @dataclass(frozen=True)
 class Text:
@@ -35,5 +38,14 @@ class Source:
 
     @classmethod
     def of(cls, name: str, text: str, announcement: str) -> "Source":
-        """A source with its hash."""
-        return cls(name, text, hashlib.sha256(text.encode()).hexdigest(), announcement)
+        """A source with its hash.
+
+        Raises:
+            TextError: half of a character is in it, which no file of text can hold.
+        """
+        if has_half(text):
+            raise TextError(
+                f"the text {quoted(name)} has half of a character (\\ud800 to \\udfff), which "
+                "is no text: decode it again, or leave it out"
+            )
+        return cls(whole(name), text, hashlib.sha256(text.encode()).hexdigest(), announcement)

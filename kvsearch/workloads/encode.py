@@ -103,9 +103,10 @@ def _chat(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
     """A chat as turns: each answer of the assistant, after all that was said before it."""
     messages = list(record.messages)
     ends = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i > 0]
+    ends += [len(messages)] if messages[-1]["role"] != "assistant" else []
     context: Ids | None = None
     asks, said = list[Ask](), ids([])
-    for i in ends or [len(messages)]:
+    for i in ends:
         before = _templated(loaded, messages[:i], record, prompt=True)
         if context is None:
             context, question = before, ids([])

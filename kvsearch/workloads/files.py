@@ -2,13 +2,13 @@
 
 A record has `prompt`, or `context` with `question` or `questions`, or `messages`; the answer is in
 `answer` (a text, or a list of which the first counts) or `answers`. These are kvpress' names, and
-those of chat data. Records of one context are one item, which is taken in once.
+those of chat data; `kvsearch.workloads.fields` knows others. Records of one context are one item,
+which is taken in once.
 """
 
-import ast
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from os.path import exists
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.errors import TextError, named, quoted
-from kvsearch.frozen import has_half
+from kvsearch.frozen import has_half, named_once, whole
 from kvsearch.workloads import hub
+from kvsearch.workloads.fields import cell, fields, require_read
 from kvsearch.workloads.items import About
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 ASKED = ("prompt", "context", "messages")
-LISTS = ("answer", "answers", "questions", "messages")  # whose cells may be lists
 LONGEST_CELL = 1 << 30  # characters of a cell of CSV
 MOST_TOKENS = 4096  # of an answer that is generated
 
@@ -68,6 +68,14 @@ class Record:
         told = repr((self.context, self.turns, self.messages))
         return sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
+    @property
+    def answers(self) -> list[str | None]:
+        """The reference of every ask; None is to be generated."""
+        if not self.messages:
+            return [t.answer for t in self.turns]
+        said = [m["content"] for m in self.messages[1:] if m["role"] == "assistant"]
+        return [*said, *([None] if self.messages[-1]["role"] != "assistant" else [])]
+
 
 def read(file: Path) -> list[Record]:
     """All records of a file, or of a set of the hub by its name, those of one context together.
@@ -104,34 +112,80 @@ def read(file: Path) -> list[Record]:
     return list(found.values())
 
 
+def read_all(files: Iterable[Path]) -> dict[str, list[Record]]:
+    """Records of several files, as `read`, by the name of the file.
+
+    Raises:
+        TextError: two files have one name, which is that of their rows in every table.
+    """
+    found: dict[str, list[Record]] = {}
+    for file in files:
+        name = whole(file.name)
+        if name in found:
+            raise TextError(f"two files of prompts are called {name}; rename one")
+        found[name] = read(file)
+    return found
+
+
 def _record(row: Any, where: str) -> Record:
     if not isinstance(row, Mapping):
         raise TextError(f"{where}: a prompt is an object with fields, got {str(row)[:60]!r}")
     if has_half(json.dumps(row, ensure_ascii=False, default=str)):
         raise TextError(f"{where}: half of a character (\\ud800 to \\udfff) is no text")
-    if row.get("messages"):
-        return _chat(row["messages"], where)
+    found = fields(row, where)
+    if found.get("messages"):
+        found["messages"] = _with_answer(found, where)
+        record, missing = _chat(found["messages"], where), []
+    elif found.get("context") or found.get("prompt"):
+        record = _asked(found, where)
+        asks = found.get("question") or found.get("questions") or not found.get("context")
+        missing = [] if asks else ["question"]
+    else:
+        have = ", ".join(map(str, row))[:100] or "none"
+        raise TextError(f"{where}: no field of {', '.join(ASKED)}; it has {have}")
+    missing += ["answer"] if None in record.answers else []
+    asked = (x for t in record.turns for x in (t.question, t.answer or ""))
+    said = (m["content"] for m in record.messages)
+    require_read(row, found, [record.context, *asked, *said], missing, where)
+    return record
+
+
+def _asked(row: Mapping[str, Any], where: str) -> Record:
+    """A context with its questions, or a prompt, which has none."""
     tokens = _tokens(row.get("max_new_tokens"), where)
+    context = _text(row, "context" if row.get("context") else "prompt", where)
+    prefix, questions = str(row.get("answer_prefix") or ""), [""]
     if row.get("context"):
-        context, prefix = _text(row, "context", where), str(row.get("answer_prefix") or "")
         questions = row.get("questions") or [row.get("question") or ""]
-        if not isinstance(questions, Sequence) or isinstance(questions, str):
-            raise TextError(f"{where}: field questions: give a list")
-        answers = _answers(row, len(questions), where)
-        pairs = zip(questions, answers, strict=True)
-        turns = tuple(_about(row, prefix, _turn(q, prefix, a, tokens, where)) for q, a in pairs)
-        return Record(context, turns, (), context, where)
-    if row.get("prompt"):
-        prompt, answer = _text(row, "prompt", where), _answers(row, 1, where)[0]
-        return Record(prompt, (_about(row, "", Turn("", answer, tokens)),), (), prompt, where)
-    have = ", ".join(map(str, row))[:100] or "none"
-    raise TextError(f"{where}: no field of {', '.join(ASKED)}; it has {have}")
+    if not isinstance(questions, list):
+        raise TextError(f"{where}: field questions: give a list")
+    answers = _answers(row, len(questions), where)
+    pairs = zip(questions, answers, strict=True)
+    turns = tuple(_about(row, prefix, _turn(q, prefix, a, tokens, where)) for q, a in pairs)
+    return Record(context, turns, (), context, where)
+
+
+def _with_answer(row: Mapping[str, Any], where: str) -> Any:
+    """Messages, and behind a last question an answer that is beside them."""
+    messages, answer = row["messages"], row.get("answer")
+    last = messages[-1] if isinstance(messages, list) else None
+    if answer is None or not isinstance(last, Mapping) or last.get("role") == "assistant":
+        return messages
+    if isinstance(answer, list) and _are_messages(answer):
+        return messages + answer
+    text = _first(answer, where)
+    return messages + ([] if text is None else [{"role": "assistant", "content": text}])
+
+
+def _are_messages(given: Sequence[Any]) -> bool:
+    return bool(given) and all(isinstance(m, Mapping) and "role" in m for m in given)
 
 
 def _turn(question: Any, prefix: str, answer: str | None, tokens: int | None, where: str) -> Turn:
     if isinstance(question, Mapping):
-        answers = _answers(question, 1, where)
-        return Turn(_text(question, "question", where) + prefix, answers[0] or answer, tokens)
+        inner = fields(question, where)
+        own = _text(inner, "prompt" if "prompt" in inner else "question", where)
+        return Turn(own + prefix, _answers(inner, 1, where)[0] or answer, tokens)
     if not isinstance(question, str):
         raise TextError(f"{where}: field question: give a text, got {str(question)[:60]!r}")
     return Turn(question + prefix, answer, tokens)
@@ -139,17 +193,17 @@ def _turn(question: Any, prefix: str, answer: str | None, tokens: int | None, wh
 
 def _about(row: Mapping[str, Any], prefix: str, turn: Turn) -> Turn:
     """A turn with the fields of its record; of one question all references."""
-    given = row.get("answers") if row.get("answers") is not None else row.get("answer")
+    given = row.get("answer")
     alone = isinstance(given, list) and not row.get("questions")
-    answers = tuple(str(a) for a in given or ()) if alone else (turn.answer,) if turn.answer else ()
+    every = given if alone and given else [turn.answer]
+    answers = tuple(str(a) for a in every if a is not None)
     question = turn.question.removesuffix(prefix) if prefix else turn.question
     task = str(row.get("task") or "")
     return replace(turn, about=About(task, question, prefix, answers, turn.tokens))
 
 
 def _answers(row: Mapping[str, Any], many: int, where: str) -> list[str | None]:
-    found = row.get("answers")
-    found = row.get("answer") if found is None else found
+    found = row.get("answer")
     if found is None:
         return [None] * many
     if many > 1:
@@ -159,9 +213,12 @@ def _answers(row: Mapping[str, Any], many: int, where: str) -> list[str | None]:
     return [_first(found, where)]
 
 
-def _first(answer: Any, where: str) -> str:
+def _first(answer: Any, where: str) -> str | None:
+    """The first reference that is not missing; None if all are."""
     while isinstance(answer, list) and answer:
-        answer = answer[0]
+        answer = next((a for a in answer if a is not None), None)
+    if answer is None:
+        return None
     if not isinstance(answer, str | int | float) or not str(answer).strip():
         raise TextError(f"{where}: field answer: an answer is empty or no text; leave it out to "
                         "compare with what the full cache answers")  # fmt: skip
@@ -207,7 +264,7 @@ def _lines(file: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(file.read_text("utf-8-sig").split("\n"), 1):
         if line.strip():
             try:
-                yield f"{file}: line {number}", json.loads(line)
+                yield f"{file}: line {number}", json.loads(line, object_pairs_hook=named_once)
             except ValueError as e:
                 at = f"{e.msg}, column {e.colno}" if isinstance(e, json.JSONDecodeError) else e
                 raise TextError(f"{file}: line {number} is no JSON: {at}") from e
@@ -215,7 +272,7 @@ def _lines(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _json(file: Path) -> Iterator[tuple[str, Any]]:
     try:
-        found = json.loads(file.read_text("utf-8-sig"))
+        found = json.loads(file.read_text("utf-8-sig"), object_pairs_hook=named_once)
     except ValueError as e:
         raise TextError(f"{file} is no JSON: {e}; a file with an object a line is .jsonl") from e
     rows = found if isinstance(found, list) else [found]
@@ -225,26 +282,21 @@ def _json(file: Path) -> Iterator[tuple[str, Any]]:
 def _csv(file: Path) -> Iterator[tuple[str, Any]]:
     with open(file, newline="", encoding="utf-8-sig") as f:
         csv.field_size_limit(LONGEST_CELL)
-        reader = csv.DictReader(f)
+        spaced = ", " in f.readline()  # behind commas, as people write them
+        f.seek(0)
+        reader = csv.DictReader(f, skipinitialspace=spaced)
+        names = [name for name in reader.fieldnames or () if name]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise TextError(f"{file}: line 1: two columns are called {quoted(twice)}; rename one")
         for row in reader:
             where = f"{file}: line {reader.line_num}"
             if None in row:
                 raise TextError(f"{where}: more cells than the {len(reader.fieldnames or ())} "
                                 "columns; put texts with commas in quotes")  # fmt: skip
-            yield where, {k: _cell(k, v) for k, v in row.items() if k and v}
-
-
-def _cell(name: str, text: str) -> Any:
-    """A cell; lists of texts or messages are written as JSON or as Python has them."""
-    if name in LISTS and text.lstrip().startswith("["):
-        for parse in (json.loads, ast.literal_eval):
             try:
-                found = parse(text.strip())
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
-            if found and all(isinstance(x, str | dict) for x in found):
-                return found
-    return text
+                yield where, {k: cell(k, v) for k, v in row.items() if k}
+            except ValueError as e:
+                raise TextError(f"{where}: {e}") from e
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:

@@ -55,6 +55,12 @@ class Part(Prompts):
 Rows = NDArray[np.int64] | Part  # windows `[W, T]` of a text, or prompts
 
 
+def require_names(names: Sequence[str]) -> None:
+    """Raise if two tasks or files have one name, which is that of their rows in every table."""
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise KvsearchError(f"two workloads are called {twice}; leave one out")
+
+
 def in_turn(
     name: str,
     workloads: Sequence[Prompts],
