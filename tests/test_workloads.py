@@ -56,7 +56,7 @@ def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -
     assert len(kinds) == 1
     items = items_of(loaded, "a", read(files[0]), "agnostic", lambda _: ids([1])).items
     assert [len(i.asks) for i in items] == [2, 1]  # one context is taken in once
-    assert loaded.tokenizer.decode(items[0].asks[1].answer) == " a cat"
+    assert loaded.tokenizer.decode(items[0].asks[1].answer) == "a cat"
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def learn(
         limit = in_both_units(loaded.shape, context / SIZE, None)
     policy = at(rule, sized_for(loaded.shape, limit, context))
     tokens, held = inputs.held_out(loaded, text, dataset, held_out, HELD_OUT, shown.say)
-    span = context - (tokens.start is not None)
+    span = max(1, context - len(tokens.start))
     count = min(steps or CONTEXTS, tokens.ids.size // span)
     others = min(windows or max(1, round(HELD_OUT * count)), held.ids.size // span)
     if not count or not others:

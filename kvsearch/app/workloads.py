@@ -76,8 +76,7 @@ def groups(workload: Prompts) -> list[str]:
 def bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
     """The same asks without their contexts: what can be guessed."""
     start = start_of(loaded)
-    lead = [] if start is None else [start]
-    items = tuple(without_context(item, lead) for item in workload.items)
+    items = tuple(without_context(item, start) for item in workload.items)
     return Prompts(workload.name, items, "aware")
 
 
@@ -85,7 +84,7 @@ def from_tasks(
     loaded: LoadedModel,
     specs: Sequence[TaskSpec],
     prose: NDArray[np.int32],
-    start: int | None,
+    start: tuple[int, ...],
     see: See,
     count: int,
     seed: int,
@@ -97,7 +96,7 @@ def from_tasks(
         loaded: the model, for its tokenizer.
         specs: the tasks.
         prose: token ids of the whole text in which facts are hidden.
-        start: the token that begins a text, or None.
+        start: the tokens that begin a text.
         see: whether the question is seen before the context is compressed.
         count: items of each task; fewer where its documents are used up.
         seed: of what is drawn.

@@ -1,6 +1,7 @@
 """From records of text to items of tokens; answers that are missing are the full cache's own."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 from kvsearch.errors import TextError
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel, max_context
+from kvsearch.text import borders
+from kvsearch.text.borders import begun, encoder, following
 from kvsearch.workloads.files import Record, Turn
 from kvsearch.workloads.items import Ask, Ids, Item, Prompts, See, ids
 
@@ -35,7 +38,7 @@ def items_of(
     """
     made = []
     for record in records:
-        item = (_chat if record.messages else _asked)(loaded, record, greedy)
+        item = (_chat if record.messages else _asked)(loaded, record, see, greedy)
         _reach(loaded, record, item.longest, " with the answer")
         made.append(item)
     return Prompts(name, tuple(made), see)
@@ -77,29 +80,47 @@ def _reach(loaded: LoadedModel, record: Record, tokens: int, of: str = "") -> No
         )
 
 
-def _asked(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
-    context = _start(loaded, encoded(loaded, record.context))
-    asks = tuple(_ask(loaded, context, turn, record, greedy) for turn in record.turns)
+def _asked(loaded: LoadedModel, record: Record, see: See, greedy: Greedy) -> Item:
+    encode, start = encoder(loaded.tokenizer), start_of(loaded)
+    alone, questions = begun(start, encode(record.context)), None
+    if see == "aware":  # one prompt as it is tokenised; where it is cut makes no difference
+        wholes = [begun(start, encode(record.context + turn.question)) for turn in record.turns]
+        same = max(1, min(map(partial(_alike, alone), wholes)))
+        if all(whole[:same] == wholes[0][:same] for whole in wholes):
+            alone, questions = wholes[0][:same], [whole[same:] for whole in wholes]
+    if questions is None:
+        questions = [following(encode, record.context, turn.question) for turn in record.turns]
+    context = ids(alone)
+    asks = tuple(
+        _ask(loaded, context, ids(question), turn, record, greedy)
+        for question, turn in zip(questions, record.turns, strict=True)
+    )
     name = sha256(record.group.encode()).hexdigest()[:12]
     return Item(name, name, context, asks)
 
 
-def _ask(loaded: LoadedModel, context: Ids, turn: Turn, record: Record, greedy: Greedy) -> Ask:
-    question = ids(encoded(loaded, turn.question))
+def _alike(a: Sequence[int], b: Sequence[int]) -> int:
+    """With how many equal tokens both begin."""
+    most = min(len(a), len(b))
+    return next((i for i in range(most) if a[i] != b[i]), most)
+
+
+def _ask(
+    loaded: LoadedModel, context: Ids, question: Ids, turn: Turn, record: Record, greedy: Greedy
+) -> Ask:
     if turn.answer is None:
         more = () if turn.tokens is None else (turn.tokens,)
         prompt = np.concatenate([context, question])
         _reach(loaded, record, prompt.size + 1)
         return Ask(question, greedy(prompt, *more), about=turn.about)
-    before = turn.question or record.context
-    gap = "" if before[-1:].isspace() or turn.answer[:1].isspace() else " "
-    answer = ids(encoded(loaded, gap + turn.answer))
+    before = record.context + turn.question
+    answer = ids(following(encoder(loaded.tokenizer), before, turn.gap + turn.answer))
     if not answer.size:
         raise TextError(f"{record.where}: field answer: the tokenizer finds nothing in it")
     return Ask(question, answer, about=turn.about)
 
 
-def _chat(loaded: LoadedModel, record: Record, greedy: Greedy) -> Item:
+def _chat(loaded: LoadedModel, record: Record, see: See, greedy: Greedy) -> Item:
     """A chat as turns: each answer of the assistant, after all that was said before it."""
     messages = list(record.messages)
     ends = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i > 0]
@@ -153,18 +174,11 @@ def _templated(
 
 
 def encoded(loaded: LoadedModel, text: str) -> list[int]:
-    """Words as the model's token ids, without special tokens."""
-    found: list[int] = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return found
+    """A text that begins as the model's token ids, without special tokens around them."""
+    return encoder(loaded.tokenizer)(text)
 
 
-def start_of(loaded: LoadedModel) -> int | None:
-    """The token with which the tokenizer begins a text, if it does."""
-    first = loaded.tokenizer("a")["input_ids"][:1]
-    bos: int | None = getattr(loaded.tokenizer, "bos_token_id", None)
-    return bos if bos is not None and first == [bos] else None
+def start_of(loaded: LoadedModel) -> tuple[int, ...]:
+    """The tokens with which the model's tokenizer begins a text."""
+    return borders.start_of(loaded.tokenizer)
 
-
-def _start(loaded: LoadedModel, tokens: list[int]) -> Ids:
-    bos = start_of(loaded)
-    return ids(tokens if bos is None else [bos, *tokens])

@@ -2,7 +2,8 @@
 
 A record has `prompt`, or `context` with `question` or `questions`, or `messages`; the answer is in
 `answer` (a text, or a list of which the first counts) or `answers`. These are kvpress' names, and
-those of chat data. Records of one context are one item, which is taken in once.
+those of chat data. Records of one context are one item, which is taken in once. An answer follows
+as it is given; `answer_gap` is what stands before it, such as a space.
 """
 
 import ast
@@ -36,12 +37,14 @@ class Turn:
         answer: None is to be generated.
         tokens: of a generated answer; None is the default.
         about: fields of the record, for results in kvpress' form; no part of the content.
+        gap: what stands between the question and the answer.
     """
 
     question: str
     answer: str | None
     tokens: int | None = None
     about: About | None = field(default=None, compare=False, repr=False)
+    gap: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,13 @@ def _record(row: Any, where: str) -> Record:
             raise TextError(f"{where}: field questions: give a list")
         answers = _answers(row, len(questions), where)
         pairs = zip(questions, answers, strict=True)
-        turns = tuple(_about(row, prefix, _turn(q, prefix, a, tokens, where)) for q, a in pairs)
+        turns = tuple(
+            _about(row, prefix, _turn(q, prefix, a, tokens, where), where) for q, a in pairs
+        )
         return Record(context, turns, (), context, where)
     if row.get("prompt"):
         prompt, answer = _text(row, "prompt", where), _answers(row, 1, where)[0]
-        return Record(prompt, (_about(row, "", Turn("", answer, tokens)),), (), prompt, where)
+        return Record(prompt, (_about(row, "", Turn("", answer, tokens), where),), (), prompt, where)
     have = ", ".join(map(str, row))[:100] or "none"
     raise TextError(f"{where}: no field of {', '.join(ASKED)}; it has {have}")
 
@@ -137,14 +142,16 @@ def _turn(question: Any, prefix: str, answer: str | None, tokens: int | None, wh
     return Turn(question + prefix, answer, tokens)
 
 
-def _about(row: Mapping[str, Any], prefix: str, turn: Turn) -> Turn:
+def _about(row: Mapping[str, Any], prefix: str, turn: Turn, where: str) -> Turn:
     """A turn with the fields of its record; of one question all references."""
     given = row.get("answers") if row.get("answers") is not None else row.get("answer")
     alone = isinstance(given, list) and not row.get("questions")
     answers = tuple(str(a) for a in given or ()) if alone else (turn.answer,) if turn.answer else ()
     question = turn.question.removesuffix(prefix) if prefix else turn.question
-    task = str(row.get("task") or "")
-    return replace(turn, about=About(task, question, prefix, answers, turn.tokens))
+    task, gap = str(row.get("task") or ""), row.get("answer_gap") or ""
+    if not isinstance(gap, str):
+        raise TextError(f"{where}: field answer_gap: give a text, such as a space")
+    return replace(turn, about=About(task, question, prefix, answers, turn.tokens), gap=gap)
 
 
 def _answers(row: Mapping[str, Any], many: int, where: str) -> list[str | None]:
