@@ -47,7 +47,9 @@ JOINED = [  # those of some kinds do
 
 
 def loaded_with(tokenizer: Any) -> Any:
-    return SimpleNamespace(tokenizer=tokenizer, name="m", model=SimpleNamespace(config=LlamaConfig()))
+    return SimpleNamespace(
+        tokenizer=tokenizer, name="m", model=SimpleNamespace(config=LlamaConfig())
+    )
 
 
 def item_of(tokenizer: Any, tmp_path: Path, row: dict[str, Any], see: See = "agnostic") -> Item:
@@ -86,7 +88,7 @@ def test_parts_are_the_whole_text_where_its_tokens_end(name: str, tmp_path: Path
         return list(tokenizer(text)["input_ids"])
 
     for case in CLEAN + JOINED:
-        context, question, answer = case
+        context, question, _ = case
         text, asked = "".join(case), context + question
         got = Parts.of(item_of(tokenizer, tmp_path, row_of(*case)))
         aware = Parts.of(item_of(tokenizer, tmp_path, row_of(*case), "aware"))
@@ -105,7 +107,9 @@ def test_parts_are_the_whole_text_where_its_tokens_end(name: str, tmp_path: Path
 def test_answers_are_taken_as_given(name: str, tmp_path: Path) -> None:
     tokenizer, said = kind(name), {}
     for label, more in (("", {}), ("gap", {"answer_gap": " "})):
-        parts = Parts.of(item_of(tokenizer, tmp_path, {**row_of("The code (", "", "otter"), **more}))
+        parts = Parts.of(
+            item_of(tokenizer, tmp_path, {**row_of("The code (", "", "otter"), **more})
+        )
         said[label] = tokenizer.decode(parts.all, skip_special_tokens=True).strip()
     assert said == {"": "The code (otter", "gap": "The code ( otter"}
 
@@ -120,7 +124,10 @@ def test_a_gap_is_a_text(tmp_path: Path) -> None:
     [
         ({"context": "a", "question": "b", "answer_prefix": " It is", "answer": ["c"]}, " c"),
         ({"context": "a", "question": "b\n", "answer": ["c"]}, "c"),
-        ({"context": "文", "question": "问", "answer_prefix": "回答：", "answer": "北京"}, "北京"),
+        (
+            {"context": "文", "question": "问", "answer_prefix": "回答\uff1a", "answer": "北京"},
+            "北京",
+        ),
     ],
 )
 def test_references_of_kvpress_sets_stand_after_a_space(
@@ -141,7 +148,9 @@ def test_tasks_ask_for_the_tokens_that_the_context_has(name: str, task: str) -> 
     encode, start = encoder(tokenizer), start_of(tokenizer)
     prose = np.array(encode(LINES[0].strip() * 9))
     spec = parse(f"{task},tokens={1600 if 'ruler' in task else 400}")
-    for item in make(spec, Material(encode, start, prose, spec.tokens, "report"), 3, "agnostic").items:
+    for item in make(
+        spec, Material(encode, start, prose, spec.tokens, "report"), 3, "agnostic"
+    ).items:
         assert item.context[: len(start)].tolist() == list(start)
         assert item.context.size <= spec.tokens
         for ask in item.asks:
@@ -175,7 +184,10 @@ def test_what_begins_a_text_is_there_once_and_whole(
     assert start_of(tokenizer) == tuple(lead)
     for there in range(len(start) + 1):  # of a text that begins with some of them already
         text = "".join(start[len(start) - there :]) + LINES[0] * 3
-        for row in ({"prompt": text, "answer": "x"}, {"context": text, "question": "y", "answer": "x"}):
+        for row in (
+            {"prompt": text, "answer": "x"},
+            {"context": text, "question": "y", "answer": "x"},
+        ):
             context = item_of(tokenizer, tmp_path, row).context.tolist()
             assert context[: len(lead)] == lead and not {*context[len(lead) :]} & {*lead}
         tokens = tokenize(tokenizer, Source.of("text", text, ""))

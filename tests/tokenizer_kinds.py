@@ -43,7 +43,10 @@ def _pieces(core: Tokenizer, learn: pre_tokenizers.PreTokenizer | None = None) -
     special = ["<unk>", "<s>", "</s>"]
     if isinstance(core.model, Unigram):
         trainer = trainers.UnigramTrainer(
-            vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False,
+            vocab_size=300,
+            special_tokens=special,
+            unk_token="<unk>",
+            show_progress=False,
             initial_alphabet=[*printable[:95].replace(" ", "▁"), "\n"],
         )
     else:

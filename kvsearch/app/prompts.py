@@ -15,7 +15,7 @@ from kvsearch.app.policies import PolicyLike, check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
 from kvsearch.app.workloads import Worth, bare, from_tasks, groups
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluation.answers import Answers, answered, answers, fits
+from kvsearch.evaluation.answers import Answers, answered, answers, fits, greedy_of
 from kvsearch.evaluation.measurement import kept
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
@@ -27,7 +27,7 @@ from kvsearch.records import Interval, Kept, plain
 from kvsearch.stats import clustered
 from kvsearch.text import TextLike, tokenize
 from kvsearch.workloads import Prompts, See, TaskSpec, expanded, parse
-from kvsearch.workloads.encode import greedy_of, items_of
+from kvsearch.workloads.encode import items_of
 from kvsearch.workloads.files import read
 
 ITEMS = 25  # of a task

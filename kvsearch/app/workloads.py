@@ -13,7 +13,7 @@ from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluation.answers import Answers, answers, spoken
+from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
@@ -22,7 +22,7 @@ from kvsearch.records import Example
 from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
-from kvsearch.workloads.encode import encoded, greedy_of, items_of, start_of
+from kvsearch.workloads.encode import encoded, items_of, start_of
 from kvsearch.workloads.items import without_context
 from kvsearch.workloads.parts import SPLITS, Part, Rows, in_turn
 from kvsearch.workloads.tasks.base import SHARES, Split

@@ -1,21 +1,18 @@
-"""From records of text to items of tokens; answers that are missing are the full cache's own."""
+"""From records of text to items of tokens."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 
 from kvsearch.errors import TextError
-from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.text import borders
 from kvsearch.text.borders import begun, encoder, following
+from kvsearch.workloads.chats import pieces
 from kvsearch.workloads.files import Record, Turn
 from kvsearch.workloads.items import Ask, Ids, Item, Prompts, See, ids
-
-NEW_TOKENS = 32  # of an answer that the full cache gives
 
 Greedy = Callable[..., Ids]  # tokens of a sequence, and how many at most -> the answer
 
@@ -36,39 +33,12 @@ def items_of(
         TextError: a record is longer than the model's positions, an answer has no tokens, or the
             tokenizer has no usable chat template.
     """
-    made = []
+    made = list[Item]()
     for record in records:
-        item = (_chat if record.messages else _asked)(loaded, record, see, greedy)
-        _reach(loaded, record, item.longest, " with the answer")
-        made.append(item)
+        for item in (_chat if record.messages else _asked)(loaded, record, see, greedy):
+            _reach(loaded, record, item.longest, " with the answer")
+            made.append(item)
     return Prompts(name, tuple(made), see)
-
-
-def greedy_of(loaded: LoadedModel, tokens: int = NEW_TOKENS) -> Greedy:
-    """Greedy answers of so many tokens by the full cache, kept on disk by model and prompt."""
-
-    def answer(given: Ids, most: int = tokens) -> Ids:
-        words = f"answer/{loaded.digest}/{loaded.dtype}/{most}"
-
-        def make() -> list[int]:
-            import torch
-
-            with torch.inference_mode():
-                x = torch.from_numpy(given)[None].to(loaded.device)
-                out = loaded.model.generate(
-                    x, attention_mask=torch.ones_like(x), max_new_tokens=most, do_sample=False,
-                    pad_token_id=0,
-                )  # fmt: skip
-            return [int(t) for t in out[0, given.size :].tolist()]
-
-        def read(data: Any) -> Ids:
-            if not isinstance(data, list) or not data:
-                raise ValueError("no answer")
-            return ids(int(t) for t in data)
-
-        return remembered("answers", words, given.astype("<i4").tobytes(), read, make)
-
-    return answer
 
 
 def _reach(loaded: LoadedModel, record: Record, tokens: int, of: str = "") -> None:
@@ -80,7 +50,7 @@ def _reach(loaded: LoadedModel, record: Record, tokens: int, of: str = "") -> No
         )
 
 
-def _asked(loaded: LoadedModel, record: Record, see: See, greedy: Greedy) -> Item:
+def _asked(loaded: LoadedModel, record: Record, see: See, greedy: Greedy) -> list[Item]:
     encode, start = encoder(loaded.tokenizer), start_of(loaded)
     alone, questions = begun(start, encode(record.context)), None
     if see == "aware":  # one prompt as it is tokenised; where it is cut makes no difference
@@ -96,7 +66,7 @@ def _asked(loaded: LoadedModel, record: Record, see: See, greedy: Greedy) -> Ite
         for question, turn in zip(questions, record.turns, strict=True)
     )
     name = sha256(record.group.encode()).hexdigest()[:12]
-    return Item(name, name, context, asks)
+    return [Item(name, name, context, asks)]
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> int:
@@ -120,57 +90,20 @@ def _ask(
     return Ask(question, answer, about=turn.about)
 
 
-def _chat(loaded: LoadedModel, record: Record, see: See, greedy: Greedy) -> Item:
+def _chat(loaded: LoadedModel, record: Record, see: See, greedy: Greedy) -> list[Item]:
     """A chat as turns: each answer of the assistant, after all that was said before it."""
-    messages = list(record.messages)
-    ends = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i > 0]
-    context: Ids | None = None
-    asks, said = list[Ask](), ids([])
-    for i in ends or [len(messages)]:
-        before = _templated(loaded, messages[:i], record, prompt=True)
-        if context is None:
-            context, question = before, ids([])
-        else:
-            question = _rest(before, said, record)
-        if i == len(messages):
-            _reach(loaded, record, before.size + 1)
-            answer = greedy(before)
-        else:
-            said = _templated(loaded, messages[: i + 1], record, prompt=False)
-            answer = _rest(said, before, record)
-        asks.append(Ask(question, answer, follows=bool(asks)))
-    assert context is not None
-    name = sha256(str(messages).encode()).hexdigest()[:12]
-    return Item(name, name, context, tuple(asks))
-
-
-def _rest(whole: Ids, begin: Ids, record: Record) -> Ids:
-    if whole.size <= begin.size or (whole[: begin.size] != begin).any():
-        raise TextError(
-            f"{record.where}: the model's chat template changes earlier turns when one is added, "
-            "so turns cannot follow each other in a cache; give `prompt` and `answer` instead"
-        )
-    return whole[begin.size :]
-
-
-def _templated(
-    loaded: LoadedModel, messages: list[dict[str, str]], record: Record, *, prompt: bool
-) -> Ids:
-    if not getattr(loaded.tokenizer, "chat_template", None):
-        raise TextError(
-            f"{record.where}: field messages: the tokenizer of {loaded.name} has no chat template; "
-            "give `prompt` and `answer` instead"
-        )
-    try:
-        text = loaded.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=prompt
-        )
-    except Exception as e:  # templates raise what they like
-        raise TextError(
-            f"{record.where}: field messages: the chat template refuses them "
-            f"({' '.join(str(e).split())[:150]})"
-        ) from e
-    return ids(encoded(loaded, text))
+    group = sha256(str(list(record.messages)).encode()).hexdigest()[:12]
+    items = list[Item]()
+    for turns in pieces(loaded, record):
+        asks = list[Ask]()
+        for prompt, said in turns:
+            if said is None:
+                _reach(loaded, record, prompt.size + 1)
+                said = greedy(prompt)
+            asks.append(Ask(prompt if asks else ids([]), said, follows=bool(asks)))
+        name = f"{group}-{len(items)}" if items else group
+        items.append(Item(name, group, turns[0][0], tuple(asks)))
+    return items
 
 
 def encoded(loaded: LoadedModel, text: str) -> list[int]:
@@ -181,4 +114,3 @@ def encoded(loaded: LoadedModel, text: str) -> list[int]:
 def start_of(loaded: LoadedModel) -> tuple[int, ...]:
     """The tokens with which the model's tokenizer begins a text."""
     return borders.start_of(loaded.tokenizer)
-

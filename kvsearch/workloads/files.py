@@ -20,6 +20,7 @@ from kvsearch.errors import TextError, named, quoted
 from kvsearch.frozen import has_half
 from kvsearch.workloads import hub
 from kvsearch.workloads.items import About
+from kvsearch.workloads.messages import Message, messages_of
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 ASKED = ("prompt", "context", "messages")
@@ -57,18 +58,22 @@ class Record:
         messages: of a chat, up to and with the last answer; the template makes the text.
         group: the document, for statistics: the context, the prompt or the chat.
         where: file and line, for messages.
+        template: what a chat's template is called with, such as `enable_thinking` and `tools`.
     """
 
     context: str
     turns: tuple[Turn, ...]
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Message, ...]
     group: str
     where: str
+    template: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """A hash of the content."""
-        told = repr((self.context, self.turns, self.messages))
+        told = repr((self.context, self.turns, self.messages)) + (
+            repr(self.template) if self.template else ""
+        )
         return sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -113,7 +118,10 @@ def _record(row: Any, where: str) -> Record:
     if has_half(json.dumps(row, ensure_ascii=False, default=str)):
         raise TextError(f"{where}: half of a character (\\ud800 to \\udfff) is no text")
     if row.get("messages"):
-        return _chat(row["messages"], where)
+        messages, template = messages_of(row, where)
+        return Record(
+            "", (), messages, repr((messages, template) if template else messages), where, template
+        )
     tokens = _tokens(row.get("max_new_tokens"), where)
     if row.get("context"):
         context, prefix = _text(row, "context", where), str(row.get("answer_prefix") or "")
@@ -128,7 +136,9 @@ def _record(row: Any, where: str) -> Record:
         return Record(context, turns, (), context, where)
     if row.get("prompt"):
         prompt, answer = _text(row, "prompt", where), _answers(row, 1, where)[0]
-        return Record(prompt, (_about(row, "", Turn("", answer, tokens), where),), (), prompt, where)
+        return Record(
+            prompt, (_about(row, "", Turn("", answer, tokens), where),), (), prompt, where
+        )
     have = ", ".join(map(str, row))[:100] or "none"
     raise TextError(f"{where}: no field of {', '.join(ASKED)}; it has {have}")
 
@@ -193,20 +203,6 @@ def _text(row: Mapping[str, Any], field: str, where: str) -> str:
     if not isinstance(found, str) or not found.strip():
         raise TextError(f"{where}: field {field}: give a text, got {str(found)[:60]!r}")
     return found
-
-
-def _chat(messages: Any, where: str) -> Record:
-    if not isinstance(messages, list) or not all(
-        isinstance(m, Mapping)
-        and isinstance(m.get("role"), str)
-        and isinstance(m.get("content"), str)
-        for m in messages
-    ):
-        raise TextError(f"{where}: field messages: give a list of objects with role and content")
-    plain = tuple({"role": m["role"], "content": m["content"]} for m in messages)
-    if not any(m["role"] == "user" for m in plain):
-        raise TextError(f"{where}: field messages: no message of role user")
-    return Record("", (), plain, repr(plain), where)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, Any]]:
