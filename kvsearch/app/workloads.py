@@ -12,6 +12,7 @@ from kvsearch.app import inputs
 from kvsearch.app.budget import in_both_units, sized_for
 from kvsearch.app.options import RunOptions
 from kvsearch.app.progress import Shown
+from kvsearch.app.self_check import self_check
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
 from kvsearch.evaluation.quality import Evaluator
@@ -145,6 +146,8 @@ def measured_on(loaded: LoadedModel, options: RunOptions, shown: Shown) -> input
     longest = max(w.longest for some in parts.values() for w in some)
     budget = in_both_units(loaded.shape, options.budget_slots, options.budget_bytes)
     sized_for(loaded.shape, budget, longest, prompts=True)  # before anything is measured
+    given_to = {name: some["search"] for name, some in files.items()}
+    self_check(loaded, parts["search"], given_to, shown)
     known = _passing(loaded, parts["search"], shown)
     weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
     worth = {name: w.nats for name, w in known.items()}
