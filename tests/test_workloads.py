@@ -11,12 +11,12 @@ import yaml
 from kvsearch.app.kvpress_results import string_match
 from kvsearch.app.prompts import evaluate_prompts
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.answers import answers, greedy_of
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.policy import Policy
 from kvsearch.text import Text
-from kvsearch.workloads.encode import greedy_of, items_of
+from kvsearch.workloads.encode import items_of
 from kvsearch.workloads.files import Turn, read
 from kvsearch.workloads.items import ids
 from tests.command import exit_code
@@ -56,7 +56,7 @@ def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -
     assert len(kinds) == 1
     items = items_of(loaded, "a", read(files[0]), "agnostic", lambda _: ids([1])).items
     assert [len(i.asks) for i in items] == [2, 1]  # one context is taken in once
-    assert loaded.tokenizer.decode(items[0].asks[1].answer) == " a cat"
+    assert loaded.tokenizer.decode(items[0].asks[1].answer) == "a cat"
 
 
 @pytest.mark.parametrize(
@@ -253,16 +253,34 @@ def test_the_last_question_of_a_chat_is_asked(
     assert asked == [["|hello\n", turn + text([1])]] + 3 * [["|hello\n", turn + "bye\n"]]
 
 
+@pytest.mark.parametrize(
+    "asked_for",
+    [
+        {}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"num_beams": 3},
+        {"suppress_tokens": [*range(64, 200)]}, {"do_sample": True, "temperature": 9.0},
+        {"min_new_tokens": 6}, {"forced_eos_token_id": 7}, {"max_length": 5},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_without_answers_the_full_caches_own_is_the_reference(
-    tmp_path: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    asked_for: dict[str, Any], tmp_path: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever a model's generation configuration asks for beside the end tokens."""
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
+    generation = loaded.model.generation_config
+    monkeypatch.setattr(generation, "eos_token_id", None)
+    for name, value in asked_for.items():
+        monkeypatch.setattr(generation, name, value)
     rows = [{"prompt": "The quick brown fox " * 12}, {"prompt": "A fox", "max_new_tokens": 3}]
     file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
     asked = items_of(loaded, "mine", read(file), "agnostic", greedy_of(loaded, 6))
     found = answers(Evaluator(loaded), Policy(name="full"), asked)
     assert found.exact.all() and found.tokens.tolist() == [6, 3]
     assert len([*(tmp_path / "cache" / "answers").iterdir()]) == 2
+    end = asked.items[0].asks[0].answer.tolist()[2]  # an end token ends it, and is a part of it
+    monkeypatch.setattr(generation, "eos_token_id", [0, end])
+    again = greedy_of(loaded, 5)(asked.items[0].context).tolist()
+    assert again == asked.items[0].asks[0].answer.tolist()[: again.index(end) + 1]
     long = written(tmp_path, "long.jsonl", json.dumps({"prompt": "x" * 600}))
     with pytest.raises(KvsearchError, match="601 tokens, and the model's positions reach 512"):
         items_of(loaded, "long", read(long), "agnostic", greedy_of(loaded, 6))

@@ -119,7 +119,7 @@ def _texts(loaded: LoadedModel, config: AdaptConfig, shown: Shown) -> Texts:
     )
     if held.token_sha256 == tokens.token_sha256:
         raise TextError("--held-out is the text that is trained on; give another one")
-    span = context - (tokens.start is not None)
+    span = max(1, context - len(tokens.start))
     fit = max(1, min(WINDOWS, held.ids.size // span)) if count is None else count
     return Texts(
         tokens,

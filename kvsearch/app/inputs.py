@@ -204,7 +204,7 @@ def text(loaded: LoadedModel, options: RunConfig, say: Say, select_windows: int 
 def _require_unseen(seen: Tokens, own: Tokens, rows: NDArray[np.int64]) -> None:
     """No half of a window `rows` `[W, T]` of a text of its `own` is in the text `seen`."""
     text = seen.ids.tobytes()
-    words = rows[:, own.start is not None :].astype(seen.ids.dtype)
+    words = rows[:, len(own.start) :].astype(seen.ids.dtype)
     if any(half.tobytes() in text for row in words for half in np.array_split(row, 2)):
         raise TextError(
             f"{own.name} and {seen.name} have text in common, so a figure would be from text that "
@@ -217,7 +217,7 @@ def _require_room(tokens: Tokens, parts: Parts, length: int) -> None:
     shortest = min((parts.search, parts.select, parts.report), key=lambda part: part.ids.size)
     if fitting(shortest, length):
         return
-    lead = shortest.start is not None
+    lead = len(shortest.start)
     own = shortest.text_sha256 == tokens.text_sha256  # not a report text of its own
     whole = tokens.ids.size if own else shortest.ids.size
     enough = math.ceil((length - lead) * whole / shortest.ids.size)
@@ -229,7 +229,7 @@ def _require_room(tokens: Tokens, parts: Parts, length: int) -> None:
 
 def fitting(tokens: Tokens, length: int) -> int:
     """Windows of so many tokens that a text has room for, one beside the other."""
-    return tokens.ids.size // (length - (tokens.start is not None))
+    return tokens.ids.size // max(1, length - len(tokens.start))
 
 
 def report_windows(tokens: Tokens, options: RunConfig, say: Say) -> int:

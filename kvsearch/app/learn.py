@@ -109,7 +109,7 @@ def learn(config: LearnConfig) -> Fitted:
     tokens, held = inputs.held_out(
         loaded, config.text, config.dataset, config.held_out, HELD_OUT, shown.say
     )
-    span = context - (tokens.start is not None)
+    span = max(1, context - len(tokens.start))
     count = min(config.steps or CONTEXTS, tokens.ids.size // span)
     others = min(config.windows or max(1, round(HELD_OUT * count)), held.ids.size // span)
     if not count or not others:

@@ -10,12 +10,13 @@ from kvsearch.app import inputs
 from kvsearch.app.kvpress_results import Predicted, predicted, require_prompts, write
 from kvsearch.app.policies import check_names, listed, resolve_some
 from kvsearch.app.progress import Shown
+from kvsearch.app.self_check import self_check
 from kvsearch.app.workloads import Worth, bare, from_tasks, groups, own_answers, say_own
 from kvsearch.config.budget import Budget, sized_for
 from kvsearch.config.commands import EvaluatePromptsConfig
 from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluation.answers import Answers, answered, answers, fits
+from kvsearch.evaluation.answers import Answers, answered, answers, fits, greedy_of
 from kvsearch.evaluation.measurement import kept
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
@@ -26,7 +27,7 @@ from kvsearch.records import Interval, Kept, plain
 from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Prompts, See, TaskSpec
-from kvsearch.workloads.encode import greedy_of, items_of
+from kvsearch.workloads.encode import items_of
 from kvsearch.workloads.files import read_all
 from kvsearch.workloads.parts import require_names
 
@@ -90,6 +91,7 @@ class PromptsResult:
         model: name, digest, dtype and device.
         left_out: methods without a row, which model or budget refuses, and why.
         folders: in kvpress' form, where they were asked for.
+        self_check: a sentence, if what is scored is not what a deployed model sees.
     """
 
     rows: list[Asked]
@@ -97,12 +99,14 @@ class PromptsResult:
     model: dict[str, str]
     left_out: dict[str, str] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
+    self_check: str = ""
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch eval --json` prints."""
         return {
             "model": self.model, "workloads": plain(self.workloads), "results": plain(self.rows),
             "left_out": self.left_out, "folders": [str(f) for f in self.folders],
+            "self_check": self.self_check,
         }  # fmt: skip
 
 
@@ -135,6 +139,7 @@ def evaluate_prompts(config: EvaluatePromptsConfig) -> PromptsResult:
     if kvpress_out is not None:
         require_prompts(asked)
         require_writable(kvpress_out / "config.yaml")
+    fault = self_check(loaded, asked, records, shown)
     evaluator, rows, known = Evaluator(loaded), list[Asked](), list[Known]()
     generated = list[Predicted]()
     left_out: dict[str, str] = {}
@@ -173,7 +178,7 @@ def evaluate_prompts(config: EvaluatePromptsConfig) -> PromptsResult:
     folders = list[Path]()
     if kvpress_out is not None:
         folders = write(kvpress_out, loaded.name, loaded.device, see, generated)
-    return PromptsResult(rows, known, inputs.about(loaded), left_out, folders)
+    return PromptsResult(rows, known, inputs.about(loaded), left_out, folders, fault)
 
 
 def _saved(policy: Policy, setting: Setting) -> float:

@@ -73,7 +73,7 @@ def prune(config: PruneConfig) -> Pruned:
     setting = Setting(loaded.shape, None, CONTEXT)
     if needs(values_of(policy)):
         source = inputs.tokenized(loaded, inputs.source(config.text, config.dataset, shown.say))
-        there = source.ids.size + (source.start is not None)
+        there = source.ids.size + len(source.start)
         length = min(CONTEXT, max_context(loaded.model.config) or CONTEXT, there)
         if length < 2:
             raise TextError(f"{source.name} has {there} tokens; give a longer text with --text")

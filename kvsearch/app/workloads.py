@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from kvsearch.app import inputs
 from kvsearch.app.progress import Shown
+from kvsearch.app.self_check import self_check
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluation.answers import Answers, answers, spoken
+from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
@@ -23,7 +24,7 @@ from kvsearch.records import Example
 from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
-from kvsearch.workloads.encode import encoded, greedy_of, items_of, start_of
+from kvsearch.workloads.encode import encoded, items_of, start_of
 from kvsearch.workloads.files import Record, read, read_all
 from kvsearch.workloads.items import without_context
 from kvsearch.workloads.parts import SPLITS, Part, Rows, divided, in_turn, require_names
@@ -78,8 +79,7 @@ def groups(workload: Prompts) -> list[str]:
 def bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
     """The same asks without their contexts: what can be guessed."""
     start = start_of(loaded)
-    lead = [] if start is None else [start]
-    items = tuple(without_context(item, lead) for item in workload.items)
+    items = tuple(without_context(item, start) for item in workload.items)
     return Prompts(workload.name, items, "aware")
 
 
@@ -99,7 +99,7 @@ def from_tasks(
     loaded: LoadedModel,
     specs: Sequence[TaskSpec],
     prose: NDArray[np.int32],
-    start: int | None,
+    start: tuple[int, ...],
     see: See,
     count: int,
     seed: int,
@@ -111,7 +111,7 @@ def from_tasks(
         loaded: the model, for its tokenizer.
         specs: the tasks.
         prose: token ids of the whole text in which facts are hidden.
-        start: the token that begins a text, or None.
+        start: the tokens that begin a text.
         see: whether the question is seen before the context is compressed.
         count: items of each task; fewer where its documents are used up.
         seed: of what is drawn.
@@ -183,6 +183,8 @@ def measured_on(
             parts[split].append(items_of(loaded, name, few, options.see, greedy_of(loaded)))
     longest = max(w.longest for some in parts.values() for w in some)
     sized_for(loaded.shape, options.budget(loaded.shape), longest, prompts=True)
+    given_to = {name: some["search"] for name, some in files.items()}
+    self_check(loaded, parts["search"], given_to, shown)
     known = _passing(loaded, parts["search"], shown)
     weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
     worth = {name: w.nats for name, w in known.items()}

@@ -22,12 +22,16 @@ from kvsearch.errors import KvsearchError, OutOfMemory, PolicyError, lacks_memor
 from kvsearch.evaluation.measurement import Answered
 from kvsearch.evaluation.quality import Evaluator, check_finite
 from kvsearch.evaluation.replay import deployed
+from kvsearch.models.disk_cache import remembered
 from kvsearch.models.head import NOT_FINITE
+from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
-from kvsearch.workloads.items import Ask, Item, Prompts, See
+from kvsearch.workloads.encode import Greedy
+from kvsearch.workloads.items import Ask, Ids, Item, Prompts, See, ids
 from kvsearch.workloads.parts import Part
 
 TOGETHER = 1 << 14  # tokens of copies of a context that are there at once
+NEW_TOKENS = 32  # of an answer that the full cache gives
 HELD = 1 << 26  # log-probabilities of the full cache that are kept, at most: 256 MiB
 _Row = tuple[float, int, bool, NDArray[np.int64]]  # NLL, tokens, exactness and first choices
 
@@ -171,10 +175,63 @@ def by_item(asked: Prompts) -> list[slice]:
     return [slice(first, end) for first, end in pairwise(ends)]
 
 
+def greedy_of(loaded: LoadedModel, tokens: int = NEW_TOKENS) -> Greedy:
+    """Greedy answers of so many tokens by the full cache, kept on disk by model and prompt.
+
+    They are the first choices up to the end token, whatever else the model's generation
+    configuration asks for: with a penalty of repetitions, say, the full cache would not give its
+    own answer. Where a replay has another first choice, in a tie that rounding decides, the answer
+    ends before.
+    """
+
+    def answer(given: Ids, most: int = tokens) -> Ids:
+        def make() -> list[int]:
+            evaluator, full = Evaluator(loaded), Policy(name="full")
+
+            def item(said: Ids) -> Item:
+                return Item("greedy", "greedy", given, (Ask(ids([]), said),))
+
+            replay, stop = _Replay(evaluator, full, False, {}), _ends(loaded)
+            with torch.inference_mode():
+                (node,) = replay.asked(item(ids([])), 1)
+                said = ids(_decoded(evaluator, replay, node, most, stop))
+            first = answers(evaluator, full, Prompts("greedy", (item(said),)), resident=False).first
+            same = int((first[0] == said).cumprod().sum())
+            return (said[:same] if same else first[0][:1]).tolist()
+
+        def read(data: Any) -> Ids:
+            if not isinstance(data, list) or not data:
+                raise ValueError("no answer")
+            return ids(int(t) for t in data)
+
+        words = f"first choices/{loaded.digest}/{loaded.dtype}/{most}"
+        return remembered("answers", words, given.astype("<i4").tobytes(), read, make)
+
+    return answer
+
+
+def _ends(loaded: LoadedModel) -> set[int]:
+    """The tokens that end what the model generates."""
+    found = loaded.model.generation_config.eos_token_id
+    return {found} if isinstance(found, int) else set(found or ())
+
+
+def _decoded(
+    evaluator: Evaluator, replay: "_Replay", node: "_Node", most: int, stop: set[int]
+) -> list[int]:
+    """The first choices after a node, so many or up to an end token, with it."""
+    said = list[int]()
+    while True:
+        said.append(int(evaluator.head.logits(node.last)[0, -1].argmax()))
+        if said[-1] in stop or len(said) == most:
+            return said
+        node = replay.fed(node, np.array(said[-1:]))
+
+
 def spoken(
     evaluator: Evaluator, policy: Policy, item: Item, see: See, tokens: Sequence[int]
 ) -> list[NDArray[np.int64]]:
-    """What greedy decoding says to asks of an item, so many tokens or up to an end token.
+    """What greedy decoding says to asks of an item, so many tokens or up to an end token, without.
 
     Args:
         evaluator: of the model.
@@ -183,21 +240,12 @@ def spoken(
         see: whether the question is seen before the context is compressed.
         tokens: at most, of each of the first asks, none of which follows on another.
     """
-    ends = evaluator.loaded.model.generation_config.eos_token_id
-    stop = {ends} if isinstance(ends, int) else set(ends or ())
+    stop = _ends(evaluator.loaded)
     replay, found = _Replay(evaluator, policy, see == "aware", {}), []
     with torch.inference_mode():
         for node, most in zip(replay.asked(item, len(tokens)), tokens, strict=True):
-            said, here = list[int](), node
-            while True:
-                token = int(evaluator.head.logits(here.last)[0, -1].argmax())
-                if token in stop:
-                    break
-                said.append(token)
-                if len(said) == most:
-                    break
-                here = replay.fed(here, np.array([token]))
-            found.append(np.array(said, dtype=np.int64))
+            said = _decoded(evaluator, replay, node, most, stop)
+            found.append(ids(said[:-1] if said[-1] in stop else said))
     return found
 
 

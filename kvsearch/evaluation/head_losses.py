@@ -68,7 +68,7 @@ def recall_texts(loaded: LoadedModel, most: int = MOST) -> list[Recall]:
     for name in TEXTS:
         text = files("kvsearch.evaluation").joinpath("recall", name).read_text("utf-8")
         parts = [tokenize(loaded.tokenizer, Source.of(name, x, "")) for x in text.split(BORDER)]
-        lead = [] if parts[0].start is None else [parts[0].start]
+        lead = parts[0].start
         ids = np.concatenate([part.ids for part in parts])[-(most - len(lead)) :]
         ids = np.array([*lead, *ids], dtype=np.int64)
         found.append(Recall(ids, max(0, len(ids) - parts[1].ids.size)))

@@ -1,5 +1,6 @@
 """Whether a model and a tokenizer fit: token ids that the one gives and the other has."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def rows(model: Any) -> int:
 
 
 def require_ids(
-    model: Any, tokenizer: Any, ids: NDArray[np.integer[Any]], what: str, start: int | None = None
+    model: Any, tokenizer: Any, ids: NDArray[np.integer[Any]], what: str, start: Sequence[int] = ()
 ) -> None:
     """Raise a `ModelError` where the model lacks one of the ids of a text.
 
@@ -38,9 +39,9 @@ def require_ids(
         tokenizer: that gave the ids, or None.
         ids: of any shape, not empty.
         what: has the ids, for the message.
-        start: token before every text, if there is one.
+        start: tokens before every text.
     """
-    count, least, last = rows(model), int(ids.min()), max(int(ids.max()), start or 0)
+    count, least, last = rows(model), int(ids.min()), max((int(ids.max()), *start))
     if least < 0:
         raise ModelError(f"{what} has token {least}; token ids are whole numbers from 0 on")
     if last < count:

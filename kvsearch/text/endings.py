@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import PolicyError, quoted
+from kvsearch.text.borders import encoder, inside
 
 Ids = NDArray[np.int64]
 
@@ -45,7 +46,7 @@ def vocabulary(tokenizer: Any) -> list[str]:
 
 def full_stop(tokenizer: Any) -> int:
     """Id of the bare full stop."""
-    return int(tokenizer(".", add_special_tokens=False)["input_ids"][-1])
+    return inside(encoder(tokenizer), ".")[-1]
 
 
 def sentence_ends(tokenizer: Any, ids: Ids) -> Ids:

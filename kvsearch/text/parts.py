@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import TextError
+from kvsearch.text.borders import encoder, start_of, unbegun
 from kvsearch.text.source import Source
 
 
@@ -22,15 +23,15 @@ class Tokens:
         name: of the source, with the part: `wikitext2/test/search`.
         text_sha256: of the whole source text.
         token_sha256: of `ids` as little-endian int32.
-        start: the token that this tokenizer puts before every text, or None. Windows begin with
-            it, because a deployed model sees it too, and some models (Gemma) fail without it.
+        start: the tokens that this tokenizer puts before every text. Windows begin with them,
+            because a deployed model sees them too, and some models (Gemma) fail without.
     """
 
     ids: NDArray[np.int32]
     name: str
     text_sha256: str
     token_sha256: str
-    start: int | None = None
+    start: tuple[int, ...] = ()
 
     def part(self, begin: int, end: int, name: str) -> "Tokens":
         """Tokens `begin` to `end` (exclusive) under `NAME/name`."""
@@ -70,14 +71,11 @@ def tokenize(tokenizer: Any, source: Source) -> Tokens:
     Raises:
         TextError: the tokenizer finds nothing in it.
     """
-    found = tokenizer(source.text, add_special_tokens=False, verbose=False)["input_ids"]
-    ids = np.asarray(found, dtype=np.int32)
+    start = start_of(tokenizer)
+    ids = np.asarray(unbegun(start, encoder(tokenizer)(source.text)), dtype=np.int32)
     if not ids.size:
         raise TextError(f"{source.name} has no tokens; give another text with --text FILE")
     ids.setflags(write=False)
-    first = tokenizer("a")["input_ids"][:1]
-    bos = getattr(tokenizer, "bos_token_id", None)
-    start = bos if bos is not None and first == [bos] else None
     return Tokens(ids, source.name, source.sha256, _sha256(ids), start)
 
 
@@ -124,7 +122,7 @@ def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArra
     Args:
         tokens: the part.
         count: windows.
-        length: tokens of a window, with the tokenizer's start token where it has one.
+        length: tokens of a window, with those that begin a text.
         seed: decides where in its stretch a window begins.
 
     Returns:
@@ -133,15 +131,16 @@ def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArra
     Raises:
         TextError: the part is too short.
     """
-    if count < 1 or length < 2:
-        raise TextError(f"{count} windows of {length} tokens: give at least 1 of at least 2")
-    lead = np.array([] if tokens.start is None else [tokens.start], dtype=np.int64)
+    lead = np.array(tokens.start, dtype=np.int64)
+    least = max(2, lead.size + 1)
+    if count < 1 or length < least:
+        raise TextError(f"{count} windows of {length} tokens: give at least 1 of at least {least}")
     span, size = length - lead.size, tokens.ids.size
     if size // count < span:
         fits = ["give a longer text"]
         if size >= span:
             fits.append(f"--windows {size // span}")
-        if size // count + lead.size >= 2:
+        if size // count + lead.size >= least:
             fits.append(f"--context {size // count + lead.size}")
         raise TextError(
             f"{tokens.name} has {size:,} tokens and {count} windows of {length:,} need "
@@ -154,7 +153,7 @@ def windows(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> NDArra
 
 def beside(tokens: Tokens, *, count: int, length: int, seed: int = 0) -> Tokens:
     """The longest stretch that `windows` with the same arguments leaves out; it may be empty."""
-    span, size = length - (tokens.start is not None), tokens.ids.size
+    span, size = length - len(tokens.start), tokens.ids.size
     begins = _begins(size, count, span, seed)
     gaps = zip([0, *(b + span for b in begins)], [*begins, size], strict=True)
     begin, end = max(gaps, key=lambda gap: gap[1] - gap[0])

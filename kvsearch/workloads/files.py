@@ -3,7 +3,8 @@
 A record has `prompt`, or `context` with `question` or `questions`, or `messages`; the answer is in
 `answer` (a text, or a list of which the first counts) or `answers`. These are kvpress' names, and
 those of chat data; `kvsearch.workloads.fields` knows others. Records of one context are one item,
-which is taken in once.
+which is taken in once. An answer follows as it is given; `answer_gap` is what stands before it,
+such as a space.
 """
 
 import csv
@@ -20,6 +21,7 @@ from kvsearch.frozen import has_half, named_once, whole
 from kvsearch.workloads import hub
 from kvsearch.workloads.fields import cell, fields, require_read
 from kvsearch.workloads.items import About
+from kvsearch.workloads.messages import Message, messages_of
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 ASKED = ("prompt", "context", "messages")
@@ -36,12 +38,14 @@ class Turn:
         answer: None is to be generated.
         tokens: of a generated answer; None is the default.
         about: fields of the record, for results in kvpress' form; no part of the content.
+        gap: what stands between the question and the answer.
     """
 
     question: str
     answer: str | None
     tokens: int | None = None
     about: About | None = field(default=None, compare=False, repr=False)
+    gap: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -54,18 +58,22 @@ class Record:
         messages: of a chat, up to and with the last answer; the template makes the text.
         group: the document, for statistics: the context, the prompt or the chat.
         where: file and line, for messages.
+        template: what a chat's template is called with, such as `enable_thinking` and `tools`.
     """
 
     context: str
     turns: tuple[Turn, ...]
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Message, ...]
     group: str
     where: str
+    template: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """A hash of the content."""
-        told = repr((self.context, self.turns, self.messages))
+        told = repr((self.context, self.turns, self.messages)) + (
+            repr(self.template) if self.template else ""
+        )
         return sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
     @property
@@ -135,7 +143,9 @@ def _record(row: Any, where: str) -> Record:
     found = fields(row, where)
     if found.get("messages"):
         found["messages"] = _with_answer(found, where)
-        record, missing = _chat(found["messages"], where), []
+        messages, template = messages_of(found, where)
+        group = repr((messages, template) if template else messages)
+        record, missing = Record("", (), messages, group, where, template), []
     elif found.get("context") or found.get("prompt"):
         record = _asked(found, where)
         asks = found.get("question") or found.get("questions") or not found.get("context")
@@ -161,7 +171,7 @@ def _asked(row: Mapping[str, Any], where: str) -> Record:
         raise TextError(f"{where}: field questions: give a list")
     answers = _answers(row, len(questions), where)
     pairs = zip(questions, answers, strict=True)
-    turns = tuple(_about(row, prefix, _turn(q, prefix, a, tokens, where)) for q, a in pairs)
+    turns = tuple(_about(row, prefix, _turn(q, prefix, a, tokens, where), where) for q, a in pairs)
     return Record(context, turns, (), context, where)
 
 
@@ -191,15 +201,17 @@ def _turn(question: Any, prefix: str, answer: str | None, tokens: int | None, wh
     return Turn(question + prefix, answer, tokens)
 
 
-def _about(row: Mapping[str, Any], prefix: str, turn: Turn) -> Turn:
+def _about(row: Mapping[str, Any], prefix: str, turn: Turn, where: str) -> Turn:
     """A turn with the fields of its record; of one question all references."""
     given = row.get("answer")
     alone = isinstance(given, list) and not row.get("questions")
     every = given if alone and given else [turn.answer]
     answers = tuple(str(a) for a in every if a is not None)
     question = turn.question.removesuffix(prefix) if prefix else turn.question
-    task = str(row.get("task") or "")
-    return replace(turn, about=About(task, question, prefix, answers, turn.tokens))
+    task, gap = str(row.get("task") or ""), row.get("answer_gap") or ""
+    if not isinstance(gap, str):
+        raise TextError(f"{where}: field answer_gap: give a text, such as a space")
+    return replace(turn, about=About(task, question, prefix, answers, turn.tokens), gap=gap)
 
 
 def _answers(row: Mapping[str, Any], many: int, where: str) -> list[str | None]:
@@ -243,20 +255,6 @@ def _text(row: Mapping[str, Any], field: str, where: str) -> str:
     if not isinstance(found, str) or not found.strip():
         raise TextError(f"{where}: field {field}: give a text, got {str(found)[:60]!r}")
     return found
-
-
-def _chat(messages: Any, where: str) -> Record:
-    if not isinstance(messages, list) or not all(
-        isinstance(m, Mapping)
-        and isinstance(m.get("role"), str)
-        and isinstance(m.get("content"), str)
-        for m in messages
-    ):
-        raise TextError(f"{where}: field messages: give a list of objects with role and content")
-    plain = tuple({"role": m["role"], "content": m["content"]} for m in messages)
-    if not any(m["role"] == "user" for m in plain):
-        raise TextError(f"{where}: field messages: no message of role user")
-    return Record("", (), plain, repr(plain), where)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, Any]]:

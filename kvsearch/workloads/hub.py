@@ -51,14 +51,24 @@ def hint(spec: str) -> str:
 def numbered(spec: Dataset) -> Iterator[tuple[str, Any]]:
     """Rows with where each is, for messages.
 
+    The answers of `PROMPT_SETS` are references, without the space that stands before an answer.
+
     Raises:
         TextError: the set is neither cached nor reachable.
     """
     where = " ".join(filter(None, (spec.repo, spec.config, spec.split)))
     try:
         found = rows(spec)
-        yield from ((f"{where}: row {i}", row) for i, row in enumerate(found, 1))
+        bare = any(spec.repo == known.repo for known in PROMPT_SETS.values())
+        for i, row in enumerate(found, 1):
+            yield f"{where}: row {i}", {**row, "answer_gap": _gap(row)} if bare else row
     except Exception as error:  # of every HTTP and file library below `datasets`
         raise TextError(
             f"data set {where} cannot be fetched: {why(error)}; give a file of prompts"
         ) from error
+
+
+def _gap(row: Mapping[str, Any]) -> str:
+    """A space, but after one, and in languages without."""
+    before = "".join(str(row.get(x) or "") for x in ("context", "question", "answer_prefix"))
+    return " " if before[-1:].isascii() and not before[-1:].isspace() else ""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvsearch.text.borders import begun, following, inside
 from kvsearch.workloads.items import Ask, Ids, Item, ids
 
 Split = Literal["search", "select", "report"]
@@ -22,8 +23,8 @@ class Material:
     """What items are made of.
 
     Attributes:
-        encode: text -> token ids without special tokens.
-        start: token that begins a text, or None.
+        encode: text that begins -> token ids without special tokens.
+        start: tokens that begin a text.
         prose: token ids of the text in which facts are hidden, of one split only.
         tokens: of a context, about; never more.
         split: which items: those of two splits share no document, passage or fact.
@@ -32,7 +33,7 @@ class Material:
     """
 
     encode: Callable[[str], list[int]]
-    start: int | None
+    start: tuple[int, ...]
     prose: Ids
     tokens: int
     split: Split
@@ -55,12 +56,15 @@ class Material:
 
     def context(self, tokens: Sequence[int]) -> Ids:
         """A context that begins as texts do."""
-        lead = [] if self.start is None else [self.start]
-        return ids([*lead, *tokens])
+        return ids(begun(self.start, tokens))
+
+    def inside(self, text: str) -> list[int]:
+        """Token ids of a text that goes on after another."""
+        return inside(self.encode, text)
 
     def ask(self, question: str, answer: str) -> Ask:
-        """A question and its answer as token ids."""
-        return Ask(ids(self.encode(question)), ids(self.encode(answer)))
+        """A question after a context, and its answer, as token ids."""
+        return Ask(ids(self.inside(question)), ids(following(self.encode, question, answer)))
 
     def room(self, text: Callable[[int], str], least: int, most: int = 1 << 20) -> int:
         """How many parts of a text a context has room for.

@@ -31,18 +31,20 @@ def make(given: Material) -> Iterator[Item]:
     own = given.part(questions)
     for number, question in enumerate(own):
         rng, name = given.rng(number), f"chat-{question['question_id']}"
-        first, second = (given.encode(_said(turn)) for turn in question["turns"])
-        room = given.tokens - len(first) - REPLY - (given.start is not None)
+        first, second = (_said(turn) for turn in question["turns"])
+        alone, last = given.encode(first), given.inside(first)
+        room = given.tokens - max(len(alone), len(last)) - REPLY - len(given.start)
         if room < 0:
             continue
         before = list[int]()
         for other in rng.sample(own, len(own)):
             turns = zip(other["turns"], answers.get(other["question_id"], ()), strict=False)
-            told = given.encode("".join(f"{_said(q)} {a}\n\n" for q, a in turns))
+            encode = given.inside if before else given.encode
+            told = encode("".join(f"{_said(q)} {a}\n\n" for q, a in turns))
             if other is not question and len(before) + len(told) <= room:
                 before += told
-        begun = given.context([*before, *first])
-        asked = ids([*given.encode("\n\n"), *second])
+        begun = given.context([*before, *(last if before else alone)])
+        asked = ids([*given.inside("\n\n"), *given.inside(second)])
         context = np.concatenate([begun, given.greedy(begun)[:REPLY]])
         answer = given.greedy(np.concatenate([context, asked]))[:REPLY]
         yield Item(name, name, context, (Ask(asked, answer),))

@@ -53,8 +53,8 @@ def _item(given: Material, number: int, rules: int) -> Item:
     system = given.encode(
         f"Every answer follows all of these instructions:\n{listed}\n{''.join(shown)}\n"
     )
-    fact = given.encode(f"\nThe number of the {thing} is{value}.\n")
-    room = given.tokens - len(system) - len(fact) - (given.start is not None)
+    fact = given.inside(f"\nThe number of the {thing} is{value}.\n")
+    room = given.tokens - len(system) - len(fact) - len(given.start)
     prose = given.passage(rng, room)
     cut = rng.randrange(room // 20, room * 9 // 10)
     context = given.context([*system, *prose[:cut], *fact, *prose[cut:]])

@@ -27,8 +27,8 @@ def make(given: Material, facts: int = 1, asks: int = 1) -> Iterator[Item]:
         rng = given.rng(number)
         names = rng.sample([f"{a} {b}" for a in THINGS for b in PLACES], facts)
         known = [(name, f" {rng.randrange(10**6, 10**7)}") for name in names]
-        said = [given.encode(f"\nThe special number of the {n} is{x}.\n") for n, x in known]
-        room = given.tokens - sum(map(len, said)) - (given.start is not None)
+        said = [given.inside(f"\nThe special number of the {n} is{x}.\n") for n, x in known]
+        room = given.tokens - sum(map(len, said)) - len(given.start)
         prose, context, at = given.passage(rng, room), list[int](), 0
         cuts = sorted(rng.sample(range(room // 20, room * 9 // 10), facts))
         places = list[int]()

@@ -27,8 +27,9 @@ def make(given: Material, asks: int = 4) -> Iterator[Item]:
         for title, paragraphs in rest.items():
             taken, context = list[dict[str, Any]](), list[int]()
             while paragraphs:
-                more = given.encode(f"{paragraphs[0]['context']}\n\n")
-                if len(context) + len(more) + 1 > given.tokens:
+                encode = given.inside if context else given.encode
+                more = encode(f"{paragraphs[0]['context']}\n\n")
+                if len(context) + len(more) + max(1, len(given.start)) > given.tokens:
                     break
                 context += more
                 taken.append(paragraphs.pop(0))

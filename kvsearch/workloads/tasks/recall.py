@@ -16,8 +16,8 @@ def make(given: Material, asks: int = 4) -> Iterator[Item]:
         context += given.encode("A list of rooms and their codes.\n")
         for name in rng.sample(every, len(every)):
             code = str(rng.randrange(1000, 10000))
-            line = given.encode(f"{name}: {code}\n")
-            if len(context) + len(line) + 1 > given.tokens:
+            line = given.inside(f"{name}: {code}\n")
+            if len(context) + len(line) + max(1, len(given.start)) > given.tokens:
                 break
             lines[name] = code
             context += line
