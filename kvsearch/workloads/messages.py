@@ -15,7 +15,7 @@ REFUSED = ("function_call", "audio", "refusal")  # what else a message may say
 def messages_of(row: Mapping[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
     """The messages of a record, and what its template is called with.
 
-    Content in parts is joined by line ends, as vLLM and llama.cpp do. The arguments of the template
+    Content in parts is joined by line ends. The arguments of the template
     are those of `chat_template_kwargs`, such as `enable_thinking`, and the `tools`.
 
     Raises:
