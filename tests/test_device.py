@@ -17,11 +17,11 @@ import torch
 
 from kvsearch.cache.by_age import lifetimes, plans
 from kvsearch.cache.channels import View
-from kvsearch.cache.layers import advance
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.projections import Output
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import METHODS, at

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from kvsearch.cache.by_age.plans import forget_plans
-from kvsearch.cache.general import segments
-from kvsearch.cache.layers import advance
+from kvsearch.cache.by_segment import segments
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, layout

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.layers import alike
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.head_group import Call, LayerState
+from kvsearch.cache.ways import alike
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel

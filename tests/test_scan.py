@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvsearch.cache.layers import alike
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.head_group import Call, LayerState
+from kvsearch.cache.ways import alike
 from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Need, Place, Rule, Scorer, Slots

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
-from kvsearch.cache.layers import Layer, empty_layers
+from kvsearch.cache.ways import Layer, empty_layers
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.policy import Anchors, ModelShape, Policy, layout
 from kvsearch.rules import Critical

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import cuda_graphs
+from kvsearch.cache.cuda import graphs as cuda_graphs
 from kvsearch.errors import ModelError
 from kvsearch.evaluation import speed, throughput
 from kvsearch.knobs import Setting

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kvsearch.cache import PolicyCache, decoding, layers
+from kvsearch.cache import PolicyCache, decoding, ways
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy, check
 from kvsearch.rules.attention import AttentionScorer
 from kvsearch.rules.expected_attention import ExpectedAttention, ExpectedAttentionScorer
@@ -42,7 +42,7 @@ def outputs(policy: Policy, layer: int) -> Iterator[tuple[torch.Tensor, PolicyCa
             for h in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
         )
         with torch.inference_mode():
-            yield layers.advance(states, *qkv, scale=0.4), cache
+            yield ways.advance(states, *qkv, scale=0.4), cache
             if i == 12:  # as beam search does
                 cache.layers[layer].reorder_cache(torch.tensor([batch - 1] * batch))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.cache.layers import advance
+from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.exporters.vectors import kit

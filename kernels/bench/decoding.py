@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-from kvsearch.cache.cuda_graphs import Decoded, cuda_graphs
+from kvsearch.cache.cuda.graphs import Decoded, cuda_graphs
 from kvsearch.cache.huggingface import PolicyCache, full_cache
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Policy, Quantizer, Tier, layout

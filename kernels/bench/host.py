@@ -22,9 +22,9 @@ for folder in (Path(__file__).parents[1], Path(__file__).parents[2]):
 
 import torch  # noqa: E402
 
-from kvsearch.cache.layers import advance  # noqa: E402
+from kvsearch.cache.head_group import LayerState  # noqa: E402
 from kvsearch.cache.model.rotary import Rotary  # noqa: E402
-from kvsearch.cache.state import LayerState  # noqa: E402
+from kvsearch.cache.ways import advance  # noqa: E402
 from kvsearch.knobs import Setting  # noqa: E402
 from kvsearch.named_methods import at  # noqa: E402
 from kvsearch.policy import HeadLosses, ModelShape, layout  # noqa: E402

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kvsearch.cache.general import adakv, segments
+from kvsearch.cache.by_segment import adakv, segments
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.rules.base import Segment
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, given, prepare
 
@@ -57,7 +57,7 @@ class Step:
 
 
 def advance(states: Sequence[LayerState], call: Call) -> Tensor | None:
-    """Take in one token, see `layers.advance`; None if that is to be done store by store."""
+    """Take in one token, see `ways.advance`; None if that is to be done store by store."""
     q, k, v = call.q, call.k, call.v
     first = states[0]
     step = first.step

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from kvsearch.cache.channels import View, views
-from kvsearch.cache.layers import Layer, Rows, empty_layers
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.model.anchors import stream
 from kvsearch.cache.model.projections import maps, outputs
 from kvsearch.cache.model.rotary import Rotary, frequencies, rotaries
 from kvsearch.cache.rereading import rereading
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import Layer, Rows, empty_layers
 from kvsearch.cache.wrappers import MARK, Given, require_tokens, route, watch_generate
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import policy_layers, shape_of, text_config, unwrapped

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from kvsearch.cache.general import adakv, segments
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.by_segment import adakv, segments
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.errors import PolicyError
 from kvsearch.models.load import max_context
 from kvsearch.policy import Policy

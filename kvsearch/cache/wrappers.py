@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import AttentionInterface, GenerationMixin
 
-from kvsearch.cache import layers
+from kvsearch.cache import ways
 from kvsearch.cache.channels import View
-from kvsearch.cache.layers import Rows
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.head_group import LayerState
+from kvsearch.cache.ways import Rows
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import shape_of, text_config
 
@@ -53,7 +53,7 @@ class Attending(Protocol):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
-        """Take in new tokens and attend from them, as `layers.advance` does."""
+        """Take in new tokens and attend from them, as `ways.advance` does."""
 
 
 def route() -> None:
@@ -128,13 +128,13 @@ def _pad(layer: Attending, query: Tensor, mask: Tensor | None, ids: Tensor | Non
     plain = getattr(layer.state, "stream", layer) is None  # no anchors, and a layer that holds
     plain = plain and not layer.state.rereads  # its second reading takes rows of equal length
     if plain and layer.padded is None and not seen and mask is not None:
-        found = layers.known(mask)
+        found = ways.known(mask)
         if found is None and not getattr(mask, _PLAIN, False):
             shown = _shown(mask, query, n)
-            found = None if shown is None else layers.left(shown, len(query), n)
-            setattr(mask, layers.KNOWN, found)  # all layers of one call are given the same mask
+            found = None if shown is None else ways.left(shown, len(query), n)
+            setattr(mask, ways.KNOWN, found)  # all layers of one call are given the same mask
         if found is not None:
-            rows = [layers.copied(layer.states) for _ in found]
+            rows = [ways.copied(layer.states) for _ in found]
             layer.padded = Rows(found, rows, layer.view)
     if layer.padded is None:
         return False
@@ -145,7 +145,7 @@ def _pad(layer: Attending, query: Tensor, mask: Tensor | None, ids: Tensor | Non
                 "the attention mask of this call hides other tokens than the padding of the first "
                 "one; give one that has grown by the tokens of the call"
             )
-    layers.require_rows(layer.padded, seen, ids, layer.states)
+    ways.require_rows(layer.padded, seen, ids, layer.states)
     return True
 
 

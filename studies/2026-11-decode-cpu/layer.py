@@ -16,7 +16,7 @@ import click
 import torch
 from measure import chosen
 
-from kvsearch.cache import layers
+from kvsearch.cache import ways
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.models import load_model
 from kvsearch.text import builtin, tokenize, windows
@@ -69,7 +69,7 @@ def rounds(cache: Any, shape: Any, *, looped: bool) -> tuple[float, float, float
                 )
                 q, k, v = qkv
                 start = time.perf_counter()
-                layers.advance(states, q, k, v, scale=0.125)
+                ways.advance(states, q, k, v, scale=0.125)
                 took = time.perf_counter() - start
                 (plain if states[0].store.residual else compacting).append(took)
     return tuple(1e6 * median(x or [0.0]) for x in (plain, compacting, inside))  # type: ignore

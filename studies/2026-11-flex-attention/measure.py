@@ -16,9 +16,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from kvsearch.cache.by_age import lifetimes
 from kvsearch.cache.by_age.plans import plan
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
 from kvsearch.policy import Anchors, ModelShape, Policy, layout

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.layers import advance
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.projections import Output
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.policy import ModelShape, Policy, layout
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

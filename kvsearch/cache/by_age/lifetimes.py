@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.by_age.plans import Plan, applies, compacted, plan
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.cache.slots.formats import straight
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.lifetime_attention import lifetime_attention

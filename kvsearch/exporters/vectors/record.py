@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.huggingface import PolicyCache, PolicyLayer
 from kvsearch.cache.slots.formats import Held
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy
 from kvsearch.rules.pick import pick
 

@@ -1,6 +1,6 @@
 """Attention in vLLM: each request of a step attends over its own packed slots.
 
-On a CPU and on CUDA alike, `cache.layers.advance` runs what the policy says; the ops below it
+On a CPU and on CUDA alike, `cache.ways.advance` runs what the policy says; the ops below it
 choose their kernels. Requests attend one after the other.
 """
 
@@ -20,7 +20,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
-from kvsearch.cache.layers import Layer
+from kvsearch.cache.ways import Layer
 from kvsearch.errors import ModelError
 from kvsearch.serving.table import Table
 from kvsearch.serving.vllm.served import Served, served

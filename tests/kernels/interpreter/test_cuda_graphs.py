@@ -12,8 +12,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from triton.runtime import interpreter
 
 from kvsearch.app import check
-from kvsearch.cache import PolicyCache, cuda_graphs, wrappers
-from kvsearch.cache.captures import NotCaptured
+from kvsearch.cache import PolicyCache, wrappers
+from kvsearch.cache.cuda import graphs as cuda_graphs
+from kvsearch.cache.cuda.captures import NotCaptured
 from kvsearch.policy import Budgets, Policy
 from kvsearch_kernels.op import Op
 from tests.cache_cases import sharp

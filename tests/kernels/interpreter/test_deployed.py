@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvsearch.cache.layers import alike
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.ways import alike
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Attention
 

@@ -9,9 +9,9 @@ import torch
 from kernel_tools import arena, close, poisoned
 from step_policies import POLICIES
 
-from kvsearch.cache.layers import advance
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.policy import ModelShape, layout
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step
 from kvsearch_kernels.decode_step.probe import plainly

@@ -26,9 +26,9 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from kvsearch.cache import decoding
-from kvsearch.cache.captures import NotCaptured, aside
+from kvsearch.cache.cuda.captures import NotCaptured, aside
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.cache.huggingface import PolicyCache, PolicyLayer
-from kvsearch.cache.state import Call, LayerState
 from kvsearch_kernels.launch import on
 
 ERROR = 2  # rounding errors of the type, of the largest number, that a repeated token may be off

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsearch.cache import decoding, eviction, rereading
+from kvsearch.cache import decoding, evict_in_place, rereading
 from kvsearch.cache.by_age import lifetimes
+from kvsearch.cache.by_segment import adakv, dense_staging, segments
 from kvsearch.cache.channels import View
-from kvsearch.cache.general import adakv, segments, staging
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.cache.model.projections import Output, Predictor
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.errors import ModelError
 from kvsearch.policy import ModelShape, Policy, layout
 
@@ -171,9 +171,9 @@ def alike(state: LayerState, call: Call, piece: int = PIECE, *, compacts: bool =
         out = lifetimes.replay(state, call)
         state.note_peak()
         return out
-    if not staging.applies(state, call):
+    if not dense_staging.applies(state, call):
         return _piecewise(state, call, compacts=compacts)
-    with staging.staged(state, call):
+    with dense_staging.staged(state, call):
         piece = max(piece, 2 * state.layer.policy.interval)
         parts = [slice(i, i + piece) for i in range(0, call.count, piece)]
         return torch.cat([_piecewise(state, call.tokens(x), compacts=compacts) for x in parts], 2)
@@ -181,8 +181,8 @@ def alike(state: LayerState, call: Call, piece: int = PIECE, *, compacts: bool =
 
 def _piecewise(state: LayerState, call: Call, *, compacts: bool) -> Tensor:
     """From compaction to compaction, the fast ways where there are such."""
-    if state.fast and eviction.serves(state, call.count):
-        return eviction.run(state, call)
+    if state.fast and evict_in_place.serves(state, call.count):
+        return evict_in_place.run(state, call)
     return segments.run(state, call, compacts=compacts)
 
 

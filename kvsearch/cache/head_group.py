@@ -1,4 +1,4 @@
-"""What one layer's cache holds. Data only: `kvsearch.cache.layers` acts on it."""
+"""What one layer's cache holds. Data only: `kvsearch.cache.ways` acts on it."""
 
 from copy import deepcopy
 from dataclasses import dataclass, replace

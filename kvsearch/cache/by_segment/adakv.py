@@ -11,8 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kvsearch.cache.general import segments, staging
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.by_segment import dense_staging, segments
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.errors import PolicyError
 
 
@@ -29,9 +29,9 @@ def run(states: Sequence[LayerState], call: Call) -> Tensor:
     heads = [segments.arriving(state, call.heads(state.layer.heads)) for state in states]
     out, first, total, done = call.room(), states[0], call.count, 0
     with ExitStack() as stack:
-        if staging.applies(first, call):
+        if dense_staging.applies(first, call):
             for state, mine in zip(states, heads, strict=True):
-                stack.enter_context(staging.staged(state, mine))
+                stack.enter_context(dense_staging.staged(state, mine))
         while done < total:
             due = first.layer.clock.after(first.seen, first.prompt)
             now = slice(done, total if due is None else min(done + due - first.seen, total))

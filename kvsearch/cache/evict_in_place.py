@@ -22,10 +22,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsearch.cache.general import segments
-from kvsearch.cache.general.compaction import pools_of_ages
+from kvsearch.cache.by_segment import segments
+from kvsearch.cache.by_segment.compaction import pools_of_ages
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.cache.slots.dense import DenseStore
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.attention import AttentionScorer, divisors
 from kvsearch.rules.pick import pick

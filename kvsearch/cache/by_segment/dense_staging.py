@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import Held
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.picking import first_of, gather
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.general.compaction import Decision, carry_out, decide, settled
+from kvsearch.cache.by_segment.compaction import Decision, carry_out, decide, settled
+from kvsearch.cache.head_group import Call, LayerState
 from kvsearch.cache.slots.formats import straight
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.rules import Segment
 from kvsearch_kernels.choose_slots import best_between
 from kvsearch_kernels.host_to_device import sent

@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kvsearch.cache.head_group import LayerState
 from kvsearch.cache.slots.packed import Move, PackedStore, Store, compact_together
-from kvsearch.cache.state import LayerState
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer
