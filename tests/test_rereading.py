@@ -95,11 +95,11 @@ def test_one_threshold_serves_all_heads_of_the_model(ranked: list[np.ndarray]) -
     scores = np.concatenate(ranked)[:, SINKS:]  # of each head
     best = np.sort(scores.flatten())[-(40 - SINKS) * len(scores) :][0]
     sizes = set()
-    values = [v for state in full.states for v in state.store.read()[1][0]]
-    for own, state, every in zip(scores, cache.states, values, strict=True):
+    values = [v for group in full.groups for v in group.store.read()[1][0]]
+    for own, group, every in zip(scores, cache.groups, values, strict=True):
         kept = [*range(SINKS), *(np.flatnonzero(own >= best) + SINKS)]
         sizes.add(len(kept))
-        assert torch.equal(state.store.read()[1][0, 0], every[kept])
+        assert torch.equal(group.store.read()[1][0, 0], every[kept])
     assert len(sizes) > 2
     assert cache.bytes_resident == 40 / 90 * full.bytes_resident
 
@@ -145,7 +145,7 @@ def test_generate_reads_again_by_itself_and_every_row_of_a_batch_alone() -> None
                 step = MODEL(step, past_key_values=cache).logits[:, -1:].argmax(-1)
                 ids = torch.cat([ids, step], 1)
         assert torch.equal(said[row : row + 1], ids)
-        assert cache.states[0].store.n == 39 + new - 1
+        assert cache.groups[0].store.n == 39 + new - 1
 
 
 def test_tokens_that_are_read_twice_count_twice() -> None:

@@ -304,7 +304,7 @@ def _policy(model: LlamaForCausalLM, context: int, batch: int, cache: str) -> It
 
 def ran(cache: PolicyCache) -> dict[str, str]:
     """Which implementation each op of a cache ran last."""
-    return {op: impl for state in cache.states for op, impl in state.impls.items()}
+    return {op: impl for group in cache.groups for op, impl in group.impls.items()}
 
 
 @torch.inference_mode()

@@ -1,1 +1,1 @@
-"""The general loop: attend up to the next compaction, then compact; any policy."""
+"""From one compaction to the next: attend, rank, evict and pack; serves every policy."""

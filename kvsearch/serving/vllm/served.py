@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.channels import View, views
+from kvsearch.cache.layer import Layer, empty_layers
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.ways import Layer, empty_layers
 from kvsearch.errors import ModelError, RunError
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import ModelShape, Policy, check, layout
