@@ -15,7 +15,7 @@ from kvsearch.errors import PolicyError
 from kvsearch.exporters import find
 from kvsearch.exporters.project import project
 from kvsearch.named_methods import METHODS
-from kvsearch.policy import Budgets, Policy
+from kvsearch.policy import Budgets, HeadTiers, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Reread, Rule, Slots
 from kvsearch.rules.reread import RereadScorer
 from kvsearch.workloads import Ask, Item
@@ -146,6 +146,19 @@ def test_generate_reads_again_by_itself_and_every_row_of_a_batch_alone() -> None
                 ids = torch.cat([ids, step], 1)
         assert torch.equal(said[row : row + 1], ids)
         assert cache.groups[0].store.n == 39 + new - 1
+
+
+def test_heads_that_rank_nothing_are_compacted_beside_those_that_do() -> None:
+    """Those with one tier; where the model's first head was one, nothing was read or compacted."""
+    one = (Tier(key_bits=8, value_bits=8),)
+    two = tuple(Tier(share=0.5, key_bits=bits, value_bits=bits) for bits in (8, 4))
+    of = ((0, 1), (1, 1), (0, 0))
+    policy = Policy(
+        trigger="prompt", rule=Reread(), tiers=one, quantizer=Quantizer(group=16),
+        head_tiers=HeadTiers(others=(two,), of=of),
+    )  # fmt: skip
+    cache = taken(policy)
+    assert cache.bytes_resident == layout(policy, cache.shape).bytes_at(90, 90)
 
 
 def test_tokens_that_are_read_twice_count_twice() -> None:

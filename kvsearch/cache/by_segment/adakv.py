@@ -24,8 +24,9 @@ def shares(layers: Sequence[Layer], seen: int) -> dict[HeadGroup, tuple[Tensor, 
         seen: tokens of the stream.
     """
     groups = [group for layer in layers for group in layer.groups]
-    policy, target = layers[0].policy, groups[0].layout.target
-    assert target is not None
+    policy = layers[0].policy
+    assert policy.slots is not None
+    target = policy.slots - policy.interval
     room = [group.store.n for group in groups]
     if len(groups) == 1 or sum(room) <= target * len(groups):
         return {}
