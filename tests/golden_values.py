@@ -48,7 +48,7 @@ def values(record: dict[str, Any], on: LlamaForCausalLM) -> dict[str, Any]:
     with torch.inference_mode():
         logits = on(ids, past_key_values=cache).logits
         nll = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
-    held = [s.store.n for s in cache.states]
+    held = [s.store.n for s in cache.groups]
     return {
         "name": record["name"], "held": held, "nll": [float(nll.mean()), float(nll[500:].mean())]
     }  # fmt: skip

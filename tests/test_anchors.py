@@ -138,7 +138,7 @@ def test_one_pass_and_steps_are_the_mask(name: str, loaded: LoadedModel) -> None
     once = Evaluator(loaded).quality(policy, IDS, prompt=prompt, **exact).nll
     slow, cache = stepwise(loaded, policy, IDS, prompt=prompt or 1, **exact)
     assert np.abs(once - want).max() < 1e-5 and np.abs(slow - want).max() < 1e-5
-    assert cache.states[2].store.n == len(held)
+    assert cache.groups[2].store.n == len(held)
     part = layout(policy, loaded.shape).layers[0]
     assert course(part, flags_of(policy), prompt).end.tokens.tolist() == held
     full = Evaluator(loaded).quality(Policy(), IDS, resident=False, **exact).nll
@@ -290,7 +290,7 @@ def test_full_stops_of_the_real_model_are_many_tokens(real_model: LoadedModel) -
     quality = Evaluator(real_model).quality(policy, ids, native=torch.float32)
     assert np.abs(slow - quality.nll).max() < 1e-4
     assert quality.anchored is not None and quality.anchored.count == 12
-    assert cache.states[0].store.n == 4 + 12
+    assert cache.groups[0].store.n == 4 + 12
 
 
 @pytest.mark.parametrize("embedding", ["copy", "mean"])

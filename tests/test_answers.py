@@ -61,7 +61,7 @@ def test_a_fork_shares_the_weights_of_a_rule(models: dict[int, LoadedModel]) -> 
     cache = PolicyCache(policy, loaded.model)
     with torch.inference_mode():
         loaded.model(torch.from_numpy(tokens(120))[None], past_key_values=cache)
-    weights = [s.output.weight.data_ptr() for s in cache.fork().states if s.output is not None]
+    weights = [s.output.weight.data_ptr() for s in cache.fork().groups if s.output is not None]
     layers = loaded.model.model.layers
     assert weights == [x.self_attn.o_proj.weight.data_ptr() for x in layers]
 
@@ -157,18 +157,18 @@ def test_what_a_prompt_brought_in_stays_within_the_budget(models: dict[int, Load
     cache, x = PolicyCache(policy, loaded.model), torch.from_numpy(tokens(200))[None]
     with torch.inference_mode():
         loaded.model(x[:, :110], past_key_values=cache)
-        before = [state.store.read()[0].clone() for state in cache.states]
+        before = [group.store.read()[0].clone() for group in cache.groups]
         for i in range(110, 200):
             loaded.model(x[:, i : i + 1], past_key_values=cache)
             assert cache.bytes_resident <= setting.budget_bytes
-    for state, was in zip(cache.states, before, strict=True):
-        assert torch.equal(state.store.read()[0][:, :, :110], was)
-        assert 110 + policy.slots - 8 <= state.store.n <= 110 + policy.slots < 150
+    for group, was in zip(cache.groups, before, strict=True):
+        assert torch.equal(group.store.read()[0][:, :, :110], was)
+        assert 110 + policy.slots - 8 <= group.store.n <= 110 + policy.slots < 150
     cache.reset()
     with torch.inference_mode():  # the next prompt has another length
         loaded.model(x[:, :30], past_key_values=cache)
         loaded.model(x[:, 30:100], past_key_values=cache)
-    assert {state.store.n for state in cache.states} == {30 + policy.slots - 8 + 70 % 8}
+    assert {group.store.n for group in cache.groups} == {30 + policy.slots - 8 + 70 % 8}
     with pytest.raises(KvsearchError, match="no slots beside a prompt of 110 tokens, which stays"):
         build(knobs, replace(setting, budget_bytes=shape.budget_bytes(112)))
     with pytest.raises(KvsearchError, match="neither anchors nor budgets 'adakv'"):
@@ -189,7 +189,7 @@ def test_a_system_prompt_as_sinks_stays_in_16_bits(
     x, prompt = tokens(160)[None], 0 if trigger == "stream" else 90
     own, cache = stepwise(loaded, policy, x, prompt=max(1, prompt))
     full = stepwise(loaded, Policy(), x, prompt=max(1, prompt))[1]
-    for a, b in zip(cache.states, full.states, strict=True):
+    for a, b in zip(cache.groups, full.groups, strict=True):
         assert a.store.n <= slots < 160
         for kept, all_of_them in zip(a.store.read(), b.store.read(), strict=True):
             assert torch.equal(kept[:, :, :n], all_of_them[:, :, :n])

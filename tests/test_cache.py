@@ -120,7 +120,7 @@ def test_adakv_gives_slots_to_the_heads_that_rank_best_and_keeps_the_total(
         for m in (80, *[policy.interval] * 8):  # each call ends with a compaction
             loaded.model(ids[:, seen : seen + m], past_key_values=cache)
             seen += m
-            for one, other in zip(cache.states[::2], cache.states[1::2], strict=True):
+            for one, other in zip(cache.groups[::2], cache.groups[1::2], strict=True):
                 held = one.store.n, other.store.n
                 assert sum(held) == 2 * least and min(held) >= floor
                 found.add(held)
@@ -199,7 +199,7 @@ def test_a_better_tier_holds_no_token_that_was_ever_in_a_worse_one() -> None:
     with torch.inference_mode():
         for i in range(0, 80, 4):
             loaded.model(ids[:, i : i + 4], past_key_values=cache)
-            low = cache.states[3].store.slot_pools() == 1
+            low = cache.groups[3].store.slot_pools() == 1
             was_low = torch.nn.functional.pad(was_low, (0, 4))
             assert not bool((was_low & ~low).any())
             was_low |= low

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvsearch.cache import captures
+from kvsearch.cache.cuda import captures
 
 
 def capture(step: Callable[[], object]) -> Callable[[], None]:

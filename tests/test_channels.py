@@ -184,8 +184,8 @@ def test_one_pass_equals_token_by_token_and_bytes_are_exact(name: str, loaded) -
     sizes = layout(policy, loaded.shape)
     assert cache.bytes_resident == sizes.bytes_at(T, prompt) == quality.bytes_resident
     assert cache.bytes_peak_resident >= sizes.bytes_peak(T, prompt)
-    removed = [state for state in cache.states if state.layer.layer == 1]
-    assert all(state.nbytes == 0 and state.seen == T for state in removed)
+    removed = cache.held[1]
+    assert removed.nbytes == 0 and removed.seen == T
 
 
 def without(model, channels: Channels):

@@ -17,11 +17,11 @@ import torch
 
 from kvsearch.cache.by_age import lifetimes, plans
 from kvsearch.cache.channels import View
-from kvsearch.cache.layers import advance
+from kvsearch.cache.layer import Layer
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.projections import Output
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import METHODS, at
@@ -92,22 +92,22 @@ def run(
         for i, place in enumerate(places, 1):
             how: dict[str, Any] = dict(output=output(shape, partial(put, place=place)))
             how |= dict(packed=packed, rotary=rotary, fast=fast, stream=stream)
-            parts = (part for part in layout(policy, shape).layers if part.layer == i)
-            layers.append([LayerState(part, **how) for part in parts])
+            parts = [part for part in layout(policy, shape).layers if part.layer == i]
+            layers.append(Layer(policy, parts, **how))
         for m in calls:
-            for states, place in zip(layers, places, strict=True):
+            for layer, place in zip(layers, places, strict=True):
                 q, k, v = (
                     put(torch.randn(1, heads, m, shape.head_dim, generator=draw), place)
                     for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
                 )
-                out = advance(states, q, k, v, scale=0.2)
+                out = advance(layer, q, k, v, scale=0.2)
                 if device is not None:
                     assert out.device == place
-                    assert all(s.store.device == place for s in states if s.store.n)
+                    assert all(g.store.device == place for g in layer.groups if g.store.n)
                 outs.append(here(out))
-        for state in (s for states in layers for s in states):
-            assert packed or state.pack().nbytes > 0
-            assert state.nbytes > 0
+        for group in (group for layer in layers for group in layer.groups):
+            assert packed or group.pack().nbytes > 0
+            assert group.nbytes > 0
     return torch.cat(outs, 2)
 
 

@@ -226,7 +226,7 @@ def test_layers_that_do_not_turn_their_keys_are_left_as_they_are() -> None:
         layer.self_attn.o_proj.weight.zero_()
     build.cache_clear()
     cache = PolicyCache(Policy(slots=10, sinks=2, positions="cache"), model, native=torch.float64)
-    turned = [state.rotary.inv_freq.any().item() for state in cache.states if state.rotary]
+    turned = [group.rotary.inv_freq.any().item() for group in cache.groups if group.rotary]
     assert turned == [True, True, True, False]
     ours = logits(model, cache)
     with torch.inference_mode():
@@ -239,7 +239,7 @@ def test_linear_attention_layers_keep_their_own_cache() -> None:
     with torch.inference_mode():
         theirs = model(IDS).logits
     cache = PolicyCache(Policy(), model, native=torch.float64)
-    assert len(cache.states) == 2 and len(cache.layers) == 4
+    assert len(cache.groups) == 2 and len(cache.layers) == 4
     ours = logits(model, cache, 9, 1, 14)
     assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()  # its delta rule is fp32
     window = Policy(slots=12, sinks=2, positions="cache")

@@ -188,7 +188,7 @@ def test_autocast_changes_what_the_model_computes_and_not_the_cache(
         with torch.autocast("cpu", torch.bfloat16):
             got = fed(fp32, cache, 0, 24)
     assert cache.bytes_resident == plain.bytes_resident
-    for mine, theirs in zip(cache.states, plain.states, strict=True):
+    for mine, theirs in zip(cache.groups, plain.groups, strict=True):
         dtypes = [{x.dtype for x in s.store.read()} for s in (mine, theirs)]
         assert dtypes[0] == dtypes[1]
     first = slice(0, 4)  # nothing is evicted yet, so that no rank decides
@@ -378,7 +378,7 @@ def test_sixteen_bits_are_those_of_the_model(dtype: torch.dtype) -> None:
     model = make(dtype)
     cache = PolicyCache(POLICIES["tiers"], model)
     generate(model, PROMPT, cache)
-    store: Any = cache.states[0].store
+    store: Any = cache.groups[0].store
     held = {x.dtype for x in (store.keys[-1][0], store.values[-1][0])}  # sinks and residual tokens
     assert held == {torch.float16 if dtype == torch.float32 else dtype}
     sizes = layout(POLICIES["tiers"], cache.shape)

@@ -132,8 +132,8 @@ def test_the_tokens_with_the_largest_predictions_stay() -> None:
                     held[i][h] = [j for j in mine if j not in gone]
     for hook in hooks:
         hook.remove()
-    for i, state in enumerate(cache.states):
-        stored = state.store.read()[1][0].numpy()
+    for i, group in enumerate(cache.groups):
+        stored = group.store.read()[1][0].numpy()
         for h in range(H):
             want = every[i, h, held[i][h]]
             np.testing.assert_allclose(stored[h], want, atol=1e-9)

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from kvsearch.cache.by_age.plans import forget_plans
-from kvsearch.cache.general import segments
-from kvsearch.cache.layers import advance
+from kvsearch.cache.by_segment import segments
+from kvsearch.cache.layer import Layer
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
@@ -68,20 +68,21 @@ def small(name: str, shape: ModelShape = SHAPE) -> Policy:
 
 
 def calls(
-    states: list[LayerState], sizes: list[int], device: Device, shape: ModelShape = SHAPE
+    layer: Layer, sizes: list[int], device: Device, shape: ModelShape = SHAPE
 ) -> Iterator[tuple[bool, Counter[str]]]:
     """Feed so many fp16 tokens a call; whether slots left or moved, and what was launched."""
     draw = torch.Generator().manual_seed(0)
     for m in sizes:
-        held = [s.store.n for s in states]
+        held = [g.store.n for g in layer.groups]
         q, k, v = (
             tagged(torch.randn(1, heads, m, shape.head_dim, generator=draw).half())
             for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
         )
         before = Counter(device.launches)
-        advance(states, q, k, v, scale=0.2)
+        advance(layer, q, k, v, scale=0.2)
         compacts = any(
-            s.store.n != n + m or s.store.residual == 0 for s, n in zip(states, held, strict=True)
+            g.store.n != n + m or g.store.residual == 0
+            for g, n in zip(layer.groups, held, strict=True)
         )
         yield compacts, device.launches - before
 
@@ -109,8 +110,8 @@ def counts(name: str) -> dict[str, int]:
     steps = STEPS if policy.slots is None else max(40, 2 * policy.interval + 12)
     with kernels(device) as made, torch.inference_mode(), device:
         rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
-        states = [LayerState(p, packed=True, rotary=rotary, stream=stream(policy)) for p in parts]
-        for i, (compacts, ran) in enumerate(calls(states, [PROMPT, *[1] * steps], device, shape)):
+        layer = Layer(policy, parts, packed=True, rotary=rotary, stream=stream(policy))
+        for i, (compacts, ran) in enumerate(calls(layer, [PROMPT, *[1] * steps], device, shape)):
             if i < steps // 2:  # tables are made, and kernels compiled, once
                 warm = {k: len(kernel.variants) for k, kernel in made.items()}
                 continue
@@ -127,10 +128,8 @@ def counts(name: str) -> dict[str, int]:
         for what, tokens in (
             ("evaluation", PROMPT), ("evaluation, next layer", PROMPT), ("longer", PROMPT + more)
         ):  # fmt: skip
-            states = [
-                LayerState(p, packed=False, rotary=rotary, stream=stream(policy)) for p in parts
-            ]
-            ((_, ran),) = calls(states, [tokens], device, shape)
+            layer = Layer(policy, parts, packed=False, rotary=rotary, stream=stream(policy))
+            ((_, ran),) = calls(layer, [tokens], device, shape)
             found[what] = sum(n for op, n in ran.items() if op not in MAKES)
         if policy.active_rule is not None:
             again = found["evaluation, next layer"]
@@ -201,9 +200,9 @@ def test_what_slots_receive_from_a_blind_anchor_counts(monkeypatch: pytest.Monke
         device = Device()
         with lane(device), torch.inference_mode(), device:
             rotary = Rotary(tagged(torch.linspace(0.1, 1, SHAPE.head_dim // 2)))
-            state = LayerState(part, packed=True, rotary=rotary, stream=stream)
-            list(calls([state], [PROMPT, *[1] * 20], device))
-            sums = state.scorer.sums
+            layer = Layer(policy, [part], packed=True, rotary=rotary, stream=stream)
+            list(calls(layer, [PROMPT, *[1] * 20], device))
+            sums = layer.groups[0].scorer.sums
         found.append(here(sums).clone())
         assert (device.launches["triton::attend_heads"] > 10) == (lane is kernels)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.call import Call
+from kvsearch.cache.head_group import HeadGroup
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, HeadLosses, ModelShape, Policy, layout
@@ -265,7 +266,7 @@ def projected(model: LlamaForCausalLM, ids: torch.Tensor) -> list[Array]:
 
 def tokens_of(cache: PolicyCache, heads: list[Past]) -> list[list[int]]:
     """Which tokens each head holds; no two have the same value."""
-    held = [v for state in cache.states for v in state.store.read()[1][0].numpy()]
+    held = [v for group in cache.groups for v in group.store.read()[1][0].numpy()]
     return [
         [int(np.abs(past.v - x).sum(-1).argmin()) for x in values]
         for past, values in zip(heads, held, strict=True)
@@ -407,19 +408,19 @@ def test_pyramidkv_has_its_codes_slots_but_for_the_mean() -> None:
 
 
 def test_every_head_of_every_layer_draws_random_scores_of_its_own() -> None:
-    """Whichever heads share a state; the slots that stay are a uniform sample of all tokens."""
+    """Whichever heads share a store; the slots that stay are a uniform sample of all tokens."""
     shape, sets = ModelShape(layers=2, kv_heads=3, head_dim=16, heads=3), list[set[int]]()
     weights = ((1.0, 2.0, 2.0), (1.0, 1.0, 1.0))
     policy = Policy(
         slots=60, rule=Random(seed=5), budgets=Budgets(kind="sensitivity", weights=weights)
     )
     for part in layout(policy, shape).layers:
-        state = LayerState(part, packed=False)
-        state.begin(Call(*3 * [torch.zeros(1, len(part.heads), 1, 16)], 1.0, None))
-        assert state.scorer is not None
+        group = HeadGroup(part, {}, packed=False, native=torch.float16)
+        group.begin(Call(*3 * [torch.zeros(1, len(part.heads), 1, 16)], 1.0, None), 0)
+        assert group.scorer is not None
         for seen in range(0, T, 40):
-            state.scorer.observe(Segment(seen, 40))
-        for head, ranks in zip(part.heads, state.scorer.ranks(None)[0].numpy(), strict=True):  # type: ignore[arg-type]
+            group.scorer.observe(Segment(seen, 40))
+        for head, ranks in zip(part.heads, group.scorer.ranks(None)[0].numpy(), strict=True):  # type: ignore[arg-type]
             none = np.zeros((0, 0))
             want = drawn(Past(none, none, none, none, head=head), 5, part.layer)
             assert np.array_equal(ranks, want.astype(np.float32))

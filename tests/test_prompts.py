@@ -77,8 +77,9 @@ def equal(policy: Policy, loaded: LoadedModel, cuts: tuple[int, ...]) -> torch.T
     assert (got - want).abs().max() < 1e-4, policy.to_json()
     held = layout(policy, loaded.shape).bytes_at(sum(cuts), cuts[0])
     assert fast.bytes_resident == slow.bytes_resident == held
-    for a, b in zip(fast.states, slow.states, strict=True):
-        assert (a.seen, a.store.n, a.store.residual) == (b.seen, b.store.n, b.store.residual)
+    assert [layer.seen for layer in fast.held] == [layer.seen for layer in slow.held]
+    for a, b in zip(fast.groups, slow.groups, strict=True):
+        assert (a.store.n, a.store.residual) == (b.store.n, b.store.residual)
         assert policy.ladder is None or a.cursor == b.cursor
         assert bool((a.store.slot_pools() == b.store.slot_pools()).all())
         for x, y in zip(a.store.read(), b.store.read(), strict=True):

@@ -102,7 +102,7 @@ def test_a_shared_folder_serves_a_model(mine: Path, tiny_folder: Path, capsys: A
     ids = loaded.tokenizer("the lighthouse keeper", return_tensors="pt")
     cache = PolicyCache.from_pretrained(out, loaded.model)
     loaded.model.generate(**ids, past_key_values=cache, max_new_tokens=30, do_sample=False)
-    assert cache.states[0].store.n <= 32
+    assert cache.groups[0].store.n <= 32
 
 
 def test_figures_that_no_run_vouches_for_are_not_passed_on(tmp_path: Path, capsys: Any) -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.layers import alike
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.layer import Layer, empty_layers
+from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import at
-from kvsearch.policy import ModelShape, Policy, Tier, layout
+from kvsearch.policy import ModelShape, Policy, Tier
 from kvsearch.policy_search import model_work
 from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
@@ -22,7 +22,7 @@ SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
 K4 = (Tier(key_bits=4, value_bits=4),)
 
 
-def stream(state: LayerState, calls: list[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+def stream(layer: Layer, calls: list[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     draw = torch.Generator().manual_seed(seed)
     total = sum(calls)
     q, k, v = (
@@ -32,7 +32,7 @@ def stream(state: LayerState, calls: list[int], dtype: torch.dtype, seed: int = 
     outs, done = [], 0
     for m in calls:
         part = slice(done, done + m)
-        outs.append(alike(state, Call(q, k, v, 0.25).tokens(part)))
+        outs.append(advance(layer, *(x[:, :, part] for x in (q, k, v)), scale=0.25))
         done += m
     return torch.cat(outs, 2)
 
@@ -41,11 +41,9 @@ def stream(state: LayerState, calls: list[int], dtype: torch.dtype, seed: int = 
 def test_sums_of_16_bit_models_are_finite_and_those_of_deployment(dtype: torch.dtype) -> None:
     """Row weights up to 90,000 do not fit fp16; replay and deployment both add in fp32."""
     policy = Policy(slots=240, interval=16, recent_window=16, rule=Attention(alpha=2))
-    layer, total = layout(policy, SHAPE).layers[0], 330
-    replay = LayerState(layer, packed=False, native=dtype)
-    deployed = LayerState(layer, packed=True, native=dtype)
-    a = stream(replay, [total], dtype)
-    b = stream(deployed, [1] * total, dtype)
+    one, other = (empty_layers(policy, SHAPE, packed=x, native=dtype)[0] for x in (False, True))
+    a, b = stream(one, [330], dtype), stream(other, [1] * 330, dtype)
+    (replay,), (deployed,) = one.groups, other.groups
     assert isinstance(replay.scorer, AttentionScorer)
     assert isinstance(deployed.scorer, AttentionScorer)
     assert replay.scorer.sums.isfinite().all() and replay.scorer.sums.max() > 65_504
@@ -68,7 +66,7 @@ def test_a_deployed_layer_holds_no_table_of_angles(loaded: LoadedModel) -> None:
     with torch.inference_mode():
         loaded.model(torch.from_numpy(IDS[:1]), past_key_values=cache)
         loaded.model(torch.from_numpy(IDS[:1, :9]), past_key_values=cache)
-    rotaries = {id(s.rotary): s.rotary for s in cache.states}
+    rotaries = {id(s.rotary): s.rotary for s in cache.groups}
     assert len(rotaries) == 1 and all(r is not None and r._slots is None for r in rotaries.values())
 
 

@@ -15,7 +15,7 @@ from kvsearch.errors import PolicyError
 from kvsearch.exporters import find
 from kvsearch.exporters.project import project
 from kvsearch.named_methods import METHODS
-from kvsearch.policy import Budgets, Policy
+from kvsearch.policy import Budgets, HeadTiers, Policy, Quantizer, Tier, layout
 from kvsearch.rules import Reread, Rule, Slots
 from kvsearch.rules.reread import RereadScorer
 from kvsearch.workloads import Ask, Item
@@ -95,11 +95,11 @@ def test_one_threshold_serves_all_heads_of_the_model(ranked: list[np.ndarray]) -
     scores = np.concatenate(ranked)[:, SINKS:]  # of each head
     best = np.sort(scores.flatten())[-(40 - SINKS) * len(scores) :][0]
     sizes = set()
-    values = [v for state in full.states for v in state.store.read()[1][0]]
-    for own, state, every in zip(scores, cache.states, values, strict=True):
+    values = [v for group in full.groups for v in group.store.read()[1][0]]
+    for own, group, every in zip(scores, cache.groups, values, strict=True):
         kept = [*range(SINKS), *(np.flatnonzero(own >= best) + SINKS)]
         sizes.add(len(kept))
-        assert torch.equal(state.store.read()[1][0, 0], every[kept])
+        assert torch.equal(group.store.read()[1][0, 0], every[kept])
     assert len(sizes) > 2
     assert cache.bytes_resident == 40 / 90 * full.bytes_resident
 
@@ -145,7 +145,20 @@ def test_generate_reads_again_by_itself_and_every_row_of_a_batch_alone() -> None
                 step = MODEL(step, past_key_values=cache).logits[:, -1:].argmax(-1)
                 ids = torch.cat([ids, step], 1)
         assert torch.equal(said[row : row + 1], ids)
-        assert cache.states[0].store.n == 39 + new - 1
+        assert cache.groups[0].store.n == 39 + new - 1
+
+
+def test_heads_that_rank_nothing_are_compacted_beside_those_that_do() -> None:
+    """Those with one tier; where the model's first head was one, nothing was read or compacted."""
+    one = (Tier(key_bits=8, value_bits=8),)
+    two = tuple(Tier(share=0.5, key_bits=bits, value_bits=bits) for bits in (8, 4))
+    of = ((0, 1), (1, 1), (0, 0))
+    policy = Policy(
+        trigger="prompt", rule=Reread(), tiers=one, quantizer=Quantizer(group=16),
+        head_tiers=HeadTiers(others=(two,), of=of),
+    )  # fmt: skip
+    cache = taken(policy)
+    assert cache.bytes_resident == layout(policy, cache.shape).bytes_at(90, 90)
 
 
 def test_tokens_that_are_read_twice_count_twice() -> None:

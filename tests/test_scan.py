@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvsearch.cache.layers import alike
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.layer import Layer
+from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
 from kvsearch.rules import RULES, Attention, Need, Place, Rule, Scorer, Slots
@@ -48,9 +48,8 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def state(name: str, *, fast: bool, native: torch.dtype = torch.float64) -> LayerState:
-    layer = layout(Policy(**POLICIES[name]), SHAPE).layers[0]
-    return LayerState(layer, packed=False, native=native, fast=fast)
+def made(policy: Policy, **how: Any) -> Layer:
+    return Layer(policy, layout(policy, SHAPE).layers, **{"native": torch.float64, **how})
 
 
 def tokens(seed: int = 0, tokens: int = T) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -60,21 +59,19 @@ def tokens(seed: int = 0, tokens: int = T) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def replay(
-    s: LayerState, stream: tuple[torch.Tensor, ...], cuts: list[int], cap: float | None
+    layer: Layer, stream: tuple[torch.Tensor, ...], cuts: list[int], cap: float | None
 ) -> torch.Tensor:
     parts = []
     for a, b in pairwise([0, *cuts, stream[0].shape[2]]):
         q, k, v = (x[:, :, a:b] for x in stream)
-        parts.append(alike(s, Call(q, k, v, 0.3, cap)))
+        parts.append(advance(layer, q, k, v, scale=0.3, softcap=cap))
     return torch.cat(parts, 2)
 
 
-def assert_same(fast: LayerState, slow: LayerState) -> None:
-    assert (fast.seen, fast.store.n, fast.store.residual) == (
-        slow.seen,
-        slow.store.n,
-        slow.store.residual,
-    )
+def assert_same(one: Layer, other: Layer) -> None:
+    (fast,), (slow,) = one.groups, other.groups
+    assert one.seen == other.seen
+    assert (fast.store.n, fast.store.residual) == (slow.store.n, slow.store.residual)
     for x, y in zip(fast.store.read(), slow.store.read(), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-9)
     a, b = fast.store.slot_pools(), slow.store.slot_pools()
@@ -91,7 +88,8 @@ def assert_same(fast: LayerState, slow: LayerState) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_in_16_bits_only_the_result_is_rounded(name: str, dtype: torch.dtype) -> None:
     """Rounded probabilities, of which a row no longer adds up to 1, would evict other slots."""
-    fast, slow = (state(name, fast=f, native=dtype) for f in (True, False))
+    policy = Policy(**POLICIES[name])
+    fast, slow = (made(policy, packed=False, fast=f, native=dtype) for f in (True, False))
     stream, cuts = tuple(x.to(dtype) for x in tokens()), [60] if "trigger" in POLICIES[name] else []
     got, want = (replay(s, stream, cuts, 4.0) for s in (fast, slow))
     torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
@@ -105,15 +103,13 @@ def test_of_equal_scores_the_oldest_goes(name: str) -> None:
     q, k, v = tokens()
     stream = (q, torch.zeros_like(k), v)  # all keys alike
     policy = Policy(**POLICIES[name])
-    equal = layout(policy.model_copy(update={"rule": Attention(horizon=1)}), SHAPE).layers[0]
-    fast, slow = (
-        LayerState(equal, packed=False, native=torch.float64, fast=f) for f in (True, False)
-    )
+    equal = policy.model_copy(update={"rule": Attention(horizon=1)})
+    fast, slow = (made(equal, packed=False, fast=f) for f in (True, False))
     got, want = replay(fast, stream, [], None), replay(slow, stream, [], None)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
-    newest = v[:, :, T - slow.store.n :]
+    newest = v[:, :, T - slow.groups[0].store.n :]
     if policy.tiers[0].native:
-        assert torch.equal(fast.store.read()[1], newest)
+        assert torch.equal(fast.groups[0].store.read()[1], newest)
     assert fast.impls.get("evict_in_place") == ("numba" if name == "last row" else "reference")
     assert_same(fast, slow)
 
@@ -157,6 +153,6 @@ def test_a_promise_of_scan_that_a_scorer_does_not_keep_is_named(
     monkeypatch.setitem(RULES, rule().name, rule)
     policy = Policy(slots=40, interval=interval, rule=rule())
     for packed in (False, True):
-        held = LayerState(layout(policy, SHAPE).layers[0], packed=packed, native=torch.float64)
+        held = made(policy, packed=packed)
         with pytest.raises(PolicyError, match=part + r".*set fast = frozenset\(\)"):
             replay(held, tokens(), [], None)

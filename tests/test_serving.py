@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
-from kvsearch.cache.layers import Layer, empty_layers
+from kvsearch.cache.layer import Layer, empty_layers
+from kvsearch.cache.ways import advance
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.policy import Anchors, ModelShape, Policy, layout
 from kvsearch.rules import Critical
@@ -53,13 +54,12 @@ def test_a_request_never_holds_more_than_its_blocks() -> None:
         if {"queries", "outputs", "rereading"} & wants:  # of a model
             continue
         counted = account(asked, SHAPE, 160, 8)
-        none: list[Any] = [None] * SHAPE.layers
-        layers = empty_layers(asked, SHAPE, none, none, packed=True, native=torch.float16)
+        layers = empty_layers(asked, SHAPE, packed=True, native=torch.float16)
         while cut < 160:
             m = min(160 - cut, rng.choice([1, 1, 2, 37]))
             for layer in layers:
                 q, k, v = (torch.randn(1, h, m, 16) for h in (4, 2, 2))
-                assert layer.attend(q, k, v, scale=0.25).isfinite().all()
+                assert advance(layer, q, k, v, scale=0.25).isfinite().all()
             cut += m
             held = sum(layer.nbytes for layer in layers)
             assert 0 < held <= counted.blocks(cut) * counted.page * SHAPE.layers

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.cache import cuda_graphs
+from kvsearch.cache.cuda import graphs
 from kvsearch.errors import ModelError
 from kvsearch.evaluation import speed, throughput
 from kvsearch.knobs import Setting
@@ -74,13 +74,13 @@ def test_speed_with_cuda_graphs_says_how_many_tokens_were_replays(tiny_folder, m
     policy = Policy(slots=64, interval=16)
     with pytest.raises(ModelError, match=r"needs a model on one GPU.* on cpu"):
         throughput.measure(loaded, policy, ids, context=100, graphs=True)
-    for module in (throughput, cuda_graphs):  # here nothing can be replayed all the same
+    for module in (throughput, graphs):  # here nothing can be replayed all the same
         monkeypatch.setattr(module, "serves", lambda model: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     found = throughput.measure(loaded, policy, ids, context=100, pairs=2, steps=16, graphs=True)
     assert (found.replayed, found.full_replayed) == (0, 0)
 
-    decoded = cuda_graphs.Decoded()
+    decoded = graphs.Decoded()
 
     def decode(_, cache, part) -> float:  # all of the policy's tokens are replays, half of others
         mine = getattr(cache, "policy", Policy()).slots is not None

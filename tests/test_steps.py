@@ -1,15 +1,16 @@
 """A decoded token that all heads of a layer take in with one op: as store by store."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kvsearch.cache import PolicyCache, decoding, layers
+from kvsearch.cache import PolicyCache, decoding
+from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.policy import Policy, check
 from kvsearch.rules.attention import AttentionScorer
 from kvsearch.rules.expected_attention import ExpectedAttention, ExpectedAttentionScorer
@@ -30,7 +31,7 @@ B, MANY = 2, (30, *[1] * 25, 9, *[1] * 20)  # a prompt, tokens, a second turn, t
 def outputs(policy: Policy, layer: int) -> Iterator[tuple[torch.Tensor, PolicyCache]]:
     """What one layer gives for the same queries, keys and values, call by call."""
     cache = PolicyCache(policy, MODEL.model, tokenizer=MODEL.tokenizer)
-    states = cache.layers[layer].states
+    held = cache.held[layer]
     draw, batch = torch.Generator().manual_seed(3), B
     if policy.budgets.kind == "adakv":
         batch = 1  # it serves no batches
@@ -42,7 +43,7 @@ def outputs(policy: Policy, layer: int) -> Iterator[tuple[torch.Tensor, PolicyCa
             for h in (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
         )
         with torch.inference_mode():
-            yield layers.advance(states, *qkv, scale=0.4), cache
+            yield advance(held, *qkv, scale=0.4), cache
             if i == 12:  # as beam search does
                 cache.layers[layer].reorder_cache(torch.tensor([batch - 1] * batch))
 
@@ -66,14 +67,15 @@ def test_random_policies_decode_as_store_by_store(which, monkeypatch):
     layer = which % SHAPE.layers if isinstance(which, int) else 1
     together = list(outputs(policy, layer))
     with monkeypatch.context() as m:
-        m.setattr(decoding, "_served", lambda state: False)
+        m.setattr(decoding, "_served", lambda group: False)
         apart = list(outputs(policy, layer))
     for (out, _), (want, _) in zip(together, apart, strict=True):
         torch.testing.assert_close(out, want, rtol=0, atol=1e-4)
-    mine, its = (done[-1][1].layers[layer].states for done in (together, apart))
-    for a, b in zip(mine, its, strict=True):
-        assert (a.seen, a.store.n, a.store.residual) == (b.seen, b.store.n, b.store.residual)
-        assert (a.nbytes, a.peak_bytes) == (b.nbytes, b.peak_bytes)
+    mine, its = (done[-1][1].held[layer] for done in (together, apart))
+    assert (mine.seen, mine.peak_bytes) == (its.seen, its.peak_bytes)
+    for a, b in zip(mine.groups, its.groups, strict=True):
+        assert (a.store.n, a.store.residual) == (b.store.n, b.store.residual)
+        assert (a.nbytes, a.peak) == (b.nbytes, b.peak)
         if isinstance(a.scorer, AttentionScorer) and isinstance(b.scorer, AttentionScorer):
             torch.testing.assert_close(a.scorer.sums, b.scorer.sums, rtol=1e-3, atol=1e-3)
             assert a.scorer.born is None or torch.equal(a.scorer.born, b.scorer.born)
@@ -85,17 +87,17 @@ def test_random_policies_decode_as_store_by_store(which, monkeypatch):
         for x, y in zip(a.store.read(), b.store.read(), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
     book = {policy.quantizer.levels, policy.quantizer.value_levels or policy.quantizer.levels}
-    served = all(map(decoding._served, mine))
-    if served and "decode_step" not in mine[0].impls:  # by its reference it would gain nothing
+    served = all(map(decoding._served, mine.groups))
+    if served and "decode_step" not in mine.impls:  # by its reference it would gain nothing
         assert policy.quantizes and book & REFERENCE
     else:
-        assert ("decode_step" in mine[0].impls) == served
+        assert ("decode_step" in mine.impls) == served
 
 
-def storages(states: Sequence[LayerState]) -> set[StorageWeakRef]:
+def storages(layer: Layer) -> set[StorageWeakRef]:
     """Memory of what is held of all slots, without holding it."""
     tensors = list[torch.Tensor]()
-    for store in (state.store for state in states):
+    for store in (group.store for group in layer.groups):
         assert isinstance(store, PackedStore)
         for held in filter(None, (*store.keys, *store.values)):
             tensors += held
@@ -108,7 +110,7 @@ def test_what_a_compaction_replaces_is_freed_at_once():
     for which in (x for x in [*range(10), *RARE] if not some(x).rereads):
         before = set[StorageWeakRef]()
         for _, cache in outputs(some(which), 1):
-            now = storages(cache.layers[1].states)
+            now = storages(cache.held[1])
             assert all(x.expired() for x in before - now), which
             replaced, before = replaced + len(before - now), now
     assert replaced > 50

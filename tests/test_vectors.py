@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.cache.layers import advance
+from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.exporters.vectors import kit
@@ -86,13 +86,13 @@ def test_our_runtime_gives_what_the_kit_says(folder: Path) -> None:
             for x in ("key", "value")
         )
         if policy.positions == "cache":  # given as they are without rotation
-            rotary, index = layer.states[0].rotary, torch.arange(q.shape[2])
+            rotary, index = layer.held.rotary, torch.arange(q.shape[2])
             q, k = rotary.turn(q, index), rotary.turn(k, index)
         start, out = 0, []
         while start < q.shape[2]:
             stop = start + (manifest["prompt"] if start == 0 else 1)
             now = (x[:, :, start:stop] for x in (q, k, v))
-            out.append(advance(layer.states, *now, scale=q.shape[-1] ** -0.5))
+            out.append(advance(layer.held, *now, scale=q.shape[-1] ** -0.5))
             start = stop
         there = torch.tensor(found[f"layer.{i}.output"]).transpose(0, 1)
         assert torch.allclose(torch.cat(out, 2)[0], there, atol=2e-3)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-from kvsearch.cache.cuda_graphs import Decoded, cuda_graphs
+from kvsearch.cache.cuda.graphs import Decoded, cuda_graphs
 from kvsearch.cache.huggingface import PolicyCache, full_cache
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Policy, Quantizer, Tier, layout
@@ -304,7 +304,7 @@ def _policy(model: LlamaForCausalLM, context: int, batch: int, cache: str) -> It
 
 def ran(cache: PolicyCache) -> dict[str, str]:
     """Which implementation each op of a cache ran last."""
-    return {op: impl for state in cache.states for op, impl in state.impls.items()}
+    return {op: impl for group in cache.groups for op, impl in group.impls.items()}
 
 
 @torch.inference_mode()

@@ -22,9 +22,9 @@ for folder in (Path(__file__).parents[1], Path(__file__).parents[2]):
 
 import torch  # noqa: E402
 
-from kvsearch.cache.layers import advance  # noqa: E402
+from kvsearch.cache.layer import Layer  # noqa: E402
 from kvsearch.cache.model.rotary import Rotary  # noqa: E402
-from kvsearch.cache.state import LayerState  # noqa: E402
+from kvsearch.cache.ways import advance  # noqa: E402
 from kvsearch.knobs import Setting  # noqa: E402
 from kvsearch.named_methods import at  # noqa: E402
 from kvsearch.policy import HeadLosses, ModelShape, layout  # noqa: E402
@@ -40,8 +40,9 @@ def asked(name: str) -> dict[str, tuple[Op[Any, Any], tuple[Any, ...], dict[str,
     """What a decoded token asks of each op under a method: the last call in a layer."""
     setting = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, heads=losses())
     rotary = Rotary(torch.linspace(0.1, 1, SHAPE.head_dim // 2))
-    parts = [part for part in layout(at(name, setting), SHAPE).layers if part.layer == 1]
-    states = [LayerState(part, packed=True, rotary=rotary) for part in parts]
+    policy = at(name, setting)
+    parts = [part for part in layout(policy, SHAPE).layers if part.layer == 1]
+    layer = Layer(policy, parts, packed=True, rotary=rotary)
     found: dict[str, Any] = {}
     forward = Op._forward
 
@@ -54,7 +55,7 @@ def asked(name: str) -> dict[str, tuple[Op[Any, Any], tuple[Any, ...], dict[str,
             q, k, v = (torch.randn(1, h, m, SHAPE.head_dim) for h in (12, 4, 4))
             found.clear()
             with mock.patch.object(Op, "_forward", noted):
-                advance(states, q, k, v, scale=0.125)
+                advance(layer, q, k, v, scale=0.125)
     return found
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from kvsearch.app.progress import Shown
-from kvsearch.cache.cuda_graphs import cuda_graphs
+from kvsearch.cache.cuda.graphs import cuda_graphs
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.models.load import device_named, dtype_named
 from kvsearch.models.memory import free_memory

@@ -1,4 +1,4 @@
-"""A policy as it runs: stores, scores, compaction, and the Hugging Face cache around them."""
+"""A policy as it runs: slots, scores, compaction, and the Hugging Face cache around them."""
 
 from typing import TYPE_CHECKING, Any
 

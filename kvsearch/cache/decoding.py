@@ -4,7 +4,7 @@ Between two compactions nothing about a layer changes but how many tokens its 16
 the layer is described once, and every token costs one call, whatever the number of its stores: on a
 CPU a loop over them, on a GPU three to five launches.
 
-These launches can be recorded, and repeated without the model's code (`cuda_graphs`): `launches`
+These launches can be recorded, and repeated without the model's code (`cuda.graphs`): `launches`
 tells whether they would be the same, and `taken` does what is left for the host.
 """
 
@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kvsearch.cache.general import adakv, segments
+from kvsearch.cache.by_segment import compaction
+from kvsearch.cache.call import Call
+from kvsearch.cache.head_group import HeadGroup
+from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.rules.base import Segment
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, given, prepare
 
@@ -31,7 +33,7 @@ class Step:
 
     Attributes:
         stores: of its heads, as the op takes them.
-        held: the store of each state, and which version of it this describes.
+        held: the store of each group, and which version of it this describes.
         due: the next compaction, in tokens seen.
         impl: of the op, for a token like the one it was picked for.
         like: what a token must be like.
@@ -48,102 +50,101 @@ class Step:
         """Whether a store has changed but for tokens that came to its pool."""
         return any(store.version != version for store, version in self.held)
 
-    def holds(self, states: Sequence[LayerState]) -> bool:
-        """Whether this still describes `states`, and there is room for a token."""
+    def holds(self, groups: Sequence[HeadGroup]) -> bool:
+        """Whether this still describes `groups`, and there is room for a token."""
         return not self.outdated and all(
-            state.store is store and store.n < store.capacity
-            for state, (store, _) in zip(states, self.held, strict=True)
+            group.store is store and store.n < store.capacity
+            for group, (store, _) in zip(groups, self.held, strict=True)
         )
 
 
-def advance(states: Sequence[LayerState], call: Call) -> Tensor | None:
-    """Take in one token, see `layers.advance`; None if that is to be done store by store."""
-    q, k, v = call.q, call.k, call.v
-    first = states[0]
-    step = first.step
-    if step is REFUSED:
-        return None
-    anchored = first.sequences is not None
-    if anchored and any(map(segments.isolated, states)):  # which no op serves; sums move
-        first.step = None
-        return None
-    if step is None or not step.holds(states):
-        if not all(map(_served, states)) or (_adaptive(first) and q.shape[0] > 1):
-            return None  # `adakv` says why not
-        step = _described(states, k, v)
+def serves(layer: Layer, call: Call) -> bool:
+    """Whether one op takes in the one token of a call; `layer.step` then tells it how."""
+    step = layer.step
+    if call.count > 1 or step is REFUSED:
+        return False
+    if layer.policy.anchors is not None and layer.hides():  # which no op serves; sums move
+        layer.step = None
+        return False
+    if step is None or not step.holds(layer.groups):
+        if not call.seen or not all(map(_served, layer.groups)):
+            return False
+        step = _described(layer, call.k, call.v)
         if step is None:
-            first.step = REFUSED
-            return None
-    key, value = k, v
-    if not q.is_cpu:  # whose loop rounds them
-        key, value = k if first.reindex else k.to(first.native), v.to(first.native)
-    asked = q.squeeze(2), key, value, step.stores
-    like = q.shape, q.dtype, q.requires_grad, call.softcap
+            layer.step = REFUSED
+            return False
+    like = call.q.shape, call.q.dtype, call.q.requires_grad, call.softcap
     if step.like != like:
-        impl = decode_step.pick(*asked, **call.how)
+        impl = decode_step.pick(*_asked(layer, call, step), **call.how)
         if impl == "reference":
-            first.step = REFUSED
-            return None
+            layer.step = REFUSED
+            return False
         step = replace(step, impl=impl, like=like)
-        first.impls[decode_step.name] = impl
-    first.step = step
-    if anchored:
-        for state in states:
-            segments.take_ahead(state, 1)
-    out = decode_step.again(step.impl, *asked, **call.how)
-    recorded: list[tuple[Sequence[LayerState], Call]] | None = getattr(_mine, "recorded", None)
+        layer.impls[decode_step.name] = impl
+    layer.step = step
+    return True
+
+
+def run(layer: Layer, call: Call) -> Tensor:
+    """Take in one token in all heads."""
+    if layer.policy.anchors is not None:
+        layer.take_ahead(call.seen, 1)
+    out = decode_step.again(layer.step.impl, *_asked(layer, call, layer.step), **call.how)
+    recorded: list[tuple[Layer, Call]] | None = getattr(_mine, "recorded", None)
     if recorded is None:
-        taken(states, call)
+        taken(layer, call)
     else:
-        q, k, v = (x.new_empty(()).expand(x.shape) for x in (q, k, v))
-        recorded.append((states, replace(call, q=q, k=k, v=v)))
+        q, k, v = (x.new_empty(()).expand(x.shape) for x in (call.q, call.k, call.v))
+        recorded.append((layer, replace(call, q=q, k=k, v=v)))
     return out.unsqueeze(2)
 
 
-def taken(states: Sequence[LayerState], call: Call) -> bool:
+def _asked(layer: Layer, call: Call, step: Step) -> tuple[Tensor, Tensor, Tensor, Stores]:
+    """What the op is given of a token."""
+    k, v = call.k, call.v
+    if not call.q.is_cpu:  # whose loop rounds them
+        k, v = k if layer.reindex else k.to(layer.native), v.to(layer.native)
+    return call.q.squeeze(2), k, v, step.stores
+
+
+def taken(layer: Layer, call: Call) -> bool:
     """Count a token that the launches of a layer's step have taken in; compact if that is due.
 
     Args:
-        states: of the layer's heads, which a `Step` describes.
+        layer: which a `Step` describes.
         call: what brought it, or one like that.
 
     Returns:
         Whether slots have moved.
     """
-    first, k, v = states[0], call.k, call.v
-    step: Step = first.step
-    for state, heads, (store, _) in zip(states, step.stores.heads, step.held, strict=True):
+    step: Step = layer.step
+    for group, heads, (store, _) in zip(layer.groups, step.stores.heads, step.held, strict=True):
         store.added()
-        if state.scorer is not None:
-            if heads.sums is not None and state.scorer.running is not None:
-                state.scorer.running.count += 1
-            else:
-                queries, foreseen = None, state.foreseen(1)
-                if state.rule is not None and "queries" in state.rule.needs:
-                    (queries,) = state.unturned(call.heads(state.layer.heads).q)
-                state.scorer.observe(Segment(state.seen, 1, queries=queries, predicted=foreseen))
-        state.seen += 1
-    anchored = first.sequences is not None
-    if anchored or first.seen == step.due:
-        for state in states:
-            state.note_peak()
-        if anchored:
-            segments.finish(states)
-        elif _adaptive(first) and len(states) > 1:
-            adakv.compact(states)
-        else:
-            segments.compact_states(states)
+        if group.scorer is None:
+            continue
+        if heads.sums is not None and group.scorer.running is not None:
+            group.scorer.running.count += 1
+            continue
+        mine, queries = call.heads(group.heads), None
+        if "queries" in group.needs:
+            (queries,) = group.unturned(layer.seen, mine.q)
+        group.scorer.observe(Segment(layer.seen, 1, queries=queries, predicted=mine.predicted))
+    layer.seen += 1
+    if layer.policy.anchors is not None or layer.seen == step.due:
+        layer.note_peak(layer.seen)
+        compaction.finish(layer, layer.seen)
     if not step.outdated:
         return False
-    first.step = None  # what a compaction replaced is freed
-    first.step = _described(states, k, v)  # now, so that tokens in between are all alike
-    if first.step is not None:
-        prepare(first.impls[decode_step.name], call.q.squeeze(2), k, first.step.stores)
+    layer.step = None  # what a compaction replaced is freed
+    # now, so that tokens in between are all alike
+    layer.step = again = _described(layer, call.k, call.v)
+    if again is not None:
+        prepare(layer.impls[decode_step.name], call.q.squeeze(2), call.k, again.stores)
     return True
 
 
 @contextmanager
-def recording() -> Iterator[list[tuple[Sequence[LayerState], Call]]]:
+def recording() -> Iterator[list[tuple[Layer, Call]]]:
     """Tokens only launch inside, and are not counted; gives the layers, and what is like a token.
 
     Where `launches` says that they cannot be repeated, a token must not come.
@@ -155,77 +156,65 @@ def recording() -> Iterator[list[tuple[Sequence[LayerState], Call]]]:
         del _mine.recorded
 
 
-def launches(states: Sequence[LayerState]) -> Hashable:
+def launches(layer: Layer) -> Hashable:
     """All that the launches of a layer's next token are given, as a CUDA graph would fix it.
 
     None if something else than launches is to be done for it, or they have not been made before.
     """
-    first = states[0]
-    if first.seen and not first.store.n:
+    if layer.seen and not layer.holds:
         return ()  # a layer without attention
-    step = first.step
-    if not isinstance(step, Step) or first.sequences is not None or not step.holds(states):
+    step = layer.step
+    if not isinstance(step, Step) or layer.policy.anchors or not step.holds(layer.groups):
         return None
-    if first.predictor is not None:
-        return None  # scores of a token are made by the model's code
-    if first.rule is not None and "queries" in first.rule.needs:
-        return None
-    return given(first.impls.get(decode_step.name, ""), step.stores)
+    if layer.predictor or any("queries" in group.needs for group in layer.groups):
+        return None  # scores of a token are made by the model's code, or from its queries
+    return given(layer.impls.get(decode_step.name, ""), step.stores)
 
 
-def forget(states: Sequence[LayerState]) -> None:
+def forget(layer: Layer) -> None:
     """Let go of what a step is told of the layer, before several tokens replace what it holds."""
-    for state in states:
-        state.note_peak()
-    if states[0].step is not REFUSED:
-        states[0].step = None
+    layer.note_peak(layer.seen)
+    if layer.step is not REFUSED:
+        layer.step = None
 
 
-def _adaptive(state: LayerState) -> bool:
-    """Whether the heads of a layer share its slots anew at every compaction."""
-    return state.layer.policy.budgets.kind == "adakv"
-
-
-def _served(state: LayerState) -> bool:
+def _served(group: HeadGroup) -> bool:
     """Whether a token's slots can be stored, attended to and counted by one op."""
-    plain = type(state.store) is PackedStore  # no other one, that wants to see what is appended
-    return plain and state.packed and state.fast and state.seen > 0
+    return type(group.store) is PackedStore  # no other one, that wants to see what is appended
 
 
-def _described(states: Sequence[LayerState], k: Tensor, v: Tensor) -> Step | None:
+def _described(layer: Layer, k: Tensor, v: Tensor) -> Step | None:
     """The layer as it is before its next token `k`, `v` `[B, H, 1, D]`.
 
     None if a scorer does more than adding up what slots receive, or looking at queries.
     """
-    first, found = states[0], list[Heads]()
-    held = list[tuple[PackedStore, int]]()
-    due = first.layer.clock.after(first.seen, first.prompt)
-    for state in states:
-        store, mine = state.store, slice(state.layer.heads.start, state.layer.heads.stop)
+    found, held = list[Heads](), list[tuple[PackedStore, int]]()
+    seen, due = layer.seen, layer.next_compaction(layer.seen)
+    for group in layer.groups:
+        store, mine = group.store, slice(group.heads.start, group.heads.stop)
         assert isinstance(store, PackedStore)
         store.reserve(k[:, mine], v[:, mine])
-        sums, needs = None, frozenset[str]() if state.rule is None else state.rule.needs
-        if "rows" in needs:
+        sums = None
+        if "rows" in group.needs:
             return None
-        if "attention" in needs:
-            running = None if state.scorer is None else state.scorer.running
+        if "attention" in group.needs:
+            running = None if group.scorer is None else group.scorer.running
             if running is None:
                 return None
             sums = Sums(
-                running.room(state.seen, store.capacity), store.order(store.capacity),
-                held=store.n - store.used,
-                end=0 if due is None else store.used + due - state.seen,
+                running.room(seen, store.capacity), store.order(store.capacity),
+                held=store.n - store.used, end=0 if due is None else store.used + due - seen,
                 alpha=running.alpha, horizon=running.horizon, keep=running.decay,
             )  # fmt: skip
-        found.append(Heads(store.parts(), sums, _turned(state, store)))
+        found.append(Heads(store.parts(), sums, _turned(group, store, seen)))
         held.append((store, store.version))
-    return Step(Stores(found, first.tables), held, due)
+    return Step(Stores(found, layer.tables), held, due)
 
 
-def _turned(state: LayerState, store: PackedStore) -> Turned | None:
+def _turned(group: HeadGroup, store: PackedStore, seen: int) -> Turned | None:
     """How keys are turned where the policy re-indexes positions."""
-    if not state.reindex:
+    if not group.reindex:
         return None
-    assert state.rotary is not None
-    inv_freq, others = state.rotary.inv_freq.to(store.device), store.n - store.used
-    return Turned(inv_freq, store.index(store.capacity), others, state.seen - store.n)
+    assert group.rotary is not None
+    inv_freq, others = group.rotary.inv_freq.to(store.device), store.n - store.used
+    return Turned(inv_freq, store.index(store.capacity), others, seen - store.n)

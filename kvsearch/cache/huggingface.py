@@ -16,13 +16,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from kvsearch.cache.channels import View, views
-from kvsearch.cache.layers import Layer, Rows, empty_layers
+from kvsearch.cache.channels import views
+from kvsearch.cache.head_group import HeadGroup
+from kvsearch.cache.layer import Layer, empty_layers
 from kvsearch.cache.model.anchors import stream
 from kvsearch.cache.model.projections import maps, outputs
 from kvsearch.cache.model.rotary import Rotary, frequencies, rotaries
+from kvsearch.cache.padded import PaddedBatch
 from kvsearch.cache.rereading import rereading
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.cache.wrappers import MARK, Given, require_tokens, route, watch_generate
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import policy_layers, shape_of, text_config, unwrapped
@@ -31,31 +33,23 @@ from kvsearch.policy import ModelShape, Policy, check
 
 
 class PolicyLayer(CacheLayerMixin):
-    """One layer's slots under a policy. `keys` and `values` stay empty: the states hold them.
+    """One layer's slots under a policy. `keys` and `values` stay empty: `held` has them.
 
     Attributes:
-        states: of its KV heads; those that are alike share one.
-        view: what it loses of the model's channels, or None.
+        held: what it holds; where sequences are padded, this only counts tokens.
         waits: whether it was given keys that nobody has attended to since.
         rows: sequences that it holds.
-        padded: states of each of them, where some are padded; `states` are empty then.
+        padded: what it holds of each of them, where some are padded.
         config: of the model that it is for, as far as that is known.
     """
 
     is_sliding = False
     is_croppable = False
 
-    def __init__(
-        self, states: Sequence[LayerState], view: View | None = None, config: Any = None
-    ) -> None:
+    def __init__(self, held: Layer, config: Any = None) -> None:
         super().__init__()
-        self.states, self.view, self.waits, self.rows = states, view, False, 0
-        self.config, self.padded = config, cast(Rows | None, None)
-
-    @property
-    def state(self) -> LayerState:
-        """The first one: all have seen the same tokens."""
-        return self.states[0]
+        self.held, self.waits, self.rows = held, False, 0
+        self.config, self.padded = config, cast(PaddedBatch | None, None)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare."""
@@ -66,15 +60,14 @@ class PolicyLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Mark the new keys with this layer; they are stored when attention runs."""
         self.is_initialized, rows = True, key_states.shape[0]
-        if self.state.seen and rows != self.rows:
+        if self.held.seen and rows != self.rows:
             raise ModelError(
                 f"this call brings {rows} sequences to a cache that holds {self.rows}; repeat "
                 "those with its batch_repeat_interleave(n), or make a new cache"
             )
         self.rows = rows
         if not key_states.shape[-1]:  # a pruned model's layer without attention: nobody attends
-            for state in self.states:
-                state.seen += key_states.shape[2]
+            self.held.seen += key_states.shape[2]
         self.waits = bool(key_states.shape[-1])
         marked = key_states.view_as(key_states)
         setattr(marked, MARK, self)
@@ -88,17 +81,19 @@ class PolicyLayer(CacheLayerMixin):
         if torch.is_autocast_enabled(q.device.type):  # it hands over values of another type
             with torch.autocast(q.device.type, enabled=False):
                 return self.attend(q, k, v.to(k.dtype), scale=scale, softcap=softcap)
-        here = self.padded or Layer(self.states, self.view)
-        return here.attend(q, k, v, scale=scale, softcap=softcap)
+        if self.padded is None:
+            return advance(self.held, q, k, v, scale=scale, softcap=softcap)
+        predicted = self.held.predicted
+        return self.padded.attend(q, k, v, predicted, scale=scale, softcap=softcap)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Lengths for a mask, as if nothing had been evicted."""
-        require_tokens(query_length, self.state.seen)
-        return self.state.seen + query_length, 0
+        require_tokens(query_length, self.held.seen)
+        return self.held.seen + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Tokens seen, which is what positions follow from; held are `state.store.n`."""
-        return self.state.seen
+        """Tokens seen, which is what positions follow from; not those held."""
+        return self.held.seen
 
     def get_max_length(self) -> int:
         """No maximum."""
@@ -106,16 +101,14 @@ class PolicyLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
-        for state in self.states:
-            state.reset()
+        self.held.reset()
         self.is_initialized, self.waits, self.padded = False, False, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
-        for state in () if self.padded else self.states:
-            if state.seen:
-                state.reorder(beam_idx.to(state.store.device))
-        if self.padded:
+        if self.padded is None:
+            self.held.reorder(beam_idx)
+        else:
             self.padded.reorder(beam_idx.tolist())
         self.rows = len(beam_idx)
 
@@ -187,9 +180,7 @@ class PolicyCache(Cache):
             stream=self.stream, outputs=outputs(policy, model), predictors=maps(policy, model),
         )  # fmt: skip
         config = text_config(model.config)
-        super().__init__(
-            layers=_layers(model, [PolicyLayer(x.states, x.view, config) for x in made])
-        )
+        super().__init__(layers=_layers(model, [PolicyLayer(layer, config) for layer in made]))
         self.policy, self.shape = policy, shape
         self.given = Given(whole=policy.prompted)
         self._waiting: PolicyLayer | None = None  # the layer that was last given keys
@@ -251,24 +242,29 @@ class PolicyCache(Cache):
         self.given.begin()
 
     @property
-    def states(self) -> list[LayerState]:
-        """States of the policy's layers, shallow to deep; of a padded batch each's fullest row."""
+    def held(self) -> list[Layer]:
+        """What the policy's layers hold, shallow to deep; of a padded batch each's fullest row."""
         mine = (x for x in self.layers if isinstance(x, PolicyLayer))
-        return [s for x in mine for s in (x.padded.fullest if x.padded else x.states)]
+        return [x.held if x.padded is None else x.padded.fullest for x in mine]
+
+    @property
+    def groups(self) -> list[HeadGroup]:
+        """Groups of KV heads of these layers, shallow to deep: each holds its own slots."""
+        return [group for layer in self.held for group in layer.groups]
 
     @property
     def bytes_resident(self) -> int:
         """Bytes per sequence that the policy's layers hold now, summed over real tensors."""
-        return sum(state.nbytes for state in self.states)
+        return sum(layer.nbytes for layer in self.held)
 
     @property
     def bytes_peak_resident(self) -> int:
         """Most bytes of each layer after any call, summed; a call of many tokens may hold less."""
-        return sum(state.peak_bytes for state in self.states)
+        return sum(layer.peak_bytes for layer in self.held)
 
     def fork(self) -> "PolicyCache":
         """A copy that goes on by itself, exactly as this one would: for prompts with one prefix."""
-        same: list[Any] = [x for s in self.states for x in (s.layer, s.empty, s.rule, s.rotary)]
+        same: list[Any] = [x for layer in self.held for x in layer.shared]
         same += [self.shape, self.policy, *(getattr(x, "config", None) for x in self.layers)]
         return deepcopy(self, {id(x): x for x in same if x is not None})
 
@@ -301,18 +297,11 @@ def require_attention(model: PreTrainedModel) -> None:
 _attends: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
 
 
-class _Blank:
-    """Takes the place of a `LayerState` that has seen nothing."""
-
-    reindex = False
-    seen = 0
-
-
 class Watching(PolicyLayer):
     """A layer that holds nothing and only sees what attention calls hand over."""
 
     def __init__(self) -> None:
-        super().__init__([cast(LayerState, _Blank())])
+        super().__init__(Layer(Policy(), (), packed=False))
 
 
 class _Recorder(Watching):

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from kvsearch.cache.general import adakv, segments
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.by_segment import compaction
+from kvsearch.cache.call import Call
+from kvsearch.cache.head_group import HeadGroup
+from kvsearch.cache.layer import Layer
 from kvsearch.errors import PolicyError
 from kvsearch.models.load import max_context
 from kvsearch.policy import Policy
@@ -42,12 +44,9 @@ class Rereading:
     """
 
     def __init__(
-        self,
-        rule: Reread | None,
-        first: Sequence[int],
-        following: Sequence[int],
+        self, rule: Reread | None, first: Sequence[int], following: Sequence[int],
         end: Sequence[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rule, self._first, self._following, self._end = rule, first, following, end
         self._reads = False
 
@@ -57,14 +56,18 @@ class Rereading:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # calls the model again
     def after(self, body: nn.Module, cache: Any, ids: Tensor | None) -> None:
         """Let `body` read again the prompt of tokens `ids` `[B, N]` that `cache` has taken in."""
-        states = [state for state in cache.states if state.store.n]
-        if self._reads or not states or not states[0].rereads:
+        layers: list[Layer] = [layer for layer in cache.held if layer.holds]
+        if self._reads or not any(layer.rereads for layer in layers):
             return
         if self.rule is not None:
             self._again(self.rule, body, cache, ids)
-        for state in states:
-            state.rereads = False
-        _compact(states, [x.states for x in cache.layers if hasattr(x, "states")])
+        for layer in layers:
+            layer.rereads = False
+        if layers[0].policy.budgets.across == "model":
+            compaction.compact(layers, layers[0].seen)
+            return
+        for layer in layers:
+            compaction.finish(layer, layer.seen)
 
     def _again(self, rule: Reread, body: nn.Module, cache: Any, ids: Tensor | None) -> None:
         """Read the prompt `ids` `[B, N]` again, and score it."""
@@ -75,7 +78,7 @@ class Rereading:
             )
         chunks = list(self._chunks(rule, ids))
         _require_room(rule, body, ids.shape[1], max(x.shape[1] for _, x in chunks))
-        others = {i: x for i, x in enumerate(cache.layers) if not hasattr(x, "states")}
+        others = {i: x for i, x in enumerate(cache.layers) if not hasattr(x, "held")}
         self._reads = True
         try:
             with torch.no_grad():
@@ -84,8 +87,8 @@ class Rereading:
                     _read(body, cache, others, range(start, stop), ids.shape[1], again)
         finally:
             self._reads = False
-            for state in cache.states:
-                state.reading = None
+            for layer in cache.held:
+                layer.reading = None
 
     def _chunks(self, rule: Reread, ids: Tensor) -> "list[tuple[int, Tensor]]":
         """Where each chunk starts, and what is read of it `[B, M]`."""
@@ -104,15 +107,15 @@ def _read(
     body: nn.Module, cache: Any, others: dict[int, Any], chunk: range, seen: int, again: Tensor
 ) -> None:
     """Read one chunk of `seen` tokens; layers without a policy are as before afterwards."""
-    for state in cache.states:
-        state.reading = chunk
+    for held in cache.held:
+        held.reading = chunk
     for i, layer in others.items():
         cache.layers[i] = deepcopy(layer)
     body(input_ids=again, past_key_values=cache, use_cache=True)
     for i, layer in others.items():
         cache.layers[i] = layer
-    for state in cache.states:
-        state.seen = seen  # layers without attention count what they are given
+    for held in cache.held:
+        held.seen = seen  # layers without attention count what they are given
 
 
 def _require_room(rule: Reread, body: Any, prompt: int, again: int) -> None:
@@ -125,26 +128,25 @@ def _require_room(rule: Reread, body: Any, prompt: int, again: int) -> None:
         )
 
 
-def attend(states: Sequence[LayerState], call: Call) -> Tensor:
+def attend(layer: Layer, call: Call) -> Tensor:
     """Attend from tokens that are read again, over all slots and themselves, and score the chunk.
 
     Nothing is stored but scores.
     """
-    out = call.room()
-    for state in states:
-        heads = state.layer.heads
-        mine = call.heads(heads)
-        keys, values = state.read()
-        n, chunk = keys.shape[2], state.reading
-        assert isinstance(state.scorer, RereadScorer) and chunk is not None
+    chunk = layer.reading
+    assert chunk is not None
+
+    def attended(group: HeadGroup, mine: Call) -> Tensor:
+        keys, values = group.read()
+        n, sinks = keys.shape[2], min(group.layout.policy.sinks, chunk.start)
         keys = torch.cat([keys, mine.k.to(keys.dtype)], 2)
         values = torch.cat([values, mine.v.to(values.dtype)], 2)
-        sinks = min(state.layer.policy.sinks, chunk.start)
-        out[:, call.queries(heads)], scores = read(
-            mine.q, keys, values, n, chunk, sinks, **call.how
-        )
-        state.scorer.take(chunk.start, scores, n)
-    return out
+        out, scores = read(mine.q, keys, values, n, chunk, sinks, **call.how)
+        if isinstance(group.scorer, RereadScorer):  # some heads may decide nothing by rank
+            group.scorer.take(chunk.start, scores, n)
+        return out
+
+    return layer.each(call, attended)
 
 
 def read(
@@ -194,19 +196,6 @@ def read(
         out[:, :, start : start + step] = part.view(B, Hq, len(rows), -1)
     assert best is not None
     return out, best.float()
-
-
-def _compact(states: Sequence[LayerState], layers: Sequence[Sequence[LayerState]]) -> None:
-    """Compact every layer, or all heads of the model together."""
-    budgets = states[0].layer.policy.budgets
-    if budgets.across == "model":
-        adakv.compact(states)
-        return
-    for layer in layers:
-        if layer[0].store.n and budgets.kind == "adakv":
-            adakv.compact(layer)
-        elif layer[0].store.n:
-            segments.finish(layer)
 
 
 def _rows(ids: Sequence[int], like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ cache has seen, whichever those are. Here what is given is compared with what wa
 other caches nothing is done.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, Protocol
 
@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import AttentionInterface, GenerationMixin
 
-from kvsearch.cache import layers
-from kvsearch.cache.channels import View
-from kvsearch.cache.layers import Rows
-from kvsearch.cache.state import LayerState
+from kvsearch.cache import padded
+from kvsearch.cache.layer import Layer
+from kvsearch.cache.padded import PaddedBatch
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import shape_of, text_config
 
@@ -43,17 +42,15 @@ _BEYOND = {  # what a model may ask of attention that a policy layer does not do
 class Attending(Protocol):
     """A cache layer that attends over its own slots."""
 
-    state: LayerState
-    states: Sequence[LayerState]
+    held: Layer
     waits: bool
     config: Any
-    padded: Rows | None
-    view: View | None
+    padded: PaddedBatch | None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
-        """Take in new tokens and attend from them, as `layers.advance` does."""
+        """Take in new tokens and attend from them, as `ways.advance` does."""
 
 
 def route() -> None:
@@ -100,7 +97,7 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = layer.attend(query, key, value, scale=scale, softcap=softcap)
     if layer.padded is not None:
-        layer.state.seen += query.shape[2]  # padding included, as transformers counts
+        layer.held.seen += query.shape[2]  # padding included, as transformers counts
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -124,18 +121,17 @@ def _kind(config: Any) -> tuple[object, ...]:
 
 def _pad(layer: Attending, query: Tensor, mask: Tensor | None, ids: Tensor | None) -> bool:
     """Whether rows of the batch are padded in front; from their first call on the layer knows."""
-    seen, n = layer.state.seen, layer.state.seen + query.shape[2]
-    plain = getattr(layer.state, "stream", layer) is None  # no anchors, and a layer that holds
-    plain = plain and not layer.state.rereads  # its second reading takes rows of equal length
+    held, seen, n = layer.held, layer.held.seen, layer.held.seen + query.shape[2]
+    plain = bool(held.groups) and held.stream is None  # a layer that holds, and no anchors
+    plain = plain and not held.rereads  # its second reading takes rows of equal length
     if plain and layer.padded is None and not seen and mask is not None:
-        found = layers.known(mask)
+        found = getattr(mask, padded.KNOWN, None)  # another layer has looked
         if found is None and not getattr(mask, _PLAIN, False):
             shown = _shown(mask, query, n)
-            found = None if shown is None else layers.left(shown, len(query), n)
-            setattr(mask, layers.KNOWN, found)  # all layers of one call are given the same mask
+            found = None if shown is None else padded.left(shown, len(query), n)
+            setattr(mask, padded.KNOWN, found)  # all layers of one call are given the same mask
         if found is not None:
-            rows = [layers.copied(layer.states) for _ in found]
-            layer.padded = Rows(found, rows, layer.view)
+            layer.padded = PaddedBatch(found, [held.copied() for _ in found])
     if layer.padded is None:
         return False
     if seen and mask is not None and (shown := _shown(mask, query, n)) is not None:
@@ -145,13 +141,13 @@ def _pad(layer: Attending, query: Tensor, mask: Tensor | None, ids: Tensor | Non
                 "the attention mask of this call hides other tokens than the padding of the first "
                 "one; give one that has grown by the tokens of the call"
             )
-    layers.require_rows(layer.padded, seen, ids, layer.states)
+    padded.require_rows(layer.padded, held, ids)
     return True
 
 
 def _refuse(layer: Attending, query: Tensor, mask: Tensor | None, extra: dict[str, Any]) -> None:
     """Say what a policy layer would otherwise silently get wrong."""
-    state = layer.state
+    held = layer.held
     for name, what in _BEYOND.items():
         if extra.get(name) is not None:
             raise ModelError(f"models with {what} are not supported by a policy cache")
@@ -160,18 +156,18 @@ def _refuse(layer: Attending, query: Tensor, mask: Tensor | None, extra: dict[st
     ids = extra.get("position_ids")
     if _pad(layer, query, mask, ids):
         return
-    if state.seen:  # padding is refused at the first tokens
-        _compare(state, query, ids)
+    if held.seen:  # padding is refused at the first tokens
+        _compare(held, query, ids)
     if mask is not None and not getattr(mask, _PLAIN, False):
-        _refuse_hidden(state, query, mask)
+        _refuse_hidden(held, query, mask)
         setattr(mask, _PLAIN, True)  # all layers of one call are given the same mask
-    if not state.seen:
-        _compare(state, query, ids)
+    if not held.seen:
+        _compare(held, query, ids)
 
 
-def _refuse_hidden(state: LayerState, query: Tensor, mask: Tensor | BlockMask) -> None:
+def _refuse_hidden(held: Layer, query: Tensor, mask: Tensor | BlockMask) -> None:
     """Refuse a mask, of whatever attention function, that is not the causal one."""
-    m, n = query.shape[2], state.seen + query.shape[2]
+    m, n = query.shape[2], held.seen + query.shape[2]
     shown = _shown(mask, query, n)
     if shown is None:
         return
@@ -182,9 +178,9 @@ def _refuse_hidden(state: LayerState, query: Tensor, mask: Tensor | BlockMask) -
     if shown.shape[-plain.dim() :] == plain.shape and bool((shown == plain).all()):
         return
     newest = shown[..., -1] if shown.dim() == 2 else shown[..., -1, -1]
-    if state.seen and (shown.shape[-1] < n or not bool(newest.all())):
+    if held.seen and (shown.shape[-1] < n or not bool(newest.all())):
         raise ModelError(
-            f"the attention mask of this call has no columns for all of the {state.seen} tokens "
+            f"the attention mask of this call has no columns for all of the {held.seen} tokens "
             f"that the cache has seen and the {m} of the call; give one for all of them, or none, "
             "and if the call repeats tokens, call the cache's reset() before it"
         )
@@ -209,18 +205,18 @@ def _shown(mask: Tensor | BlockMask, query: Tensor, n: int) -> Tensor | None:
     return mask == 0 if m > 1 or mask.is_cpu else None
 
 
-def _compare(state: LayerState, query: Tensor, ids: Tensor | None) -> None:
+def _compare(held: Layer, query: Tensor, ids: Tensor | None) -> None:
     """Compare positions `[B or 1, M]`, where the model hands them over, with what was seen."""
-    m, seen = query.shape[2], state.seen
+    m, seen = query.shape[2], held.seen
     cheap = m > 1 or query.device.type == "cpu"  # one look costs a GPU a wait
-    if ids is None or ids.dim() != 2 or not cheap or not (seen or state.reindex):
+    if ids is None or ids.dim() != 2 or not cheap or not (seen or held.reindex):
         return
     if getattr(ids, _PLAIN, None) == seen:  # all layers of a call share the positions
         return
     first = int(ids[:, 0].min())
     if first < seen:
         raise ModelError(again(seen, first, m))
-    if state.reindex:
+    if held.reindex:
         want = torch.arange(seen, seen + m, device=ids.device)
         if not bool((ids == want).all()):
             raise ModelError(

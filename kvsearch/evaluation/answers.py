@@ -367,7 +367,7 @@ class _Replay:
         """Note what a cache holds after an answer, and how."""
         if self.weighs:
             self.bytes_end = max(self.bytes_end, _packed_bytes(cache))
-        self.impls |= {k: v for s in cache.states for k, v in s.impls.items()}
+        self.impls |= {k: v for layer in cache.held for k, v in layer.impls.items()}
 
 
 def _row(log: Tensor, answer: NDArray[np.int64]) -> _Row:
@@ -389,4 +389,4 @@ def _alike(asks: Sequence[Ask], most: int) -> list[list[int]]:
 
 def _packed_bytes(cache: PolicyCache) -> int:
     """Bytes per sequence of the packed cache, over the real tensors."""
-    return sum(state.pack().nbytes for state in cache.states)
+    return sum(group.pack().nbytes for group in cache.groups)

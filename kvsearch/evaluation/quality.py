@@ -2,7 +2,7 @@
 
 Every policy decides in a layer from that layer's own quantities, so a pass that takes all tokens
 through layer after layer sees exactly what a cache filled token by token would hold at every step
-(`cache.layers.advance` does not depend on how a stream is cut).
+(`cache.ways.advance` does not depend on how a stream is cut).
 """
 
 import time

@@ -116,7 +116,7 @@ class Replay:
     def bytes_resident(self) -> int:
         """Bytes per sequence of the packed cache of the last windows, over the real tensors."""
         assert self._cache is not None
-        return sum(state.pack().nbytes for state in self._cache.states)
+        return sum(group.pack().nbytes for group in self._cache.groups)
 
     def anchored(self) -> Anchored | None:
         """What anchors make of the whole windows; None if the policy has none."""
@@ -138,8 +138,8 @@ class Replay:
     @property
     def impls(self) -> dict[str, str]:
         """Which implementation of each op ran."""
-        states = [] if self._cache is None else self._cache.states
-        return {k: v for s in states for k, v in s.impls.items()}
+        layers = [] if self._cache is None else self._cache.held
+        return {k: v for layer in layers for k, v in layer.impls.items()}
 
 
 def deployed(loaded: LoadedModel, policy: Policy, **options: Any) -> PolicyCache:

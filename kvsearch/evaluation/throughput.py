@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.cache.cuda_graphs import Decoded, cuda_graphs, serves
+from kvsearch.cache.cuda.graphs import Decoded, cuda_graphs, serves
 from kvsearch.cache.huggingface import PolicyCache, full_cache
 from kvsearch.errors import ModelError, TextError
 from kvsearch.evaluation.fed import feed

@@ -136,7 +136,7 @@ class _Reader:
                     f"the layers of {self._loaded.name} do not show what goes into them, which "
                     "rule 'kvzap' predicts from; use another rule"
                 )
-            scores = [s.scorer.scores for s in cache.states if isinstance(s.scorer, _Noting)]
+            scores = [g.scorer.scores for g in cache.groups if isinstance(g.scorer, _Noting)]
             yield [
                 (inputs.found[i][0, SINKS:], y[0, :, SINKS:].clamp_min(LEAST).log().mT)
                 for i, y in enumerate(scores)

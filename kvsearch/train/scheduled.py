@@ -92,8 +92,8 @@ class Scheduled:
             self.policy, self.loaded.model, packed=False, native=self.native,
             tokenizer=self.loaded.tokenizer,
         )  # fmt: skip
-        for state in cache.states:
-            state.whole = int(batch["prompt"][0])
+        for layer in cache.held:
+            layer.whole = int(batch["prompt"][0])
         ids, labels = batch["input_ids"], batch["labels"]
         logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, :-1]
         if self.silent is not None:

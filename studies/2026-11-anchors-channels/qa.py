@@ -116,8 +116,8 @@ def copied(cache: PolicyCache) -> PolicyCache:
     memo: dict[int, Any] = {}
     for name in SHARED:
         memo[id(getattr(cache, name))] = getattr(cache, name)
-    for state in cache.states:
-        memo[id(state.layer)] = state.layer
+    for group in cache.groups:
+        memo[id(group.layout)] = group.layout
     return deepcopy(cache, memo)
 
 

@@ -16,8 +16,8 @@ import click
 import torch
 from measure import chosen
 
-from kvsearch.cache import layers
 from kvsearch.cache.huggingface import PolicyCache
+from kvsearch.cache.ways import advance
 from kvsearch.models import load_model
 from kvsearch.text import builtin, tokenize, windows
 from kvsearch_kernels.numba_loops import step as loops
@@ -61,7 +61,7 @@ def rounds(cache: Any, shape: Any, *, looped: bool) -> tuple[float, float, float
 
     with mock.patch.object(loops, LOOP, timed if looped else loop):
         for layer in LAYERS:
-            states = cache.layers[layer].states
+            held = cache.held[layer]
             for _ in range(INTERVALS * cache.policy.interval):
                 qkv = (
                     torch.randn(1, h, 1, shape.head_dim)
@@ -69,9 +69,9 @@ def rounds(cache: Any, shape: Any, *, looped: bool) -> tuple[float, float, float
                 )
                 q, k, v = qkv
                 start = time.perf_counter()
-                layers.advance(states, q, k, v, scale=0.125)
+                advance(held, q, k, v, scale=0.125)
                 took = time.perf_counter() - start
-                (plain if states[0].store.residual else compacting).append(took)
+                (plain if held.groups[0].store.residual else compacting).append(took)
     return tuple(1e6 * median(x or [0.0]) for x in (plain, compacting, inside))  # type: ignore
 
 

@@ -127,7 +127,7 @@ def row(
     seen = cache.get_seq_length()
     held = layout(cache.policy, cache.shape).bytes_at(seen, T)
     assert cache.bytes_resident == held, (cache.bytes_resident, held)
-    ran = sorted({f"{op} {impl}" for state in cache.states for op, impl in state.impls.items()})
+    ran = sorted({f"{op} {impl}" for group in cache.groups for op, impl in group.impls.items()})
     return {
         "policy": name, "context": T, "threads": threads, "pairs": len(seconds),
         "tokens_per_s": f"{1 / mine[0]:.1f}", "full_tokens_per_s": f"{1 / full[0]:.1f}",

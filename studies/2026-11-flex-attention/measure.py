@@ -8,17 +8,18 @@ compiler. Writes nothing.
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from kvsearch.cache.by_age import lifetimes
 from kvsearch.cache.by_age.plans import plan
+from kvsearch.cache.layer import Layer
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
+from kvsearch.cache.ways import advance
 from kvsearch.knobs import Setting
 from kvsearch.named_methods import at
 from kvsearch.policy import Anchors, ModelShape, Policy, layout
@@ -77,7 +78,7 @@ def main() -> None:
         def theirs(mask: object = mask) -> Tensor:
             return flex(q, k, v, block_mask=mask, scale=SCALE, enable_gqa=True)
 
-        def ours(part: object = part, anchored: bool = anchored) -> Tensor:
+        def ours(policy: Policy = policy, part: Any = part, anchored: bool = anchored) -> Tensor:
             stream = None
             if anchored:
                 stream = Stream(
@@ -85,8 +86,8 @@ def main() -> None:
                 )
                 stream.update(torch.zeros(1, T), 0)
             rotary = Rotary(torch.linspace(0.1, 1, 32))
-            state = LayerState(part, packed=False, rotary=rotary, stream=stream)
-            return lifetimes.replay(state, q, k, v, scale=SCALE, softcap=None)
+            layer = Layer(policy, [part], packed=False, rotary=rotary, stream=stream)
+            return advance(layer, q, k, v, scale=SCALE)
 
         want = lifetime_attention.run(
             "reference", q, k, v, birth, death, first_query=0, scale=SCALE, anchors=anchors

@@ -87,7 +87,7 @@ def peaks(loaded: Any, cache: Any, ids: torch.Tensor) -> dict[str, tuple[int, in
     with torch.inference_mode(), live:
         for part, count in PARTS.items():
             before = 0 if cache is None else cache.bytes_resident
-            slots = 0 if cache is None else max(state.store.n for state in cache.states)
+            slots = 0 if cache is None else max(group.store.n for group in cache.groups)
             live.peak = live.now
             for _ in range(count if part == "decoded" else 1):
                 m = 1 if part == "decoded" else count

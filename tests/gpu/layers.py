@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsearch.cache.layers import advance
+from kvsearch.cache.layer import empty_layers
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.projections import Output
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
-from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.cache.ways import advance
+from kvsearch.policy import ModelShape, Policy
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -21,7 +21,7 @@ class Layer:
     """Layer 1 under a policy, and the tokens that it is to be fed with.
 
     Attributes:
-        states: of its kinds of heads.
+        held: what it holds.
         tokens: queries, keys and values of each call.
         outs: what the calls gave.
     """
@@ -44,24 +44,15 @@ class Layer:
         weight = torch.linspace(-9, 9, 7 * shape.heads * shape.head_dim).sin().view(7, -1)
         weight = weight.to(device, dtype)
         native = torch.float16 if dtype is torch.float32 else dtype
-        self.states = [
-            LayerState(
-                part,
-                rotary=rotary,
-                stream=stream,
-                native=native,
-                output=Output(weight, shape.heads // shape.kv_heads),
-                **how,
-            )
-            for part in layout(policy, shape).layers
-            if part.layer == 1
-        ]
+        output = Output(weight, shape.heads // shape.kv_heads)
+        every = [rotary] * shape.layers, None, [output] * shape.layers
+        self.held = empty_layers(policy, shape, *every, stream=stream, native=native, **how)[1]
         self.outs: list[Tensor] = []
 
     @torch.inference_mode()
     def feed(self, tokens: Sequence[Tensor]) -> Tensor:
         """One call."""
-        return advance(self.states, *tokens, scale=0.2)
+        return advance(self.held, *tokens, scale=0.2)
 
     def run(self, each: Callable[[Callable[[], Tensor]], Tensor] = lambda call: call()) -> Tensor:
         """All calls; `each` is given every one of them."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kvsearch.cache import captures
+from kvsearch.cache.cuda import captures
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier
 from kvsearch.rules import Attention
 from tests import test_device, test_launches
@@ -77,7 +77,7 @@ def test_kernels_give_what_references_give_on_a_cpu(name: str, dtype: torch.dtyp
     want = Layer(policy, WIDE, calls, CPU, dtype, packed=True).run()
     layer = Layer(policy, WIDE, calls, GPU, dtype, packed=True)
     far = off(layer.run(), want)
-    ran = {op: impl for state in layer.states for op, impl in state.impls.items()}
+    ran = layer.held.impls
     print(f"kernels {name} {dtype}: off by {far:.2g}, {ran}")
     assert far < 0.05
     if not name.startswith(("q", "fp8")):  # formats that only torch unpacks
@@ -97,15 +97,15 @@ def test_a_token_launches_no_more_than_was_counted_without_a_gpu(name: str) -> N
         if i < STEPS // 2:
             layer.feed(tokens)
             continue
-        held = [s.store.n for s in layer.states]
+        held = [g.store.n for g in layer.held.groups]
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             layer.feed(tokens)
             torch.cuda.synchronize()
         ran = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         compacts = any(
-            s.store.n != n + 1 or s.store.residual == 0
-            for s, n in zip(layer.states, held, strict=True)
+            g.store.n != n + 1 or g.store.residual == 0
+            for g, n in zip(layer.held.groups, held, strict=True)
         )
         what = "compaction" if compacts else "step"
         most[what] = max(most.get(what, 0), len(ran))
@@ -140,7 +140,8 @@ def test_a_captured_step_gives_the_tokens_until_the_next_compaction(
     for first, tokens in enumerate(one.tokens, 1):
         one.feed(tokens)
         twin.feed(tokens)
-        if first > 1 + interval and (not policy.compacts or one.states[0].store.residual == 0):
+        compacted = one.held.groups[0].store.residual == 0
+        if first > 1 + interval and (not policy.compacts or compacted):
             break  # a compaction, not the first: none in the tokens that follow
     token = [x.clone() for x in one.tokens[first]]
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -184,7 +185,7 @@ def test_one_launch_for_all_intervals_evicts_what_torch_evicts(
     calls = [2 * (policy.slots or 0) + policy.interval * 28, 7]
     layer = Layer(policy, WIDE, calls, GPU, packed=False)
     got = layer.run()
-    assert layer.states[0].impls["evict_in_place"] == "triton"
+    assert layer.held.impls["evict_in_place"] == "triton"
     monkeypatch.setenv("KVSEARCH_TRITON", "0")
     far = off(got, Layer(policy, WIDE, calls, GPU, packed=False).run())
     print(f"evict_in_place {name}: off by {far:.2g}")

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from kvsearch.cache import PolicyCache
-from kvsearch.cache.cuda_graphs import cuda_graphs
+from kvsearch.cache.cuda.graphs import cuda_graphs
 from kvsearch.cli import main
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.by_age.plans import Plan, applies, compacted, plan
+from kvsearch.cache.call import Call
+from kvsearch.cache.head_group import HeadGroup
+from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.formats import straight
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.policy.schedule import Ints
 from kvsearch_kernels.host_to_device import sent
 from kvsearch_kernels.lifetime_attention import lifetime_attention
@@ -29,33 +31,40 @@ BLOCK = 128  # queries that share one gather of the keys alive around them
 LEAST = 16  # tokens for which a plan is made anew
 
 
-def serves(state: LayerState, m: int) -> bool:
-    """Whether one pass is the way for `m` tokens: the first ones, or across a compaction."""
-    if not applies(state.layer.policy):
+def serves(layer: Layer, call: Call) -> bool:
+    """Whether one pass is the way: for the first tokens, or for several across a compaction."""
+    if call.count == 1 or not all(applies(group.layout.policy) for group in layer.groups):
         return False
-    due = state.layer.clock.after(state.seen, state.prompt)
-    return state.seen == 0 or (m >= LEAST and due is not None and state.seen + m > due)
+    due = layer.next_compaction(call.seen)
+    crosses = due is not None and call.end > due
+    return call.seen == 0 or (call.count >= LEAST and crosses)
 
 
-def replay(state: LayerState, call: Call) -> Tensor:
-    """Attend over many tokens that have arrived, and leave the cache as the stream would."""
-    seen, M, k, v = state.seen, call.count, call.k, call.v
-    T = seen + M
-    flags = None if state.stream is None else state.stream.flags(0, T)
-    lives = plan(state.layer, T, state.prompt, flags)
-    table = versions(state, lives.before(seen), k, v)
+def run(layer: Layer, call: Call) -> Tensor:
+    """Attend over many tokens, and leave all heads as the stream would."""
+    out = layer.each(call, partial(_run, layer))
+    layer.seen = call.end
+    layer.note_peak(call.end)
+    return out
+
+
+def _run(layer: Layer, group: HeadGroup, call: Call) -> Tensor:
+    """`run` in one group of heads."""
+    call = group.arriving(call)
+    flags = None if layer.stream is None else layer.stream.flags(0, call.end)
+    lives = plan(group.layout, call.end, layer.prompt, flags)
+    table = versions(group, lives.before(call.seen), call)
     if _skips_dead_keys(call):
-        out = _attend(state, lives, call, table, seen)
+        out = _attend(group, lives, call, table)
     else:
         out, block = call.room(), BLOCK
-        if not state.layer.policy.evicts:
+        if not group.layout.policy.evicts:
             block = 2 * BLOCK
-        for start in range(0, M, block):
-            now = slice(start, min(start + block, M))
-            out[:, :, now] = _attend(state, lives, call.tokens(now), table, seen + start)
-    if state.whole is None:
-        leave(state, lives, k, v, table.row)
-    state.seen = T
+        for start in range(0, call.count, block):
+            now = slice(start, min(start + block, call.count))
+            out[:, :, now] = _attend(group, lives, call.tokens(now), table)
+    if layer.whole is None:
+        leave(group, lives, call, layer.prompt, table.row)
     return out
 
 
@@ -140,22 +149,22 @@ def _entries(lives: Plan, table: Versions, start: int, stop: int, device: torch.
     return found
 
 
-def _attend(state: LayerState, lives: Plan, call: Call, table: Versions, start: int) -> Tensor:
+def _attend(group: HeadGroup, lives: Plan, call: Call, table: Versions) -> Tensor:
     """Attention of one block of queries over the keys that are alive around it."""
-    q, scale, softcap = call.q, call.scale, call.softcap
-    keys = _entries(lives, table, start, start + q.shape[2], q.device)
+    q, first, scale, softcap = call.q, call.seen, call.scale, call.softcap
+    keys = _entries(lives, table, first, call.end, q.device)
     k, v = table.take(keys.rows)
-    attend = partial(lifetime_attention.record, state.impls, scale=scale, softcap=softcap,
-                     first_query=start)  # fmt: skip
-    if not state.reindex:
+    attend = partial(lifetime_attention.record, group.impls, scale=scale, softcap=softcap,
+                     first_query=first)  # fmt: skip
+    if not group.reindex:
         return attend(q, k, v, keys.birth, keys.death, anchors=keys.anchors)[0]
-    assert state.rotary is not None
+    assert group.rotary is not None
     if k.requires_grad:  # only the reference's log-sum-exp, by which frames are joined, has one
         attend = partial(lifetime_attention.run, "reference", scale=scale, softcap=softcap,
-                         first_query=start)  # fmt: skip
-    k = state.rotary.turn(k, keys.angle)
+                         first_query=first)  # fmt: skip
+    k = group.rotary.turn(k, keys.angle)
     return merge([
-        attend(state.rotary.turn(q, at), k[:, :, part], v[:, :, part], birth, death)
+        attend(group.rotary.turn(q, at), k[:, :, part], v[:, :, part], birth, death)
         for part, birth, death, at in keys.frames
     ])  # fmt: skip
 
@@ -173,26 +182,26 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     return whole.to(parts[0][0].dtype)
 
 
-def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
-    """Values of what `state` holds and of the tokens that come.
+def versions(group: HeadGroup, held: Ints, call: Call) -> Versions:
+    """Values of what `group` holds and of the tokens that come.
 
     Args:
-        state: of a policy with one tier that decides by age.
+        group: of a policy with one tier that decides by age.
         held: tokens in its slots `[N]`.
-        k, v: those of the next tokens `[B, H, M, D]`, rounded to 16 bits.
+        call: brings keys and values that are rounded to 16 bits.
     """
-    seen, n, m = state.seen, len(held), k.shape[2]
-    assert state.store.n == n, (state.store.n, n)
+    k, v, seen, n, m = call.k, call.v, call.seen, len(held), call.count
+    assert group.store.n == n, (group.store.n, n)
     T, parts = seen + m, [(k, v)]
     row = np.full(T, -1, dtype=np.int64)
     row[held], row[seen:] = np.arange(n), np.arange(n, n + m)
     low = row
     if n:
-        parts.insert(0, state.store.read())
-    if state.layer.policy.quantizes:
-        kc, vc = state.codecs[0]
-        group = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
-        first = untouched(state)
+        parts.insert(0, group.store.read())
+    if group.layout.policy.quantizes:
+        kc, vc = group.codecs[0]
+        together = kc.fmt.group if kc.fmt is not None and kc.along_tokens else 1
+        first = untouched(group)
         fresh_k, fresh_v = k.detach(), v.detach()
         if n > first:
             fresh_k, fresh_v = (
@@ -200,9 +209,9 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
                 for old, x in zip(parts[0], (fresh_k, fresh_v), strict=True)
             )
         # of an unfinished group no token is quantised before the end
-        whole = (T - (seen - n + first)) // group * group
-        low_k = kc.read_back(fresh_k[:, :, :whole], state.impls)
-        low_v = vc.read_back(fresh_v, state.impls)
+        whole = (T - (seen - n + first)) // together * together
+        low_k = kc.read_back(fresh_k[:, :, :whole], group.impls)
+        low_v = vc.read_back(fresh_v, group.impls)
         if whole < fresh_k.shape[2]:
             low_k = torch.cat([low_k, fresh_k[:, :, whole:]], 2)
         parts.append((low_k, low_v) if n else (straight(low_k, k), straight(low_v, v)))
@@ -211,43 +220,44 @@ def versions(state: LayerState, held: Ints, k: Tensor, v: Tensor) -> Versions:
     return Versions(keys, values, row, low)
 
 
-def untouched(state: LayerState) -> int:
+def untouched(group: HeadGroup) -> int:
     """First slot behind the tier: those from here on are in 16 bits, and may enter the tier."""
-    compacted = state.store.n - state.store.residual
-    sinks = min(state.layer.policy.fp16_sinks, compacted)
-    return sinks + state.layer.tier_counts(compacted)[0]
+    compacted = group.store.n - group.store.residual
+    sinks = min(group.layout.policy.fp16_sinks, compacted)
+    return sinks + group.layout.tier_counts(compacted)[0]
 
 
-def leave(state: LayerState, lives: Plan, k: Tensor, v: Tensor, row: Ints) -> None:
+def leave(group: HeadGroup, lives: Plan, call: Call, prompt: int, row: Ints) -> None:
     """Let the store hold what is held after the new tokens, whatever it held before them.
 
     Args:
-        state: as before the new tokens.
+        group: as before the new tokens.
         lives: of all tokens.
-        k, v: of the new tokens `[B, H, M, D]`, in 16 bits.
+        call: brings keys and values in 16 bits.
+        prompt: how many of all tokens belong to the prompt.
         row: where each token is among the slots before and the new tokens, see `Versions`.
     """
-    layer, policy, held, T = state.layer, state.layer.policy, lives.held, len(row)
-    old = compacted(layer, held + 1, state.prompt, lives.course) <= T
-    low = compacted(layer, held + 1 + policy.fp16_recent, state.prompt, lives.course) <= T
+    layout, policy, held, T = group.layout, group.layout.policy, lives.held, len(row)
+    old = compacted(layout, held + 1, prompt, lives.course) <= T
+    low = compacted(layout, held + 1 + policy.fp16_recent, prompt, lives.course) <= T
     sinks, residual = policy.fp16_sinks, int((~old).sum())  # the last saw no compaction: all new
-    in_tier = low & (held >= sinks)
+    k, v, in_tier = call.k, call.v, low & (held >= sinks)
     pools = np.where(in_tier, 0, len(policy.tiers)).astype(np.uint8)
     key = "pools", k.device, T, pools.tobytes()  # policies may behave alike in unlike pools
     if key not in lives.known:
         lives.known[key] = sent(pools, k.device)
     at: Tensor = lives.known[key]
-    state.cursor = lives.cursor
+    group.cursor = lives.cursor
     if lives.course is not None:
-        state.sequences = lives.course.end.copy()
-    store, grouped, count = state.store, state.codecs[0][0].along_tokens, int(in_tier.sum())
-    if state.seen == 0 or (grouped and count and row[held[sinks]] >= untouched(state)):
+        group.sequences = lives.course.end.copy()
+    store, grouped, count = group.store, group.codecs[0][0].along_tokens, int(in_tier.sum())
+    if call.seen == 0 or (grouped and count and row[held[sinks]] >= untouched(group)):
         # nothing that is held has been quantised before
         lead = -count % (policy.quantizer.group or 1) if grouped else 0
         if lead:  # gone, but they share the first scales
             before = np.arange(held[sinks] - lead, held[sinks])
             held = np.concatenate([held[:sinks], before, held[sinks:]])
-        if state.seen:
+        if call.seen:
             k, v = (torch.cat([old, x], 2) for old, x in zip(store.read(), (k, v), strict=True))
         store.load(*_some(k, v, row[held]), at, residual, lead)
         return

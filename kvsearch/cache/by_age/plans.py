@@ -107,18 +107,11 @@ def _make_plan(layer: LayerLayout, T: int, prompt: int, flags: Flags | None) -> 
         turn = compacted(layer, token + 1 + layer.policy.fp16_recent, prompt, path)
         turn[token < layer.policy.fp16_sinks] = NEVER
         early, late = birth < turn, death > turn
-        stack = [
-            np.concatenate([x[early], y[late]])
-            for x, y in [
-                (token, token),
-                (fixed, fixed),
-                (angle, angle),
-                (birth, np.maximum(birth, turn)),
-                (np.minimum(death, turn), death),
-            ]
-        ]
-        quantised = np.concatenate([quantised[early], quantised[late] + 1])
-        token, fixed, angle, birth, death = stack
+        before = token, fixed, angle, birth, np.minimum(death, turn), quantised
+        after = token, fixed, angle, np.maximum(birth, turn), death, quantised + 1
+        token, fixed, angle, birth, death, quantised = (
+            np.concatenate([x[early], y[late]]) for x, y in zip(before, after, strict=True)
+        )
     at = (moving_at, visible - 1)
     return Plan(token, quantised, fixed, angle, birth, death, *at, held, cursor, path)
 
@@ -152,23 +145,14 @@ def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
     """Ladders laid at every compaction; a pass renumbers what the cursor has left behind."""
     p, rung, target = layer.policy, layer.rungs, layer.target
     assert rung is not None and target is not None
-    open_since = np.arange(T, dtype=np.int64)
-    frame = (open_since < p.sinks).astype(np.int64)
-    angle = np.arange(T, dtype=np.int64)
-    moving_at = np.arange(T, dtype=np.int64)
-    visible = np.arange(1, T + 1, dtype=np.int64)
+    every = np.arange(T, dtype=np.int64)
+    open_since, angle, moving_at, visible = every.copy(), every.copy(), every.copy(), every + 1
+    frame = (every < p.sinks).astype(np.int64)
     rows: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
 
     def close(tokens: Ints, when: int) -> None:
-        rows.append(
-            (
-                tokens,
-                frame[tokens],
-                angle[tokens],
-                open_since[tokens],
-                np.full(len(tokens), when, dtype=np.int64),
-            )
-        )
+        ends = np.full(len(tokens), when, dtype=np.int64)
+        rows.append((tokens, frame[tokens], angle[tokens], open_since[tokens], ends))
         open_since[tokens] = when
 
     live, cursor, seen = np.empty(0, dtype=np.int64), p.sinks, 0
@@ -199,16 +183,10 @@ def _ladder_lives(layer: LayerLayout, T: int, prompt: int) -> Lives:
     close(live, NEVER)
     token, fixed, pos, birth, death = (np.concatenate(part) for part in zip(*rows, strict=True))
     if p.positions == "original":  # frames do not matter: one life a token
-        token, birth = np.arange(T, dtype=np.int64), np.arange(T, dtype=np.int64)
         last = np.zeros(T, dtype=np.int64)
         for tokens, _, _, _, ends in rows:
             last[tokens] = np.maximum(last[tokens], ends)
-        return (token, birth * 0, token, birth, last), moving_at, visible, live, cursor
+        return (every, every * 0, every, every, last), moving_at, visible, live, cursor
     some = birth < death
-    return (
-        (token[some], fixed[some], pos[some], birth[some], death[some]),
-        moving_at,
-        visible,
-        live,
-        cursor,
-    )
+    entries = token[some], fixed[some], pos[some], birth[some], death[some]
+    return entries, moving_at, visible, live, cursor

@@ -133,7 +133,7 @@ def _tell(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     stream: Stream | None = getattr(cache, "stream", None)
     ids = kwargs.get("input_ids", args[0] if args else None)
     if cache is not None and stream is not None and ids is not None:
-        stream.update(ids, cache.states[0].seen)
+        stream.update(ids, cache.held[0].seen)
 
 
 def new_token(anchors: Anchors, model: PreTrainedModel, tokenizer: Any) -> int:

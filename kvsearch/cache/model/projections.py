@@ -2,8 +2,8 @@
 
 `Output` weighs values by what they change in a layer's output. `Predictor` makes scores of the
 input of an attention layer, when its tokens arrive: a hook on the module that attends sees this
-input and the cache that it goes to, and leaves the scores with the layer's states. What the layer
-takes in next are these tokens.
+input and the cache that it goes to, and leaves the scores with its layer. What the layer takes in
+next are these tokens.
 """
 
 from collections.abc import Callable
@@ -115,16 +115,11 @@ _watched: WeakKeyDictionary[PreTrainedModel, None] = WeakKeyDictionary()
 
 
 def _before(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The hook of one layer: leave the scores with its states."""
+    """The hook of one layer: leave the scores with it."""
     cache = kwargs.get("past_key_values")
     x = kwargs.get("hidden_states", args[0] if args else None)
     here = getattr(cache, "layers", ())[layer : layer + 1]
-    states = getattr(here[0], "states", ()) if here else ()
-    predictor: Predictor | None = getattr(states[0], "predictor", None) if states else None
-    if predictor is None or x is None:
-        return
-    scores, padded = predictor(x.detach()), getattr(here[0], "padded", None)
-    for some in (states,) if padded is None else padded.states:
-        for state in some:
-            heads = state.layer.heads
-            state.predicted = state.seen, scores[:, heads.start : heads.stop]
+    held = getattr(here[0], "held", None) if here else None
+    predictor: Predictor | None = getattr(held, "predictor", None)
+    if held is not None and predictor is not None and x is not None:
+        held.predicted = predictor(x.detach())

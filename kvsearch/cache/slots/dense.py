@@ -53,12 +53,11 @@ class DenseStore:
         if self.k is not None and self.v is not None and self.k.shape[2] >= n:
             return
         size = max(n, 64) if self.k is None else max(n, int(self.room * self.k.shape[2]))
-        new_k = k.new_empty(*k.shape[:2], size, k.shape[3])
-        new_v = v.new_empty(*v.shape[:2], size, v.shape[3])
-        if self.k is not None and self.v is not None:
-            new_k[:, :, : self.n] = self.k[:, :, : self.n]
-            new_v[:, :, : self.n] = self.v[:, :, : self.n]
-        self.k, self.v = new_k, new_v
+        old, new = (self.k, self.v), [x.new_empty(*x.shape[:2], size, x.shape[3]) for x in (k, v)]
+        for held, x in zip(old, new, strict=True):
+            if held is not None:
+                x[:, :, : self.n] = held[:, :, : self.n]
+        self.k, self.v = new
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` in order of time."""

@@ -102,8 +102,8 @@ def _written(
         arrays[f"layer.{i}.query"] = torch.cat(layer.queries, 1).transpose(0, 1)
         arrays[f"layer.{i}.output"] = torch.cat(layer.outputs, 1).transpose(0, 1)
     parts = []
-    for i, (state, store) in enumerate(zip(done.states, done.stores, strict=True)):
-        part = state.layer
+    for i, (group, store) in enumerate(zip(done.groups, done.stores, strict=True)):
+        part = group.layout
         for name, which in (("key", 0), ("value", 1)):
             found = torch.cat([pair[which] for pair in store.arrived], 1)
             arrays[f"part.{i}.{name}"] = found.transpose(0, 1)

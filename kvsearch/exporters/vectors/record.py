@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.huggingface import PolicyCache, PolicyLayer
 from kvsearch.cache.slots.formats import Held
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import LayerState
 from kvsearch.policy import Policy
 from kvsearch.rules.pick import pick
 
@@ -43,11 +43,11 @@ class NotedStore(PackedStore):
         log: its compactions.
     """
 
-    def __init__(self, state: LayerState) -> None:
-        super().__init__(state.layer, state.native, state.impls)
+    def __init__(self, group: HeadGroup) -> None:
+        super().__init__(group.layout, group.native, group.impls)
         self.arrived: list[tuple[Tensor, Tensor]] = []
         self.log: list[Compaction] = []
-        voters = 1 if state.rule is None else state.rule.voters(len(state.layer.heads))
+        voters = 1 if group.rule is None else group.rule.voters(len(group.heads))
         self._tokens = torch.empty(voters, 0, dtype=torch.int64)
         self._seen = 0
 
@@ -89,8 +89,8 @@ class NotedLayer(PolicyLayer):
         queries, outputs: `[Hq, M, D]` of each call.
     """
 
-    def __init__(self, states: Sequence[LayerState]) -> None:
-        super().__init__(states)
+    def __init__(self, layer: PolicyLayer) -> None:
+        super().__init__(layer.held)
         self.queries: list[Tensor] = []
         self.outputs: list[Tensor] = []
 
@@ -98,9 +98,9 @@ class NotedLayer(PolicyLayer):
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
         """Note queries and outputs."""
-        index = torch.arange(self.state.seen, self.state.seen + q.shape[2])
-        rotary = self.state.rotary
-        plain = rotary.undo(index, q)[0] if self.state.reindex and rotary is not None else q
+        index = torch.arange(self.held.seen, self.held.seen + q.shape[2])
+        rotary = self.held.rotary
+        plain = rotary.undo(index, q)[0] if self.held.reindex and rotary is not None else q
         self.queries.append(plain[0])
         out = super().attend(q, k, v, scale=scale, softcap=softcap)
         self.outputs.append(out[0])
@@ -114,13 +114,13 @@ class Record:
     Attributes:
         logits: `[T, vocabulary]`.
         layers: queries and outputs by layer.
-        states: what the stores were, shallow to deep.
+        groups: the heads of each store, shallow to deep.
         stores: the notes of each.
     """
 
     logits: Tensor
     layers: list[NotedLayer]
-    states: list[LayerState]
+    groups: list[HeadGroup]
     stores: list[NotedStore] = field(default_factory=list)
 
     @property
@@ -171,9 +171,9 @@ def record(
 def _noted(cache: PolicyCache) -> Record:
     """A record of nothing yet, into which everything goes that `cache` is given."""
     stores = []
-    for state in cache.states:
-        state.store = NotedStore(state)
-        stores.append(state.store)
-    layers = [NotedLayer(layer.states) for layer in cache.layers if isinstance(layer, PolicyLayer)]
+    for group in cache.groups:
+        group.store = NotedStore(group)
+        stores.append(group.store)
+    layers = [NotedLayer(layer) for layer in cache.layers if isinstance(layer, PolicyLayer)]
     cache.layers[:] = layers
-    return Record(torch.empty(0), layers, cache.states, stores)
+    return Record(torch.empty(0), layers, cache.groups, stores)

@@ -1,6 +1,6 @@
 """Attention in vLLM: each request of a step attends over its own packed slots.
 
-On a CPU and on CUDA alike, `cache.layers.advance` runs what the policy says; the ops below it
+On a CPU and on CUDA alike, `cache.ways.advance` runs what the policy says; the ops below it
 choose their kernels. Requests attend one after the other.
 """
 
@@ -20,7 +20,8 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
-from kvsearch.cache.layers import Layer
+from kvsearch.cache.layer import Layer
+from kvsearch.cache.ways import advance
 from kvsearch.errors import ModelError
 from kvsearch.serving.table import Table
 from kvsearch.serving.vllm.served import Served, served
@@ -164,9 +165,9 @@ class PolicyAttention(AttentionImpl[Step]):
         index = extract_layer_index(layer.layer_name)
         for part, before, layers in attn_metadata.parts:
             mine = layers[index]
-            if mine.states[0].seen != before:
-                raise RuntimeError(f"{before} tokens before these, {mine.states[0].seen} seen")
+            if mine.seen != before:
+                raise RuntimeError(f"{before} tokens before these, {mine.seen} seen")
             q, k, v = (x[part].transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-            out = mine.attend(q, k, v, scale=self.scale, softcap=self.softcap)
+            out = advance(mine, q, k, v, scale=self.scale, softcap=self.softcap)
             output[part] = out[0].transpose(0, 1)
         return output

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.channels import View, views
-from kvsearch.cache.layers import Layer, empty_layers
+from kvsearch.cache.layer import Layer, empty_layers
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.errors import ModelError, RunError
 from kvsearch.models.shape import shape_of

@@ -12,8 +12,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from triton.runtime import interpreter
 
 from kvsearch.app import check
-from kvsearch.cache import PolicyCache, cuda_graphs, wrappers
-from kvsearch.cache.captures import NotCaptured
+from kvsearch.cache import PolicyCache, wrappers
+from kvsearch.cache.cuda import graphs
+from kvsearch.cache.cuda.captures import NotCaptured
 from kvsearch.policy import Budgets, Policy
 from kvsearch_kernels.op import Op
 from tests.cache_cases import sharp
@@ -107,8 +108,8 @@ def replays(monkeypatch):
 
     monkeypatch.setattr(Op, "pick", pick)
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", noted)
-    monkeypatch.setattr(cuda_graphs, "aside", aside)
-    monkeypatch.setattr(cuda_graphs, "serves", lambda model: True)
+    monkeypatch.setattr(graphs, "aside", aside)
+    monkeypatch.setattr(graphs, "serves", lambda model: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(wrappers, "_refuse", lambda *_: None)  # looks at positions on a CPU
     return counts
@@ -160,14 +161,15 @@ def test_repeated_tokens_are_what_the_model_computes(name, replays, request, rec
     if policy.slots is not None:
         policy = policy.model_copy(update={"budgets": OWN})
     want, plain = decode(model, policy, new=6)
-    with cuda_graphs.cuda_graphs(model) as tokens:
+    with graphs.cuda_graphs(model) as tokens:
         got, cache = decode(model, policy, new=6)
     assert "forward" not in model.__dict__
     assert not said(recwarn)
     assert replays == [3] and (tokens.repeated, tokens.computed) == (3, 3)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
-    for a, b in zip(cache.states, plain.states, strict=True):
+    for a, b in zip(cache.held, plain.held, strict=True):
         assert (a.seen, a.nbytes, a.peak_bytes) == (b.seen, b.nbytes, b.peak_bytes)
+    for a, b in zip(cache.groups, plain.groups, strict=True):
         assert getattr(a.scorer, "count", 0) == getattr(b.scorer, "count", 0)
 
 
@@ -178,7 +180,7 @@ def said(recwarn):
 def test_generate_needs_nothing_more(replays, small):
     """It gives a mask and positions with every token."""
     ids, outs = torch.arange(3, 33).view(1, -1), []
-    for context in (nullcontext(), cuda_graphs.cuda_graphs(small)):
+    for context in (nullcontext(), graphs.cuda_graphs(small)):
         with context as tokens:
             outs.append(small.generate(
                 ids, past_key_values=PolicyCache(WINDOW, small), attention_mask=ids > 0,
@@ -200,10 +202,10 @@ def computed(model):
 def test_a_cache_that_fills_up_is_recorded_anew(replays, small, recwarn):
     """Two tokens after each compaction are computed; from the first full interval on none is."""
     want, _ = decode(small, WINDOW, 7, 23)
-    with cuda_graphs.cuda_graphs(small):
+    with graphs.cuda_graphs(small):
         got, cache = decode(small, WINDOW, 7, 23, torch.inference_mode)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
-    assert cache.states[0].seen == 30 and not said(recwarn)
+    assert cache.held[0].seen == 30 and not said(recwarn)
     assert replays == [2, 16]
 
 
@@ -212,7 +214,7 @@ def test_tokens_in_another_mode_than_those_before(replays, small, recwarn):
     want, _ = decode(small, WINDOW, new=15)
     ids = torch.randint(3, 97, (1, PROMPT + 15), generator=torch.Generator().manual_seed(0))
     cache, got = PolicyCache(WINDOW, small), []
-    with cuda_graphs.cuda_graphs(small) as tokens:
+    with graphs.cuda_graphs(small) as tokens:
         with torch.inference_mode():
             small(ids[:, :PROMPT], past_key_values=cache, use_cache=True)
         for i, mode in enumerate((torch.inference_mode, torch.no_grad, torch.inference_mode)):
@@ -226,9 +228,9 @@ def test_tokens_in_another_mode_than_those_before(replays, small, recwarn):
 def test_tokens_on_another_stream_are_recorded_anew(replays, small, monkeypatch):
     """What recordings compute lies in memory that those of a stream share."""
     streams = iter([0] * 6 + [1] * (NEW - 5))
-    monkeypatch.setattr(cuda_graphs, "_stream", lambda _: next(streams))
+    monkeypatch.setattr(graphs, "_stream", lambda _: next(streams))
     want = computed(small)
-    with cuda_graphs.cuda_graphs(small):
+    with graphs.cuda_graphs(small):
         got, _ = decode(small, WINDOW)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
     assert replays == [3, 0]
@@ -238,11 +240,11 @@ def test_what_cannot_be_recorded_is_computed(replays, small, recwarn):
     """For instance where a model looks at its own numbers, which waits for the device."""
     want = computed(small)
     looks = small.model.norm.register_forward_hook(lambda _, __, out: float(out.sum()) and None)
-    with cuda_graphs.cuda_graphs(small):
+    with graphs.cuda_graphs(small):
         got, cache = decode(small, WINDOW)
     looks.remove()
     torch.testing.assert_close(got, want, rtol=0, atol=0)
-    assert not replays and cache.states[0].seen == PROMPT + NEW
+    assert not replays and cache.held[0].seen == PROMPT + NEW
     assert ["waits for the device" in x for x in said(recwarn)] == [True]
 
 
@@ -259,10 +261,10 @@ def test_a_repeated_token_that_is_wrong_is_found(first, replays, small, recwarn,
             logits.add_(1)
 
     monkeypatch.setattr(Graph, "replay", replay)
-    with cuda_graphs.cuda_graphs(small):
+    with graphs.cuda_graphs(small):
         got, cache = decode(small, WINDOW)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
-    assert cache.states[0].seen == PROMPT + NEW
+    assert cache.held[0].seen == PROMPT + NEW
     assert ["differs" in x for x in said(recwarn)] == [True]
 
 
@@ -283,7 +285,7 @@ def test_calls_of_another_kind_run_as_ever(replays, small):
         return torch.cat(calls, 1)
 
     want = outs(3, PolicyCache(WINDOW, small)), outs(1, DynamicCache())
-    with cuda_graphs.cuda_graphs(small):
+    with graphs.cuda_graphs(small):
         with torch.no_grad():
             got = outs(3, PolicyCache(WINDOW, small)), outs(1, DynamicCache())
         outs(1, PolicyCache(WINDOW, small))

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from kvsearch.cache.layers import alike
+from kvsearch.cache import decoding
+from kvsearch.cache.layer import empty_layers
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import Call, LayerState
-from kvsearch.policy import ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.cache.ways import advance
+from kvsearch.policy import ModelShape, Policy, Quantizer, Tier
 from kvsearch.rules import Attention
 
 D = 64
@@ -37,12 +38,12 @@ POLICIES = {
 def replay(policy, dtype, softcap=None):
     torch.manual_seed(0)
     rotary = Rotary(100.0 ** (-torch.arange(D // 2) / (D // 2)))
-    state = LayerState(layout(policy, SHAPE).layers[0], packed=True, rotary=rotary)
+    (layer,) = empty_layers(policy, SHAPE, [rotary], packed=True)
     outs = []
     for m in (24, *[1] * 5):
         q, k, v = (torch.randn(2, h, m, D).to(dtype) for h in (6, 2, 2))
-        outs.append(alike(state, Call(q, k, v, 0.2, softcap)))
-    return torch.cat(outs, 2), state
+        outs.append(advance(layer, q, k, v, scale=0.2, softcap=softcap))
+    return torch.cat(outs, 2), layer
 
 
 # Store by store, as tokens go that `decode_step` does not take; see `test_step.py` for the others.
@@ -55,24 +56,26 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, kernels_alone):
+def test_the_deployed_cache_runs_on_kernels_alone(name, dtype, kernels_alone, monkeypatch):
     policy = POLICIES[name]
     cap = 5.0 if name == "window" else None
-    want, state = replay(policy, dtype, cap)
-    assert "triton" not in state.impls.values()
+    monkeypatch.setattr(decoding, "_served", lambda group: False)
+    want, plain = replay(policy, dtype, cap)
+    assert "triton" not in plain.impls.values()
 
     kernels_alone()
     got, other = replay(policy, dtype, cap)
     assert set(other.impls) >= {"repack_kv"} if policy.compacts else other.impls
     assert set(other.impls.values()) == {"triton"}
-    assert other.nbytes == state.nbytes
+    assert other.nbytes == plain.nbytes
     room = 4e-3 if dtype is torch.float16 else 1e-5
     torch.testing.assert_close(got, want, rtol=room, atol=room)
 
 
 def test_pools_are_read_at_once_on_a_kernel(kernels_alone):
     stores = [
-        replay(POLICIES[name], torch.float16)[1].store for name in ("tiers by age", "rotated")
+        replay(POLICIES[name], torch.float16)[1].groups[0].store
+        for name in ("tiers by age", "rotated")
     ]
     want = [store.read() for store in stores]
     kernels_alone()

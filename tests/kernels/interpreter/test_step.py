@@ -9,10 +9,10 @@ import torch
 from kernel_tools import arena, close, poisoned
 from step_policies import POLICIES
 
-from kvsearch.cache.layers import advance
+from kvsearch.cache.layer import empty_layers
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.state import LayerState
-from kvsearch.policy import ModelShape, layout
+from kvsearch.cache.ways import advance
+from kvsearch.policy import ModelShape
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step
 from kvsearch_kernels.decode_step.probe import plainly
 from kvsearch_kernels.decode_step.table import key_kinds_of, kinds_of, placed
@@ -27,12 +27,12 @@ SHAPE = ModelShape(1, 3, D, 6)
 def replay(policy, dtype):
     draw = torch.Generator().manual_seed(0)
     rotary = Rotary(100.0 ** (-torch.arange(D // 2) / (D // 2)))
-    states = [LayerState(part, packed=True, rotary=rotary) for part in layout(policy, SHAPE).layers]
+    (layer,) = empty_layers(policy, SHAPE, [rotary], packed=True)
     outs = []
     for m in (26, *[1] * 5):  # of which one or two compact
         q, k, v = (torch.randn(1, h, m, D, generator=draw).to(dtype) for h in (6, 3, 3))
-        outs.append(advance(states, q, k, v, scale=0.2).clone())
-    return torch.cat(outs, 2), states
+        outs.append(advance(layer, q, k, v, scale=0.2).clone())
+    return torch.cat(outs, 2), layer
 
 
 # fp16 rounding may change which token is dropped, and all that follows: scores are run in fp32
@@ -43,16 +43,17 @@ CASES = [(name, F32 if p.active_rule else F16) for name, p in POLICIES.items()]
 def test_a_layer_decodes_on_one_set_of_launches(name, dtype, kernels_alone):
     policy = POLICIES[name]
     want, plain = replay(policy, dtype)
-    assert len(plain) == (1 if name == "full" else 3)
+    assert len(plain.groups) == (1 if name == "full" else 3)
 
     along = policy.quantizer.along == "tokens"  # which only reading has a kernel for
     kernels_alone(*(["quantize_kv"] if along else []))
-    got, states = replay(policy, dtype)
-    assert states[0].impls["decode_step"] == "triton"
+    got, layer = replay(policy, dtype)
+    assert layer.impls["decode_step"] == "triton"
     room = 4e-3 if dtype is F16 else 1e-5
     torch.testing.assert_close(got, want, rtol=room, atol=room)
-    for a, b in zip(states, plain, strict=True):
-        assert (a.nbytes, a.peak_bytes) == (b.nbytes, b.peak_bytes)
+    assert layer.peak_bytes == plain.peak_bytes
+    for a, b in zip(layer.groups, plain.groups, strict=True):
+        assert (a.nbytes, a.peak) == (b.nbytes, b.peak)
         for what in ("sums", "total", "outer"):
             if hasattr(a.scorer, what):
                 sums = (getattr(x.scorer, what) for x in (a, b))

@@ -26,9 +26,10 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from kvsearch.cache import decoding
-from kvsearch.cache.captures import NotCaptured, aside
+from kvsearch.cache.call import Call
+from kvsearch.cache.cuda.captures import NotCaptured, aside
 from kvsearch.cache.huggingface import PolicyCache, PolicyLayer
-from kvsearch.cache.state import Call, LayerState
+from kvsearch.cache.layer import Layer
 from kvsearch_kernels.launch import on
 
 ERROR = 2  # rounding errors of the type, of the largest number, that a repeated token may be off
@@ -56,8 +57,8 @@ def cuda_graphs(model: PreTrainedModel) -> Iterator[Decoded]:
     That holds for calls of the model, as `generate` makes them, with one new token per sequence and
     without gradients. All others run as ever: prompts, other caches, and a `PolicyCache` of a model
     with sliding windows, over several GPUs, with anchors, a rule that reads queries, or without
-    kernels for its policy. So do
-    the first tokens after a prompt, and in a cache that still fills up the two after a compaction.
+    kernels for its policy. So do the first tokens after a prompt, and in a cache that still fills
+    up the two after a compaction.
     Without a GPU, and under KVSEARCH_GRAPHS=0, nothing changes.
 
     A mask of attention is looked at with the prompt, as a policy cache refuses one that hides
@@ -120,16 +121,16 @@ class _Recorded:
         again: launches them.
         out: what the model returns of them, tensors alone; overwritten by every launch.
         kind: the class of that.
-        layers: heads' states of each layer that attends, and what is like its token.
-        others: states of layers without attention.
+        layers: those that attend, and what is like the token of each.
+        others: layers without attention.
     """
 
     given: Hashable
     again: Callable[[], None]
     out: dict[str, Tensor]
     kind: type[ModelOutput]
-    layers: Sequence[tuple[Sequence[LayerState], Call]]
-    others: Sequence[LayerState]
+    layers: Sequence[tuple[Layer, Call]]
+    others: Sequence[Layer]
 
 
 class _Tokens:
@@ -163,9 +164,8 @@ class _Tokens:
         found.append(tuple(sorted((k, v) for k, v in asked.items() if k not in _READ)))
         for layer in cache.layers:
             assert isinstance(layer, PolicyLayer)
-            for state in layer.states:
-                state.enter()
-            launches = decoding.launches(layer.states)
+            layer.held.enter()
+            launches = decoding.launches(layer.held)
             if launches is None:
                 return None
             found.append(launches)
@@ -176,20 +176,16 @@ class _Tokens:
         ids, places = asked["input_ids"], asked.get("position_ids")
         if places is None:
             places = ids.new_full((1, 1), seen)
-        if not _takes(self.ids, ids):
-            self.ids = torch.empty_like(ids)
-        if not _takes(self.positions, places):
-            self.positions = torch.empty_like(places)
-        assert self.ids is not None and self.positions is not None
-        self.ids.copy_(ids)
-        self.positions.copy_(places)
+        self.ids, self.positions = _written(self.ids, ids), _written(self.positions, places)
 
 
-def _takes(place: Tensor | None, like: Tensor) -> bool:
-    """Whether numbers like those may be written there: of inference mode, in that mode alone."""
-    if place is None or place.shape != like.shape:
-        return False
-    return torch.is_inference_mode_enabled() or not place.is_inference()
+def _written(place: Tensor | None, x: Tensor) -> Tensor:
+    """`x` at its `place`, or at another: what inference mode has made changes in no other mode."""
+    if place is not None and place.is_inference() and not torch.is_inference_mode_enabled():
+        place = None
+    if place is None or place.shape != x.shape:
+        place = torch.empty_like(x)
+    return place.copy_(x)
 
 
 class _Replays:
@@ -240,18 +236,18 @@ class _Replays:
             with decoding.recording() as layers:
                 made[:] = [self.plain(**more), layers]
 
-        seen = [(state, state.seen) for state in cache.states]
+        seen = [(layer, layer.seen) for layer in cache.held]
         try:
             again = record(launch)
         except NotCaptured as fault:
             self._refuse(str(fault))
             return
         finally:
-            for state, count in seen:
-                state.seen = count
+            for layer, count in seen:
+                layer.seen = count
         out, layers = made
-        met = {id(state) for states, _ in layers for state in states}
-        others = [state for state in cache.states if id(state) not in met]
+        met = {id(layer) for layer, _ in layers}
+        others = [layer for layer in cache.held if id(layer) not in met]
         held = {name: x for name, x in out.items() if isinstance(x, Tensor)}
         tokens.recorded = _Recorded(given, again, held, type(out), layers, others)
 
@@ -261,13 +257,13 @@ class _Replays:
         assert recorded is not None
         proves = tokens.owed == 2 or (tokens.owed == 1 and tokens.moved)
         copy = deepcopy(cache) if proves else None
-        tokens.put(asked, cache.states[0].seen)
+        tokens.put(asked, cache.held[0].seen)
         recorded.again()
         out = {name: x.clone() for name, x in recorded.out.items()}
-        for states, token in recorded.layers:
-            tokens.moved |= decoding.taken(states, token)
-        for state in recorded.others:
-            state.seen += 1
+        for layer, token in recorded.layers:
+            tokens.moved |= decoding.taken(layer, token)
+        for layer in recorded.others:
+            layer.seen += 1
         if copy is not None:
             want = self.plain(**{**asked, "past_key_values": copy})
             if not all(_alike(x, want[name]) for name, x in out.items()):

@@ -2,9 +2,9 @@
 
 With original positions the order of slots does not matter to attention, so a compaction need not
 move what stays: survivors among the newest tokens take the places of the evicted, a few rows
-instead of the whole cache. Decisions are those of the general loop (`segments`), which also takes
-what is left over: up to the first compaction, the one compaction that evicts less than an interval,
-and the tokens after the last one.
+instead of the whole cache. Decisions are those of `by_segment`, which also takes in what is left
+over: up to the first compaction, the one compaction that evicts less than an interval, and the
+tokens after the last one.
 
 Until the cache is full a compaction does one thing: it quantises the interval's keys and values. So
 a row sees quantised keys everywhere except in its own interval, where they are still in 16 bits;
@@ -22,10 +22,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvsearch.cache.general import segments
-from kvsearch.cache.general.compaction import pools_of_ages
+from kvsearch.cache.by_segment import dense_staging, segments
+from kvsearch.cache.by_segment.compaction import pools_of_ages
+from kvsearch.cache.call import Call
+from kvsearch.cache.head_group import HeadGroup
+from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.dense import DenseStore
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.attention import AttentionScorer, divisors
 from kvsearch.rules.pick import pick
@@ -34,75 +36,98 @@ from kvsearch_kernels.picking import gather
 from kvsearch_kernels.scored_attention import scored_attention
 
 ROWS = 128  # queries of one attention map: small enough for the caches, large enough for a product
+PIECE = 192  # tokens of a whole deployed layer that are taken in at once: copies beside the cache
 
 
-def serves(state: LayerState, m: int) -> bool:
-    """Whether a call that brings `m` tokens to `state` can be scanned."""
-    p = state.layer.policy
-    return (
-        not state.packed
-        and state.rule is not None
-        and "scan" in state.rule.fast
-        and p.evicts
-        and p.trigger != "prompt"
-        and p.ladder is None
-        and p.anchors is None
-        and p.positions == "original"
-        and p.quantised_on_arrival
-        and m >= 2 * p.interval
+def serves(layer: Layer, call: Call) -> bool:
+    """Whether the tokens of a call can be taken in so in all heads."""
+    p, whole = layer.policy, call.count >= 2 * layer.policy.interval
+    if not (whole and p.evicts and p.ladder is None and p.anchors is None and not layer.adaptive):
+        return False
+    if p.trigger == "prompt" or p.positions != "original":
+        return False
+    return all(
+        group.rule is not None
+        and "scan" in group.rule.fast
+        and group.layout.policy.quantised_on_arrival
+        and (not group.packed or dense_staging.applies(layer, group, call))
+        for group in layer.groups
     )
 
 
-def run(state: LayerState, call: Call) -> Tensor:
-    """Replay many tokens that have arrived, from whatever the state holds."""
-    layer, c, total = state.layer, state.layer.policy.interval, call.count
-    assert layer.target is not None
+def run(layer: Layer, call: Call) -> Tensor:
+    """Take in tokens group by group; of a deployed layer in pieces, as a dense one."""
+    heads, least = call.k.shape[1], 2 * layer.policy.interval
+
+    def taken(group: HeadGroup, mine: Call) -> Tensor:
+        mine = group.arriving(mine)
+        if not group.packed:
+            return replay(layer, group, mine)
+        size = max(PIECE * heads // len(group.heads), least)
+        with dense_staging.staged(layer, group, mine):
+            pieces = (mine.tokens(slice(i, i + size)) for i in range(0, mine.count, size))
+            hows = ((x, replay if x.count >= least else _by_segment) for x in pieces)
+            return torch.cat([how(layer, group, x) for x, how in hows], 2)
+
+    out = layer.each(call, taken)
+    layer.seen = call.end
+    return out
+
+
+def replay(layer: Layer, group: HeadGroup, call: Call) -> Tensor:
+    """Take in many tokens that have arrived, from whatever the heads hold."""
+    layout, c, total = group.layout, layer.policy.interval, call.count
+    assert layout.target is not None
     out, done = call.room(), 0
-    how: Callable[[LayerState, Call], Tensor]
     while done < total:
-        held, whole = state.store.n, (total - done) // c
-        room = (layer.target - held) // c
-        at_compaction = state.store.residual == 0 and layer.clock.due(state.seen, state.prompt)
+        held, whole, seen = group.store.n, (total - done) // c, call.seen + done
+        room = (layout.target - held) // c
+        at_compaction = group.store.residual == 0 and layer.compacts(seen)
+        how: Callable[[HeadGroup, Call], Tensor]
         if at_compaction and min(room, whole) > 0:
             step, how = min(room, whole) * c, while_filling
-        elif at_compaction and held == layer.target and whole > 0:
+        elif at_compaction and held == layout.target and whole > 0:
             step, how = whole * c, in_full_cache
         else:
-            due = layer.clock.after(state.seen, state.prompt)
+            due = layer.next_compaction(seen)
             assert due is not None
-            step, how = min(due - state.seen, total - done), segments.run
+            step, how = min(due - seen, total - done), partial(_by_segment, layer)
         part = slice(done, done + step)
-        out[:, :, part] = how(state, call.tokens(part))
+        out[:, :, part] = how(group, call.tokens(part))
         done += step
     return out
 
 
-def _quantised(state: LayerState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+def _by_segment(layer: Layer, group: HeadGroup, call: Call) -> Tensor:
+    return segments.take_in(layer, [(group, call)])
+
+
+def _quantised(group: HeadGroup, call: Call) -> tuple[Tensor, Tensor] | None:
     """What the tier will read back of new tokens; None where nothing is quantised."""
-    p, tier = state.layer.policy, state.codecs[0]
+    p, (keys, values) = group.layout.policy, group.codecs[0]
     if not p.quantizes:
         return None
-    found = tier[0].read_back(k, state.impls), tier[1].read_back(v, state.impls)
-    sinks = slice(0, max(0, p.fp16_sinks - state.seen))
-    for low, native in zip(found, (k, v), strict=True):
+    found = keys.read_back(call.k, group.impls), values.read_back(call.v, group.impls)
+    sinks = slice(0, max(0, p.fp16_sinks - call.seen))
+    for low, native in zip(found, (call.k, call.v), strict=True):
         low[:, :, sinks] = native[:, :, sinks]
     return found
 
 
-def while_filling(state: LayerState, call: Call) -> Tensor:
+def while_filling(group: HeadGroup, call: Call) -> Tensor:
     """Take in whole intervals that fit, starting at a compaction.
 
     Args:
-        state: holds `n` compacted tokens; with those of the call it must stay within its target.
+        group: holds `n` compacted tokens; with those of the call it must stay within its target.
         call: brings these, whose keys and values are in 16 bits.
     """
     q, k, v, softcap = call.q, call.k, call.v, call.softcap
-    scorer, store, c = state.scorer, state.store, state.layer.policy.interval
+    scorer, store, c = group.scorer, group.store, group.layout.policy.interval
     assert isinstance(scorer, AttentionScorer)
     B, Hq, M, D = q.shape
     H, V, n = k.shape[1], v.shape[3], store.n
     G = Hq // H
-    kind, quantised = torch.promote_types(q.dtype, torch.float32), _quantised(state, k, v)
+    kind, quantised = torch.promote_types(q.dtype, torch.float32), _quantised(group, call)
     ks, vs = quantised or (k, v)
     if n:
         ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
@@ -136,13 +161,11 @@ def while_filling(state: LayerState, call: Call) -> Tensor:
         if scorer.forgets and not rolls:
             weights = torch.zeros_like(weights)  # a compaction forgets all before it
         votes = (weights / G).to(kind).repeat(G).expand(B, H, 1, G * R)
-        scorer.add((votes @ p.view(B, H, G * R, N)).squeeze(2), state.seen, R)
-        state.seen += R
+        scorer.add((votes @ p.view(B, H, G * R, N)).squeeze(2), call.seen + start, R)
         if rolls:
             scorer.keep(None)
     store.append(k, v)
-    layer = state.layer
-    store.compact(None, pools_of_ages(layer, store.n, q.device))
+    store.compact(None, pools_of_ages(group.layout, store.n, q.device))
     return out
 
 
@@ -153,13 +176,13 @@ def _diagonal(x: Tensor, c: int) -> Tensor:
     return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-def in_full_cache(state: LayerState, call: Call) -> Tensor:
+def in_full_cache(group: HeadGroup, call: Call) -> Tensor:
     """Take in whole intervals, starting at a compaction that left exactly `target` tokens."""
     q, k, v = call.q, call.k, call.v
-    scorer, store, layer = state.scorer, state.store, state.layer
+    scorer, store, layout = group.scorer, group.store, group.layout
     assert isinstance(scorer, AttentionScorer) and isinstance(store, DenseStore)
     B, Hq, M, _ = q.shape
-    c, n, seen, V = layer.policy.interval, store.n, state.seen, scorer.sums.shape[2]
+    c, n, seen, V = layout.policy.interval, store.n, call.seen, scorer.sums.shape[2]
     key_dim, value_dim = k.shape[3], v.shape[3]
     D = max(key_dim, value_dim)  # keys and values lie in one tensor
     slots = k.new_zeros(2, *k.shape[:2], n + c, D)
@@ -172,15 +195,15 @@ def in_full_cache(state: LayerState, call: Call) -> Tensor:
     sums, older = parts[0], parts[1:] if len(parts) > 1 else None
     own = torch.arange(c, device=q.device)
     weights = scorer.row_weights(n + 1 + own, c - 1 - own) / (Hq // V)
-    how = replace(_evictions(layer, scorer, seen, seen + M, n), softcap=call.softcap, older=older)
-    quantised = _quantised(state, k, v)
+    how = replace(_evictions(layout, scorer, seen, seen + M, n), softcap=call.softcap, older=older)
+    quantised = _quantised(group, call)
     for kind in {q.dtype: None, torch.promote_types(q.dtype, torch.float32): None}:
         fed = _fed(wide(q, D), (k, v), quantised, c, call.scale, kind)
         slots = slots.to(kind)
         impl = evict_in_place.pick(slots, sums, born, *fed, weights, how)
         if impl != "reference":
             break
-    state.impls |= {evict_in_place.name: impl, scored_attention.name: "inplace"}
+    group.impls |= {evict_in_place.name: impl, scored_attention.name: "inplace"}
     out = evict_in_place.again(impl, slots, sums, born, *fed, weights, how)
     born, order = born[..., :n].sort(-1)
     if how.forgets:
@@ -188,8 +211,7 @@ def in_full_cache(state: LayerState, call: Call) -> Tensor:
     sums = pick(parts, order[None])
     scorer.running.hold(sums, None if scorer.born is None else born.to(torch.int32))
     sources = torch.where(born < seen, torch.searchsorted(before, born), born - seen + n)
-    state.seen += M
-    pools = pools_of_ages(layer, n, q.device)
+    pools = pools_of_ages(layout, n, q.device)
     keys, values = (gather(x, order).to(k.dtype) for x in slots)
     store.hold(keys[..., :key_dim], values[..., :value_dim], pools, sources, M)
     out = out.view(-1, B, Hq, c, D).permute(1, 2, 0, 3, 4).reshape(B, Hq, M, D)
@@ -197,14 +219,14 @@ def in_full_cache(state: LayerState, call: Call) -> Tensor:
 
 
 def _evictions(
-    layer: LayerLayout, scorer: AttentionScorer, seen: int, last: int, n: int
+    layout: LayerLayout, scorer: AttentionScorer, seen: int, last: int, n: int
 ) -> Evictions:
     """What `evict_in_place` is to do from `seen` to `last` tokens of the stream, in `n` slots.
 
     Candidates are slots behind the sinks, which are the first. New tokens are none of them if they
     are in the recent window.
     """
-    p, rule = layer.policy, scorer.rule
+    p, rule = layout.policy, scorer.rule
     c, recent, smooth = p.interval, p.recent_window, None
     if rule.pool > 1:
         smooth = partial(scorer.smooth, recent_from=n + c - recent)

@@ -13,43 +13,43 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from kvsearch.cache.call import Call
+from kvsearch.cache.head_group import HeadGroup
+from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import Held
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.cache.state import Call, LayerState
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.picking import first_of, gather
 
 
-def applies(state: LayerState, call: Call) -> bool:
+def applies(layer: Layer, group: HeadGroup, call: Call) -> bool:
     """Whether a call reaches a second compaction of a deployed layer: staging pays."""
-    if not (state.packed and state.fast):
+    if not (layer.fast and group.packed):
         return False
-    if state.codecs[0][0].along_tokens:
+    if group.codecs[0][0].along_tokens:
         return False  # groups have scales, not slots; these policies go by age
-    if len(state.codecs) > 2 and call.k.device.type != "cpu":
+    if len(group.codecs) > 2 and call.k.device.type != "cpu":
         return False  # codes of tokens that pass through tiers are picked on the host
-    clock = state.layer.clock
-    due = clock.after(state.seen, state.prompt)
-    second = None if due is None else clock.after(due, state.prompt)
-    return second is not None and state.seen + call.count >= second
+    due = layer.next_compaction(call.seen)
+    second = None if due is None else layer.next_compaction(due)
+    return second is not None and call.end >= second
 
 
 @contextmanager
-def staged(state: LayerState, call: Call) -> Iterator[None]:
-    """Let a deployed layer be dense for one call, in which a compaction is due."""
-    store = state.store
+def staged(layer: Layer, group: HeadGroup, call: Call) -> Iterator[None]:
+    """Let heads of a deployed layer be dense for one call, in which a compaction is due."""
+    store = group.store
     assert isinstance(store, PackedStore)
-    dense = StagedStore(store, state, call.k)
-    state.store, state.packed = dense, False
+    group.store = dense = StagedStore(store, group, call.k)
     try:
         yield
     finally:
-        state.store, state.packed = store, True
-        if state.rotary is not None:
-            state.rotary.forget()
+        group.store = store
+        if group.rotary is not None:
+            group.rotary.forget()
     dense.repack(call.k, call.v)
-    state.note_peak()
+    layer.note_peak(call.end, [group])
 
 
 class StagedStore(DenseStore):
@@ -65,8 +65,8 @@ class StagedStore(DenseStore):
 
     room = 1.25  # it is memory beside a deployed cache
 
-    def __init__(self, store: PackedStore, state: LayerState, k: Tensor) -> None:
-        super().__init__(state.layer, state.native, state.impls)
+    def __init__(self, store: PackedStore, group: HeadGroup, k: Tensor) -> None:
+        super().__init__(group.layout, group.native, group.impls)
         self.packed = store
         if store.n:
             self.k, self.v = (x.contiguous() for x in store.read())

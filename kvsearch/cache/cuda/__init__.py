@@ -1,0 +1,1 @@
+"""Decoded tokens as CUDA graphs."""

@@ -1,1 +1,0 @@
-"""The general loop: attend up to the next compaction, then compact; any policy."""
