@@ -30,7 +30,6 @@ from kvsearch.errors import ModelError
 from kvsearch.policy import ModelShape, Policy, layout
 
 PIECE = 192  # tokens of a whole layer that are scanned at once: copies beside the cache
-KNOWN = "kvsearch_padding"  # on a mask that all layers of one call are given
 
 
 @dataclass(frozen=True)
@@ -279,9 +278,3 @@ def require_rows(rows: Rows, seen: int, ids: Tensor | None, states: Sequence[Lay
         "this policy reads positions, and those of a padded batch must count each row's own "
         "tokens, as generate() has them; give position_ids, or prompts of equal length"
     )
-
-
-def known(mask: Any) -> list[int] | None:
-    """What another layer found in the same mask."""
-    found: list[int] | None = getattr(mask, KNOWN, None)
-    return found
