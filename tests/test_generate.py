@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.policy import Anchors, Budgets, HeadTiers, Ladder, Policy, Quantizer, Tier, layout
-from kvsearch.rules import Attention
+from kvsearch.rules import Attention, Critical
 from tests.cache_cases import sharp
 
 SIZES: dict[str, Any] = dict(
@@ -336,6 +337,38 @@ def test_a_mask_or_positions_that_are_edited_in_place_are_looked_at_again(
         plain = model(PROMPT, attention_mask=flat, past_key_values=cache).logits
         want = model(PROMPT, past_key_values=PolicyCache(POLICIES["h2o"], model)).logits
         assert torch.equal(plain, want)
+
+
+OFFLOADED: dict[str, Callable[[PreTrainedModel, Any], object]] = {
+    "cpu": lambda m, path: accelerate.cpu_offload(m, execution_device=torch.device("cpu")),
+    "cpu, angles too": lambda m, path: accelerate.cpu_offload(
+        m, execution_device=torch.device("cpu"), offload_buffers=True
+    ),
+    "disk": lambda m, path: accelerate.disk_offload(m, path, torch.device("cpu")),
+    "last layer": lambda m, path: accelerate.dispatch_model(
+        m,
+        {
+            "model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "cpu",
+            "model.layers.2": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu",
+            "lm_head": "disk",
+        },
+        main_device="cpu", offload_dir=path,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", OFFLOADED)
+def test_offloaded_weights_are_asked_where_accelerate_computes(
+    how: str, model: PreTrainedModel, tmp_path: Any
+) -> None:
+    away = make()
+    OFFLOADED[how](away, str(tmp_path))
+    for name in ("window re-indexed", "h2o"):
+        want = generate(model, PROMPT, PolicyCache(POLICIES[name], model))
+        assert torch.equal(generate(away, PROMPT, PolicyCache(POLICIES[name], away)), want)
+    if how != "last layer":
+        with pytest.raises(ModelError, match="needs weights in memory"):
+            PolicyCache(Policy(slots=16, rule=Critical()), away)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
