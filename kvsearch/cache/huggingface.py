@@ -1,4 +1,4 @@
-"""`PolicyCache`: a policy as a Hugging Face cache. Only this file and `hybrid` import their interface.
+"""`PolicyCache`: a policy as a Hugging Face cache. Only this and `hybrid` import their interface.
 
 transformers hands new keys and values to a cache layer, and the result to an attention function
 chosen by name. Our layer returns the new keys marked with itself; `wrappers` finds the mark and
